@@ -1,0 +1,24 @@
+# make accept   the acceptance suite on all GPUs of this machine, or a rehearsal on CPU ranks; ARGS="--gpus 4" adds options
+# make test     the project's own tests
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: accept test lint
+
+accept: $(READY)
+	$(BIN)/pytest acceptance/ $(ARGS)
+
+test: $(READY)
+	$(BIN)/pytest tests/ $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(READY): pyproject.toml
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@

@@ -1,0 +1,221 @@
+"""The GPUs as NVML, the driver's management library, describes them. Creates no GPU context."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
+
+# nvml.h: nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo -m`.
+PCIE_ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+NVLINK_REMOTE_SWITCH = 2  # nvml.h: NVML_NVLINK_DEVICE_TYPE_SWITCH
+FIELD_NVLINK_SPEED = (
+    164  # nvml.h: NVML_FI_DEV_NVLINK_GET_SPEED, Mbit/s as a field but MB/s in fact, link in scopeId
+)
+MAX_NVLINKS = 18
+
+NO_NVML = {
+    "LibraryNotFound": "NVML (libnvidia-ml.so.1) was not found: no NVIDIA driver is installed, or a container was "
+    "started without it (docker run --gpus all)",
+    "DriverNotLoaded": "the NVIDIA driver is installed but not loaded: see `dmesg` and `nvidia-smi`",
+    "NoPermission": "NVML refused access: this user may not open /dev/nvidia*",
+    "LibRmVersionMismatch": "the NVIDIA library and the loaded kernel module are of different versions: reboot, or "
+    "reload the module after the driver update",
+}
+
+
+class NoGpus(Exception):
+    """There is no GPU to run on; the text says why in one sentence."""
+
+
+@contextmanager
+def session() -> Iterator[Any]:
+    """The initialised pynvml module. Raises NoGpus with the reason if there is no working NVML."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        reason = type(error).__name__.removeprefix("NVMLError_")
+        raise NoGpus(NO_NVML.get(reason, f"NVML could not be initialised: {error}")) from None
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def read_topology(environment: Mapping[str, str] = os.environ) -> GpuTopology:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, in its order, and the links between them.
+
+    Raises NoGpus if NVML does not work or no GPU is visible.
+    """
+    with session() as nvml:
+        try:
+            handles = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
+        except nvml.NVMLError as error:
+            raise NoGpus(f"NVML could not list the GPUs: {error}") from None
+        if not handles:
+            raise NoGpus(_why_none_visible(nvml.nvmlDeviceGetCount(), environment))
+        gpus = tuple(_gpu(nvml, index, handle) for index, handle in handles)
+        links, switched = _links(nvml, [handle for _, handle in handles], gpus)
+        driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
+        cuda_driver = _ask(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+    fabric = (
+        "nvswitch" if switched
+        else "nvlink" if any(link.startswith("NV") for row in links for link in row)
+        else "pcie" if len(gpus) > 1
+        else "none"
+    )  # fmt: skip
+    versions = software()
+    cuda = f"{cuda_driver // 1000}.{cuda_driver % 1000 // 10}" if cuda_driver else None
+    return GpuTopology(
+        gpus=gpus,
+        links=links,
+        fabric=fabric,
+        driver=driver,
+        cuda_driver=cuda,
+        problems=tuple(_driver_problems(driver, cuda, versions["cuda"])),
+        **versions,
+    )
+
+
+def _visible(nvml: Any, visible: str | None) -> list[tuple[int, Any]]:
+    """(index, handle) in the order CUDA numbers them; like CUDA, what follows an invalid entry is invisible."""
+    everything = [
+        (index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())
+    ]
+    if visible is None:
+        return everything
+    uuids = {index: nvml.nvmlDeviceGetUUID(handle) for index, handle in everything}
+    chosen: list[tuple[int, Any]] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        match = [
+            (index, handle)
+            for index, handle in everything
+            if entry == str(index) or (entry.startswith("GPU-") and uuids[index].startswith(entry))
+        ]
+        if len(match) != 1 or match[0] in chosen:
+            break
+        chosen += match
+    return chosen
+
+
+def _why_none_visible(count: int, environment: Mapping[str, str]) -> str:
+    if count and "CUDA_VISIBLE_DEVICES" in environment:
+        return f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']!r} hides all {count} GPUs of this machine"
+    return "the NVIDIA driver works but reports no GPU: see `lspci` and the kernel log for one that fell off the bus"
+
+
+def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
+    def ask(name: str, *args: Any) -> Any:
+        return _ask(nvml, getattr(nvml, name), handle, *args)
+
+    memory, pci, power = (
+        ask("nvmlDeviceGetMemoryInfo"),
+        ask("nvmlDeviceGetPciInfo"),
+        ask("nvmlDeviceGetPowerManagementLimit"),
+    )
+    active = [link for link in range(MAX_NVLINKS) if ask("nvmlDeviceGetNvLinkState", link) == 1]
+    return Gpu(
+        index=index,
+        name=ask("nvmlDeviceGetName") or "unknown GPU",
+        uuid=ask("nvmlDeviceGetUUID") or f"unknown UUID {index}",
+        pci_bus_id=pci.busId if pci else "unknown PCI bus id",
+        memory_bytes=memory.total if memory else 0,
+        serial=ask("nvmlDeviceGetSerial"),
+        board_part_number=ask("nvmlDeviceGetBoardPartNumber"),
+        vbios=ask("nvmlDeviceGetVbiosVersion"),
+        compute_capability=ask("nvmlDeviceGetCudaComputeCapability"),
+        pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
+        pcie_generation_max=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
+        pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
+        pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
+        nvlinks_active=len(active),
+        nvlink_gigabytes_per_second=_nvlink_speed(nvml, handle, active),
+        power_limit_watts=power / 1000 if power else None,
+    )
+
+
+def _nvlink_speed(nvml: Any, handle: Any, active: list[int]) -> float | None:
+    """The slowest active link's speed in one direction, as `nvidia-smi nvlink -s` prints it."""
+    if not active:
+        return None
+    fields = _ask(
+        nvml, nvml.nvmlDeviceGetFieldValues, handle, [(FIELD_NVLINK_SPEED, link) for link in active]
+    )
+    speeds = [field.value.uiVal for field in fields or () if field.nvmlReturn == 0 and field.value.uiVal]
+    return min(speeds) / 1000 if speeds else None
+
+
+def _links(nvml: Any, handles: list[Any], gpus: tuple[Gpu, ...]) -> tuple[tuple[tuple[str, ...], ...], bool]:
+    """The link matrix, and whether NVLinks end in a switch."""
+    remotes = [_nvlink_remotes(nvml, handle) for handle in handles]
+    bus_ids = [gpu.pci_bus_id.lower() for gpu in gpus]
+
+    def link(i: int, j: int) -> str:
+        if i == j:
+            return "X"
+        through_switch = min(remotes[i].get("switch", 0), remotes[j].get("switch", 0))
+        if count := remotes[i].get(bus_ids[j], 0) + through_switch:
+            return f"NV{count}"
+        level = _ask(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handles[i], handles[j])
+        return PCIE_ANCESTORS.get(level, "?")
+
+    everyone = range(len(handles))
+    return tuple(tuple(link(i, j) for j in everyone) for i in everyone), any(
+        "switch" in remote for remote in remotes
+    )
+
+
+def _nvlink_remotes(nvml: Any, handle: Any) -> dict[str, int]:
+    """How many active NVLinks lead to a switch ("switch") and to each GPU (its PCI bus id)."""
+    count: dict[str, int] = {}
+    for link in range(MAX_NVLINKS):
+        if _ask(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) != 1:
+            continue
+        if _ask(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == NVLINK_REMOTE_SWITCH:
+            remote = "switch"
+        else:
+            pci = _ask(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+            remote = pci.busId.lower() if pci else "unknown"
+        count[remote] = count.get(remote, 0) + 1
+    return count
+
+
+def _ask(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
+    """One NVML value, or None where this device, driver or user does not get it."""
+    try:
+        value = call(*args)
+    except nvml.NVMLError:
+        return None
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def software() -> dict[str, str | None]:
+    import torch
+
+    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
+    cudnn = torch.backends.cudnn.version()
+    return {
+        "cuda": torch.version.cuda,
+        "cudnn": _cudnn_text(cudnn) if cudnn else None,
+        "nccl": ".".join(map(str, nccl)) if nccl else None,
+        "torch": torch.__version__,
+    }
+
+
+def _cudnn_text(version: int) -> str:
+    """91900 is 9.19.0; before version 9, 8907 was 8.9.7."""
+    scale = 10000 if version >= 90000 else 1000
+    return f"{version // scale}.{version % scale // 100}.{version % 100}"
+
+
+def _driver_problems(driver: str | None, cuda_driver: str | None, cuda: str | None) -> Iterator[str]:
+    """Minor versions of CUDA are compatible within a major one, so only an older major is too old."""
+    if cuda is None:
+        yield "the installed torch is a CPU build: install one with CUDA"
+    elif cuda_driver and int(cuda_driver.split(".")[0]) < int(cuda.split(".")[0]):
+        yield f"driver {driver} supports CUDA {cuda_driver}, but torch was built for CUDA {cuda}: update the driver"

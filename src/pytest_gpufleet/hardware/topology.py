@@ -1,0 +1,90 @@
+"""What GPUs a machine has and how they are linked, as plain facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. `index` is the one `nvidia-smi` shows. None: the driver does not tell."""
+
+    index: int
+    name: str
+    uuid: str
+    pci_bus_id: str
+    memory_bytes: int
+    serial: str | None = None
+    board_part_number: str | None = None
+    vbios: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    nvlinks_active: int | None = None
+    nvlink_gigabytes_per_second: float | None = None
+    power_limit_watts: float | None = None
+
+    @property
+    def place(self) -> str:
+        """The place of this GPU's values in measurements: "gpu3"."""
+        return f"gpu{self.index}"
+
+    @property
+    def identity(self) -> str:
+        """How an error names this GPU: what a technician needs to find it in the machine."""
+        serial = f"serial {self.serial}" if self.serial else "no serial"
+        return f"GPU {self.index} {self.name}, {serial}, {self.pci_bus_id}, {self.uuid}"
+
+
+@dataclass(frozen=True)
+class GpuTopology:
+    """The GPUs a run uses, the links between them and the software above them.
+
+    `links[i][j]` is the connection of `gpus[i]` and `gpus[j]` in the words of `nvidia-smi topo -m`: "NV18" for 18
+    NVLinks, else the common PCIe ancestor ("PIX", "PXB", "PHB", "NODE", "SYS"), "X" on the diagonal.
+    `fabric` is "nvswitch", "nvlink", "pcie" or "none" (no GPU, or only one without links).
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[tuple[str, ...], ...] = ()
+    fabric: str = "none"
+    driver: str | None = None
+    cuda_driver: str | None = None
+    cuda: str | None = None
+    cudnn: str | None = None
+    nccl: str | None = None
+    torch: str | None = None
+    # Why there are fewer facts than a healthy machine gives: one sentence a problem.
+    problems: tuple[str, ...] = ()
+
+    def first(self, count: int) -> GpuTopology:
+        """The same machine with only its first `count` GPUs."""
+        links = tuple(row[:count] for row in self.links[:count])
+        return replace(self, gpus=self.gpus[:count], links=links)
+
+    def identity(self, place: str) -> str:
+        """What stands behind a place ("gpu3", "gpu0-gpu5", "world"): the identity of every GPU in it."""
+        by_place = {gpu.place: gpu.identity for gpu in self.gpus}
+        return " and ".join(by_place.get(part, part) for part in place.split("-"))
+
+    def __str__(self) -> str:
+        """The link matrix as `nvidia-smi topo -m` prints it."""
+        names = [f"GPU{gpu.index}" for gpu in self.gpus]
+        rows = [["", *names], *([name, *row] for name, row in zip(names, self.links, strict=True))]
+        return "\n".join("\t".join(row) for row in rows)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> GpuTopology:
+        """The inverse of `dataclasses.asdict` after a way through JSON, which knows no tuples."""
+        gpus = tuple(
+            Gpu(**{**gpu, "compute_capability": _pair(gpu["compute_capability"])}) for gpu in data["gpus"]
+        )
+        links = tuple(tuple(row) for row in data["links"])
+        return cls(**{**data, "gpus": gpus, "links": links, "problems": tuple(data["problems"])})
+
+
+def _pair(value: list[int] | None) -> tuple[int, int] | None:
+    return (value[0], value[1]) if value else None

@@ -1,0 +1,119 @@
+"""The command line, read into something checked."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+LEVELS = ("quick", "standard", "burnin")
+ENGINES = ("local",)
+REHEARSAL_RANKS = 2
+DEFAULT_TIMEOUT_SECONDS = 300.0
+
+Gpus = int | Literal["all", "auto"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for. `asked` is False if no option of ours was given: then there is no report and no verdict."""
+
+    gpus: Gpus
+    rehearse: int | None
+    level: str
+    profile: Path | None
+    folder: Path
+    timeout: float
+    asked: bool
+
+
+def add(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gpufleet", "acceptance of machines full of GPUs")
+    group.addoption(
+        "--gpus", type=gpu_count, metavar="N|all|auto",
+        help="run on N GPUs, on all, or (auto, the default) on all there are, else as a rehearsal on CPU ranks. "
+        "Fewer GPUs than N: the run goes on with those present and is rejected.",
+    )  # fmt: skip
+    group.addoption(
+        "--rehearse", type=rank_count, nargs="?", const=REHEARSAL_RANKS, metavar="N",
+        help=f"use N CPU ranks with Gloo ({REHEARSAL_RANKS}) instead of GPUs; never accepts a machine",
+    )  # fmt: skip
+    group.addoption(
+        "--fleet-level",
+        choices=LEVELS,
+        help="how thorough: quick, standard (the default: the handover) or burnin",
+    )
+    group.addoption(
+        "--fleet-profile",
+        type=Path,
+        metavar="PATH",
+        help="limits from this TOML file instead of the shipped ones",
+    )
+    group.addoption(
+        "--fleet-dir",
+        type=Path,
+        metavar="DIR",
+        help="where the folder of each run is made (default: reports)",
+    )
+    group.addoption(
+        "--fleet-engine", choices=ENGINES, help="how ranks are run: local, one process a GPU on this machine"
+    )
+    group.addoption(
+        "--fleet-timeout", type=seconds, metavar="SECONDS",
+        help=f"deadline of one call on the ranks (default: {DEFAULT_TIMEOUT_SECONDS:g})",
+    )  # fmt: skip
+
+
+def from_config(config: pytest.Config) -> Options:
+    given = {
+        name: config.getoption(name)
+        for name in (
+            "gpus",
+            "rehearse",
+            "fleet_level",
+            "fleet_profile",
+            "fleet_dir",
+            "fleet_engine",
+            "fleet_timeout",
+        )
+    }
+    if isinstance(given["gpus"], int) and given["rehearse"]:
+        raise pytest.UsageError("--gpus N runs on GPUs and --rehearse on CPUs: give one of them")
+    return Options(
+        gpus=given["gpus"] or "auto",
+        rehearse=given["rehearse"],
+        level=given["fleet_level"] or "standard",
+        profile=given["fleet_profile"],
+        folder=given["fleet_dir"] or Path("reports"),
+        timeout=given["fleet_timeout"] or DEFAULT_TIMEOUT_SECONDS,
+        asked=any(value is not None for value in given.values()) and not config.getoption("collectonly"),
+    )
+
+
+def gpu_count(text: str) -> Gpus:
+    if text == "all" or text == "auto":
+        return text
+    return _at_least_one(text, "a number of GPUs (1 or more), all or auto")
+
+
+def rank_count(text: str) -> int:
+    return _at_least_one(text, "a number of CPU ranks (1 or more)")
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def _at_least_one(text: str, wanted: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+    return int(text)

@@ -1,0 +1,261 @@
+"""Options, fixtures, markers and hooks of pytest-gpufleet: wiring, no logic.
+
+Loaded in every pytest run of an environment, so nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpufleet import options
+from pytest_gpufleet.session import Fleet
+from pytest_gpufleet.verdict import levels
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from pytest_gpufleet.hardware.topology import GpuTopology
+    from pytest_gpufleet.verdict.finding import Finding
+    from pytest_gpufleet.verdict.measurement import Measurement
+    from pytest_gpufleet.world.world import World
+
+    class Judge(Protocol):
+        def __call__(self, *measurements: Measurement, required: bool = True) -> None: ...
+
+
+FLEET = pytest.StashKey[Fleet]()
+PHASES = pytest.StashKey[list[tuple[pytest.TestReport, BaseException | None]]]()
+FINDINGS = pytest.StashKey[list["Finding"]]()
+
+WORLDS = ("world", "nccl_group")
+
+MARKERS = (
+    "spmd: run the body of this test on every rank; its argument `rank` says which one it is",
+    "world_size(n): run this test on n ranks only; skipped where there are fewer",
+    "level(name): run this test at this level and above only (quick, standard, burnin)",
+    "fresh_world: start new rank processes for this test",
+)
+
+
+# ---------------------------------------------------------------- options
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options.add(parser)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    from pytest_gpufleet import hookspecs
+
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-html and junitxml read their paths
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    fleet = config.stash[FLEET] = Fleet(options.from_config(config), config.invocation_params.args)
+    if not fleet.options.asked:
+        return
+    if config.getoption("numprocesses", None):
+        raise pytest.UsageError(
+            "-n and --gpus do not go together: several workers would share the GPUs and spoil every figure; "
+            "leave out -n, the ranks already run at the same time"
+        )
+    fleet.open()
+    for name, file in (("htmlpath", "report.html"), ("xmlpath", "junit.xml")):
+        if hasattr(config.option, name) and not getattr(config.option, name):
+            setattr(config.option, name, str(fleet.folder / file))
+    if fleet.evidence is not None and config.pluginmanager.hasplugin("html"):
+        from pytest_gpufleet.report import hooks, html
+
+        config.option.self_contained_html = True
+        config.option.css.append(str(html.stylesheet()))
+        config.pluginmanager.register(hooks.HtmlReport(fleet.evidence), "gpufleet-html")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """`-n auto` means no workers: there is one set of GPUs."""
+    return 0 if options.from_config(config).asked else None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (fleet := config.stash.get(FLEET, None)) is not None:
+        fleet.close()
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    fleet = config.stash[FLEET]
+    return f"gpufleet: {fleet.headline()}" if fleet.options.asked else None
+
+
+# ---------------------------------------------------------------- fixtures
+
+
+@pytest.fixture(scope="session")
+def gpu_topology(pytestconfig: pytest.Config) -> GpuTopology:
+    """The GPUs of this run, their links and the software above them (a GpuTopology); no GPUs in a rehearsal."""
+    return pytestconfig.stash[FLEET].ground.topology
+
+
+@pytest.fixture(scope="session")
+def world(pytestconfig: pytest.Config) -> World:
+    """One warm process a GPU: `world.run(function)` runs function(rank) on each and gives the results by rank."""
+    return pytestconfig.stash[FLEET].world(with_group=False)
+
+
+@pytest.fixture(scope="session")
+def nccl_group(pytestconfig: pytest.Config) -> World:
+    """As `world`, with a process group ready on every rank: NCCL on GPUs, Gloo in a rehearsal.
+
+    In a test marked spmd it is the torch.distributed.ProcessGroup itself.
+    """
+    return pytestconfig.stash[FLEET].world(with_group=True)
+
+
+@pytest.fixture
+def rank(request: pytest.FixtureRequest) -> object:
+    """The rank (a Rank) that runs the body; only in tests marked spmd."""
+    if request.node.get_closest_marker("spmd") is None:
+        pytest.fail("the fixture rank exists only in tests marked @pytest.mark.spmd", pytrace=False)
+    from pytest_gpufleet.spmd import OnRank
+
+    return OnRank()
+
+
+@pytest.fixture
+def judge(request: pytest.FixtureRequest) -> Judge:
+    """judge(measurement, ...) holds each against its limit and its peers, records all, and raises LimitMissed if one
+    missed. With required=False a figure without a limit is only shown and leaves the verdict alone."""
+    from pytest_gpufleet.verdict import judge as verdict
+
+    fleet, item, ground = request.config.stash[FLEET], request.node, request.config.stash[FLEET].ground
+
+    def judge(*measurements: Measurement, required: bool = True) -> None:
+        __tracebackhide__ = True
+        findings = [
+            verdict.judge(
+                measurement,
+                fleet.profile,
+                ground.topology,
+                item.nodeid,
+                rehearsal=bool(ground.rehearsal_ranks),
+                required=required,
+            )
+            for measurement in measurements
+        ]
+        item.stash.setdefault(FINDINGS, []).extend(findings)
+        for finding in findings:
+            item.user_properties += finding.properties()
+            fleet.record_event("finding", finding=finding.to_json())
+            request.config.hook.pytest_gpufleet_finding(finding=finding, config=request.config)
+        if missed := [finding for finding in findings if finding.state == "missed"]:
+            raise verdict.LimitMissed(missed, ground.topology)
+
+    return judge
+
+
+# ---------------------------------------------------------------- running tests
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    level = config.stash[FLEET].options.level
+    above = [item for item in items if not levels.includes(level, _level(item))]
+    if above:
+        config.hook.pytest_deselected(items=above)
+        items[:] = [item for item in items if item not in above]
+
+
+def _level(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("level")
+    if marker is None:
+        return "quick"
+    if marker.args not in [(name,) for name in levels.LEVELS]:
+        raise pytest.UsageError(f"{item.nodeid}: level() takes one of {', '.join(levels.LEVELS)}")
+    return str(marker.args[0])
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for config in {item.config for item in items}:
+        config.stash[FLEET].record_event("deselected", checks=[item.nodeid for item in items])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    fleet = item.config.stash[FLEET]
+    fleet.record_event("check_started", check=item.nodeid)
+    if fleet.pool_in_use is not None and item.get_closest_marker("fresh_world"):
+        fleet.pool_in_use.stop()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Send the code of this test's module along, cut the world to its size, run an spmd body on the ranks."""
+    __tracebackhide__ = True
+    on_ranks = pyfuncitem.get_closest_marker("spmd") is not None
+    used = [name for name in WORLDS if name in pyfuncitem.fixturenames]
+    if not (on_ranks or used):
+        return None
+    from pytest_gpufleet import spmd
+    from pytest_gpufleet.world import shipping
+
+    shipping.ship_by_value(pyfuncitem.module)
+    fleet = pyfuncitem.config.stash[FLEET]
+    size = spmd.world_size(pyfuncitem, fleet.pool)
+    for name in used:
+        if name in pyfuncitem.funcargs:
+            pyfuncitem.funcargs[name] = fleet.world(name == "nccl_group").subset(range(size))
+    if not on_ranks:
+        return None
+    spmd.run_body(pyfuncitem, fleet.world("nccl_group" in used).subset(range(size)))
+    return True
+
+
+# ---------------------------------------------------------------- reporting
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    fleet = item.config.stash[FLEET]
+    error = call.excinfo.value if call.excinfo else None
+    if error is not None and fleet.pool_in_use is not None:
+        from pytest_gpufleet import spmd
+
+        spmd.explain(item, error, report)
+    if fleet.evidence is not None:
+        from pytest_gpufleet import checks
+
+        report.findings = item.stash.get(FINDINGS, [])  # type: ignore[attr-defined]
+        phases = item.stash.setdefault(PHASES, [])
+        phases.append((report, error))
+        if report.when == "teardown":
+            fleet.record_event("check_finished", check=checks.finished(item, phases))
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-html writes the report and pytest prints the summary
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    fleet = session.config.stash[FLEET]
+    if fleet.evidence is not None:
+        session.exitstatus = fleet.conclude(exitstatus)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    fleet = config.stash[FLEET]
+    if fleet.evidence is not None:
+        from pytest_gpufleet.report import terminal
+
+        terminalreporter.section("gpufleet", sep="=")
+        for text, markup in terminal.lines(fleet.evidence.record):
+            terminalreporter.write_line(text, **markup)
+        terminalreporter.write_line(f"report: {config.getoption('htmlpath', None) or fleet.folder}")
+    elif fleet.pool_in_use is not None and fleet.ground.rehearsal_ranks:
+        terminalreporter.write_line(f"gpufleet: {fleet.headline()}")

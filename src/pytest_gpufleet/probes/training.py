@@ -1,0 +1,139 @@
+"""ResNet-50 v1.5 training on synthetic data that stays on the device: what a GPU can do when nothing keeps it waiting."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.distributed as dist
+import torchvision
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_gpufleet.probes.reading import WORLD, Reading
+from pytest_gpufleet.world.rank import Rank
+
+SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the network is trained; a throughput without its recipe means nothing."""
+
+    dtype: torch.dtype  # float16: autocast with gradient scaling
+    tf32: bool
+    memory_format: torch.memory_format
+    warm_up: int
+    steps: int  # a sample
+
+
+RECIPES = {
+    "fp32": Recipe(torch.float32, tf32=False, memory_format=torch.contiguous_format, warm_up=3, steps=5),
+    "tf32": Recipe(torch.float32, tf32=True, memory_format=torch.contiguous_format, warm_up=5, steps=10),
+    "amp": Recipe(torch.float16, tf32=True, memory_format=torch.channels_last, warm_up=10, steps=40),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained: `batch` images a rank of `image` x `image` pixels."""
+
+    model: str = "resnet50"
+    image: int = 224
+    batch: int = 256
+
+
+# What stands in on CPU ranks.
+REHEARSAL = Workload("resnet18", 64, 8)
+REHEARSAL_STEPS = 2
+
+
+def train_throughput(rank: Rank, recipe_name: str, workload: Workload, *, together: bool = True) -> Reading:
+    """Images/s of a training loop: forward, loss, backward, SGD with momentum.
+
+    `together`: all ranks train one model with DistributedDataParallel, and the figure is their sum at the pace of the
+    slowest. Otherwise each GPU trains a model of its own at the same time and has a figure of its own, which a slow
+    neighbour cannot pull down. Median of three samples. Raises FloatingPointError if the loss is not finite: a
+    throughput of wrong arithmetic is none.
+    """
+    recipe = RECIPES[recipe_name]
+    on_gpu = rank.device.type == "cuda"
+    half = recipe.dtype != torch.float32
+    ranks = rank.size if together else 1
+
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.get_model(workload.model).to(
+        rank.device, memory_format=recipe.memory_format
+    )
+    if ranks > 1:
+        model = DistributedDataParallel(
+            model,
+            device_ids=[rank.device] if on_gpu else None,
+            process_group=rank.group,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+            static_graph=True,
+        )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4, fused=on_gpu)
+    scaler = torch.amp.GradScaler(rank.device.type, enabled=half and on_gpu)
+    criterion = nn.CrossEntropyLoss()
+    shape = (workload.batch, 3, workload.image, workload.image)
+    images = torch.randn(shape, device=rank.device).contiguous(memory_format=recipe.memory_format)
+    labels = torch.randint(1000, (workload.batch,), device=rank.device)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(rank.device.type, torch.float16) if half and on_gpu else nullcontext():
+            loss: torch.Tensor = criterion(model(images), labels)
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    def run(steps: int) -> float:
+        """Seconds for so many steps."""
+        if ranks > 1:
+            dist.all_reduce(torch.zeros(1, device=rank.device), group=rank.group)  # start together
+        loss = torch.zeros(())
+        if on_gpu:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(steps):
+            loss = step()
+        if on_gpu:
+            torch.cuda.synchronize()
+        elapsed = time.perf_counter() - began
+        if not loss.isfinite():
+            raise FloatingPointError(
+                f"the loss became {loss.item()} in training {workload.model}, recipe {recipe_name}"
+            )
+        return elapsed
+
+    steps = recipe.steps if on_gpu else REHEARSAL_STEPS
+    precision = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = recipe.tf32
+    try:
+        with (
+            rank.phase(f"{workload.model}, recipe {recipe_name}, batch {workload.batch} on {ranks} rank(s)"),
+            torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=recipe.tf32),
+        ):
+            run(recipe.warm_up if on_gpu else 1)
+            samples = tuple(ranks * workload.batch * steps / run(steps) for _ in range(SAMPLES))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = precision
+    return Reading(
+        metric="train_throughput" if together else "solo_train_throughput",
+        value=median(samples),
+        samples=samples,
+        conditions={
+            "model": workload.model,
+            "recipe": recipe_name,
+            "ranks": ranks,
+            "batch": workload.batch,
+            "image": workload.image,
+        },
+        place=WORLD if together else None,
+    )

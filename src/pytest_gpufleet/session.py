@@ -1,0 +1,204 @@
+"""One fleet run inside a pytest session: hardware, world, judgement and evidence, each made at its first use."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpufleet.options import REHEARSAL_RANKS, Options
+
+# Everything below imports at its first use: this module is loaded in every pytest run.
+if TYPE_CHECKING:
+    from pytest_gpufleet.hardware.topology import GpuTopology
+    from pytest_gpufleet.verdict.evidence import Evidence
+    from pytest_gpufleet.verdict.profile import Profile
+    from pytest_gpufleet.world.pool import Pool
+    from pytest_gpufleet.world.world import World
+
+
+# Exit statuses with which pytest says that a session did not come to its end.
+CUT_SHORT = {
+    int(pytest.ExitCode.INTERRUPTED): "the run was interrupted",
+    int(pytest.ExitCode.INTERNAL_ERROR): "pytest itself failed",
+    int(pytest.ExitCode.NO_TESTS_COLLECTED): "no test was selected",
+}
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a run stands on: GPUs, or CPU ranks and why there are no GPUs."""
+
+    topology: GpuTopology
+    rehearsal_ranks: int  # 0: a real run
+    why: str = ""
+
+
+class Fleet:
+    """Holds what tests of one session share. Nothing here touches a GPU before a test does."""
+
+    def __init__(self, options: Options, arguments: tuple[str, ...]) -> None:
+        self.options = options
+        self._arguments = arguments
+        self.evidence: Evidence | None = None  # this and the folder only in a run that was asked for
+        self.folder = options.folder
+
+    @cached_property
+    def ground(self) -> Ground:
+        from pytest_gpufleet.hardware import nvml
+        from pytest_gpufleet.hardware.topology import GpuTopology
+
+        options = self.options
+        if options.rehearse:
+            return Ground(GpuTopology(**nvml.software()), options.rehearse, "--rehearse was given")
+        try:
+            topology = nvml.read_topology()
+        except nvml.NoGpus as reason:
+            if options.gpus == "all":
+                raise pytest.UsageError(f"--gpus all: {reason}") from None
+            if options.gpus == "auto":
+                return Ground(GpuTopology(**nvml.software()), REHEARSAL_RANKS, str(reason))
+            return Ground(GpuTopology(problems=(str(reason),), **nvml.software()), 0, str(reason))
+        wanted = options.gpus if isinstance(options.gpus, int) else len(topology.gpus)
+        return Ground(topology.first(wanted), 0)
+
+    @cached_property
+    def profile(self) -> Profile | None:
+        """The profile for this run's GPUs, None if there is none. UsageError if the given one is bad or does not fit."""
+        from pytest_gpufleet.verdict import profile
+
+        path = self.options.profile
+        try:
+            given = profile.load(path) if path else None
+        except profile.ProfileError as error:
+            raise pytest.UsageError(f"--fleet-profile: {error}") from None
+        names = sorted({gpu.name for gpu in self.ground.topology.gpus})
+        if given is None:
+            return profile.for_gpu(names[0]) if len(names) == 1 else None
+        if strangers := [name for name in names if name not in given.match]:
+            raise pytest.UsageError(
+                f"--fleet-profile {path} is for {', '.join(given.match)}, but this machine has {', '.join(strangers)}"
+            )
+        return given
+
+    @cached_property
+    def pool(self) -> Pool:
+        from pytest_gpufleet.world.engines.local import LocalEngine
+        from pytest_gpufleet.world.pool import Pool
+        from pytest_gpufleet.world.rank import RankSpec
+
+        ground = self.ground
+        size = ground.rehearsal_ranks or len(ground.topology.gpus)
+        if not size:
+            pytest.fail(f"there is no GPU to run on: {ground.why}", pytrace=False)
+        threads = max(1, (os.cpu_count() or 1) // size) if ground.rehearsal_ranks else None
+        specs = [
+            RankSpec(
+                index=index,
+                size=size,
+                device="cpu" if ground.rehearsal_ranks else f"cuda:{index}",
+                gpu=None if ground.rehearsal_ranks else ground.topology.gpus[index],
+                scratch=Path(),
+                environment={},
+                cpu_threads=threads,
+            )
+            for index in range(size)
+        ]
+        return Pool(LocalEngine(), specs, rank_environment, self.options.timeout, self.record_event)
+
+    def world(self, with_group: bool) -> World:
+        from pytest_gpufleet.world.world import World
+
+        return World(self.pool, self.pool.everyone, with_group)
+
+    @property
+    def pool_in_use(self) -> Pool | None:
+        """The pool if a test has used it, else None."""
+        return self.__dict__.get("pool")
+
+    def open(self) -> None:
+        """Check everything that can be checked and start the evidence. UsageError before anything expensive starts."""
+        from pytest_gpufleet.hardware.environment import relevant
+        from pytest_gpufleet.verdict.evidence import SCHEMA, Evidence
+
+        profile, ground, host = self.profile, self.ground, socket.gethostname()
+        started = datetime.now(timezone.utc)
+        folder = self.options.folder / f"{host}-{started:%Y%m%dT%H%M%SZ}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.folder = folder
+            self.evidence = Evidence(folder / "evidence.jsonl")
+        except OSError as error:
+            raise pytest.UsageError(
+                f"the report folder {folder} cannot be written ({error.strerror}): choose another with --fleet-dir"
+            ) from None
+        self.record_event(
+            "run",
+            schema=SCHEMA,
+            host=host,
+            utc=started.isoformat(timespec="seconds"),
+            command=" ".join(["pytest", *self._arguments]),
+            level=self.options.level,
+            gpus=str(self.options.gpus),
+            rehearsal=bool(ground.rehearsal_ranks),
+            profile=profile.name if profile else None,
+            environment=relevant(),
+            python=platform.python_version(),
+            pytest=pytest.__version__,
+            plugin=version("pytest-gpufleet"),
+        )
+        self.record_event("topology", topology=asdict(ground.topology))
+
+    def record_event(self, name: str, **content: Any) -> None:
+        if self.evidence is not None:
+            self.evidence.add(name, **content)
+
+    def headline(self) -> str:
+        """One line on what this run stands on."""
+        ground = self.ground
+        if ground.rehearsal_ranks:
+            return f"REHEARSAL on {ground.rehearsal_ranks} CPU ranks, no GPU is tested ({ground.why})"
+        if not ground.topology.gpus:
+            return f"no GPU: {ground.why}"
+        models = {gpu.name for gpu in ground.topology.gpus}
+        return f"{len(ground.topology.gpus)}x {' / '.join(sorted(models))}, level {self.options.level}"
+
+    def conclude(self, exitstatus: int) -> int:
+        """Record the verdict; the exit status that goes with it. 2 and above tell of a run that pytest cut short."""
+        from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
+
+        assert self.evidence is not None
+        verdict, reasons = conclude(self.evidence.record, CUT_SHORT.get(exitstatus, ""))
+        self.record_event("verdict", verdict=verdict, reasons=reasons)
+        if exitstatus in CUT_SHORT or verdict == "REHEARSAL":
+            return exitstatus
+        return EXIT_STATUS[verdict]
+
+    def close(self) -> None:
+        if self.pool_in_use is not None:
+            self.pool_in_use.stop()
+        if self.evidence is not None:
+            self.evidence.close()
+
+
+def rank_environment() -> dict[str, str]:
+    """What ranks find in their environment: all that the controller has, and these where it has nothing.
+
+    CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does. *_SOCKET_IFNAME: NCCL and Gloo listen on loopback only.
+    The heartbeat is torch's own deadline for a stuck NCCL watchdog; ours comes first.
+    """
+    defaults = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(7 * 24 * 3600),
+    }
+    return {**defaults, **os.environ}

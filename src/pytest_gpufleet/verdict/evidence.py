@@ -1,0 +1,100 @@
+"""The append-only record of a run, and what can be read back from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet.hardware.topology import GpuTopology
+from pytest_gpufleet.verdict.finding import Finding
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Check:
+    """One acceptance test after it ran. `outcome`: passed, failed, skipped or not applicable."""
+
+    id: str
+    outcome: str
+    seconds: float
+    title: str = ""  # first line of its docstring
+    doc: str = ""  # the rest: why it matters, what to do
+    message: str = ""  # why it failed, was skipped or does not apply
+
+
+@dataclass
+class Record:
+    """What happened in a run, folded from its events in their order."""
+
+    run: dict[str, Any] = field(default_factory=dict)
+    topology: GpuTopology = field(default_factory=GpuTopology)
+    worlds: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    checks: dict[str, Check] = field(default_factory=dict)
+    started: list[str] = field(default_factory=list)
+    deselected: list[str] = field(default_factory=list)
+    verdict: str | None = None
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        match event:
+            case {"event": "run", **run}:
+                self.run = run
+            case {"event": "topology", "topology": topology}:
+                self.topology = GpuTopology.from_json(topology)
+            case {"event": "world_started", **world}:
+                self.worlds.append(world)
+            case {"event": "check_started", "check": check}:
+                self.started.append(check)
+            case {"event": "finding", "finding": finding}:
+                self.findings.append(Finding.from_json(finding))
+            case {"event": "check_finished", "check": check}:
+                self.checks[check["id"]] = Check(**check)
+            case {"event": "deselected", "checks": checks}:
+                self.deselected += checks
+            case {"event": "verdict", "verdict": verdict, "reasons": reasons}:
+                self.verdict, self.reasons = verdict, reasons
+
+
+class Evidence:
+    """Writes evidence.jsonl, one line an event, on disk before `add` returns; `record` is what it amounts to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record = Record()
+        self._file = path.open("a", encoding="utf-8")
+
+    def add(self, event: str, **content: Any) -> None:
+        line = json.dumps(
+            {"t": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), "event": event, **content}
+        )
+        self._file.write(line + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())  # a machine that dies now must leave this line
+        self.record.add(json.loads(line))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(path: Path) -> Record:
+    """The record of a run from its evidence.jsonl. A last line cut short by a dying machine is left out."""
+    record = Record()
+    for event in _events(path.read_text(encoding="utf-8").splitlines()):
+        record.add(event)
+    return record
+
+
+def _events(lines: list[str]) -> Iterable[dict[str, Any]]:
+    for number, line in enumerate(lines):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            if number != len(lines) - 1:
+                raise

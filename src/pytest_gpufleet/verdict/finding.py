@@ -1,0 +1,81 @@
+"""Limits, and measurements held against them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pytest_gpufleet.probes.reading import Condition
+from pytest_gpufleet.verdict.measurement import Measurement
+
+State = Literal["met", "missed", "not judged", "for information"]
+Kind = Literal["published gate", "0.90 x published measurement", "data sheet", "calibrated"]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A minimum or maximum (`sense`) of a metric, in its unit, where every one of `conditions` holds."""
+
+    metric: str
+    sense: Literal["min", "max"]
+    value: float
+    unit: str
+    kind: Kind
+    source: str
+    conditions: Mapping[str, Condition]
+    profile: str  # the file it stands in, by its name
+
+    def met_by(self, value: float) -> bool:
+        # Written so that NaN meets no limit.
+        return value >= self.value if self.sense == "min" else value <= self.value
+
+    def __str__(self) -> str:
+        sign = "≥" if self.sense == "min" else "≤"
+        return f"{sign} {self.value:,g} {self.unit}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A measurement after judgement.
+
+    `missed` names the places that missed `limit`; `slower_than_peers` those too far below the median of their
+    peers, with that fraction; `reason` says in one sentence why it was not judged, or what missed.
+    """
+
+    check: str  # the node id of the test
+    measurement: Measurement
+    state: State
+    limit: Limit | None = None
+    missed: tuple[str, ...] = ()
+    slower_than_peers: Mapping[str, float] | None = None
+    reason: str = ""
+
+    def properties(self) -> list[tuple[str, str]]:
+        """The figures as names and values, for junit.xml."""
+        metric, unit = self.measurement.metric, self.measurement.unit
+        figures = [
+            (f"{metric} {place}", f"{value:g} {unit}") for place, value in self.measurement.values.items()
+        ]
+        limit = f"{self.limit} ({self.limit.kind}: {self.limit.source})" if self.limit else "none"
+        conditions = ", ".join(f"{name}={value}" for name, value in self.measurement.conditions.items())
+        return [
+            *figures,
+            (f"{metric} conditions", conditions),
+            (f"{metric} limit", limit),
+            (f"{metric} state", f"{self.state}: {self.reason}" if self.reason else self.state),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Finding:
+        return cls(
+            **{
+                **data,
+                "measurement": Measurement.from_json(data["measurement"]),
+                "limit": Limit(**data["limit"]) if data["limit"] else None,
+                "missed": tuple(data["missed"]),
+            }
+        )

@@ -1,0 +1,105 @@
+"""Measurements held against limits and peers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from pytest_gpufleet.hardware.topology import GpuTopology
+from pytest_gpufleet.verdict.finding import Finding
+from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.verdict.profile import Profile
+
+MIN_PEERS = 3  # with two, nobody can say which one is off
+
+
+class LimitMissed(AssertionError):
+    """Measurements missed their limits, or a GPU is slower than its peers. `findings` has the figures."""
+
+    def __init__(self, findings: Sequence[Finding], topology: GpuTopology) -> None:
+        self.findings = tuple(findings)
+        super().__init__("\n".join(line for finding in findings for line in _lines(finding, topology)))
+
+
+def judge(
+    measurement: Measurement,
+    profile: Profile | None,
+    topology: GpuTopology,
+    check: str,
+    *,
+    rehearsal: bool,
+    required: bool = True,
+) -> Finding:
+    """Hold a measurement against the limit of the profile that fits it, and each GPU against its peers.
+
+    `required`: without a limit the finding is "not judged", which makes a verdict incomplete; else "for information".
+    """
+    if rehearsal:
+        return Finding(
+            check, measurement, "not judged", reason="rehearsal: figures of CPU ranks are not judged"
+        )
+    limit = profile.limit_for(measurement) if profile else None
+    missed = tuple(place for place, value in measurement.values.items() if limit and not limit.met_by(value))
+    slower = _slower_than_peers(measurement, topology)
+    if missed or slower:
+        reason = _missed_reason(len(missed), len(slower))
+        return Finding(check, measurement, "missed", limit, missed, slower, reason)
+    if limit is None and not required:
+        return Finding(check, measurement, "for information")
+    if limit is None:
+        return Finding(check, measurement, "not judged", reason=_no_limit(profile, topology))
+    return Finding(check, measurement, "met", limit)
+
+
+def _slower_than_peers(measurement: Measurement, topology: GpuTopology) -> dict[str, float]:
+    """Places worse than the median of the same model by more than the metric's tolerance, and by what fraction."""
+    tolerance = measurement.definition.peer_tolerance
+    if tolerance is None:
+        return {}
+    sign = 1 if measurement.definition.better == "higher" else -1
+    slower = {}
+    models = {gpu.place: gpu.name for gpu in topology.gpus}
+    for place, value in measurement.values.items():
+        peers = [other for at, other in measurement.values.items() if models.get(at) == models.get(place)]
+        middle = median(peers)
+        # NaN is slower than anything.
+        if len(peers) >= MIN_PEERS and not sign * (middle - value) <= tolerance * abs(middle):
+            slower[place] = sign * (middle - value) / abs(middle)
+    return slower
+
+
+def _missed_reason(missed: int, slower: int) -> str:
+    parts = []
+    if missed:
+        parts.append(f"{missed} {'place misses' if missed == 1 else 'places miss'} the limit")
+    if slower:
+        parts.append(f"{slower} {'GPU is' if slower == 1 else 'GPUs are'} slower than the peers")
+    return ", ".join(parts)
+
+
+def _no_limit(profile: Profile | None, topology: GpuTopology) -> str:
+    if profile is None:
+        models = " and ".join(sorted({gpu.name for gpu in topology.gpus})) or "this machine"
+        return f"no profile knows {models}: give one with --fleet-profile"
+    return f"profile {profile.name} has no limit for these conditions: calibrate on a known-good machine"
+
+
+def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
+    measurement, limit = finding.measurement, finding.limit
+    what = (
+        f"{measurement.definition.title} ({', '.join(f'{k}={v}' for k, v in measurement.conditions.items())})"
+    )
+    lines = [f"{what}: {finding.reason}"]
+    for place in finding.missed:
+        assert limit is not None
+        value = measurement.values[place]
+        lines.append(f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, limit {limit}")
+    for place, fraction in (finding.slower_than_peers or {}).items():
+        value = measurement.values[place]
+        lines.append(
+            f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {fraction:.1%} worse than the median of its "
+            f"peers (tolerance {measurement.definition.peer_tolerance:.0%})"
+        )
+    if limit is not None:
+        lines.append(f"  limit from profile {limit.profile}, {limit.kind}: {limit.source}")
+    return lines

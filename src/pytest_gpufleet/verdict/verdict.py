@@ -1,0 +1,55 @@
+"""What the evidence of a run amounts to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from pytest_gpufleet.verdict import levels
+from pytest_gpufleet.verdict.evidence import Check, Record
+
+# 0 and 1 as pytest means them; pytest does not use 10.
+EXIT_STATUS = {"ACCEPTED": 0, "REJECTED": 1, "INCOMPLETE": 10}
+
+
+def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
+    """The verdict and the reasons for it, most important first. `broken` says why a run did not come to its end.
+
+    REJECTED if any check failed; else REHEARSAL without GPUs; else INCOMPLETE if a check that the level requires was
+    not run, skipped or not judged; else ACCEPTED.
+    """
+    level, rehearsal = record.run.get("level", "standard"), record.run.get("rehearsal", False)
+    failed = [check for check in record.checks.values() if check.outcome == "failed"]
+    if rehearsal:
+        reasons = ["CPU ranks stood in for GPUs: this says nothing about any GPU"]
+        return "REHEARSAL", reasons + _failures(failed) + ([broken] if broken else [])
+    if failed:
+        return "REJECTED", _failures(failed) + ([broken] if broken else [])
+    gaps = ([broken] if broken else []) + _gaps(record, level)
+    if gaps:
+        return "INCOMPLETE", gaps
+    return "ACCEPTED", [f"all {len(levels.required(level))} checks of level {level} ran and met their limits"]
+
+
+def _failures(failed: list[Check]) -> list[str]:
+    return [f"{check.title or check.id} ({check.id})" for check in failed]
+
+
+def _gaps(record: Record, level: str) -> list[str]:
+    ran: dict[str, list[Check]] = defaultdict(list)
+    for check in record.checks.values():
+        ran[levels.check_name(check.id)].append(check)
+    deselected = {levels.check_name(check) for check in record.deselected}
+    gaps = []
+    for name in levels.required(level):
+        if name not in ran:
+            gaps.append(f"{name} was {'deselected' if name in deselected else 'not run'}")
+        elif name in deselected:
+            gaps.append(f"{name} was deselected in part")
+        gaps += [
+            f"{check.id} was skipped: {check.message}" for check in ran[name] if check.outcome == "skipped"
+        ]
+    for finding in record.findings:
+        if finding.state == "not judged":
+            gaps.append(f"{finding.check} was not judged: {finding.reason}")
+    unfinished = [check for check in record.started if check not in record.checks]
+    return gaps + [f"{check} did not finish" for check in unfinished]

@@ -1,0 +1,44 @@
+"""What a way of running rank processes must be able to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pytest_gpufleet.world.rank import RankSpec
+
+
+@dataclass(frozen=True)
+class Message:
+    """A rank sent something."""
+
+    rank: int
+    content: Any
+
+
+@dataclass(frozen=True)
+class Death:
+    """A rank process is gone. `exitcode` as multiprocessing gives it: negative is a signal."""
+
+    rank: int
+    exitcode: int | None
+
+
+class Engine(Protocol):
+    """Starts, feeds and kills rank processes. Waiting for a whole call, deadlines and diagnosis live above it."""
+
+    def start(self, specs: Sequence[RankSpec]) -> None:
+        """Start one process for each spec. Does not wait for them: each sends a first message when it is ready."""
+
+    def submit(self, rank: int, message: Any) -> None:
+        """Send a small message to a rank. A rank that is gone shows in `wait`, not here."""
+
+    def wait(self, timeout: float) -> list[Message | Death]:
+        """What happened on any rank, as soon as anything did; [] after `timeout` seconds. A death is told once."""
+
+    def interrupt(self, rank: int) -> None:
+        """Have a rank write its Python stacks to its "stack" file, whatever it is doing."""
+
+    def kill(self, timeout: float) -> list[int]:
+        """End every rank with SIGKILL; the ranks that are still there after `timeout` seconds."""

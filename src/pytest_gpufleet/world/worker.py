@@ -1,0 +1,179 @@
+"""A rank process: it starts, says so, and then runs what it is sent until it is killed."""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_gpufleet.world import group, introspection
+from pytest_gpufleet.world.outcomes import NotApplicable, Outcome
+from pytest_gpufleet.world.rank import PhaseFile, Rank, RankSpec
+from pytest_gpufleet.world.shipping import Parcel, pack, unpack
+
+F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
+OUTPUT_TAIL_BYTES = 8 * 1024
+TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not flood the report
+
+
+@dataclass(frozen=True)
+class Call:
+    """Run `parcel`, a packed (function, args, kwargs), on `ranks`, with or without their process group."""
+
+    number: int
+    name: str
+    ranks: tuple[int, ...]
+    with_group: bool
+    parcel: Parcel
+
+
+def main(pipe: Connection, lifeline: Connection, spec: RankSpec) -> None:
+    """The whole life of a rank process."""
+    _end_with_the_controller(lifeline)
+    os.environ.clear()
+    os.environ.update(spec.environment)
+    _redirect_output(spec.file("output"))
+    stacks = spec.file("stack").open("wb")
+    faulthandler.enable(stacks)
+    # Written in C and without the GIL: it answers even while a C extension holds the GIL.
+    faulthandler.register(signal.SIGUSR1, stacks)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which then ends the ranks
+    introspection.install()
+
+    device = torch.device(spec.device)
+    phases = PhaseFile(spec.file("phase"))
+    pipe.send(_perform(0, "start", phases, lambda: _prepare_device(device, spec), spec.scratch))
+    while True:
+        try:
+            call: Call = pipe.recv()
+        except EOFError:
+            return
+        rank = Rank(
+            index=call.ranks.index(spec.index),
+            size=len(call.ranks),
+            device=device,
+            gpu=spec.gpu,
+            _group=group.of(call.ranks) if call.with_group else None,
+            _phases=phases,
+        )
+        pipe.send(_perform(call.number, call.name, phases, lambda: _run(call, rank), spec.scratch))  # noqa: B023
+
+
+def _run(call: Call, rank: Rank) -> Any:
+    function, args, kwargs = unpack(call.parcel)
+    return function(rank, *args, **kwargs)
+
+
+def _perform(number: int, name: str, phases: PhaseFile, body: Callable[[], Any], scratch: Path) -> Outcome:
+    """Run one call. However it ends, it becomes an Outcome; after a failure the phase stays for the report."""
+    phases.write(name)
+    ending: dict[str, Any]
+    try:
+        ending = {"kind": "returned", "result": pack(body(), scratch)}
+    except NotApplicable as skip:
+        ending = {"kind": "not applicable", "error_text": str(skip)}
+    except pytest.skip.Exception as skip:
+        ending = {"kind": "skipped", "error_text": str(skip)}
+    except pytest.xfail.Exception as xfail:
+        ending = {"kind": "xfailed", "error_text": str(xfail)}
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the story must get out
+        ending = {"kind": "raised", **_story(error)}
+    return Outcome(number, output=_take_output(), ended=time.monotonic(), **ending)
+
+
+def _story(error: BaseException) -> dict[str, str]:
+    kind = type(error)
+    try:
+        text = str(error)
+        lines = traceback.format_exception(kind, error, _without_own_frames(error))
+    except Exception as broken:  # an exception whose own __str__ raises
+        text, lines = f"(its text cannot be shown: {broken!r})", traceback.format_tb(error.__traceback__)
+    return {
+        "error_type": f"{kind.__module__}.{kind.__qualname__}",
+        "error_text": _clip(text),
+        "traceback": _clip("".join(lines)),
+    }
+
+
+def _without_own_frames(error: BaseException) -> Any:
+    """The traceback from the shipped function on: how it was called is no news to its author."""
+    frames = error.__traceback__
+    while (
+        frames is not None and frames.tb_frame.f_code.co_filename == __file__ and frames.tb_next is not None
+    ):
+        frames = frames.tb_next
+    return frames
+
+
+def _clip(text: str) -> str:
+    if len(text) <= TEXT_LIMIT:
+        return text
+    return f"{text[: TEXT_LIMIT // 2]}\n... {len(text) - TEXT_LIMIT:,} characters left out ...\n{text[-TEXT_LIMIT // 2 :]}"
+
+
+def _end_with_the_controller(lifeline: Connection) -> None:
+    """Have the kernel kill this rank and its children the moment the controller is gone, however it went.
+
+    The controller alone holds the other end of `lifeline` and never writes to it. When that end closes, the kernel
+    sends the signal chosen here to the whole process group: no thread of ours has to run, so it also ends a rank that
+    holds the GIL for ever.
+    """
+    os.setsid()
+    descriptor = lifeline.fileno()
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(descriptor, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+    if lifeline.poll():  # it closed before the kernel was told
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _redirect_output(path: Path) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    # The forkserver's streams may be pytest's capture; these write to the descriptors above.
+    sys.stdout = os.fdopen(1, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+
+
+def _take_output() -> str:
+    """The end of what was printed since the last call; the file is emptied."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    size = os.fstat(1).st_size
+    if size == 0:
+        return ""
+    tail = os.pread(1, OUTPUT_TAIL_BYTES, max(0, size - OUTPUT_TAIL_BYTES))
+    os.ftruncate(1, 0)
+    return tail.decode(errors="replace")
+
+
+def _prepare_device(device: torch.device, spec: RankSpec) -> None:
+    """Make the device current and create its context, so that no test pays for it."""
+    if spec.cpu_threads:
+        torch.set_num_threads(spec.cpu_threads)
+    if spec.gpu is None:
+        return
+    torch.cuda.set_device(device)
+    torch.zeros(1, device=device)
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    if uuid != spec.gpu.uuid:
+        raise RuntimeError(
+            f"{device} is {uuid}, but NVML says that it should be {spec.gpu.identity}: "
+            "CUDA and NVML disagree about the order of the GPUs (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER)"
+        )

@@ -1,0 +1,63 @@
+"""The handle a test holds: a world of ranks, or a subset of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from pytest_gpufleet.hardware.topology import Gpu
+from pytest_gpufleet.world.pool import Pool
+
+
+class World:
+    """Some or all ranks of a pool, with or without a process group. Processes start at the first `run`."""
+
+    def __init__(self, pool: Pool, ranks: tuple[int, ...], with_group: bool) -> None:
+        self._pool = pool
+        self._ranks = ranks
+        self._with_group = with_group
+
+    @property
+    def size(self) -> int:
+        return len(self._ranks)
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPU of each rank; empty in a rehearsal."""
+        gpus = (self._pool.specs[rank].gpu for rank in self._ranks)
+        return tuple(gpu for gpu in gpus if gpu is not None)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The place of each rank's own figures: "gpu3", in a rehearsal "cpu3"."""
+        return tuple(self._pool.specs[rank].place for rank in self._ranks)
+
+    def name_of(self, index: int) -> str:
+        """ "rank 3 of 8, GPU 3 NVIDIA H200, serial ..." """
+        return self._pool.specs[self._ranks[index]].name
+
+    def run(
+        self, function: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Run `function(rank, *args, **kwargs)` on every rank; the results by rank.
+
+        Closures and local functions work: code and values are sent by cloudpickle. A tensor on a GPU comes back as its
+        copy on the CPU. `timeout` is the deadline in seconds, `--fleet-timeout` by default. Raises RankFailure if a rank
+        raises, dies or does not answer in time; pytest.skip on a rank skips the test; TypeError if something cannot be
+        sent.
+        """
+        __tracebackhide__ = True
+        return self._pool.call(self._ranks, self._with_group, timeout, function, args, kwargs)
+
+    def subset(self, ranks: Sequence[int]) -> World:
+        """Fewer ranks, in ascending order: the same processes, counted anew from 0, with a group of their own.
+
+        ValueError if there is no such rank, or none at all.
+        """
+        chosen = sorted(set(ranks))
+        if not chosen or chosen[0] < 0 or chosen[-1] >= self.size:
+            raise ValueError(f"ranks {list(ranks)} are not a subset of the {self.size} ranks here")
+        return World(self._pool, tuple(self._ranks[rank] for rank in chosen), self._with_group)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("world and nccl_group stay in the controller; on a rank, use its argument `rank`")

@@ -1,0 +1,301 @@
+"""Records of runs as they come out of evidence.jsonl: each is written event by event and folded again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
+from pytest_gpufleet.probes.reading import GiB, MiB
+from pytest_gpufleet.verdict.evidence import Check, Evidence, Record
+from pytest_gpufleet.verdict.finding import Finding, Limit
+from pytest_gpufleet.verdict.measurement import Measurement
+
+BANDWIDTH = "acceptance/test_5_collectives.py::test_bandwidth"
+TRAINING = "acceptance/test_7_training.py::test_throughput"
+RING = {"dtype": "float32", "ranks": 8, "nvls": False}
+RUN = {
+    "host": "node17.example",
+    "utc": "2026-11-20T09:14:03Z",
+    "command": "pytest acceptance/ --gpus 8",
+    "level": "standard",
+    "gpus": "8",
+    "rehearsal": False,
+    "profile": "H200",
+    "environment": {"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    "python": "3.12.9",
+    "pytest": "9.2.0",
+    "plugin": "0.1.0",
+}
+# nccl-tests' figures for a healthy machine with NVLS off, GB/s at 64 MiB, 1 GiB, 8 GiB.
+HEALTHY = {
+    "all_reduce": (317.2, 359.5, 366.9),
+    "all_gather": (280.5, 343.5, 359.7),
+    "reduce_scatter": (283.9, 345.2, 360.5),
+    "broadcast": (292.4, 357.2, 362.5),
+    "all_to_all": (269.3, 330.2, 344.2),
+}
+FLOORS = {"all_reduce": 329.4, "all_gather": 325.0, "reduce_scatter": 325.0}
+ALONE = (7562.0, 7548.0, 7570.0, 7555.0, 7541.0, 7566.0, 7559.0, 7550.0)
+
+
+def gpu(index: int) -> Gpu:
+    return Gpu(
+        index=index,
+        name="NVIDIA H200",
+        uuid=f"GPU-8f2c41d{index}-77aa-4c1e-9b1d-5a0c33e9f10{index}",
+        pci_bus_id=f"00000000:{0x5D + 8 * index:02X}:00.0",
+        memory_bytes=150754820096,
+        serial=f"165432400{index:04d}",
+        board_part_number="692-2G520-0282-000",
+        vbios="96.00.A5.00.1A",
+        compute_capability=(9, 0),
+        pcie_generation=5,
+        pcie_generation_max=5,
+        pcie_width=16,
+        pcie_width_max=16,
+        nvlinks_active=18,
+        nvlink_gigabytes_per_second=26.562,
+        power_limit_watts=700.0,
+    )
+
+
+H200X8 = GpuTopology(
+    gpus=tuple(gpu(index) for index in range(8)),
+    links=tuple(tuple("X" if i == j else "NV18" for j in range(8)) for i in range(8)),
+    fabric="nvswitch",
+    driver="580.159.04",
+    cuda_driver="13.0",
+    cuda="13.0",
+    cudnn="9.13.0",
+    nccl="2.28.9",
+    torch="2.11.0+cu130",
+)
+
+
+def minimum(metric: str, value: float, unit: str, conditions: dict[str, Any]) -> Limit:
+    kind, source = "0.90 x published measurement", "MLE: stas00/ml-engineering, network/benchmarks"
+    return Limit(metric, "min", value, unit, kind, source, conditions, "h200.toml")
+
+
+def curves() -> list[Finding]:
+    """The bandwidth curves of a healthy machine: the largest size is judged where a limit is known."""
+    findings = []
+    for collective, values in HEALTHY.items():
+        for nbytes, value in zip((64 * MiB, GiB, 8 * GiB), values, strict=True):
+            conditions = {"collective": collective, "bytes": nbytes, **RING}
+            samples = {"world": (value - 0.4, value, value + 0.3)}
+            measurement = Measurement("busbw", {"world": value}, conditions, samples, {"algorithm": "ring"})
+            if floor := FLOORS.get(collective) if nbytes == 8 * GiB else None:
+                finding = Finding(BANDWIDTH, measurement, "met", minimum("busbw", floor, "GB/s", conditions))
+            elif nbytes == 8 * GiB:
+                reason = "profile H200 has no limit for these conditions: calibrate on a known-good machine"
+                finding = Finding(BANDWIDTH, measurement, "not judged", reason=reason)
+            else:
+                finding = Finding(BANDWIDTH, measurement, "for information")
+            findings.append(finding)
+    return findings
+
+
+def training(alone: tuple[float, ...] = ALONE, slow: tuple[int, ...] = ()) -> list[Finding]:
+    recipe = {"model": "resnet50", "recipe": "amp", "batch": 256, "image": 224}
+    solo = Measurement(
+        "solo_train_throughput",
+        {f"gpu{index}": value for index, value in enumerate(alone)},
+        {**recipe, "ranks": 1},
+        {f"gpu{index}": (value - 9, value, value + 7) for index, value in enumerate(alone)},
+    )
+    total = Measurement("train_throughput", {"world": 58095.0}, {**recipe, "ranks": 8})
+    efficiency = Measurement("scaling_efficiency", {"world": 0.9603}, {**recipe, "ranks": 8})
+    floors = [
+        minimum("solo_train_throughput", 6800, "images/s", recipe),
+        minimum("train_throughput", 52000, "images/s", recipe),
+        minimum("scaling_efficiency", 0.9, "ratio", recipe),
+    ]
+    peers = {f"gpu{index}": 0.062 for index in slow}
+    return [
+        Finding(TRAINING, solo, "missed" if slow else "met", floors[0], (), peers or None),
+        Finding(TRAINING, total, "met", floors[1]),
+        Finding(TRAINING, efficiency, "met", floors[2]),
+    ]
+
+
+def passed(*ids: str) -> list[Check]:
+    return [Check(check, "passed", 1.5, check.split("::")[1].replace("_", " ")) for check in ids]
+
+
+INVENTORY = passed(
+    "acceptance/test_1_inventory.py::test_count",
+    "acceptance/test_1_inventory.py::test_same_model",
+    "acceptance/test_2_health.py::test_no_ecc_errors",
+    "acceptance/test_4_links.py::test_all_nvlinks_active",
+)
+
+
+@pytest.fixture
+def record_of(tmp_path: Path) -> Callable[..., Record]:
+    """Write a run's events as the plugin does, and give the record they fold to."""
+    return lambda **run: written(tmp_path, **run)
+
+
+def written(
+    folder: Path,
+    run: dict[str, Any] = RUN,
+    topology: GpuTopology | None = H200X8,
+    findings: list[Finding] | tuple[Finding, ...] = (),
+    checks: list[Check] | tuple[Check, ...] = (),
+    unfinished: list[str] | tuple[str, ...] = (),
+    deselected: list[str] | tuple[str, ...] = (),
+    verdict: str | None = None,
+    reasons: list[str] | tuple[str, ...] = (),
+) -> Record:
+    evidence = Evidence(folder / "evidence.jsonl")
+    evidence.add("run", **run)
+    if topology:
+        evidence.add("topology", topology=asdict(topology))
+    for check in checks:
+        evidence.add("check_started", check=check.id)
+    for finding in findings:
+        evidence.add("finding", finding=finding.to_json())
+    for check in checks:
+        evidence.add("check_finished", check=asdict(check))
+    for check_id in unfinished:
+        evidence.add("check_started", check=check_id)
+    if deselected:
+        evidence.add("deselected", checks=list(deselected))
+    if verdict:
+        evidence.add("verdict", verdict=verdict, reasons=list(reasons))
+    evidence.close()
+    return evidence.record
+
+
+def accepted_record(folder: Path) -> Record:
+    findings = [finding for finding in curves() if finding.state != "not judged"]
+    return written(
+        folder,
+        findings=[*findings, *training()],
+        checks=[*INVENTORY, *passed(BANDWIDTH, TRAINING)],
+        verdict="ACCEPTED",
+        reasons=["All 6 required checks of level standard ran, and every judged figure met its limit."],
+    )
+
+
+def rejected_record(folder: Path) -> Record:
+    """GPU 5 is slow alone and drags every all_reduce below its floor; it also lost a link."""
+    good = curves()
+    slow = []
+    for finding in good:
+        conditions = finding.measurement.conditions
+        if conditions["collective"] == "all_reduce" and finding.limit:
+            measurement = Measurement(
+                "busbw", {"world": 301.27}, conditions, {"world": (300.9, 301.27, 302.0)}
+            )
+            slow.append(Finding(BANDWIDTH, measurement, "missed", finding.limit, ("world",)))
+        else:
+            slow.append(finding)
+    alone = tuple(7093.0 if index == 5 else value for index, value in enumerate(ALONE))
+    link = Check(
+        "acceptance/test_4_links.py::test_all_nvlinks_active",
+        "failed",
+        0.8,
+        "Every NVLink is active",
+        "Collectives are as fast as the slowest GPU: one dead link slows all eight.\n\n"
+        "What to do: reseat GPU 5's module, look for XID 74 in the kernel log, then replace the module.",
+        "AssertionError: GPU 5 NVIDIA H200, serial 1654324000005, 00000000:85:00.0: 17 of 18 NVLinks active\n"
+        "assert 17 == 18\n +  where 17 = gpu.nvlinks_active",
+    )
+    bandwidth = Check(
+        BANDWIDTH,
+        "failed",
+        41.0,
+        "Bus bandwidth of each collective",
+        "Gradients travel by all_reduce: what is missing here is missing in every training step.\n\n"
+        "What to do: look at the links of the GPU that is slow alone.",
+        "LimitMissed: bus bandwidth (all_reduce, 8 GiB): 301.3 GB/s, limit >= 329.4 GB/s",
+    )
+    slow_gpu = Check(TRAINING, "failed", 95.0, "Training throughput", "", "LimitMissed: GPU 5")
+    log, unread = "acceptance/test_3_host.py::test_kernel_log", "the kernel log cannot be read: run as root"
+    skipped = Check(log, "skipped", 0.1, "The kernel log is clean", "", unread)
+    return written(
+        folder,
+        findings=[*slow, *training(alone, slow=(5,))],
+        checks=[*INVENTORY[:3], link, bandwidth, slow_gpu, skipped],
+        verdict="REJECTED",
+        reasons=["3 of 7 checks failed.", "GPU 5 is behind two of them: serial 1654324000005."],
+    )
+
+
+def rehearsal_record(folder: Path) -> Record:
+    conditions = {"dtype": "float32", "ranks": 2}
+    findings = [
+        Finding(
+            BANDWIDTH,
+            Measurement(
+                "busbw", {"world": 1.234 * step}, {"collective": name, "bytes": step * MiB, **conditions}
+            ),
+            "not judged",
+            reason="a rehearsal on CPU ranks is not judged",
+        )
+        for name in ("all_reduce", "all_gather")
+        for step in (1, 4, 16)
+    ]
+    ecc_check = "acceptance/test_2_health.py::test_no_ecc_errors"
+    ecc = Check(ecc_check, "not applicable", 0.0, "No ECC errors", "", "there is no GPU")
+    return written(
+        folder,
+        run={**RUN, "rehearsal": True, "gpus": "auto", "profile": None, "environment": {}},
+        topology=GpuTopology(torch="2.13.0+cpu"),
+        findings=findings,
+        checks=[*passed(BANDWIDTH, TRAINING), ecc],
+        verdict="REHEARSAL",
+        reasons=["Rehearsed on 2 CPU ranks: every check that can run without a GPU passed."],
+    )
+
+
+def incomplete_record(folder: Path) -> Record:
+    return written(
+        folder,
+        findings=curves(),
+        checks=[*INVENTORY, *passed(BANDWIDTH)],
+        unfinished=["acceptance/test_8_burn_in.py::test_burn_in"],
+        deselected=[TRAINING],
+        verdict="INCOMPLETE",
+        reasons=["1 required check was deselected.", "1 required check never finished."],
+    )
+
+
+RECORDS = {
+    "ACCEPTED": accepted_record,
+    "REJECTED": rejected_record,
+    "REHEARSAL": rehearsal_record,
+    "INCOMPLETE": incomplete_record,
+}
+
+
+@pytest.fixture(params=RECORDS)
+def every_record(request: pytest.FixtureRequest, tmp_path: Path) -> Record:
+    return RECORDS[request.param](tmp_path)
+
+
+@pytest.fixture
+def accepted(tmp_path: Path) -> Record:
+    return accepted_record(tmp_path)
+
+
+@pytest.fixture
+def rejected(tmp_path: Path) -> Record:
+    return rejected_record(tmp_path)
+
+
+@pytest.fixture
+def rehearsal(tmp_path: Path) -> Record:
+    return rehearsal_record(tmp_path)
+
+
+@pytest.fixture
+def incomplete(tmp_path: Path) -> Record:
+    return incomplete_record(tmp_path)

@@ -1,0 +1,73 @@
+"""The columns in pytest-html's table of results."""
+
+from __future__ import annotations
+
+import re
+
+from pytest_gpufleet.report import columns
+from pytest_gpufleet.verdict.evidence import Record
+from pytest_gpufleet.verdict.finding import Finding
+from pytest_gpufleet.verdict.measurement import Measurement
+
+HEADER = [
+    '<th class="sortable" data-column-type="result">Result</th>',
+    '<th class="sortable" data-column-type="testId">Test</th>',
+    '<th class="sortable" data-column-type="duration">Duration</th>',
+    "<th>Links</th>",
+]
+ROW = [
+    '<td class="col-result">Passed</td>',
+    '<td class="col-testId">test_a.py::test_b</td>',
+    '<td class="col-duration">1 ms</td>',
+    '<td class="col-links"></td>',
+]
+
+
+def row_of(findings: list[Finding]) -> list[str]:
+    cells = list(ROW)
+    columns.row(cells, findings)
+    return [re.sub("<.*?>", "", cell) for cell in cells[2:5]]
+
+
+def test_header_and_row_grow_alike_after_the_test() -> None:
+    header, row = list(HEADER), list(ROW)
+    columns.header(header)
+    columns.row(row, [])
+    assert len(header) == len(row) == 7
+    assert [re.sub("<.*?>", "", cell) for cell in header[1:5]] == ["Test", "Measured", "Limit", "Worst place"]
+    # pytest-html sorts a column by the word after "col-", which has to be the header's column type.
+    assert 'data-column-type="worstPlace"' in header[4]
+    assert 'class="col-worstPlace"' in row[4]
+
+
+def test_row_shows_what_missed(rejected: Record) -> None:
+    measured, limit, place = row_of([f for f in rejected.findings if f.measurement.metric == "busbw"])
+    assert measured == "301.3 GB/s (tightest of 15)"
+    assert limit == "≥ 329.4 GB/s"
+    assert place == "all ranks together"
+
+
+def test_slower_than_peers_shows_no_limit_that_was_met(rejected: Record) -> None:
+    slow = [f for f in rejected.findings if f.slower_than_peers]
+    assert row_of(slow) == ["7,093 images/s", "peers", "GPU 5"]
+
+
+def test_value_that_rounds_to_its_limit_is_told_apart(rejected: Record) -> None:
+    finding = next(f for f in rejected.findings if f.state == "missed")
+    near = Finding("a", Measurement("busbw", {"world": 329.3999}, {}), "missed", finding.limit, ("world",))
+    measured, limit, _ = row_of([near])
+    assert measured == "329.3999 GB/s"
+    assert limit == "≥ 329.4 GB/s"
+
+
+def test_row_without_cells_stays_without() -> None:
+    cells: list[str] = []
+    columns.row(cells, [])
+    assert cells == []
+
+
+def test_cells_are_escaped() -> None:
+    finding = Finding("a", Measurement("<b>", {"<script>": 1.0}, {}), "not judged")
+    cells = list(ROW)
+    columns.row(cells, [finding])
+    assert "<script>" not in "".join(cells)

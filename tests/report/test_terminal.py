@@ -1,0 +1,58 @@
+"""The last lines on the terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpufleet.report.terminal import lines
+from pytest_gpufleet.verdict.evidence import Check, Record
+
+
+def text_of(record: Record) -> str:
+    return " ".join(" ".join(text.split()) for text, _ in lines(record))
+
+
+def test_verdict_stands_first_in_its_colour(every_record: Record) -> None:
+    colours = {"ACCEPTED": "green", "REJECTED": "red", "INCOMPLETE": "yellow", "REHEARSAL": "cyan"}
+    word, markup = lines(every_record)[0]
+    assert word == every_record.verdict
+    assert markup == {colours[word]: True, "bold": True}
+    assert all(reason in text_of(every_record) for reason in every_record.reasons)
+
+
+def test_rejected_names_gpu_value_limit_source_and_what_to_do(rejected: Record) -> None:
+    text = text_of(rejected)
+    for words in (
+        rejected.topology.gpus[5].identity,
+        "301.3 GB/s, limit: at least 329.4 GB/s",
+        "MLE: stas00/ml-engineering",
+        "17 of 18 NVLinks active",
+        "What to do: reseat GPU 5's module",
+        "2 not judged, 1 skipped",
+    ):
+        assert words in text
+
+
+def test_lines_fit_eighty_columns_and_identities_stay_whole(every_record: Record) -> None:
+    for text, _ in lines(every_record):
+        assert len(text) <= 80
+        assert "\n" not in text
+    bad_gpu = every_record.topology.gpus[5].uuid if every_record.verdict == "REJECTED" else ""
+    assert any(bad_gpu in text for text, _ in lines(every_record))
+
+
+def test_rehearsal_never_says_accepted_as_its_verdict(rehearsal: Record) -> None:
+    rehearsal.verdict = "ACCEPTED"
+    assert lines(rehearsal)[0][0] == "REHEARSAL"
+
+
+@pytest.mark.parametrize("message", ["", "\n\n", "\x1b[2J\x1b[31mowned\x07", "word " * 100_000])
+def test_terminal_is_safe_from_messages(message: str) -> None:
+    record = Record(checks={"a": Check("a", "failed", 0.1, message=message)}, verdict="REJECTED")
+    result = lines(record)
+    assert len(result) < 20
+    assert not any("\x1b" in text or "\x07" in text for text, _ in result)
+
+
+def test_empty_record_is_incomplete() -> None:
+    assert lines(Record())[0][0] == "INCOMPLETE"

@@ -1,0 +1,45 @@
+"""Figures, sizes and conditions in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpufleet.probes.reading import GiB, MiB
+from pytest_gpufleet.report import wording
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (366.94, "366.9"),
+        (58095, "58,100"),
+        (9999.9, "10,000"),
+        (1234567.0, "1,235,000"),
+        (0.01234567, "0.01235"),
+        (-12.5, "-12.5"),
+        (700.0, "700"),
+        (float("nan"), "not a number"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_number(value: float, text: str) -> None:
+    assert wording.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0 B"), (8, "8 B"), (64 * MiB, "64 MiB"), (8 * GiB, "8 GiB"), (1536, "1.5 KiB")]
+)
+def test_size(nbytes: int, text: str) -> None:
+    assert wording.size(nbytes) == text
+
+
+def test_conditions_come_in_the_order_of_speech_and_unknown_ones_are_named() -> None:
+    conditions = {"fan_speed": 3, "nvls": True, "ranks": 1, "bytes": 64 * MiB, "collective": "broadcast"}
+    assert wording.words(conditions) == ["broadcast", "64 MiB", "1 rank", "NVLS on", "fan speed 3"]
+
+
+def test_places() -> None:
+    assert wording.place("gpu0-gpu5") == "GPU 0 to GPU 5"
+    assert wording.place("world") == "all ranks together"
+    assert wording.place("rank3") == "rank3"
