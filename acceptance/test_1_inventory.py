@@ -22,9 +22,7 @@ def test_gpu_count(gpus, gpu_topology, pytestconfig):
     """
     asked = pytestconfig.getoption("gpus")
     expected = asked if isinstance(asked, int) else len(gpus)
-    assert len(gpus) == expected, (
-        f"{len(gpus)} of {expected} GPUs are here: {', '.join(gpu_topology.problems)}"
-    )
+    assert len(gpus) == expected, f"{len(gpus)} of {expected} GPUs are here: {', '.join(gpu_topology.problems)}"
 
 
 def test_software_fits_driver(gpus, gpu_topology):
@@ -35,8 +33,7 @@ def test_software_fits_driver(gpus, gpu_topology):
     """
     assert not gpu_topology.problems
     versions = {
-        name: getattr(gpu_topology, name)
-        for name in ("driver", "cuda_driver", "cuda", "cudnn", "nccl", "torch")
+        name: getattr(gpu_topology, name) for name in ("driver", "cuda_driver", "cuda", "cudnn", "nccl", "torch")
     }
     assert [name for name, version in versions.items() if version is None] == []
 
@@ -58,8 +55,8 @@ def test_gpus_are_alike(gpus, fact):
 def test_every_rank_reaches_its_gpu(rank):
     """Each process gets its own device and can compute on it
 
-    The first real work on the GPU that NVML lists under this number. If it fails, look at the kernel log for XIDs of the
-    GPU named, and whether another process holds it (`nvidia-smi`).
+    The first real work on the GPU that NVML lists under this number. If it fails, look at the kernel log for XIDs of
+    the GPU named, and whether another process holds it (`nvidia-smi`).
     """
     values = torch.arange(1000, device=rank.device)
     assert values.sum().item() == 499500

@@ -1,4 +1,4 @@
-"""DistributedDataParallel trains correctly: communication, learning, and replicas that stay identical to the last bit."""
+"""DistributedDataParallel trains correctly: communication, learning, replicas that stay identical to the last bit."""
 
 import pytest
 import torch

@@ -52,9 +52,7 @@ def main():
     parser.add_argument("--gpus", type=int, default=None)
     parser.add_argument("--ranks", type=int, default=4, help="CPU ranks, without --gpus")
     asked = parser.parse_args()
-    options = Options(
-        asked.gpus or "auto", None if asked.gpus else asked.ranks, "standard", None, ".", 120.0, False
-    )
+    options = Options(asked.gpus or "auto", None if asked.gpus else asked.ranks, "standard", None, ".", 120.0, False)
     fleet = Fleet(options, ())
     world, group = fleet.world(with_group=False), fleet.world(with_group=True)
     print(f"{world.size} ranks: {fleet.headline()}")
@@ -67,9 +65,7 @@ def main():
         times = sorted(timed(handle.run, no_op) * 1e3 for _ in range(1000))
         print(f"no-op {name}.run: median {statistics.median(times):.3f} ms, 95 % {times[949]:.3f} ms")
     fleet.close()
-    print(
-        f"start by spawn, for comparison        {spawn_seconds([spec.device for spec in fleet.pool.specs]):8.2f} s"
-    )
+    print(f"start by spawn, for comparison        {spawn_seconds([spec.device for spec in fleet.pool.specs]):8.2f} s")
 
 
 if __name__ == "__main__":

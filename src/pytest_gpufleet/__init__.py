@@ -34,7 +34,26 @@ _HOME = {
     "LimitMissed": "verdict.judge",
 }
 
-__all__ = [*_HOME]
+__all__ = [
+    "Finding",
+    "GiB",
+    "Gpu",
+    "GpuTopology",
+    "KiB",
+    "Limit",
+    "LimitMissed",
+    "Measurement",
+    "MiB",
+    "Rank",
+    "RankFailure",
+    "RankReport",
+    "Reading",
+    "World",
+    "bus_bandwidth",
+    "measure",
+    "not_applicable",
+    "scaling_efficiency",
+]
 
 
 def __getattr__(name: str) -> Any:

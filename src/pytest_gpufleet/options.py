@@ -94,8 +94,10 @@ def from_config(config: pytest.Config) -> Options:
 
 
 def gpu_count(text: str) -> Gpus:
-    if text == "all" or text == "auto":
-        return text
+    if text == "all":
+        return "all"
+    if text == "auto":
+        return "auto"
     return _at_least_one(text, "a number of GPUs (1 or more), all or auto")
 
 

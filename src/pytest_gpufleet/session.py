@@ -72,7 +72,7 @@ class Fleet:
 
     @cached_property
     def profile(self) -> Profile | None:
-        """The profile for this run's GPUs, None if there is none. UsageError if the given one is bad or does not fit."""
+        """The profile for this run's GPUs, None if there is none. UsageError if a given one is bad or does not fit."""
         from pytest_gpufleet.verdict import profile
 
         path = self.options.profile

@@ -191,9 +191,7 @@ def rejected_record(folder: Path) -> Record:
     for finding in good:
         conditions = finding.measurement.conditions
         if conditions["collective"] == "all_reduce" and finding.limit:
-            measurement = Measurement(
-                "busbw", {"world": 301.27}, conditions, {"world": (300.9, 301.27, 302.0)}
-            )
+            measurement = Measurement("busbw", {"world": 301.27}, conditions, {"world": (300.9, 301.27, 302.0)})
             slow.append(Finding(BANDWIDTH, measurement, "missed", finding.limit, ("world",)))
         else:
             slow.append(finding)
@@ -234,9 +232,7 @@ def rehearsal_record(folder: Path) -> Record:
     findings = [
         Finding(
             BANDWIDTH,
-            Measurement(
-                "busbw", {"world": 1.234 * step}, {"collective": name, "bytes": step * MiB, **conditions}
-            ),
+            Measurement("busbw", {"world": 1.234 * step}, {"collective": name, "bytes": step * MiB, **conditions}),
             "not judged",
             reason="a rehearsal on CPU ranks is not judged",
         )

@@ -152,9 +152,7 @@ def test_no_verdict_is_incomplete() -> None:
 
 @pytest.mark.parametrize("verdict", ["ACCEPTED", "REJECTED", "INCOMPLETE", "SURPRISE"])
 def test_hostile_text_is_shown_not_run(verdict: str) -> None:
-    measurement = Measurement(
-        HOSTILE, {HOSTILE: 1.0}, {HOSTILE: HOSTILE, "bytes": HOSTILE}, {}, {HOSTILE: HOSTILE}
-    )
+    measurement = Measurement(HOSTILE, {HOSTILE: 1.0}, {HOSTILE: HOSTILE, "bytes": HOSTILE}, {}, {HOSTILE: HOSTILE})
     record = Record(
         run={"host": HOSTILE, "command": HOSTILE, "environment": {HOSTILE: HOSTILE}},
         findings=[

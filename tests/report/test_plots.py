@@ -13,9 +13,7 @@ from pytest_gpufleet.verdict.measurement import Measurement
 
 
 def words_in(svg: str) -> list[str]:
-    return [
-        "".join(element.itertext()) for element in ElementTree.fromstring(svg).iter() if "text" in element.tag
-    ]
+    return ["".join(element.itertext()) for element in ElementTree.fromstring(svg).iter() if "text" in element.tag]
 
 
 def test_busbw_names_lines_sizes_and_limits(rejected: Record) -> None:

@@ -234,9 +234,7 @@ def test_no_bandwidth_floor_is_above_what_the_links_can_carry(profile, one):
 def test_on_hopper_an_all_reduce_limit_knows_about_nvls():
     for model in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
         on, off = (
-            for_gpu(model).limit_for(
-                busbw(collective="all_reduce", bytes=8 * GiB, dtype="float32", ranks=8, nvls=nvls)
-            )
+            for_gpu(model).limit_for(busbw(collective="all_reduce", bytes=8 * GiB, dtype="float32", ranks=8, nvls=nvls))
             for nvls in (True, False)
         )
         assert on.value > 1.2 * off.value

@@ -15,7 +15,5 @@ SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY", re.IGNORECASE)
 def relevant(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables by which users and images steer drivers and libraries, sorted by name."""
     return {
-        name: environment[name]
-        for name in sorted(environment)
-        if ALLOWED.fullmatch(name) and not SECRET.search(name)
+        name: environment[name] for name in sorted(environment) if ALLOWED.fullmatch(name) and not SECRET.search(name)
     }

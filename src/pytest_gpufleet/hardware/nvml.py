@@ -12,9 +12,7 @@ from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 # nvml.h: nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo -m`.
 PCIE_ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 NVLINK_REMOTE_SWITCH = 2  # nvml.h: NVML_NVLINK_DEVICE_TYPE_SWITCH
-FIELD_NVLINK_SPEED = (
-    164  # nvml.h: NVML_FI_DEV_NVLINK_GET_SPEED, Mbit/s as a field but MB/s in fact, link in scopeId
-)
+FIELD_NVLINK_SPEED = 164  # nvml.h: NVML_FI_DEV_NVLINK_GET_SPEED, Mbit/s as a field but MB/s in fact, link in scopeId
 MAX_NVLINKS = 18
 
 NO_NVML = {
@@ -84,9 +82,7 @@ def read_topology(environment: Mapping[str, str] = os.environ) -> GpuTopology:
 
 def _visible(nvml: Any, visible: str | None) -> list[tuple[int, Any]]:
     """(index, handle) in the order CUDA numbers them; like CUDA, what follows an invalid entry is invisible."""
-    everything = [
-        (index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())
-    ]
+    everything = [(index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())]
     if visible is None:
         return everything
     uuids = {index: nvml.nvmlDeviceGetUUID(handle) for index, handle in everything}
@@ -143,9 +139,7 @@ def _nvlink_speed(nvml: Any, handle: Any, active: list[int]) -> float | None:
     """The slowest active link's speed in one direction, as `nvidia-smi nvlink -s` prints it."""
     if not active:
         return None
-    fields = _ask(
-        nvml, nvml.nvmlDeviceGetFieldValues, handle, [(FIELD_NVLINK_SPEED, link) for link in active]
-    )
+    fields = _ask(nvml, nvml.nvmlDeviceGetFieldValues, handle, [(FIELD_NVLINK_SPEED, link) for link in active])
     speeds = [field.value.uiVal for field in fields or () if field.nvmlReturn == 0 and field.value.uiVal]
     return min(speeds) / 1000 if speeds else None
 
@@ -165,9 +159,7 @@ def _links(nvml: Any, handles: list[Any], gpus: tuple[Gpu, ...]) -> tuple[tuple[
         return PCIE_ANCESTORS.get(level, "?")
 
     everyone = range(len(handles))
-    return tuple(tuple(link(i, j) for j in everyone) for i in everyone), any(
-        "switch" in remote for remote in remotes
-    )
+    return tuple(tuple(link(i, j) for j in everyone) for i in everyone), any("switch" in remote for remote in remotes)
 
 
 def _nvlink_remotes(nvml: Any, handle: Any) -> dict[str, int]:
@@ -194,15 +186,18 @@ def _ask(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def software() -> dict[str, str | None]:
+def software() -> dict[str, Any]:
+    """Versions of torch and of what it was built with, as arguments of GpuTopology."""
     import torch
+    import torch.distributed
 
-    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
-    cudnn = torch.backends.cudnn.version()
+    nccl: Any = torch.cuda.nccl
+    cudnn: Any = torch.backends.cudnn
+    has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     return {
         "cuda": torch.version.cuda,
-        "cudnn": _cudnn_text(cudnn) if cudnn else None,
-        "nccl": ".".join(map(str, nccl)) if nccl else None,
+        "cudnn": _cudnn_text(cudnn.version()) if cudnn.is_available() else None,
+        "nccl": ".".join(map(str, nccl.version())) if has_nccl else None,
         "torch": torch.__version__,
     }
 

@@ -79,9 +79,7 @@ class GpuTopology:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GpuTopology:
         """The inverse of `dataclasses.asdict` after a way through JSON, which knows no tuples."""
-        gpus = tuple(
-            Gpu(**{**gpu, "compute_capability": _pair(gpu["compute_capability"])}) for gpu in data["gpus"]
-        )
+        gpus = tuple(Gpu(**{**gpu, "compute_capability": _pair(gpu["compute_capability"])}) for gpu in data["gpus"])
         links = tuple(tuple(row) for row in data["links"])
         return cls(**{**data, "gpus": gpus, "links": links, "problems": tuple(data["problems"])})
 

@@ -1,18 +1,20 @@
 """Collectives: what each must deliver, and how fast it does.
 
-Bus bandwidth as nccl-tests defines it (doc/PERFORMANCE.md there): algbw = S / t, busbw = algbw x factor, GB = 1e9 bytes.
-S is the size of the larger of a rank's two buffers, so for all_gather, reduce_scatter and all_to_all the bytes of all
-ranks together.
+Bus bandwidth as nccl-tests defines it (doc/PERFORMANCE.md there): algbw = S / t, busbw = algbw x factor, GB = 1e9
+bytes. S is the size of the larger of a rank's two buffers, so for all_gather, reduce_scatter and all_to_all the bytes
+of all ranks together.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,12 +40,13 @@ EXACT_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.flo
 class Collective:
     """One collective over n ranks.
 
-    `launch(group, output, input, root)` runs it; in-place ones get their input as a copy in `output`.
+    `launch(group, output, input, root)` starts it and gives what to wait for; in-place ones get their input as a copy
+    in `output`.
     `expected(inputs, me, root)` is rank `me`'s output from every rank's input, None where it is undefined.
     `input_parts`, `output_parts`: which buffer holds only one of n parts of S.
     """
 
-    launch: Callable[[ProcessGroup, Tensor, Tensor, int], object]
+    launch: Callable[[ProcessGroup, Tensor, Tensor, int], list[dist.Work]]
     expected: Callable[[list[Tensor], int, int], Tensor | None]
     factor: Callable[[int], float]
     one_part_in: bool = False
@@ -55,14 +58,20 @@ class Collective:
         return total // n if self.one_part_in else total, total // n if self.one_part_out else total
 
 
-def _send_to_next(group: ProcessGroup, output: Tensor, input: Tensor, root: int) -> None:
+def _start(function: Callable[..., Any], *tensors: Any, group: ProcessGroup) -> list[dist.Work]:
+    return [function(*tensors, group=group, async_op=True)]
+
+
+def _send_to_next(group: ProcessGroup, output: Tensor, input: Tensor) -> list[dist.Work]:
     me, n = dist.get_rank(group), dist.get_world_size(group)
-    after, before = (dist.get_global_rank(group, (me + step) % n) for step in (1, -1))
-    works = dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, input, after, group), dist.P2POp(dist.irecv, output, before, group)]
-    )
-    for work in works:
-        work.wait()
+    send = dist.P2POp(dist.isend, input, _global(group, (me + 1) % n), group)
+    receive = dist.P2POp(dist.irecv, output, _global(group, (me - 1) % n), group)
+    works: list[dist.Work] = dist.batch_isend_irecv([send, receive])
+    return works
+
+
+def _global(group: ProcessGroup, rank: int) -> int:
+    return dist.get_global_rank(group, rank)
 
 
 def _chunk(tensor: Tensor, index: int, n: int) -> Tensor:
@@ -75,46 +84,42 @@ def _sum(inputs: list[Tensor]) -> Tensor:
 
 COLLECTIVES = {
     "all_reduce": Collective(
-        launch=lambda group, output, input, root: dist.all_reduce(output, group=group),
+        launch=lambda group, output, input, root: _start(dist.all_reduce, output, group=group),
         expected=lambda inputs, me, root: _sum(inputs),
         factor=lambda n: 2 * (n - 1) / n,
         in_place=True,
     ),
     "all_gather": Collective(
-        launch=lambda group, output, input, root: dist.all_gather_into_tensor(output, input, group=group),
+        launch=lambda group, output, input, root: _start(dist.all_gather_into_tensor, output, input, group=group),
         expected=lambda inputs, me, root: torch.cat(inputs),
         factor=lambda n: (n - 1) / n,
         one_part_in=True,
     ),
     "reduce_scatter": Collective(
-        launch=lambda group, output, input, root: dist.reduce_scatter_tensor(output, input, group=group),
+        launch=lambda group, output, input, root: _start(dist.reduce_scatter_tensor, output, input, group=group),
         expected=lambda inputs, me, root: _chunk(_sum(inputs), me, len(inputs)),
         factor=lambda n: (n - 1) / n,
         one_part_out=True,
     ),
     "broadcast": Collective(
-        launch=lambda group, output, input, root: dist.broadcast(
-            output, dist.get_global_rank(group, root), group=group
-        ),
+        launch=lambda group, output, input, root: _start(dist.broadcast, output, _global(group, root), group=group),
         expected=lambda inputs, me, root: inputs[root],
         factor=lambda n: 1.0,
         in_place=True,
     ),
     "reduce": Collective(
-        launch=lambda group, output, input, root: dist.reduce(
-            output, dist.get_global_rank(group, root), group=group
-        ),
+        launch=lambda group, output, input, root: _start(dist.reduce, output, _global(group, root), group=group),
         expected=lambda inputs, me, root: _sum(inputs) if me == root else None,
         factor=lambda n: 1.0,
         in_place=True,
     ),
     "all_to_all": Collective(
-        launch=lambda group, output, input, root: dist.all_to_all_single(output, input, group=group),
+        launch=lambda group, output, input, root: _start(dist.all_to_all_single, output, input, group=group),
         expected=lambda inputs, me, root: torch.cat([_chunk(each, me, len(inputs)) for each in inputs]),
         factor=lambda n: (n - 1) / n,
     ),
     "sendrecv": Collective(
-        launch=_send_to_next,
+        launch=lambda group, output, input, root: _send_to_next(group, output, input),
         expected=lambda inputs, me, root: inputs[me - 1],
         factor=lambda n: 1.0,
     ),
@@ -124,10 +129,9 @@ COLLECTIVES = {
 def pattern(index: int, count: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rank `index`'s data: `count` int64 values that look random, differ by position and rank, and of which `n` can be
     added up in `dtype` without rounding. A swapped, lost or doubled element changes the result."""
-    # Fibonacci hashing; int64 arithmetic wraps around.
-    values = (
-        torch.arange(1, count + 1, device=device) * -7046029254386353131 + (index + 1) * -4417276706812531889
-    )
+    # Fibonacci hashing. Tensors of int64 wrap around; the offset must be made to.
+    offset = ((index + 1) * -4417276706812531889 + 2**63) % 2**64 - 2**63
+    values = torch.arange(1, count + 1, device=device) * -7046029254386353131 + offset
     values ^= values >> 29
     return values.remainder(2 ** EXACT_BITS[dtype] // n)
 
@@ -139,11 +143,10 @@ def exchange(rank: Rank, name: str, dtype: torch.dtype, total: int, root: int = 
     count_in, count_out = collective.counts(total // n * n, n)
     inputs = [pattern(index, count_in, n, dtype, rank.device) for index in range(n)]
     mine = inputs[rank.index].to(dtype)
-    output = (
-        mine.clone() if collective.in_place else torch.full((count_out,), -1, dtype=dtype, device=rank.device)
-    )
+    output = mine.clone() if collective.in_place else torch.full((count_out,), -1, dtype=dtype, device=rank.device)
     with rank.phase(f"{name} of {dtype}"):
-        collective.launch(rank.group, output, mine, root)
+        for work in collective.launch(rank.group, output, mine, root):
+            work.wait()
         result = output.cpu()
     expected = collective.expected(inputs, rank.index, root)
     return "" if expected is None else wrong_elements(result, expected.to(dtype).cpu())
@@ -154,9 +157,7 @@ def wrong_elements(result: Tensor, expected: Tensor) -> str:
     wrong = (result != expected).nonzero().flatten()
     if not len(wrong):
         return ""
-    first = "; ".join(
-        f"[{i}] is {result[i].item()}, expected {expected[i].item()}" for i in wrong[:3].tolist()
-    )
+    first = "; ".join(f"[{i}] is {result[i].item()}, expected {expected[i].item()}" for i in wrong[:3].tolist())
     return f"{len(wrong):,} of {len(expected):,} elements are wrong: {first}"
 
 
@@ -173,8 +174,10 @@ def bus_bandwidth(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch
         input.uniform_()  # sums in place would grow out of all bounds
         _line_up(rank)
         began = time.perf_counter()
-        for _ in range(iterations):
-            collective.launch(rank.group, output, input, 0)
+        # Not waited for one by one: the launches follow each other without a gap, as those of nccl-tests do.
+        works = [collective.launch(rank.group, output, input, 0) for _ in range(iterations)]
+        for work in itertools.chain(*works):
+            work.wait()
         _synchronize(rank)
         return (time.perf_counter() - began) / iterations
 

@@ -32,8 +32,7 @@ def row(cells: list[str], findings: list[Finding]) -> None:
     texts = _texts(findings)
     # Bare text only: pytest-html opens a row by the parent of what was clicked, which has to be the row.
     cells[at:at] = [
-        f'<td class="col-{name}">{escape(wording.clean(text))}</td>'
-        for name, text in zip(COLUMNS, texts, strict=True)
+        f'<td class="col-{name}">{escape(wording.clean(text))}</td>' for name, text in zip(COLUMNS, texts, strict=True)
     ]
 
 

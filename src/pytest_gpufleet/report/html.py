@@ -131,9 +131,7 @@ def _failure(check: Check) -> Failure:
     message = check.message
     if len(message) > LONGEST_MESSAGE:
         half = LONGEST_MESSAGE // 2
-        left_out = (
-            f"[{wording.number(len(message) - 2 * half, 9)} characters left out; evidence.jsonl has them]"
-        )
+        left_out = f"[{wording.number(len(message) - 2 * half, 9)} characters left out; evidence.jsonl has them]"
         message = f"{message[:half]}\n\n{left_out}\n\n{message[-half:]}"
     advice = tuple(part for part in inspect.cleandoc(check.doc).split("\n\n") if part.strip())
     return Failure(check.id, check.title or check.id, message, advice)

@@ -42,9 +42,7 @@ def _of(finding: Finding, record: Record) -> Iterator[Miss]:
     missed = finding.missed or (() if slower or worst is None else (worst[0],))
     for place in missed:
         value = values.get(place, float("nan"))
-        texts = (
-            wording.beside(value, limit) if limit else (wording.quantity(value, metric.unit), finding.reason)
-        )
+        texts = wording.beside(value, limit) if limit else (wording.quantity(value, metric.unit), finding.reason)
         kind, source = (limit.kind, limit.source) if limit else ("", "")
         yield _miss(finding, record, place, *texts, kind, source)
     for place, fraction in slower.items():

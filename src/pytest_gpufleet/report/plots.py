@@ -65,9 +65,7 @@ def busbw_svg(findings: Sequence[Finding]) -> str | None:
             axes.plot(xs, ys, color=colour, marker=marker, markersize=4.5, linewidth=1.6, label=name)
             for nbytes, _, finding in line:
                 if finding.limit:
-                    reach = max(
-                        1.2, 1.7 - 0.08 * index
-                    )  # of two equal limits, the ends of the lower one show
+                    reach = max(1.2, 1.7 - 0.08 * index)  # of two equal limits, the ends of the lower one show
                     ends = [nbytes / reach, nbytes * reach]
                     axes.plot(ends, [finding.limit.value] * 2, color=colour, linewidth=3, alpha=0.75)
                     limits += 1
@@ -81,9 +79,7 @@ def busbw_svg(findings: Sequence[Finding]) -> str | None:
         axes.set_ylabel("bus bandwidth, GB/s")
         handles = list(axes.get_legend_handles_labels()[0])
         if limits:
-            handles.append(
-                Line2D([], [], color=INK, linewidth=3, alpha=0.75, label="limit (its line's colour)")
-            )
+            handles.append(Line2D([], [], color=INK, linewidth=3, alpha=0.75, label="limit (its line's colour)"))
         figure.legend(handles=handles, loc="outside right upper", frameon=False)
         return _svg(figure, f"Bus bandwidth against message size: {'; '.join(lines)}. {everywhere}")
 

@@ -62,6 +62,4 @@ def reasons(record: Record) -> list[str]:
     if record.verdict is None:
         return [*record.reasons, "No verdict was recorded: the run did not reach its end."]
     more = len(record.reasons) - MOST_REASONS
-    return record.reasons[:MOST_REASONS] + (
-        [f"... and {more} more, which the report lists"] if more > 0 else []
-    )
+    return record.reasons[:MOST_REASONS] + ([f"... and {more} more, which the report lists"] if more > 0 else [])

@@ -140,6 +140,4 @@ def worst(finding: Finding) -> tuple[str, float] | None:
     candidates = (missed or values).items()
     sign = 1 if metric(finding).better == "higher" else -1
     # NaN compares as neither better nor worse, and is worse than any figure.
-    return min(
-        candidates, key=lambda item: -math.inf if math.isnan(item[1]) else sign * item[1], default=None
-    )
+    return min(candidates, key=lambda item: -math.inf if math.isnan(item[1]) else sign * item[1], default=None)

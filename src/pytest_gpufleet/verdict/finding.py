@@ -10,7 +10,7 @@ from pytest_gpufleet.probes.reading import Condition
 from pytest_gpufleet.verdict.measurement import Measurement
 
 State = Literal["met", "missed", "not judged", "for information"]
-Kind = Literal["published gate", "0.90 x published measurement", "data sheet", "calibrated"]
+Kind = Literal["published gate", "0.90 x published measurement", "data sheet", "calibrated", "project gate"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,7 @@ class Finding:
     def properties(self) -> list[tuple[str, str]]:
         """The figures as names and values, for junit.xml."""
         metric, unit = self.measurement.metric, self.measurement.unit
-        figures = [
-            (f"{metric} {place}", f"{value:g} {unit}") for place, value in self.measurement.values.items()
-        ]
+        figures = [(f"{metric} {place}", f"{value:g} {unit}") for place, value in self.measurement.values.items()]
         limit = f"{self.limit} ({self.limit.kind}: {self.limit.source})" if self.limit else "none"
         conditions = ", ".join(f"{name}={value}" for name, value in self.measurement.conditions.items())
         return [

@@ -35,9 +35,7 @@ def judge(
     `required`: without a limit the finding is "not judged", which makes a verdict incomplete; else "for information".
     """
     if rehearsal:
-        return Finding(
-            check, measurement, "not judged", reason="rehearsal: figures of CPU ranks are not judged"
-        )
+        return Finding(check, measurement, "not judged", reason="rehearsal: figures of CPU ranks are not judged")
     limit = profile.limit_for(measurement) if profile else None
     missed = tuple(place for place, value in measurement.values.items() if limit and not limit.met_by(value))
     slower = _slower_than_peers(measurement, topology)
@@ -86,9 +84,7 @@ def _no_limit(profile: Profile | None, topology: GpuTopology) -> str:
 
 def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
     measurement, limit = finding.measurement, finding.limit
-    what = (
-        f"{measurement.definition.title} ({', '.join(f'{k}={v}' for k, v in measurement.conditions.items())})"
-    )
+    what = f"{measurement.definition.title} ({', '.join(f'{k}={v}' for k, v in measurement.conditions.items())})"
     lines = [f"{what}: {finding.reason}"]
     for place in finding.missed:
         assert limit is not None
@@ -97,8 +93,8 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
     for place, fraction in (finding.slower_than_peers or {}).items():
         value = measurement.values[place]
         lines.append(
-            f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {fraction:.1%} worse than the median of its "
-            f"peers (tolerance {measurement.definition.peer_tolerance:.0%})"
+            f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {fraction:.1%} worse than the median of "
+            f"its peers (tolerance {measurement.definition.peer_tolerance:.0%})"
         )
     if limit is not None:
         lines.append(f"  limit from profile {limit.profile}, {limit.kind}: {limit.source}")

@@ -69,7 +69,7 @@ def measure(world: World, probe: Callable[..., Reading], *args: Any, **kwargs: A
 
 
 def scaling_efficiency(one: Measurement, many: Measurement) -> Measurement:
-    """throughput(n) / (n x throughput(1)), both for the place "world", measured in the same run with the same recipe."""
+    """throughput(n) / (n x throughput(1)), both for the place "world" and measured in one run with one recipe."""
     ranks = many.conditions["ranks"]
     assert isinstance(ranks, int)
     ratio = many.values[WORLD] / (ranks * one.values[WORLD])

@@ -127,9 +127,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
         return text, tomllib.loads(text)
     except OSError as error:
-        raise ProfileError(
-            f"{path}: cannot be read ({error.strerror}); give the path of a TOML file."
-        ) from None
+        raise ProfileError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file.") from None
     except ValueError as error:  # not UTF-8, or not TOML
         raise ProfileError(f"{path}: is not valid TOML: {error}.") from None
 
@@ -153,9 +151,7 @@ def _facts(data: Mapping[str, Any], where: str) -> dict[str, float | int | str |
 
 def _limits(tables: Any, text: str, path: Path) -> tuple[Limit, ...]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ProfileError(
-            f'{path}: "limit" must be a list; begin each limit with [[limit]] in two brackets.'
-        )
+        raise ProfileError(f'{path}: "limit" must be a list; begin each limit with [[limit]] in two brackets.')
     lines = [n for n, line in enumerate(text.split("\n"), 1) if re.match(r"\s*\[\[\s*limit\s*\]\]", line)]
     if len(lines) == len(tables):
         names = [f"limit {n} (line {line})" for n, line in enumerate(lines, 1)]
@@ -177,16 +173,13 @@ def _limit(table: Mapping[str, Any], where: str, profile: str) -> Limit:
     sense, wrong = _SENSES[metric.better]
     if wrong in table:
         raise ProfileError(
-            f'{where}: "{wrong}" does not fit {metric.name}, where {metric.better} is better; '
-            f'write only "{sense}".'
+            f'{where}: "{wrong}" does not fit {metric.name}, where {metric.better} is better; write only "{sense}".'
         )
     value = _required(table, sense, where)
     if not _is_number(value) or not 0 < value <= sys.float_info.max:
         raise ProfileError(f'{where}: "{sense}" must be a positive number of {metric.unit}, not {value!r}.')
     if metric.unit == "ratio" and value > 1:
-        raise ProfileError(
-            f'{where}: "{sense}" of {metric.name} is a ratio from 0 to 1, not {value!r}; 0.95 is 95 %.'
-        )
+        raise ProfileError(f'{where}: "{sense}" of {metric.name} is a ratio from 0 to 1, not {value!r}; 0.95 is 95 %.')
     return Limit(
         metric=metric.name,
         sense=sense,

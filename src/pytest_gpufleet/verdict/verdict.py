@@ -45,9 +45,7 @@ def _gaps(record: Record, level: str) -> list[str]:
             gaps.append(f"{name} was {'deselected' if name in deselected else 'not run'}")
         elif name in deselected:
             gaps.append(f"{name} was deselected in part")
-        gaps += [
-            f"{check.id} was skipped: {check.message}" for check in ran[name] if check.outcome == "skipped"
-        ]
+        gaps += [f"{check.id} was skipped: {check.message}" for check in ran[name] if check.outcome == "skipped"]
     for finding in record.findings:
         if finding.state == "not judged":
             gaps.append(f"{finding.check} was not judged: {finding.reason}")

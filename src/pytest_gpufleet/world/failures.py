@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import builtins
 import signal
+import sys
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 FailureKind = Literal["exception", "crash", "hang"]
 State = Literal["returned", "raised", "died", "running"]
@@ -51,9 +52,7 @@ class RankFailure(Exception):
     use of the world starts a fresh one.
     """
 
-    def __init__(
-        self, kind: FailureKind, what: str, reports: tuple[RankReport, ...], notes: tuple[str, ...] = ()
-    ):
+    def __init__(self, kind: FailureKind, what: str, reports: tuple[RankReport, ...], notes: tuple[str, ...] = ()):
         self.kind = kind
         self.what = what
         self.reports = reports
@@ -65,7 +64,7 @@ class RankFailure(Exception):
         first = self.reports[0]
         return f"{first.headline}\n({self.what})" if self.what else first.headline
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> tuple[Any, ...]:
         return RankFailure, (self.kind, self.what, self.reports, self.notes)
 
 
@@ -102,8 +101,6 @@ def failure_type(original: str) -> type[RankFailure]:
 
 
 def _loaded(module: str) -> dict[str, object]:
-    import sys
-
     return vars(sys.modules[module]) if module in sys.modules else {}
 
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from pytest_gpufleet.world.rank import Rank
 
@@ -27,7 +28,7 @@ def join(rank: Rank, members: tuple[int, ...], store: str) -> None:
         with rank.phase(f"process group: {BACKENDS[rank.device.type]}"):
             dist.init_process_group(
                 BACKENDS[rank.device.type],
-                store=dist.FileStore(store, rank.size),
+                store=FileStore(store, rank.size),
                 rank=rank.index,
                 world_size=rank.size,
                 timeout=TIMEOUT,
@@ -37,7 +38,7 @@ def join(rank: Rank, members: tuple[int, ...], store: str) -> None:
     with rank.phase(f"process group of ranks {list(members)}"):
         group = dist.group.WORLD if members == everyone else dist.new_group(list(members), timeout=TIMEOUT)
         if rank.index in members:
-            assert group is not None
+            assert isinstance(group, dist.ProcessGroup)
             _groups[members] = group
             # The first collective connects the ranks: here, so that no measurement pays for it.
             dist.all_reduce(torch.zeros(1, device=rank.device), group=group)

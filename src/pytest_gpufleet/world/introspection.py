@@ -6,21 +6,32 @@ process. That hook is private to pytest; all of this project's use of it is here
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+import os
+from functools import cache
 
 import _pytest.assertion.util as assertion_util
+import pytest
+from _pytest.config import get_config
 
 
 def install() -> None:
     """Make `assert a == b` on this rank show what differs, as it does in an ordinary test."""
-    terminal = SimpleNamespace(_highlight=lambda source, lexer="python": source)
-    config: Any = SimpleNamespace(
-        get_verbosity=lambda kind=None: 1, get_terminal_writer=lambda: terminal, getoption=lambda *_: 1
-    )
+    assertion_util._reprcompare = _explain
 
-    def explain(operator: str, left: object, right: object) -> str | None:
-        lines = assertion_util.assertrepr_compare(config=config, op=operator, left=left, right=right)
-        return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%") if lines else None
 
-    assertion_util._reprcompare = explain
+def _explain(operator: str, left: object, right: object) -> str | None:
+    config = _config()
+    for lines in config.hook.pytest_assertrepr_compare(config=config, op=operator, left=left, right=right):
+        if lines:
+            return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%")
+    return None
+
+
+@cache
+def _config() -> pytest.Config:
+    """A pytest configuration with pytest's own plugins only; made when the first assertion fails."""
+    arguments = ["-c", os.devnull, "--noconftest", "-vv"]
+    config = get_config(arguments)
+    os.environ.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS="", PYTEST_PLUGINS="")
+    config.parse(arguments)
+    return config

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn
 
 import pytest
+from _pytest.outcomes import Skipped
 
 from pytest_gpufleet.world.shipping import Parcel
 
@@ -26,7 +27,7 @@ class Outcome:
     ended: float = 0.0
 
 
-class NotApplicable(pytest.skip.Exception):
+class NotApplicable(Skipped):
     """The hardware has no such thing: unlike a skipped check, this does not make a verdict incomplete."""
 
 
@@ -39,6 +40,6 @@ def not_applicable(reason: str) -> NoReturn:
 # How an outcome that is neither a result nor a failure is raised again in the controller.
 RAISED_AGAIN: dict[OutcomeKind, type[BaseException]] = {
     "not applicable": NotApplicable,
-    "skipped": pytest.skip.Exception,
+    "skipped": Skipped,
     "xfailed": pytest.xfail.Exception,
 }

@@ -115,9 +115,9 @@ class Pool:
             if told:
                 text = next(iter(told.values())).error_text
                 where = "" if len(told) == len(ranks) else f" (on {_ranks(told)} of {len(ranks)} only)"
-                error = exception(text + where)
-                error._use_item_location = True  # type: ignore[attr-defined]  # a skip is told at the test, not here
-                raise error
+                ending = exception(text + where)
+                ending._use_item_location = True  # type: ignore[attr-defined]  # a skip is told at the test, not here
+                raise ending
         return [self._result(outcomes[rank]) for rank in ranks]
 
     def _join_group(self, ranks: Members) -> None:
@@ -192,9 +192,7 @@ class Pool:
             time.sleep(0.02)
         return {rank: _tail(file, 16 * 1024) for rank, file in files.items()}
 
-    def _report(
-        self, rank: int, outcome: Outcome | None, death: tuple[Death, float] | None, stack: str
-    ) -> RankReport:
+    def _report(self, rank: int, outcome: Outcome | None, death: tuple[Death, float] | None, stack: str) -> RankReport:
         spec = self.specs[rank]
         phase, seconds = PhaseFile.read(spec.file("phase"))
         common: dict[str, Any] = {"rank": rank, "name": spec.name, "phase": phase, "phase_seconds": seconds}

@@ -78,7 +78,5 @@ def ship_by_value(module: ModuleType) -> None:
     folder = os.path.dirname(module.__file__ or "")
     for other in list(sys.modules.values()):
         file = getattr(other, "__file__", None)
-        if other is module or (
-            file and (os.path.dirname(file) == folder or os.path.basename(file) == "conftest.py")
-        ):
+        if other is module or (file and (os.path.dirname(file) == folder or os.path.basename(file) == "conftest.py")):
             cloudpickle.register_pickle_by_value(other)

@@ -110,9 +110,7 @@ def _story(error: BaseException) -> dict[str, str]:
 def _without_own_frames(error: BaseException) -> Any:
     """The traceback from the shipped function on: how it was called is no news to its author."""
     frames = error.__traceback__
-    while (
-        frames is not None and frames.tb_frame.f_code.co_filename == __file__ and frames.tb_next is not None
-    ):
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__ and frames.tb_next is not None:
         frames = frames.tb_next
     return frames
 
@@ -120,7 +118,9 @@ def _without_own_frames(error: BaseException) -> Any:
 def _clip(text: str) -> str:
     if len(text) <= TEXT_LIMIT:
         return text
-    return f"{text[: TEXT_LIMIT // 2]}\n... {len(text) - TEXT_LIMIT:,} characters left out ...\n{text[-TEXT_LIMIT // 2 :]}"
+    return (
+        f"{text[: TEXT_LIMIT // 2]}\n... {len(text) - TEXT_LIMIT:,} characters left out ...\n{text[-TEXT_LIMIT // 2 :]}"
+    )
 
 
 def _end_with_the_controller(lifeline: Connection) -> None:

@@ -36,15 +36,13 @@ class World:
         """ "rank 3 of 8, GPU 3 NVIDIA H200, serial ..." """
         return self._pool.specs[self._ranks[index]].name
 
-    def run(
-        self, function: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any
-    ) -> list[Any]:
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
         """Run `function(rank, *args, **kwargs)` on every rank; the results by rank.
 
         Closures and local functions work: code and values are sent by cloudpickle. A tensor on a GPU comes back as its
-        copy on the CPU. `timeout` is the deadline in seconds, `--fleet-timeout` by default. Raises RankFailure if a rank
-        raises, dies or does not answer in time; pytest.skip on a rank skips the test; TypeError if something cannot be
-        sent.
+        copy on the CPU. `timeout` is the deadline in seconds, `--fleet-timeout` by default. Raises RankFailure if a
+        rank raises, dies or does not answer in time, TypeError if something cannot be sent; pytest.skip on a rank
+        skips the test.
         """
         __tracebackhide__ = True
         return self._pool.call(self._ranks, self._with_group, timeout, function, args, kwargs)

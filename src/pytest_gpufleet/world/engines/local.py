@@ -28,9 +28,7 @@ class LocalEngine:
         self._pipes: list[Connection] = []
         self._lifelines: list[Connection] = []
         self._gone: set[int] = set()
-        atexit.register(
-            self.kill, 1.0
-        )  # before multiprocessing's own handler, which would wait for the ranks
+        atexit.register(self.kill, 1.0)  # before multiprocessing's own handler, which would wait for the ranks
 
     def start(self, specs: Sequence[RankSpec]) -> None:
         context = multiprocessing.get_context("forkserver")

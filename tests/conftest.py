@@ -1,0 +1,86 @@
+"""How tests start a pytest of their own: a real process with real ranks, in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from pytest_gpufleet.verdict.evidence import Check, Record, read
+
+REPORTS = "runs"  # not pytest-gpufleet's own default, so that a report in a wrong place shows
+SECONDS = 120  # far more than any run takes: a run that hangs must not hang the tests
+KEPT = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "CUDA_", "NCCL_", "COV_"))}
+
+
+@dataclass(frozen=True)
+class FleetRun:
+    """A pytest process that has ended. `text` is what it printed, stdout and stderr in one."""
+
+    status: int
+    text: str
+    root: Path
+
+    @property
+    def folders(self) -> list[Path]:
+        """The report folders it made."""
+        return sorted((self.root / REPORTS).glob("*")) if (self.root / REPORTS).is_dir() else []
+
+    @cached_property
+    def record(self) -> Record:
+        (folder,) = self.folders
+        return read(folder / "evidence.jsonl")
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        """Outcome of each test by its name, without file and class."""
+        return {check.id.rsplit("::", 1)[-1]: check.outcome for check in self.record.checks.values()}
+
+    def check(self, name: str) -> Check:
+        (check,) = (check for check in self.record.checks.values() if check.id.endswith(f"::{name}"))
+        return check
+
+
+@pytest.fixture(scope="session")
+def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetRun]:
+    """run_pytest(*arguments, files={name: text}, **environment): pytest in a process and a folder of its own."""
+
+    def run(*arguments: object, files: dict[str, str] | None = None, **environment: str) -> FleetRun:
+        root = tmp_path_factory.mktemp("run")
+        for name, text in {"pytest.ini": "[pytest]\n", **(files or {})}.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(dedent(text))
+        ended = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, arguments)],
+            cwd=root,
+            env={**KEPT, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS,
+        )
+        return FleetRun(ended.returncode, ended.stdout, root)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def fleet(run_pytest: Callable[..., FleetRun]) -> Callable[..., FleetRun]:
+    """fleet(test_module, *arguments, ranks=2, files={}): a test module rehearsed on CPU ranks."""
+
+    def rehearse(
+        module: str, *arguments: object, ranks: int = 2, files: dict[str, str] | None = None, **environment: str
+    ) -> FleetRun:
+        files = {"test_inner.py": module, **(files or {})}
+        options = (f"--rehearse={ranks}", f"--fleet-dir={REPORTS}")
+        return run_pytest(*options, *arguments, files=files, **environment)
+
+    return rehearse

@@ -1,0 +1,270 @@
+"""Options, markers and fixtures, as somebody meets them on the command line."""
+
+import shlex
+
+import pytest
+
+REPORTS = "runs"
+PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'
+LIMIT = f'{PROFILE}metric = "busbw"\nmin = 1\nunit = "GB/s"\nkind = "data sheet"\nsource = "somebody"\n'
+TRIVIAL = "def test_nothing(): pass"
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (
+            "--help",
+            [
+                "--gpus=N|all|auto",
+                "--rehearse",
+                "--fleet-level={quick,standard,burnin}",
+                "--fleet-profile=PATH",
+                "--fleet-dir=DIR",
+                "--fleet-engine={local",
+                "--fleet-timeout=SECONDS",
+            ],
+        ),
+        ("--markers", ["pytest.mark.spmd:", "world_size(n):", "level(name):", "fresh_world:"]),
+        ("--fixtures", ["gpu_topology", "world ", "nccl_group", "rank ", "judge"]),
+    ],
+)
+def test_pytest_explains(run_pytest, option, words):
+    run = run_pytest(option, files={"test_inner.py": TRIVIAL})
+    assert run.status == 0
+    assert [word for word in words if word not in run.text] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--gpus 0", ["--gpus", "'0'"]),
+        ("--gpus -1", ["--gpus", "'-1'"]),
+        ("--gpus=-1", ["--gpus", "'-1'"]),
+        ("--gpus eight", ["--gpus", "'eight'"]),
+        ("--gpus 1.5", ["--gpus", "'1.5'"]),
+        ("--gpus ٣", ["--gpus", "'٣'"]),
+        ("--gpus ''", ["--gpus", "''"]),
+        ("--rehearse 0", ["--rehearse", "'0'"]),
+        ("--rehearse=-2", ["--rehearse", "'-2'"]),
+        ("--rehearse two", ["--rehearse", "'two'"]),
+        ("--fleet-timeout 0", ["--fleet-timeout", "'0'"]),
+        ("--fleet-timeout nan", ["--fleet-timeout", "'nan'"]),
+        ("--fleet-timeout soon", ["--fleet-timeout", "'soon'"]),
+        ("--fleet-level turbo", ["--fleet-level", "'turbo'"]),
+        ("--fleet-engine slurm", ["--fleet-engine", "'slurm'"]),
+        ("--gpus 8 --rehearse", ["--gpus N", "--rehearse", "give one of them"]),
+        ("--rehearse -n 8", ["-n", "share the GPUs"]),
+        ("--rehearse --fleet-profile missing.toml", ["missing.toml", "cannot be read"]),
+        ("--rehearse --fleet-profile .", ["--fleet-profile", "cannot be read"]),
+        ("--rehearse --fleet-profile broken.toml", ["broken.toml", "not valid TOML", "line 1"]),
+        ("--rehearse --fleet-profile unit.toml", ["unit.toml", "limit 1", '"unit"', '"parsecs"']),
+        ("--rehearse --fleet-profile metric.toml", ["metric.toml", '"busbv"', 'did you mean "busbw"']),
+        ("--rehearse --fleet-profile twice.toml", ["twice.toml", "limit 1", "limit 2", "more specific"]),
+        ("--rehearse --fleet-dir=file", ["file", "cannot be written", "--fleet-dir"]),
+        ("--rehearse --fleet-dir=file/deep", ["file/deep", "cannot be written", "--fleet-dir"]),
+    ],
+)
+def test_bad_input_ends_with_one_sentence_before_anything_starts(run_pytest, arguments, words):
+    run = run_pytest(
+        f"--fleet-dir={REPORTS}",
+        *shlex.split(arguments),
+        files={
+            "test_inner.py": TRIVIAL,
+            "file": "",
+            "broken.toml": "name = broken",
+            "unit.toml": LIMIT.replace("GB/s", "parsecs"),
+            "metric.toml": LIMIT.replace("busbw", "busbv"),
+            "twice.toml": LIMIT + LIMIT.removeprefix(PROFILE.removesuffix("[[limit]]\n")),
+        },
+    )
+    (error,) = (line for line in run.text.splitlines() if all(word in line for word in words))
+    assert "error: " in error.lower()
+    assert run.status == pytest.ExitCode.USAGE_ERROR
+    assert "Traceback" not in run.text
+    assert "INTERNALERROR" not in run.text
+    assert "test session starts" not in run.text
+    assert run.folders == []
+
+
+def test_more_gpus_than_there_are_run_on_those_present_and_reject(run_pytest):
+    files = {"test_inner.py": "def test_count(gpu_topology): assert len(gpu_topology.gpus) == 99"}
+    run = run_pytest("--gpus", "99", f"--fleet-dir={REPORTS}", files=files)
+    assert run.status == 1
+    assert run.record.verdict == "REJECTED"
+    assert run.outcomes == {"test_count": "failed"}
+
+
+def test_a_run_without_tests_accepts_nothing(run_pytest):
+    run = run_pytest("--gpus", "99", f"--fleet-dir={REPORTS}")
+    assert run.status == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert run.record.verdict == "INCOMPLETE"
+    assert "no test was selected" in run.record.reasons
+
+
+def test_plain_run_imports_nothing_heavy(run_pytest):
+    heavy = ("torch", "torchvision", "matplotlib", "ray", "cloudpickle", "pynvml", "numpy", "jinja2")
+    module = f"""
+        import sys
+
+        def test_modules():
+            assert [name for name in {heavy} if name in sys.modules] == []
+    """
+    # pytest-html brings jinja2 itself.
+    run = run_pytest("-p", "no:html", files={"test_inner.py": module})
+    assert run.status == 0, run.text
+    assert "gpufleet:" not in run.text
+
+
+def test_plain_run_may_use_the_world_and_makes_no_report(run_pytest):
+    module = """
+        import pytest
+
+        def test_world(world):
+            assert world.run(lambda rank: rank.index) == list(range(world.size))
+
+        @pytest.mark.spmd
+        def test_spmd(rank):
+            assert rank.index < rank.size
+    """
+    run = run_pytest(files={"test_inner.py": module})
+    assert run.status == 0, run.text
+    assert "2 passed" in run.text
+    assert sorted(path.name for path in run.root.iterdir() if path.suffix or path.name == "reports") == [
+        "pytest.ini",
+        "test_inner.py",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["-n", "auto"], ["-n", "logical"], ["-n", "0"]], ids=" ".join)
+def test_n_auto_runs_serially(fleet, arguments):
+    module = """
+        def test_serial(monkeypatch, pytestconfig):
+            assert not hasattr(pytestconfig, "workerinput")
+    """
+    run = fleet(module, *arguments)
+    assert run.status == 0, run.text
+    assert run.outcomes == {"test_serial": "passed"}
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("quick", {"test_unmarked", "test_quick"}),
+        ("standard", {"test_unmarked", "test_quick", "test_standard"}),
+        ("burnin", {"test_unmarked", "test_quick", "test_standard", "test_burnin"}),
+    ],
+)
+def test_level_selects_itself_and_those_below(fleet, level, expected):
+    module = """
+        import pytest
+
+        def test_unmarked(): pass
+
+        @pytest.mark.level("quick")
+        def test_quick(): pass
+
+        @pytest.mark.level("standard")
+        def test_standard(): pass
+
+        @pytest.mark.level("burnin")
+        def test_burnin(): pass
+    """
+    run = fleet(module, f"--fleet-level={level}")
+    everything = {"test_unmarked", "test_quick", "test_standard", "test_burnin"}
+    assert set(run.outcomes) == expected
+    assert {name.rsplit("::", 1)[-1] for name in run.record.deselected} == everything - expected
+
+
+@pytest.mark.parametrize("marker", ["level('turbo')", "level()", "level('quick', 'standard')"])
+def test_bad_level_is_a_usage_error_that_names_the_test(fleet, marker):
+    run = fleet(f"import pytest\n@pytest.mark.{marker}\ndef test_levelled(): pass")
+    assert run.status == pytest.ExitCode.USAGE_ERROR
+    assert "test_inner.py::test_levelled: level() takes one of quick, standard, burnin" in run.text
+    assert "Traceback" not in run.text
+
+
+def test_markers_and_fixtures_shape_the_world(fleet):
+    module = """
+        import os
+        import pytest
+
+        PIDS = []
+
+        def pids(world):
+            return world.run(lambda rank: os.getpid())
+
+        def test_start(world):
+            PIDS.extend(pids(world))
+
+        @pytest.mark.world_size(1)
+        def test_cut(world):
+            assert pids(world) == PIDS[:1]
+
+        @pytest.mark.world_size(1)
+        @pytest.mark.spmd
+        def test_cut_spmd(rank):
+            assert (rank.index, rank.size) == (0, 1)
+
+        @pytest.mark.world_size(3)
+        def test_too_few(world):
+            raise AssertionError("must not run")
+
+        @pytest.mark.world_size(0)
+        def test_bad_size(world):
+            raise AssertionError("must not run")
+
+        def test_rank_without_spmd(rank):
+            raise AssertionError("must not run")
+
+        def test_still_warm(world):
+            assert pids(world) == PIDS
+
+        @pytest.mark.fresh_world
+        def test_fresh(world):
+            assert not set(pids(world)) & set(PIDS)
+
+        def test_topology(gpu_topology, world):
+            assert gpu_topology.gpus == world.gpus == ()
+            assert gpu_topology.torch
+    """
+    run = fleet(module)
+    assert run.outcomes == {
+        "test_start": "passed",
+        "test_cut": "passed",
+        "test_cut_spmd": "passed",
+        "test_too_few": "skipped",
+        "test_bad_size": "failed",
+        "test_rank_without_spmd": "failed",
+        "test_still_warm": "passed",
+        "test_fresh": "passed",
+        "test_topology": "passed",
+    }
+    assert "needs 3 ranks, this run has 2" in run.check("test_too_few").message
+    assert "world_size() takes a number of ranks" in run.check("test_bad_size").message
+    assert "only in tests marked @pytest.mark.spmd" in run.check("test_rank_without_spmd").message
+    assert len(run.record.worlds) == 2
+
+
+def test_the_ground_of_a_run_is_said_first_and_last(fleet):
+    run = fleet(TRIVIAL)
+    assert "gpufleet: REHEARSAL on 2 CPU ranks" in run.text.split("collected")[0]
+    assert "REHEARSAL" in run.text.split("test_inner.py", 1)[1]
+    assert run.status == 0
+
+
+def test_hook_hears_of_every_finding(fleet):
+    conftest = """
+        def pytest_gpufleet_finding(finding, config):
+            print("heard of", finding.measurement.metric, finding.state)
+    """
+    module = """
+        from pytest_gpufleet import Reading, measure
+
+        def test_figure(world, judge):
+            judge(measure(world, lambda rank: Reading("busbw", 1.5 + rank.index, {}, place="world")))
+    """
+    run = fleet(module, "-s", files={"conftest.py": conftest})
+    assert "heard of busbw not judged" in run.text
+    (finding,) = run.record.findings
+    assert finding.measurement.values == {"world": 1.5}

@@ -1,0 +1,486 @@
+"""world.run, its subsets and groups, and what is told when a rank fails."""
+
+import pytest
+
+SHARED = """
+    import os
+    import threading
+    from dataclasses import dataclass
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    def pids(world):
+        return world.run(lambda rank: os.getpid())
+"""
+
+
+def test_functions_arguments_and_results_travel(fleet):
+    module = (
+        SHARED
+        + """
+    import helper
+    from helper import Point, double
+
+    TABLE = {"one": 1}
+    PIDS = []
+
+    @dataclass(frozen=True)
+    class Pair:
+        left: int
+        right: int
+
+        def total(self):
+            return self.left + self.right
+
+    def use_helpers(rank):
+        return TABLE["one"] + double(rank.index) + helper.double(1)
+
+    def test_results_come_by_rank(world):
+        assert world.size == 2
+        assert world.run(lambda rank: (rank.index, rank.size, rank.device.type)) == [(0, 2, "cpu"), (1, 2, "cpu")]
+
+    def test_arguments(world):
+        def collect(rank, *args, **kwargs):
+            return rank.index, args, kwargs
+
+        assert world.run(collect, 1, (2, None), named="x", world=3) == [
+            (rank, (1, (2, None)), {"named": "x", "world": 3}) for rank in range(2)
+        ]
+
+    def test_closures_and_recursive_local_functions(world):
+        seen = [10]
+
+        def factorial(n):
+            return seen[0] if n == 0 else n * factorial(n - 1)
+
+        assert world.run(lambda rank: factorial(3)) == [60, 60]
+
+    def test_helpers_of_this_module_and_its_sibling(world):
+        assert world.run(use_helpers) == [3, 5]
+
+    def test_functions_of_conftest(world, triple):
+        assert world.run(lambda rank: triple(rank.index)) == [0, 3]
+
+    @pytest.mark.parametrize("kind", [Pair, Point])
+    def test_dataclasses_stay_themselves_both_ways(world, kind):
+        sent = kind(1, 2)
+        received = world.run(lambda rank, value: (value.total(), value, kind(rank.index, 0)), sent)
+        assert received == [(3, sent, kind(rank, 0)) for rank in range(2)]
+        assert all(type(value) is kind for _, value, _ in received)
+
+    def test_bound_methods_and_callables(world):
+        assert world.run(helper.Adder(5)) == [5, 6]
+        assert world.run(helper.Adder(7).__call__) == [7, 8]
+
+    def test_large_argument_and_result(world):
+        tensor = torch.arange(8 << 20, dtype=torch.float32)  # 32 MiB
+        first, second = world.run(lambda rank, value: value + rank.index, tensor)
+        assert torch.equal(first, tensor)
+        assert torch.equal(second, tensor + 1)
+
+    def test_results_without_end_keep_their_order(world):
+        assert [world.run(lambda rank, i: (rank.index, i), i) for i in range(100)] == [
+            [(0, i), (1, i)] for i in range(100)
+        ]
+
+    def test_variables_of_torchrun(world):
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        found = world.run(lambda rank: [os.environ[name] for name in names])
+        assert found == [["0", "0", "2", "2"], ["1", "1", "2", "2"]]
+
+    def test_output_of_ranks_is_captured(world, capfd):
+        def speak(rank):
+            print("hello from", rank.index)
+            os.system("echo from a child")
+            os.write(2, b"raw \\xff")
+            print("x" * 100_000 + " the end", flush=True)
+
+        world.run(lambda rank: print("hello from", rank.index) or os.system("echo from a child"))
+        world.run(speak)
+        out = capfd.readouterr().out
+        for rank in (0, 1):
+            assert f"[rank {rank}] hello from {rank}\\n[rank {rank}] from a child\\n" in out
+        assert out.count("the end\\n") == 2
+        assert len(out) < 50_000
+
+    def test_warm_processes(world, nccl_group):
+        PIDS.extend(pids(world))
+        assert len(set(PIDS)) == 2
+        assert os.getpid() not in PIDS
+        assert pids(nccl_group) == pids(world) == PIDS
+
+    def test_unsendable_arguments_are_named_and_cost_no_world(world):
+        lock = threading.Lock()
+        for arguments, named, name in (
+            ((1, lock), {}, r"argument 2 \\(lock\\)"),
+            ((), {"guard": lock}, r"guard \\(lock\\)"),
+            ((), {}, "uses_lock"),
+        ):
+            def uses_lock(rank, *args, guard=None, own=lock if name == "uses_lock" else None):
+                pass
+
+            with pytest.raises(TypeError, match=name):
+                world.run(uses_lock, *arguments, **named)
+        with pytest.raises(TypeError, match="stay in the controller"):
+            world.run(lambda rank: world.size)
+        assert pids(world) == PIDS
+
+    def test_skips_cost_no_world(world):
+        with pytest.raises(pytest.skip.Exception, match=r"^no reason \\(on rank 1 of 2 only\\)$"):
+            world.run(lambda rank: pytest.skip("no reason") if rank.index else None)
+        assert pids(world) == PIDS
+    """
+    )
+    helper = """
+        from dataclasses import dataclass
+
+        def double(x):
+            return 2 * x
+
+        class Adder:
+            def __init__(self, start):
+                self.start = start
+
+            def __call__(self, rank):
+                return self.start + rank.index
+
+        @dataclass
+        class Point:
+            x: int
+            y: int
+
+            def total(self):
+                return self.x + self.y
+    """
+    conftest = """
+        import pytest
+
+        FACTOR = 3
+
+        @pytest.fixture
+        def triple():
+            def multiply(x):
+                return FACTOR * x
+
+            return multiply
+    """
+    run = fleet(module, files={"helper.py": helper, "conftest.py": conftest})
+    assert run.status == 0, run.text
+    assert len(run.record.worlds) == 1
+
+
+def test_subsets_and_groups(fleet):
+    module = (
+        SHARED
+        + """
+    def total(rank):
+        value = torch.tensor([rank.index + 1.0], device=rank.device)
+        dist.all_reduce(value, group=rank.group)
+        return rank.index, rank.size, dist.get_rank(rank.group), value.item()
+
+    def test_everyone(nccl_group):
+        assert nccl_group.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
+
+    @pytest.mark.parametrize("ranks", [[1, 3], [3, 1], [1, 3, 1], (1, 3)])
+    def test_subset_is_counted_anew_in_ascending_order(nccl_group, ranks):
+        subset = nccl_group.subset(ranks)
+        assert subset.size == 2
+        assert subset.places == ("cpu1", "cpu3")
+        assert pids(subset) == pids(nccl_group)[1::2]
+        assert subset.run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
+
+    def test_subset_of_a_subset(nccl_group):
+        nested = nccl_group.subset([0, 2, 3]).subset([1, 2])
+        assert nested.places == ("cpu2", "cpu3")
+        assert nested.name_of(1).startswith("rank 3 of 4")
+        assert nested.run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
+        assert nested.subset([1]).run(total) == [(0, 1, 0, 1.0)]
+
+    def test_subset_does_not_disturb_the_whole(nccl_group):
+        assert nccl_group.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
+
+    @pytest.mark.parametrize("ranks", [[], [4], [-1], [0, 9]])
+    def test_no_such_ranks(world, ranks):
+        with pytest.raises(ValueError, match="not a subset of the 4 ranks"):
+            world.subset(ranks)
+
+    def test_world_has_no_group(world):
+        assert world.subset([2]).run(lambda rank: (rank.index, rank.size)) == [(0, 1)]
+        with pytest.raises(RuntimeError, match="use the fixture nccl_group"):
+            world.run(lambda rank: rank.group)
+
+    def test_group_is_made_again_in_a_fresh_world(nccl_group):
+        assert nccl_group.subset([0, 1]).run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
+    """
+    )
+    run = fleet(module, ranks=4)
+    assert run.status == 0, run.text
+    assert len(run.record.worlds) == 2
+
+
+FAILURES = (
+    SHARED
+    + """
+    import ctypes
+
+    SEEN = set()
+
+    class Strange(Exception):
+        def __init__(self, code, *, why):
+            self.lock = threading.Lock()
+            super().__init__(f"{code} because {why}")
+
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("nothing to say")
+
+    @pytest.fixture(autouse=True)
+    def world_is_fresh_after_each_failure(world):
+        now = set(pids(world))
+        assert not now & SEEN
+        SEEN.update(now)
+
+    def on_rank_1(action):
+        def run(rank):
+            with rank.phase("the risky part"):
+                if rank.index == 1:
+                    action()
+
+        return run
+
+    def fail_deep_down():
+        secret = {}
+        secret["missing"]
+
+    def chain():
+        try:
+            fail_deep_down()
+        except KeyError as error:
+            raise ValueError("the outer one") from error
+
+    def refuse():
+        raise Strange(7, why="it can")
+
+    def mute():
+        raise Mute
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def leave():
+        raise SystemExit(3)
+
+    def undecodable():
+        b"\\xff".decode()
+
+    def loop():
+        while True:
+            pass
+
+    def die():
+        print("these are my last words", flush=True)
+        os.kill(os.getpid(), 9)
+
+    def test_exception(world):
+        world.run(on_rank_1(fail_deep_down))
+
+    def test_chained_exception(world):
+        world.run(on_rank_1(chain))
+
+    def test_unpicklable_exception(world):
+        world.run(on_rank_1(refuse))
+
+    def test_mute_exception(world):
+        world.run(on_rank_1(mute))
+
+    def test_unusual_exception(world):
+        world.run(on_rank_1(undecodable))
+
+    def test_interrupt_on_a_rank(world):
+        world.run(on_rank_1(interrupt))
+
+    def test_exit_on_a_rank(world):
+        world.run(on_rank_1(leave))
+
+    def test_failure_while_others_wait(nccl_group):
+        def late(rank):
+            if rank.index == 1:
+                fail_deep_down()
+            with rank.phase("waiting for the other"):
+                dist.all_reduce(torch.zeros(1), group=rank.group)
+
+        nccl_group.run(late)
+
+    def test_unsendable_result(world):
+        world.run(lambda rank: threading.Lock() if rank.index else None)
+
+    def test_endless_loop(world):
+        world.run(on_rank_1(loop), timeout=1.0)
+
+    def test_killed(world):
+        world.run(on_rank_1(die))
+
+    def test_segmentation_fault(world):
+        world.run(on_rank_1(lambda: ctypes.string_at(0)))
+
+    def test_exit_without_a_word(world):
+        world.run(on_rank_1(lambda: os._exit(5)))
+
+    def test_failure_in_a_subset(world):
+        world.subset([1]).run(lambda rank: fail_deep_down())
+
+    def test_at_last_all_is_well(world):
+        assert world.run(lambda rank: rank.index) == [0, 1]
+"""
+)
+
+# What a test makes of a failure, and endings that are none.
+ENDINGS = (
+    SHARED
+    + """
+    from pytest_gpufleet import RankFailure, not_applicable
+
+    class Strange(Exception):
+        def __init__(self, code, *, why):
+            super().__init__(f"{code} because {why}")
+
+    def fail(rank):
+        if rank.index == 1:
+            raise ValueError("on purpose")
+
+    def refuse(rank):
+        raise Strange(7, why="it can")
+
+    def test_raises(world):
+        with pytest.raises(ValueError, match="on purpose") as caught:
+            world.run(fail)
+        assert isinstance(caught.value, RankFailure)
+        assert caught.value.kind == "exception"
+        assert [report.rank for report in caught.value.reports] == [1, 0]
+        assert world.run(lambda rank: rank.index) == [0, 1]
+
+    def test_raises_type_of_this_module(world):
+        with pytest.raises(Strange, match="7 because it can"):
+            world.run(refuse)
+
+    def test_raises_crash(world):
+        with pytest.raises(RankFailure) as caught:
+            world.run(lambda rank: os.abort())
+        assert caught.value.kind == "crash"
+
+    def test_raises_hang(world):
+        with pytest.raises(RankFailure) as caught:
+            world.run(lambda rank: threading.Event().wait(), timeout=0.2)
+        assert caught.value.kind == "hang"
+
+    @pytest.mark.xfail(raises=ValueError, strict=True)
+    def test_expected(world):
+        world.run(fail)
+
+    @pytest.mark.xfail(raises=KeyError, strict=True)
+    def test_other_than_expected(world):
+        world.run(fail)
+
+    def test_skip(world):
+        world.run(lambda rank: pytest.skip("no such thing"))
+
+    def test_skip_on_one(world):
+        world.run(lambda rank: pytest.skip("not here") if rank.index == 0 else None)
+
+    def test_not_applicable(world):
+        world.run(lambda rank: not_applicable("no such hardware"))
+
+    def test_xfail(world):
+        world.run(lambda rank: pytest.xfail("known"))
+
+    def test_failure_counts_more_than_a_skip(world):
+        world.run(lambda rank: pytest.skip("not here") if rank.index == 0 else fail(rank))
+
+    def test_assertion(world):
+        assert world.run(lambda rank: rank.index) == [1, 0]
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def failures(fleet):
+    return fleet(FAILURES)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "words"),
+    [
+        (
+            "exception",
+            "rank 1 of 2, CPU: raised KeyError: 'missing' in phase \"the risky part\"",
+            ["in fail_deep_down", 'secret["missing"]', "rank 0 of 2, CPU: returned"],
+        ),
+        (
+            "chained_exception",
+            "rank 1 of 2, CPU: raised ValueError: the outer one",
+            ["KeyError: 'missing'", "direct cause", "rank 0 of 2, CPU: returned"],
+        ),
+        ("unpicklable_exception", "rank 1 of 2, CPU: raised test_inner.Strange: 7 because it can", ["in refuse"]),
+        ("mute_exception", "rank 1 of 2, CPU: raised test_inner.Mute", ["nothing to say", "in mute"]),
+        ("unusual_exception", "rank 1 of 2, CPU: raised UnicodeDecodeError", ["in undecodable"]),
+        ("interrupt_on_a_rank", "rank 1 of 2, CPU: raised KeyboardInterrupt", ["in interrupt"]),
+        ("exit_on_a_rank", "rank 1 of 2, CPU: raised SystemExit: 3", ["in leave"]),
+        (
+            "failure_while_others_wait",
+            "rank 1 of 2, CPU: raised KeyError: 'missing'",
+            ["in fail_deep_down", 'rank 0 of 2, CPU: running in phase "waiting for the other"', "all_reduce"],
+        ),
+        ("unsendable_result", "rank 1 of 2, CPU: raised TypeError", ["result", "lock"]),
+        (
+            "endless_loop",
+            'rank 1 of 2, CPU: running in phase "the risky part"',
+            ["no answer within 1 s from rank 1", "in loop", "rank 0 of 2, CPU: returned"],
+        ),
+        (
+            "killed",
+            'rank 1 of 2, CPU: died by SIGKILL (Killed) in phase "the risky part"',
+            ["these are my last words", "rank 0 of 2, CPU: returned"],
+        ),
+        ("segmentation_fault", "rank 1 of 2, CPU: died by SIGSEGV", ["Fatal Python error", "in run"]),
+        ("exit_without_a_word", "rank 1 of 2, CPU: died with exit status 5", ["rank 0 of 2, CPU: returned"]),
+        ("failure_in_a_subset", "rank 1 of 2, CPU: raised KeyError: 'missing'", ["in fail_deep_down"]),
+    ],
+)
+def test_a_failure_names_the_rank_first_and_tells_every_story(failures, name, first, words):
+    check = failures.check(f"test_{name}")
+    assert check.outcome == "failed"
+    assert check.message.startswith(first), check.message
+    assert [word for word in words if word not in check.message] == [], check.message
+    assert check.message.splitlines()[0] in failures.text
+
+
+def test_failures_leave_later_tests_a_fresh_world(failures):
+    assert failures.check("test_at_last_all_is_well").outcome == "passed"
+    assert len(failures.record.worlds) == len(failures.record.checks)
+    assert failures.status == 1
+
+
+def test_endings_reach_pytest_as_what_they_are(fleet):
+    run = fleet(ENDINGS)
+    assert run.outcomes == {
+        "test_raises": "passed",
+        "test_raises_type_of_this_module": "passed",
+        "test_raises_crash": "passed",
+        "test_raises_hang": "passed",
+        "test_expected": "skipped",  # as pytest reports an expected failure
+        "test_other_than_expected": "failed",
+        "test_skip": "skipped",
+        "test_skip_on_one": "skipped",
+        "test_not_applicable": "not applicable",
+        "test_xfail": "skipped",
+        "test_failure_counts_more_than_a_skip": "failed",
+        "test_assertion": "failed",
+    }, run.text
+    assert run.check("test_skip").message.endswith("no such thing")
+    assert run.check("test_skip_on_one").message.endswith("not here (on rank 0 of 2 only)")
+    assert run.check("test_not_applicable").message == "not applicable: no such hardware"
+    assert "raised ValueError: on purpose" in run.check("test_failure_counts_more_than_a_skip").message
+    assert "assert [0, 1] == [1, 0]" in run.check("test_assertion").message
+    assert "2 xfailed" in run.text
