@@ -52,7 +52,7 @@ def main():
     parser.add_argument("--gpus", type=int, default=None)
     parser.add_argument("--ranks", type=int, default=4, help="CPU ranks, without --gpus")
     asked = parser.parse_args()
-    options = Options(asked.gpus or "auto", None if asked.gpus else asked.ranks, "standard", None, ".", 120.0, False)
+    options = Options(gpus=asked.gpus) if asked.gpus else Options(rehearse=asked.ranks)
     fleet = Fleet(options, ())
     world, group = fleet.world(with_group=False), fleet.world(with_group=True)
     print(f"{world.size} ranks: {fleet.headline()}")

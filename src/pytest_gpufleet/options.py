@@ -21,13 +21,14 @@ Gpus = int | Literal["all", "auto"]
 class Options:
     """What was asked for. `asked` is False if no option of ours was given: then there is no report and no verdict."""
 
-    gpus: Gpus
-    rehearse: int | None
-    level: str
-    profile: Path | None
-    folder: Path
-    timeout: float
-    asked: bool
+    gpus: Gpus = "auto"
+    rehearse: int | None = None
+    level: str = "standard"
+    profile: Path | None = None
+    folder: Path = Path("reports")
+    timeout: float = DEFAULT_TIMEOUT_SECONDS
+    resume: Path | None = None
+    asked: bool = False
 
 
 def add(parser: pytest.Parser) -> None:
@@ -65,21 +66,19 @@ def add(parser: pytest.Parser) -> None:
         "--fleet-timeout", type=seconds, metavar="SECONDS",
         help=f"deadline of one call on the ranks (default: {DEFAULT_TIMEOUT_SECONDS:g})",
     )  # fmt: skip
+    group.addoption(
+        "--fleet-resume", type=Path, metavar="DIR",
+        help="go on with the run whose folder this is: checks that met their limits there are not run again",
+    )  # fmt: skip
+
+
+FLEET_OPTIONS = (
+    "gpus", "rehearse", "fleet_level", "fleet_profile", "fleet_dir", "fleet_engine", "fleet_timeout", "fleet_resume",
+)  # fmt: skip
 
 
 def from_config(config: pytest.Config) -> Options:
-    given = {
-        name: config.getoption(name)
-        for name in (
-            "gpus",
-            "rehearse",
-            "fleet_level",
-            "fleet_profile",
-            "fleet_dir",
-            "fleet_engine",
-            "fleet_timeout",
-        )
-    }
+    given = {name: config.getoption(name) for name in FLEET_OPTIONS}
     if isinstance(given["gpus"], int) and given["rehearse"]:
         raise pytest.UsageError("--gpus N runs on GPUs and --rehearse on CPUs: give one of them")
     return Options(
@@ -89,6 +88,7 @@ def from_config(config: pytest.Config) -> Options:
         profile=given["fleet_profile"],
         folder=given["fleet_dir"] or Path("reports"),
         timeout=given["fleet_timeout"] or DEFAULT_TIMEOUT_SECONDS,
+        resume=given["fleet_resume"],
         asked=any(value is not None for value in given.values()) and not config.getoption("collectonly"),
     )
 

@@ -5,6 +5,7 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     fleet = config.stash[FLEET]
-    return f"gpufleet: {fleet.headline()}" if fleet.options.asked else None
+    if not fleet.options.asked:
+        return None
+    resumed = f"; {len(fleet.carried)} checks carried over from {fleet.options.resume}" if fleet.options.resume else ""
+    return f"gpufleet: {fleet.headline()}{resumed}"
 
 
 # ---------------------------------------------------------------- fixtures
@@ -165,6 +169,8 @@ def judge(request: pytest.FixtureRequest) -> Judge:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     level = config.stash[FLEET].options.level
+    carried = config.stash[FLEET].carried
+    items[:] = [item for item in items if item.nodeid not in carried]
     above = [item for item in items if not levels.includes(level, _level(item))]
     if above:
         config.hook.pytest_deselected(items=above)
@@ -191,6 +197,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     fleet.record_event("check_started", check=item.nodeid)
     if fleet.pool_in_use is not None and item.get_closest_marker("fresh_world"):
         fleet.pool_in_use.stop()
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """pytest-timeout's limit of a test becomes the deadline of its ranks, so that a hang is told by rank.
+
+    Its own timer stays behind it, for a test that hangs in the controller.
+    """
+    if not (set(WORLDS) | {"rank"}) & set(getattr(item, "fixturenames", ())):
+        return None
+    import pytest_timeout
+
+    item.config.stash[FLEET].test_deadline = time.monotonic() + settings.timeout
+    return bool(pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout + 5)))
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
+    item.config.stash[FLEET].test_deadline = None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -245,7 +270,13 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     fleet = session.config.stash[FLEET]
     if fleet.evidence is not None:
+        writable = fleet.report_can_be_written()
         session.exitstatus = fleet.conclude(exitstatus)
+        if not writable:
+            # They would end the session with a traceback instead of its summary.
+            for plugin in session.config.pluginmanager.get_plugins():
+                if type(plugin).__module__ in ("_pytest.junitxml", "pytest_html.selfcontained_report"):
+                    session.config.pluginmanager.unregister(plugin)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -256,6 +287,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.section("gpufleet", sep="=")
         for text, markup in terminal.lines(fleet.evidence.record):
             terminalreporter.write_line(text, **markup)
+        if fleet.evidence.trouble:
+            terminalreporter.write_line(fleet.evidence.trouble, red=True)
         terminalreporter.write_line(f"report: {config.getoption('htmlpath', None) or fleet.folder}")
     elif fleet.pool_in_use is not None and fleet.ground.rehearsal_ranks:
         terminalreporter.write_line(f"gpufleet: {fleet.headline()}")

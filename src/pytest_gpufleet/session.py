@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import socket
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -33,6 +35,9 @@ CUT_SHORT = {
 }
 
 
+REPORT_BYTES = 4 << 20
+
+
 @dataclass(frozen=True)
 class Ground:
     """What a run stands on: GPUs, or CPU ranks and why there are no GPUs."""
@@ -50,6 +55,9 @@ class Fleet:
         self._arguments = arguments
         self.evidence: Evidence | None = None  # this and the folder only in a run that was asked for
         self.folder = options.folder
+        self.carried: set[str] = set()  # checks that an earlier run has done
+        self.test_deadline: float | None = None  # monotonic time, where pytest-timeout sets one
+        self._locks: ExitStack | None = None
 
     @cached_property
     def ground(self) -> Ground:
@@ -99,6 +107,7 @@ class Fleet:
         size = ground.rehearsal_ranks or len(ground.topology.gpus)
         if not size:
             pytest.fail(f"there is no GPU to run on: {ground.why}", pytrace=False)
+        self._lock()
         threads = max(1, (os.cpu_count() or 1) // size) if ground.rehearsal_ranks else None
         specs = [
             RankSpec(
@@ -112,7 +121,14 @@ class Fleet:
             )
             for index in range(size)
         ]
-        return Pool(LocalEngine(), specs, rank_environment, self.options.timeout, self.record_event)
+        return Pool(
+            LocalEngine(),
+            specs,
+            rank_environment,
+            self.options.timeout,
+            test_deadline=lambda: self.test_deadline,
+            on_event=self.record_event,
+        )
 
     def world(self, with_group: bool) -> World:
         from pytest_gpufleet.world.world import World
@@ -131,31 +147,56 @@ class Fleet:
 
         profile, ground, host = self.profile, self.ground, socket.gethostname()
         started = datetime.now(timezone.utc)
+        run = {
+            "schema": SCHEMA,
+            "host": host,
+            "utc": started.isoformat(timespec="seconds"),
+            "command": " ".join(["pytest", *self._arguments]),
+            "level": self.options.level,
+            "gpus": str(self.options.gpus),
+            "rehearsal": bool(ground.rehearsal_ranks),
+            "profile": profile.name if profile else None,
+            "profile_sha256": hashlib.sha256(profile.path.read_bytes()).hexdigest() if profile else None,
+            "environment": relevant(),
+            "python": platform.python_version(),
+            "pytest": pytest.__version__,
+            "plugin": version("pytest-gpufleet"),
+        }
+        carried = self._resumed(run)
+        self._lock()
         folder = self.options.folder / f"{host}-{started:%Y%m%dT%H%M%SZ}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.folder = folder
             self.evidence = Evidence(folder / "evidence.jsonl")
         except OSError as error:
             raise pytest.UsageError(
                 f"the report folder {folder} cannot be written ({error.strerror}): choose another with --fleet-dir"
             ) from None
-        self.record_event(
-            "run",
-            schema=SCHEMA,
-            host=host,
-            utc=started.isoformat(timespec="seconds"),
-            command=" ".join(["pytest", *self._arguments]),
-            level=self.options.level,
-            gpus=str(self.options.gpus),
-            rehearsal=bool(ground.rehearsal_ranks),
-            profile=profile.name if profile else None,
-            environment=relevant(),
-            python=platform.python_version(),
-            pytest=pytest.__version__,
-            plugin=version("pytest-gpufleet"),
-        )
+        self.folder = folder
+        self.record_event("run", **run)
         self.record_event("topology", topology=asdict(ground.topology))
+        for name, content in carried:
+            self.record_event(name, **content)
+        self.carried = set(self.evidence.record.checks)
+
+    def _resumed(self, run: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        if self.options.resume is None:
+            return []
+        from pytest_gpufleet import resume
+
+        then = resume.load(self.options.resume)
+        resume.check_same(self.options.resume, then, run, self.ground.topology)
+        return resume.events(resume.carried_over(self.options.resume, then))
+
+    def _lock(self) -> None:
+        """Make the GPUs of this run its own, until this process is gone."""
+        from pytest_gpufleet.hardware import locks
+
+        if self._locks is None:
+            try:
+                self._locks = locks.lock(() if self.ground.rehearsal_ranks else self.ground.topology.gpus)
+            except locks.GpuTaken as taken:
+                raise pytest.UsageError(str(taken)) from None
 
     def record_event(self, name: str, **content: Any) -> None:
         if self.evidence is not None:
@@ -176,15 +217,33 @@ class Fleet:
         from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 
         assert self.evidence is not None
-        verdict, reasons = conclude(self.evidence.record, CUT_SHORT.get(exitstatus, ""))
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.carried:
+            exitstatus = 0
+        broken = CUT_SHORT.get(exitstatus, "") or self.evidence.trouble
+        verdict, reasons = conclude(self.evidence.record, broken)
         self.record_event("verdict", verdict=verdict, reasons=reasons)
-        if exitstatus in CUT_SHORT or verdict == "REHEARSAL":
+        if exitstatus in CUT_SHORT or (verdict == "REHEARSAL" and not broken):
             return exitstatus
-        return EXIT_STATUS[verdict]
+        return EXIT_STATUS.get(verdict, EXIT_STATUS["INCOMPLETE"])
+
+    def report_can_be_written(self) -> bool:
+        """Whether there is room for the report in the run's folder, which is made again if it is gone."""
+        assert self.evidence is not None
+        probe = self.folder / "room-for-the-report"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(bytes(REPORT_BYTES))
+            probe.unlink()
+        except OSError as error:
+            self.evidence.trouble = f"the report cannot be written to {self.folder}: {error.strerror}"
+            return False
+        return True
 
     def close(self) -> None:
         if self.pool_in_use is not None:
             self.pool_in_use.stop()
+        if self._locks is not None:
+            self._locks.close()
         if self.evidence is not None:
             self.evidence.close()
 

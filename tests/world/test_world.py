@@ -304,6 +304,12 @@ FAILURES = (
     def test_exit_on_a_rank(world):
         world.run(on_rank_1(leave))
 
+    def test_failure_on_every_rank(world):
+        def fail(rank):
+            raise ValueError(f"this is {rank.index}")
+
+        world.run(fail)
+
     def test_failure_while_others_wait(nccl_group):
         def late(rank):
             if rank.index == 1:
@@ -313,7 +319,7 @@ FAILURES = (
 
         nccl_group.run(late)
 
-    def test_unsendable_result(world):
+    def test_unsendable_answer(world):
         world.run(lambda rank: threading.Lock() if rank.index else None)
 
     def test_endless_loop(world):
@@ -428,11 +434,16 @@ def failures(fleet):
         ("interrupt_on_a_rank", "rank 1 of 2, CPU: raised KeyboardInterrupt", ["in interrupt"]),
         ("exit_on_a_rank", "rank 1 of 2, CPU: raised SystemExit: 3", ["in leave"]),
         (
+            "failure_on_every_rank",
+            "rank ",
+            [f"rank {rank} of 2, CPU: raised ValueError: this is {rank}" for rank in (0, 1)],
+        ),
+        (
             "failure_while_others_wait",
             "rank 1 of 2, CPU: raised KeyError: 'missing'",
             ["in fail_deep_down", 'rank 0 of 2, CPU: running in phase "waiting for the other"', "all_reduce"],
         ),
-        ("unsendable_result", "rank 1 of 2, CPU: raised TypeError", ["result", "lock"]),
+        ("unsendable_answer", "rank 1 of 2, CPU: raised TypeError", ["the result", "lock"]),
         (
             "endless_loop",
             'rank 1 of 2, CPU: running in phase "the risky part"',

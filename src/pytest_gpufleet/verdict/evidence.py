@@ -26,6 +26,7 @@ class Check:
     title: str = ""  # first line of its docstring
     doc: str = ""  # the rest: why it matters, what to do
     message: str = ""  # why it failed, was skipped or does not apply
+    run: str = ""  # the earlier run that this was carried over from
 
 
 @dataclass
@@ -63,21 +64,37 @@ class Record:
 
 
 class Evidence:
-    """Writes evidence.jsonl, one line an event, on disk before `add` returns; `record` is what it amounts to."""
+    """Writes evidence.jsonl, one line an event, on disk before `add` returns; `record` is what it amounts to.
+
+    If the disk is full or the folder is removed, the run goes on: `trouble` then says what happened.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.record = Record()
-        self._file = path.open("a", encoding="utf-8")
+        self.trouble = ""
+        self._file = path.open("ab+", buffering=0)
 
     def add(self, event: str, **content: Any) -> None:
-        line = json.dumps(
-            {"t": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), "event": event, **content}
-        )
-        self._file.write(line + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())  # a machine that dies now must leave this line
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        line = json.dumps({"t": now, "event": event, **content})
         self.record.add(json.loads(line))
+        try:
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                self._start_again()
+            self._file.write(line.encode() + b"\n")
+            os.fsync(self._file.fileno())  # a machine that dies now must leave this line
+        except OSError as error:
+            self.trouble = f"the evidence could not be written to {self.path}: {error.strerror}"
+
+    def _start_again(self) -> None:
+        """Somebody removed the file: its content is still there for who has it open."""
+        self.trouble = f"{self.path} was removed while the run went on, and was written again"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        removed, self._file = self._file, self.path.open("ab+", buffering=0)
+        removed.seek(0)
+        self._file.write(removed.read())
+        removed.close()
 
     def close(self) -> None:
         self._file.close()

@@ -18,14 +18,14 @@ class RankReport:
     """One rank's own story of a call that failed.
 
     `state`: it returned, raised, died, or was still running when the world was ended. `ended` is the monotonic time
-    at which it raised or was seen dead.
+    at which it raised.
     """
 
     rank: int
     name: str
     state: State
     summary: str  # one line: the exception, the signal, or nothing
-    ended: float | None = None
+    ended: float = 0.0
     phase: str = ""
     phase_seconds: float = 0.0
     traceback: str = ""
@@ -107,7 +107,9 @@ def _loaded(module: str) -> dict[str, object]:
 def exit_summary(exitcode: int | None) -> str:
     """What an exit status of multiprocessing means in words."""
     if exitcode is None:
-        return "(exit status unknown)"
+        return "for its controller: it closed its connection and lives on"
+    if exitcode == -signal.SIGKILL:
+        return "by SIGKILL (somebody killed it; the kernel's out-of-memory killer does so too: see dmesg)"
     if exitcode >= 0:
         return f"with exit status {exitcode}"
     try:

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.world import shipping
-from pytest_gpufleet.world.engines.protocol import Death, Engine, Message
-from pytest_gpufleet.world.failures import FailureKind, RankFailure, RankReport, exit_summary, failure_type
+from pytest_gpufleet.world.diagnosis import Answers, diagnose, ranks_text
+from pytest_gpufleet.world.engines.protocol import Death, Engine
+from pytest_gpufleet.world.failures import RankFailure, RankReport
 from pytest_gpufleet.world.outcomes import RAISED_AGAIN, Outcome
-from pytest_gpufleet.world.rank import PhaseFile, RankSpec
+from pytest_gpufleet.world.rank import RankSpec
 
 # After the first failure the other ranks get this long to tell their own story before they are killed.
 GRACE_SECONDS = 0.3
-STACK_SECONDS = 0.3
 KILL_SECONDS = 10.0
+# A machine on which starting has failed so often in a row is not asked again by every test.
+MAX_FAILED_STARTS = 3
 
 Members = tuple[int, ...]
 
@@ -29,7 +31,8 @@ Members = tuple[int, ...]
 class Pool:
     """Warm rank processes, and what is shared by everything that runs on them: waiting, deadlines and diagnosis.
 
-    `timeout` is the default deadline of a call in seconds; `on_event(name, **content)` hears of every start and
+    `timeout` is the default deadline of a call in seconds, `test_deadline()` the monotonic time by which the running
+    test must be done, if it has one; `on_event(name, **content)` hears of every start and
     failure.
     """
 
@@ -39,16 +42,20 @@ class Pool:
         specs: Sequence[RankSpec],
         environment: Callable[[], dict[str, str]],
         timeout: float,
+        test_deadline: Callable[[], float | None] = lambda: None,
         on_event: Callable[..., None] = lambda name, **content: None,
     ) -> None:
         self.specs = tuple(specs)
         self.timeout = timeout
         self._engine = engine
         self._environment = environment
+        self._test_deadline = test_deadline
         self._on_event = on_event
         self._scratch: Path | None = None
         self._groups: set[Members] = set()
         self._number = 0
+        self._failed_starts = 0
+        self._hopeless: RankFailure | None = None
 
     @property
     def started(self) -> bool:
@@ -59,9 +66,11 @@ class Pool:
         return tuple(range(len(self.specs)))
 
     def start(self) -> None:
-        """Start the ranks, unless they run already. Raises RankFailure if one does not come up."""
+        """Start the ranks, unless they run already. RankFailure if one does not come up, or if starting is hopeless."""
         if self.started:
             return
+        if self._hopeless is not None:
+            raise self._hopeless
         began = time.monotonic()
         self._scratch = Path(tempfile.mkdtemp(prefix="gpufleet-"))
         environment = self._environment()
@@ -71,16 +80,28 @@ class Pool:
         )
         self._groups = set()
         self._number = 0
-        with self._killing_on_error():
-            self._engine.start(self.specs)
-            self._collect(self.everyone, "start of the ranks", self.timeout)
+        try:
+            with self._killing_on_error():
+                self._engine.start(self.specs)
+                self._collect(self.everyone, "start of the ranks", None)
+        except RankFailure as failure:
+            self._failed_starts += 1
+            if self._failed_starts == MAX_FAILED_STARTS:
+                self._hopeless = failure
+            raise
+        self._failed_starts = 0
         self._on_event("world_started", ranks=len(self.specs), seconds=round(time.monotonic() - began, 3))
 
     def stop(self) -> None:
-        """Kill the ranks; the next use starts fresh ones."""
+        """Kill the ranks; the next use starts fresh ones, unless one could not be killed."""
         if self._scratch is None:
             return
-        self._engine.kill(KILL_SECONDS)
+        states = {rank: self._engine.state(rank) for rank in self.everyone}
+        for rank in self._engine.kill(KILL_SECONDS):
+            why = f"and could not be killed within {KILL_SECONDS:g} s {states[rank]}".rstrip()
+            report = RankReport(rank, self.specs[rank].name, "running", f"{why}: reset this GPU or restart the machine")
+            self._hopeless = RankFailure("hang", "nothing is started on this GPU again", (report,))
+            self._on_event("failure", kind="hang", what="kill", headline=report.headline, ranks=[])
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._scratch = None
 
@@ -94,7 +115,6 @@ class Pool:
         kwargs: dict[str, Any],
     ) -> list[Any]:
         """Run `function(rank, *args, **kwargs)` on `ranks`; the results in their order."""
-        deadline = self.timeout if timeout is None else timeout
         self.start()
         assert self._scratch is not None
         if with_group and ranks not in self._groups:
@@ -107,14 +127,14 @@ class Pool:
             reasons = "; ".join(shipping.unsendable(parts)) or str(error)
             raise TypeError(f"cannot be sent to the ranks: {reasons}") from None
         with self._killing_on_error():
-            outcomes = self._round(ranks, name, with_group, parcel, deadline)
+            outcomes = self._round(ranks, name, with_group, parcel, timeout)
         shipping.discard(parcel)
         _echo_output(self.specs, outcomes)
         for kind, exception in RAISED_AGAIN.items():
             told = {rank: outcome for rank, outcome in outcomes.items() if outcome.kind == kind}
             if told:
                 text = next(iter(told.values())).error_text
-                where = "" if len(told) == len(ranks) else f" (on {_ranks(told)} of {len(ranks)} only)"
+                where = "" if len(told) == len(ranks) else f" (on {ranks_text(told)} of {len(ranks)} only)"
                 ending = exception(text + where)
                 ending._use_item_location = True  # type: ignore[attr-defined]  # a skip is told at the test, not here
                 raise ending
@@ -126,11 +146,11 @@ class Pool:
         assert self._scratch is not None
         parcel = shipping.pack((group.join, (ranks, str(self._scratch / "store")), {}), self._scratch)
         with self._killing_on_error():
-            self._round(self.everyone, f"process group of {len(ranks)} ranks", False, parcel, self.timeout)
+            self._round(self.everyone, f"process group of {len(ranks)} ranks", False, parcel, None)
         self._groups.add(ranks)
 
     def _round(
-        self, ranks: Members, name: str, with_group: bool, parcel: shipping.Parcel, timeout: float
+        self, ranks: Members, name: str, with_group: bool, parcel: shipping.Parcel, timeout: float | None
     ) -> dict[int, Outcome]:
         from pytest_gpufleet.world.worker import Call
 
@@ -140,79 +160,31 @@ class Pool:
             self._engine.submit(rank, call)
         return self._collect(ranks, name, timeout)
 
-    def _collect(self, ranks: Members, what: str, timeout: float) -> dict[int, Outcome]:
-        """Wait until every rank has answered, one has failed, or the deadline has passed."""
-        outcomes: dict[int, Outcome] = {}
-        deaths: dict[int, tuple[Death, float]] = {}
-        deadline = began = time.monotonic()
-        deadline += timeout
-        failed_at: float | None = None
-        while len(outcomes.keys() | deaths.keys()) < len(ranks):
-            until = deadline if failed_at is None else min(deadline, failed_at + GRACE_SECONDS)
-            if (remaining := until - time.monotonic()) <= 0:
-                break
+    def _collect(self, ranks: Members, what: str, timeout: float | None) -> dict[int, Outcome]:
+        """Wait until every rank has answered. RankFailure if one fails or the deadline passes before."""
+        answers = Answers()
+        timeout = self._seconds_left(timeout)
+        until = time.monotonic() + timeout
+        graceful = True
+        while not answers.ranks.issuperset(ranks) and (remaining := until - time.monotonic()) > 0:
             for event in self._engine.wait(remaining):
-                if isinstance(event, Message):
-                    outcomes[event.rank] = event.content
-                    failed = event.content.kind == "raised"
+                if isinstance(event, Death):
+                    answers.deaths[event.rank] = event
                 else:
-                    deaths[event.rank] = event, time.monotonic()
-                    failed = True
-                if failed and failed_at is None:
-                    failed_at = time.monotonic()
-        if len(outcomes) == len(ranks) and failed_at is None and not deaths:
-            return outcomes
-        missing = [rank for rank in ranks if rank not in outcomes and rank not in deaths]
-        stacks = self._dump_stacks(missing)
-        reports = [
-            self._report(rank, outcomes.get(rank), deaths.get(rank), stacks.get(rank, ""))
-            for rank in self.everyone
-            if rank in ranks or rank in deaths
-        ]
-        kind: FailureKind = "crash" if deaths else "exception" if failed_at is not None else "hang"
-        # A rank that raised may have brought down the others: who failed first stands in front, then who hangs.
-        order = {"raised": 0, "died": 0, "running": 1, "returned": 2}
-        reports.sort(key=lambda report: (order[report.state], report.ended or began, report.rank))
-        note = f"{what}: no answer within {timeout:g} s from {_ranks(missing)}" if kind == "hang" else what
-        raised = [outcomes[report.rank] for report in reports if report.state == "raised"]
-        failure = failure_type(raised[0].error_type) if kind == "exception" else RankFailure
-        raise failure(kind, note, tuple(reports))
+                    answers.outcomes[event.rank] = event.content
+            if answers.failed and graceful:
+                graceful = False
+                until = min(until, time.monotonic() + GRACE_SECONDS)
+        if answers.failed or not answers.ranks.issuperset(ranks):
+            specs = {rank: self.specs[rank] for rank in sorted({*ranks, *answers.deaths})}
+            raise diagnose(self._engine, specs, answers, what, timeout)
+        return answers.outcomes
 
-    def _dump_stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        for rank in ranks:
-            self._engine.interrupt(rank)
-        files = {rank: self.specs[rank].file("stack") for rank in ranks}
-        deadline = time.monotonic() + STACK_SECONDS
-        sizes: dict[int, int] = {}
-        while time.monotonic() < deadline:
-            now = {rank: file.stat().st_size for rank, file in files.items() if file.exists()}
-            if len(now) == len(ranks) and all(now.values()) and now == sizes:
-                break  # all have written, and nobody is still writing
-            sizes = now
-            time.sleep(0.02)
-        return {rank: _tail(file, 16 * 1024) for rank, file in files.items()}
-
-    def _report(self, rank: int, outcome: Outcome | None, death: tuple[Death, float] | None, stack: str) -> RankReport:
-        spec = self.specs[rank]
-        phase, seconds = PhaseFile.read(spec.file("phase"))
-        common: dict[str, Any] = {"rank": rank, "name": spec.name, "phase": phase, "phase_seconds": seconds}
-        if outcome is not None and outcome.kind == "raised":
-            summary = f"{outcome.error_type.removeprefix('builtins.')}: {_first_line(outcome.error_text)}"
-            return RankReport(
-                **common, state="raised", summary=summary, ended=outcome.ended, traceback=outcome.traceback,
-                output=outcome.output,
-            )  # fmt: skip
-        if death is not None:
-            event, seen = death
-            # A fatal signal leaves the stack that faulthandler wrote.
-            stack, output = _tail(spec.file("stack"), 16 * 1024), _tail(spec.file("output"), 8 * 1024)
-            summary = exit_summary(event.exitcode)
-            return RankReport(**common, state="died", summary=summary, ended=seen, stack=stack, output=output)
-        if outcome is not None:
-            return RankReport(rank, spec.name, "returned", "", output=outcome.output)
-        return RankReport(
-            **common, state="running", summary="", stack=stack, output=_tail(spec.file("output"), 8 * 1024)
-        )
+    def _seconds_left(self, timeout: float | None) -> float:
+        """The deadline of a call: its own or the default, or that of the whole test if it comes first."""
+        seconds = self.timeout if timeout is None else timeout
+        until = self._test_deadline()
+        return seconds if until is None else max(0.0, min(seconds, until - time.monotonic()))
 
     def _result(self, outcome: Outcome) -> Any:
         assert outcome.result is not None
@@ -247,22 +219,3 @@ def _echo_output(specs: Sequence[RankSpec], outcomes: dict[int, Outcome]) -> Non
     for rank in sorted(outcomes):
         for line in outcomes[rank].output.splitlines():
             sys.stdout.write(f"[rank {rank}] {line}\n")
-
-
-def _ranks(ranks: Any) -> str:
-    numbers = sorted(ranks)
-    return f"rank {numbers[0]}" if len(numbers) == 1 else "ranks " + ", ".join(map(str, numbers))
-
-
-def _first_line(text: str) -> str:
-    line = text.strip().splitlines()[0] if text.strip() else ""
-    return line if len(line) <= 300 else line[:300] + "..."
-
-
-def _tail(path: Path, limit: int) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - limit))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

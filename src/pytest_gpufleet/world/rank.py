@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import struct
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpufleet.hardware.topology import Gpu
+from pytest_gpufleet.world.progress import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -40,35 +38,8 @@ class RankSpec:
         return f"rank {self.index} of {self.size}, {where}"
 
     def file(self, kind: str) -> Path:
-        """This rank's file of a kind: "output", "stack", "phase"."""
+        """This rank's file of a kind: "output", "stack", "progress", "flight"."""
         return self.scratch / f"rank{self.index}.{kind}"
-
-
-class PhaseFile:
-    """What a rank is doing, in memory shared with the controller: readable even while the rank hangs or is dead."""
-
-    _HEADER = struct.Struct("=dH")
-    _SIZE = 512
-
-    def __init__(self, path: Path) -> None:
-        with path.open("w+b") as file:
-            file.truncate(self._SIZE)
-            self._memory = mmap.mmap(file.fileno(), self._SIZE)
-
-    def write(self, phase: str) -> None:
-        text = phase.encode()[: self._SIZE - self._HEADER.size]
-        self._memory[: self._HEADER.size + len(text)] = self._HEADER.pack(time.monotonic(), len(text)) + text
-
-    @classmethod
-    def read(cls, path: Path) -> tuple[str, float]:
-        """The phase and for how many seconds it has lasted; ("", 0) before the first one."""
-        try:
-            memory = path.read_bytes()
-            since, length = cls._HEADER.unpack_from(memory)
-        except (OSError, struct.error):
-            return "", 0.0
-        text = memory[cls._HEADER.size :][:length].decode(errors="replace")
-        return text, time.monotonic() - since if length else 0.0
 
 
 @dataclass
@@ -84,7 +55,7 @@ class Rank:
     device: torch.device
     gpu: Gpu | None
     _group: ProcessGroup | None = field(repr=False)
-    _phases: PhaseFile = field(repr=False)
+    _progress: Progress = field(repr=False)
     _phase: str = field(default="", repr=False)
 
     @property
@@ -101,7 +72,7 @@ class Rank:
         An exception leaves the phase standing, so that the report shows where it was raised.
         """
         outer, self._phase = self._phase, name
-        self._phases.write(name)
+        self._progress.phase(name)
         yield
         self._phase = outer
-        self._phases.write(outer)
+        self._progress.phase(outer)

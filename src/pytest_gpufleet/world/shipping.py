@@ -44,7 +44,10 @@ def pack(value: Any, folder: Path) -> Parcel:
 
 
 def unpack(parcel: Parcel) -> Any:
-    return pickle.loads(parcel if isinstance(parcel, bytes) else parcel.read_bytes())
+    if isinstance(parcel, bytes):
+        return pickle.loads(parcel)
+    with parcel.open("rb") as file:
+        return pickle.load(file)
 
 
 def discard(parcel: Parcel) -> None:

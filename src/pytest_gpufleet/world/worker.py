@@ -7,21 +7,26 @@ import fcntl
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from pytest_gpufleet.world import group, introspection
+from pytest_gpufleet.world import introspection
 from pytest_gpufleet.world.outcomes import NotApplicable, Outcome
-from pytest_gpufleet.world.rank import PhaseFile, Rank, RankSpec
+from pytest_gpufleet.world.progress import Progress
+from pytest_gpufleet.world.rank import Rank, RankSpec
 from pytest_gpufleet.world.shipping import Parcel, pack, unpack
+
+# torch is imported only once a failure of it can be told: a library that does not load is a finding.
+if TYPE_CHECKING:
+    import torch
 
 F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
 OUTPUT_TAIL_BYTES = 8 * 1024
@@ -50,25 +55,34 @@ def main(pipe: Connection, lifeline: Connection, spec: RankSpec) -> None:
     # Written in C and without the GIL: it answers even while a C extension holds the GIL.
     faulthandler.register(signal.SIGUSR1, stacks)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which then ends the ranks
+    _write_flight_recorder_on_request(spec.file("flight"))
     introspection.install()
+    progress = Progress(spec.file("progress"))
 
-    device = torch.device(spec.device)
-    phases = PhaseFile(spec.file("phase"))
-    pipe.send(_perform(0, "start", phases, lambda: _prepare_device(device, spec), spec.scratch))
+    device: torch.device | None = None
+
+    def prepare() -> None:
+        nonlocal device
+        device = _prepare_device(spec, progress)
+
+    pipe.send(_perform(0, "start", progress, prepare, spec.scratch))
     while True:
         try:
             call: Call = pipe.recv()
         except EOFError:
             return
+        from pytest_gpufleet.world import group
+
+        assert device is not None  # the controller sends nothing to a rank that did not start
         rank = Rank(
             index=call.ranks.index(spec.index),
             size=len(call.ranks),
             device=device,
             gpu=spec.gpu,
             _group=group.of(call.ranks) if call.with_group else None,
-            _phases=phases,
+            _progress=progress,
         )
-        pipe.send(_perform(call.number, call.name, phases, lambda: _run(call, rank), spec.scratch))  # noqa: B023
+        pipe.send(_perform(call.number, call.name, progress, lambda: _run(call, rank), spec.scratch))  # noqa: B023
 
 
 def _run(call: Call, rank: Rank) -> Any:
@@ -76,9 +90,9 @@ def _run(call: Call, rank: Rank) -> Any:
     return function(rank, *args, **kwargs)
 
 
-def _perform(number: int, name: str, phases: PhaseFile, body: Callable[[], Any], scratch: Path) -> Outcome:
+def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any], scratch: Path) -> Outcome:
     """Run one call. However it ends, it becomes an Outcome; after a failure the phase stays for the report."""
-    phases.write(name)
+    progress.phase(name)
     ending: dict[str, Any]
     try:
         ending = {"kind": "returned", "result": pack(body(), scratch)}
@@ -163,17 +177,40 @@ def _take_output() -> str:
     return tail.decode(errors="replace")
 
 
-def _prepare_device(device: torch.device, spec: RankSpec) -> None:
+def _prepare_device(spec: RankSpec, progress: Progress) -> torch.device:
     """Make the device current and create its context, so that no test pays for it."""
+    progress.phase("import torch")
+    import torch
+    import torch.distributed
+
+    progress.call_collectives(torch.distributed)
+    device = torch.device(spec.device)
     if spec.cpu_threads:
         torch.set_num_threads(spec.cpu_threads)
-    if spec.gpu is None:
-        return
-    torch.cuda.set_device(device)
-    torch.zeros(1, device=device)
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    if uuid != spec.gpu.uuid:
-        raise RuntimeError(
-            f"{device} is {uuid}, but NVML says that it should be {spec.gpu.identity}: "
-            "CUDA and NVML disagree about the order of the GPUs (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER)"
-        )
+    if spec.gpu is not None:
+        progress.phase("create the CUDA context")
+        torch.cuda.set_device(device)
+        torch.zeros(1, device=device)
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        if uuid != spec.gpu.uuid:
+            raise RuntimeError(
+                f"{device} is {uuid}, but NVML says that it should be {spec.gpu.identity}: "
+                "CUDA and NVML disagree about the order of the GPUs (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER)"
+            )
+    return device
+
+
+def _write_flight_recorder_on_request(path: Path) -> None:
+    """On SIGUSR2 write what NCCL's flight recorder knows, from a thread, since the main one may hang."""
+    # Blocked before any other thread starts, so that the signal is left to sigwait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+
+    def _wait_for_requests() -> None:
+        while True:
+            signal.sigwait({signal.SIGUSR2})
+            distributed = sys.modules.get("torch._C._distributed_c10d")
+            dump = getattr(distributed, "_dump_nccl_trace_json", None)
+            if dump is not None:
+                path.write_text(text if isinstance(text := dump(), str) else text.decode())
+
+    threading.Thread(target=_wait_for_requests, name="gpufleet-flight-recorder", daemon=True).start()

@@ -11,11 +11,19 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.world import worker
 from pytest_gpufleet.world.engines.protocol import Death, Message
 from pytest_gpufleet.world.rank import RankSpec
+
+# proc(5): states in which a process cannot answer.
+PROCESS_STATES = {
+    "T": "(stopped by a signal)",
+    "t": "(stopped by a debugger)",
+    "D": "(in a system call that cannot be interrupted, such as one of the GPU driver)",
+}
 
 PRELOAD = ["torch", "torch.distributed", "cloudpickle", "pytest", worker.__name__]
 
@@ -80,7 +88,15 @@ class LocalEngine:
         process = self._processes[rank]
         if process.is_alive() and process.pid is not None:
             with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR2)
                 os.kill(process.pid, signal.SIGUSR1)
+
+    def state(self, rank: int) -> str:
+        try:
+            stat = Path(f"/proc/{self._processes[rank].pid}/stat").read_text()
+        except (OSError, IndexError):
+            return ""
+        return PROCESS_STATES.get(stat.rpartition(")")[2].split()[0], "")
 
     def kill(self, timeout: float) -> list[int]:
         alive = {rank: process for rank, process in enumerate(self._processes) if process.is_alive()}

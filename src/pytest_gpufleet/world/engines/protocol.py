@@ -38,7 +38,10 @@ class Engine(Protocol):
         """What happened on any rank, as soon as anything did; [] after `timeout` seconds. A death is told once."""
 
     def interrupt(self, rank: int) -> None:
-        """Have a rank write its Python stacks to its "stack" file, whatever it is doing."""
+        """Have a rank write its Python stacks to its "stack" file, and NCCL's flight recorder to its "flight" file."""
+
+    def state(self, rank: int) -> str:
+        """What is unusual about a rank's process, for a report: "(stopped by a signal)"; "" if nothing is."""
 
     def kill(self, timeout: float) -> list[int]:
         """End every rank with SIGKILL; the ranks that are still there after `timeout` seconds."""

@@ -1,0 +1,141 @@
+"""A machine that is described instead of present: the part of pynvml that pytest-gpufleet uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+
+SWITCH = -1
+SLOTS = 18
+FAR = 50  # nvml.h: NVML_TOPOLOGY_SYSTEM
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU. `links`: where each NVLink ends, in a switch or in the GPU of that index; None for one that is down."""
+
+    index: int
+    links: tuple[int | None, ...] = ()
+    name: str = "NVIDIA H200"
+
+    @property
+    def uuid(self) -> str:
+        return f"GPU-{self.index:08x}-77aa-4c1e-9b1d-5a0c33e9f100"
+
+    @property
+    def bus_id(self) -> str:
+        return f"00000000:{0x1B + 0x10 * self.index:02X}:00.0"
+
+
+def not_supported(*_: Any) -> Any:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+class FakeNvml:
+    """Stands in for the module pynvml.
+
+    `distance[i, j]` is the nvmlGpuTopologyLevel_t of two GPUs (default: SYS); `unsupported` names functions that this
+    driver does not have; `lost` are indices that have fallen off the bus; `broken` is what nvmlInit raises.
+    """
+
+    NVMLError = pynvml.NVMLError
+
+    def __init__(
+        self,
+        *cards: Card,
+        distance: Mapping[tuple[int, int], int] | None = None,
+        unsupported: tuple[str, ...] = (),
+        lost: tuple[int, ...] = (),
+        broken: int | None = None,
+        cuda_driver: int = 13020,
+    ) -> None:
+        self.cards, self.distance, self.lost = cards, distance or {}, lost
+        self.unsupported, self.broken, self.cuda_driver = unsupported, broken, cuda_driver
+        self.sessions = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        answer = not_supported if name in self.unsupported else ANSWERS.get(name)
+        if answer is None:
+            raise AttributeError(name)
+
+        def call(*args: Any) -> Any:
+            assert self.sessions == 1, f"{name} outside nvmlInit and nvmlShutdown"
+            return answer(self, *args)
+
+        return call
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self.broken is not None:
+            raise pynvml.NVMLError(self.broken)
+        self.sessions += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.sessions -= 1
+
+
+def _handle(nvml: FakeNvml, index: int) -> Card:
+    if index in nvml.lost:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    return nvml.cards[index]
+
+
+def _link_state(nvml: FakeNvml, card: Card, link: int) -> int:
+    return int(card.links[link] is not None) if link < len(card.links) else not_supported()
+
+
+def _remote_bus_id(nvml: FakeNvml, card: Card, link: int) -> SimpleNamespace:
+    return SimpleNamespace(busId=nvml.cards[card.links[link]].bus_id.lower())
+
+
+def _distance(nvml: FakeNvml, one: Card, other: Card) -> int:
+    i, j = sorted((one.index, other.index))
+    return nvml.distance.get((i, j), FAR)
+
+
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "nvmlSystemGetDriverVersion": lambda nvml: "580.159.04",
+    "nvmlSystemGetCudaDriverVersion_v2": lambda nvml: nvml.cuda_driver,
+    "nvmlDeviceGetCount": lambda nvml: len(nvml.cards),
+    "nvmlDeviceGetHandleByIndex": _handle,
+    "nvmlDeviceGetName": lambda nvml, card: card.name,
+    "nvmlDeviceGetUUID": lambda nvml, card: card.uuid,
+    "nvmlDeviceGetSerial": lambda nvml, card: f"165432400{card.index}",
+    "nvmlDeviceGetBoardPartNumber": lambda nvml, card: b"692-2G520-0282-000",  # bytes, as some releases give it
+    "nvmlDeviceGetVbiosVersion": lambda nvml, card: "96.00.A5.00.1A",
+    "nvmlDeviceGetMemoryInfo": lambda nvml, card: SimpleNamespace(total=150754820096),
+    "nvmlDeviceGetPciInfo": lambda nvml, card: SimpleNamespace(busId=card.bus_id),
+    "nvmlDeviceGetCudaComputeCapability": lambda nvml, card: (9, 0),
+    "nvmlDeviceGetCurrPcieLinkGeneration": lambda nvml, card: 1,  # idle
+    "nvmlDeviceGetMaxPcieLinkGeneration": lambda nvml, card: 5,
+    "nvmlDeviceGetCurrPcieLinkWidth": lambda nvml, card: 8,
+    "nvmlDeviceGetMaxPcieLinkWidth": lambda nvml, card: 16,
+    "nvmlDeviceGetPowerManagementLimit": lambda nvml, card: 700_000,
+    "nvmlDeviceGetNvLinkState": _link_state,
+    "nvmlDeviceGetNvLinkRemoteDeviceType": lambda nvml, card, link: 2 if card.links[link] == SWITCH else 0,
+    "nvmlDeviceGetNvLinkRemotePciInfo": _remote_bus_id,
+    "nvmlDeviceGetTopologyCommonAncestor": _distance,
+    "nvmlDeviceGetFieldValues": lambda nvml, card, fields: [
+        SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=26562 if link else 25781)) for _, link in fields
+    ],
+}
+
+
+def switched(count: int, down: int = 0, **machine: Any) -> FakeNvml:
+    """GPUs linked through NVSwitches; on the last one the first `down` links are down."""
+    whole = (SWITCH,) * SLOTS
+    last = (None,) * down + (SWITCH,) * (SLOTS - down)
+    return FakeNvml(*(Card(i, last if i == count - 1 else whole) for i in range(count)), **machine)
+
+
+def linked(*lines: tuple[int, ...], **machine: Any) -> FakeNvml:
+    """GPUs linked directly: lines[i] has one entry for each NVLink of GPU i, the index of the GPU at its other end."""
+    return FakeNvml(*(Card(i, ends) for i, ends in enumerate(lines)), **machine)
+
+
+def plain(count: int, **machine: Any) -> FakeNvml:
+    """GPUs without NVLinks."""
+    return FakeNvml(*(Card(i) for i in range(count)), **machine)

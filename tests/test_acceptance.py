@@ -1,0 +1,213 @@
+"""The shipped suite itself: a rehearsal of all of it, and what it finds on machines that are broken on purpose."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pynvml
+import pytest
+
+from pytest_gpufleet.verdict import levels
+
+ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
+HARDWARE = Path(__file__).parent / "hardware"  # holds fake_nvml
+FOLDER = "--fleet-dir=runs"
+EXACT, EXACT_TEST = "test_2_exactness.py", "test_collective_is_exact"
+TRAINING, PHASE_3 = "test_4_training.py", "test_phase_3_ranks_stay_identical"
+
+# Changes torch.distributed on the ranks, where it lasts: they are warm processes.
+FAULT = """
+import os
+import pytest
+
+def plant(rank, fault):
+    import torch
+    import torch.distributed as dist
+
+    genuine = dist.all_reduce
+
+    class Damaged:
+        def __init__(self, work, tensor):
+            self.work, self.tensor = work, tensor
+
+        def wait(self, *args):
+            done = self.work.wait(*args)
+            damage(self.tensor)
+            return done
+
+    def damage(tensor):
+        if tensor.numel() < 1000:  # the small ones that only line ranks up
+            return
+        flat = tensor.view(-1)
+        if fault == "flip":
+            flat[7:8].view(torch.uint8)[0] ^= 1
+        if fault == "swap":
+            flat[[7, 8]] = flat[[8, 7]]
+        if fault == "lose":
+            flat[-1] = 0
+
+    def all_reduce(tensor, *args, async_op=False, **kwargs):
+        work = genuine(tensor, *args, async_op=async_op, **kwargs)
+        if rank.index != 1:
+            return work
+        if async_op:
+            return Damaged(work, tensor)
+        damage(tensor)
+
+    if fault != "parameter":
+        dist.all_reduce = all_reduce
+        return
+    step = torch.optim.SGD.step
+
+    def step_and_flip(self, *args, **kwargs):
+        result = step(self, *args, **kwargs)
+        if rank.index == 1:
+            parameter = self.param_groups[0]["params"][0]
+            parameter.detach().view(-1)[:1].view(torch.uint8)[0] ^= 1
+        return result
+
+    torch.optim.SGD.step = step_and_flip
+
+@pytest.fixture(autouse=True, scope="session")
+def fault(nccl_group):
+    if os.environ["FAULT"] != "none":
+        nccl_group.run(plant, os.environ["FAULT"])
+"""
+
+
+@pytest.fixture(scope="module")
+def rehearsal(run_pytest):
+    return run_pytest(ACCEPTANCE, "--rehearse", FOLDER)
+
+
+def test_rehearsal_passes_and_is_stamped_everywhere(rehearsal):
+    assert rehearsal.status == 0, rehearsal.text
+    assert rehearsal.record.verdict == "REHEARSAL"
+    assert rehearsal.record.run["rehearsal"] is True
+    assert set(rehearsal.outcomes.values()) == {"passed", "not applicable"}
+    assert {finding.state for finding in rehearsal.record.findings} == {"not judged"}
+    assert len(rehearsal.record.worlds) == 1
+    (folder,) = rehearsal.folders
+    html = (folder / "report.html").read_text()
+    assert re.search(r"<h1[^>]*>[^<]*GPU acceptance report", html)
+    for text in (rehearsal.text, html):
+        assert "REHEARSAL" in text
+        assert not re.search(r"(?<!say )ACCEPTED", text)
+    assert f"report: runs/{folder.name}/report.html" in rehearsal.text
+
+
+def test_report_is_one_file_with_figures_and_a_place_to_sign(rehearsal):
+    (folder,) = rehearsal.folders
+    html = (folder / "report.html").read_text()
+    assert sorted(path.name for path in folder.iterdir()) == ["evidence.jsonl", "junit.xml", "report.html"]
+    assert not re.search(r"""<link|\bsrc=["'](?!data:|["'])""", html)
+    for words in ("<svg", "bus bandwidth", "training throughput", "Vendor", "Customer", "not judged"):
+        assert words.lower() in html.lower()
+
+
+def test_junit_has_every_figure_as_a_property(rehearsal):
+    (folder,) = rehearsal.folders
+    cases = {case.get("name"): case for case in ElementTree.parse(folder / "junit.xml").iter("testcase")}
+    assert cases.keys() == rehearsal.outcomes.keys()
+    for finding in rehearsal.record.findings:
+        case = cases[finding.check.rsplit("::", 1)[-1]]
+        found = {(item.get("name"), item.get("value")) for item in case.iter("property")}
+        assert set(finding.properties()) <= found
+
+
+def test_levels_require_exactly_what_the_suite_contains(run_pytest):
+    module = """
+        import pytest
+        from pytest_gpufleet.plugin import _level
+        from pytest_gpufleet.verdict.levels import check_name
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_finish(session):
+            for item in session.items:
+                print("COLLECTED", check_name(item.nodeid), _level(item))
+    """
+    run = run_pytest(
+        ACCEPTANCE,
+        "--collect-only",
+        "--fleet-level=burnin",
+        "-p",
+        "lister",
+        files={"lister.py": module},
+        PYTHONPATH=".",
+    )
+    assert dict(re.findall(r"^COLLECTED (\S+) (\w+)$", run.text, re.MULTILINE)) == levels.CHECKS
+
+
+@pytest.mark.parametrize(
+    ("fault", "ranks", "file", "check", "words"),
+    [
+        ("flip", 2, EXACT, f"{EXACT_TEST}[all_reduce-torch.float32]", "1 of 1,048,576 elements are wrong: [7] is"),
+        ("swap", 2, EXACT, f"{EXACT_TEST}[all_reduce-torch.int64]", "2 of 1,048,576 elements are wrong: [7] is"),
+        ("lose", 2, EXACT, f"{EXACT_TEST}[all_reduce-torch.bfloat16]", "1 of 1,048,576 elements are wrong: [1048575]"),
+        ("parameter", 3, TRAINING, PHASE_3, "0.weight: 1 of 288 bytes, first in element 0"),
+    ],
+    ids=["flipped bit", "swapped elements", "lost element", "parameter"],
+)
+def test_a_planted_fault_is_found_and_the_rank_named(run_pytest, fault, ranks, file, check, words):
+    node = ACCEPTANCE / f"{file}::{check}"
+    run = run_pytest(
+        node, f"--rehearse={ranks}", FOLDER, "-p", "faulty", files={"faulty.py": FAULT}, PYTHONPATH=".", FAULT=fault
+    )
+    assert run.status == 1, run.text
+    message = run.check(check).message
+    assert message.startswith(f"rank 1 of {ranks}, CPU: raised AssertionError"), message
+    assert words in message
+    assert f"rank 0 of {ranks}, CPU: raised" not in message
+
+
+def test_without_a_fault_the_same_checks_pass(run_pytest):
+    nodes = [ACCEPTANCE / f"{EXACT}::{EXACT_TEST}", ACCEPTANCE / f"{TRAINING}::{PHASE_3}"]
+    run = run_pytest(
+        *nodes, "--rehearse=3", FOLDER, "-p", "faulty", files={"faulty.py": FAULT}, PYTHONPATH=".", FAULT="none"
+    )
+    assert run.status == 0, run.text
+
+
+@pytest.fixture
+def described(run_pytest):
+    """described(machine, *arguments): the inventory on a machine that fake_nvml describes."""
+
+    def run(machine, *arguments):
+        plugin = f"import sys\nfrom fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
+        inventory = ACCEPTANCE / "test_1_inventory.py"
+        environment = {"PYTHONPATH": f".:{HARDWARE}"}
+        return run_pytest(
+            inventory, FOLDER, "-p", "described", *arguments, files={"described.py": plugin}, **environment
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("machine", "asked", "failed"),
+    [
+        ("switched(8)", 8, {}),
+        ("switched(7)", 8, {"test_gpu_count": "7 of 8 GPUs are here"}),
+        ("switched(8, down=1)", 8, {"test_gpus_are_alike[nvlinks_active]": "serial 1654324007"}),
+        ("FakeNvml(Card(0), Card(1), Card(2, name='Other'))", 3, {"test_gpus_are_alike[name]": "serial 1654324002"}),
+    ],
+)
+def test_inventory_of_a_described_machine(described, machine, asked, failed):
+    run = described(machine, f"--gpus={asked}", "-k", "gpu_count or alike")
+    assert {name for name, outcome in run.outcomes.items() if outcome == "failed"} == set(failed), run.text
+    for name, words in failed.items():
+        assert words in run.check(name).message
+    # Two checks of many are no acceptance, and this is no rehearsal.
+    assert (run.record.verdict, run.status) == (("REJECTED", 1) if failed else ("INCOMPLETE", 10))
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict", "status"),
+    [(["--gpus=8"], "REJECTED", 1), (["--gpus=auto"], "REHEARSAL", 0), (["--gpus=all"], None, 4)],
+    ids=lambda value: str(value),
+)
+def test_a_machine_whose_driver_is_not_loaded(described, options, verdict, status):
+    run = described(f"FakeNvml(broken={pynvml.NVML_ERROR_DRIVER_NOT_LOADED})", *options, "-k", "gpu_count")
+    assert run.status == status
+    assert "the NVIDIA driver is installed but not loaded" in run.text
+    assert (run.record.verdict if run.folders else None) == verdict

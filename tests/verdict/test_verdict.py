@@ -1,0 +1,251 @@
+"""What a figure amounts to, and what all checks of a run amount to together."""
+
+import math
+
+import pytest
+
+from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
+from pytest_gpufleet.probes.reading import METRICS
+from pytest_gpufleet.verdict import levels
+from pytest_gpufleet.verdict.evidence import Check, Record
+from pytest_gpufleet.verdict.finding import Finding, Limit
+from pytest_gpufleet.verdict.judge import LimitMissed, judge
+from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.verdict.profile import Profile
+from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
+
+CONDITIONS = {"collective": "all_reduce", "ranks": 8}
+SOLO = "solo_train_throughput"
+SOURCE = "somebody, 8x Card"
+FLOOR = Limit("busbw", "min", 100.0, "GB/s", "published gate", SOURCE, CONDITIONS, "card.toml")
+CEILING = Limit("busbw", "max", 100.0, "GB/s", "published gate", SOURCE, CONDITIONS, "card.toml")
+SOLO_FLOOR = Limit(SOLO, "min", 900.0, "images/s", "calibrated", SOURCE, {}, "card.toml")
+
+
+def machine(*models):
+    gpus = [
+        Gpu(i, name, f"GPU-{i}", f"00000000:{i:02X}:00.0", 80 << 30, serial=f"S{i}") for i, name in enumerate(models)
+    ]
+    return GpuTopology(gpus=tuple(gpus))
+
+
+CARDS = machine(*["Card"] * 8)
+
+
+def judged(values, limits=(FLOOR,), metric="busbw", topology=CARDS, **options):
+    if not isinstance(values, dict):
+        values = {"world": values}
+    profile = None if limits is None else Profile("Card", ("Card",), {}, tuple(limits), "card.toml")
+    measurement = Measurement(metric, values, CONDITIONS)
+    return judge(measurement, profile, topology, "test_3.py::test_x", **{"rehearsal": False, **options})
+
+
+def each(*values):
+    return {f"gpu{i}": value for i, value in enumerate(values)}
+
+
+@pytest.mark.parametrize(
+    ("values", "limit", "state", "missed"),
+    [
+        (100.0, FLOOR, "met", ()),
+        (99.999, FLOOR, "missed", ("world",)),
+        (math.nan, FLOOR, "missed", ("world",)),
+        (-math.inf, FLOOR, "missed", ("world",)),
+        (100.0, CEILING, "met", ()),
+        (100.001, CEILING, "missed", ("world",)),
+        (math.nan, CEILING, "missed", ("world",)),
+        ({"gpu0-gpu1": 120.0, "gpu0-gpu2": 80.0, "gpu1-gpu2": math.nan}, FLOOR, "missed", ("gpu0-gpu2", "gpu1-gpu2")),
+    ],
+)
+def test_a_limit_is_met_or_missed_by_every_place(values, limit, state, missed):
+    finding = judged(values, [limit])
+    assert (finding.state, finding.missed, finding.limit) == (state, missed, limit)
+    assert bool(finding.reason) == (state == "missed")
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "words"),
+    [
+        ({"limits": None}, "not judged", ["no profile knows Card", "--fleet-profile"]),
+        ({"limits": None, "topology": machine("A", "B")}, "not judged", ["no profile knows A and B"]),
+        ({"limits": []}, "not judged", ["profile Card has no limit", "calibrate"]),
+        ({"limits": [], "required": False}, "for information", []),
+        ({"limits": None, "required": False}, "for information", []),
+        ({"rehearsal": True}, "not judged", ["rehearsal"]),
+        ({"rehearsal": True, "required": False}, "not judged", ["rehearsal"]),
+    ],
+)
+def test_what_has_no_limit_is_not_judged_and_says_why(options, state, words):
+    finding = judged(1.0, **options)
+    assert finding.state == state
+    assert [word for word in words if word not in finding.reason] == []
+
+
+def test_a_figure_that_is_not_required_still_misses_its_limit():
+    assert judged(1.0, required=False).state == "missed"
+
+
+@pytest.mark.parametrize(
+    ("values", "slower"),
+    [
+        (each(1000, 1001, 999, 950, 1000, 1002, 998, 1000), {"gpu3": 0.05}),
+        (each(1000, 1001, 999, 971, 1000, 1002, 998, 1000), {}),  # within the tolerance of 3 %
+        (each(1000, 1001, 999, 1200, 1000, 1002, 998, 1000), {}),  # faster is no fault
+        (each(1000, 1000, 1000, 1000, 1000, 1000, 900, 950), {"gpu6": 0.1, "gpu7": 0.05}),
+        (each(1000, 900), {}),  # of two, nobody can say which one is off
+        (each(1000, 1000, 900), {"gpu2": 0.1}),
+    ],
+)
+def test_a_gpu_slower_than_its_peers_is_found_though_the_limit_is_met(values, slower):
+    finding = judged(values, [SOLO_FLOOR], SOLO)
+    assert finding.missed == ()
+    assert finding.state == ("missed" if slower else "met")
+    assert (finding.slower_than_peers or {}) == pytest.approx(slower)
+
+
+def test_peers_are_gpus_of_the_same_model():
+    mixed = machine("Fast", "Fast", "Fast", "Slow", "Slow", "Slow")
+    assert judged(each(1000, 1000, 1000, 500, 500, 450), [], SOLO, mixed).slower_than_peers.keys() == {"gpu5"}
+
+
+def test_peers_are_compared_where_no_limit_is_known():
+    assert judged(each(1000, 1000, 1000, 900), [], SOLO).state == "missed"
+    assert judged(each(1000, 1000, 1000, 990), [], SOLO).state == "not judged"
+
+
+@pytest.mark.parametrize("slow", range(4))
+def test_a_gpu_without_a_figure_fails_whoever_its_peers_are(slow):
+    values = each(*(math.nan if i == slow else 1000.0 for i in range(4)))
+    finding = judged(values, [], SOLO)
+    assert finding.state == "missed"
+    assert finding.slower_than_peers.keys() == {f"gpu{slow}"}
+
+
+def test_metrics_of_the_whole_world_have_no_peers():
+    assert METRICS["busbw"].peer_tolerance is None
+    assert judged(each(1000, 1000, 1000, 500)).state == "met"
+
+
+def test_limit_missed_names_identity_value_limit_and_source():
+    limit = judged({"gpu1": 120.0, "gpu0-gpu5": 81.25})
+    peers = judged(each(1000, 1000, 1000, 950), [SOLO_FLOOR], SOLO)
+    error = LimitMissed([limit, peers], CARDS)
+    assert isinstance(error, AssertionError)
+    assert error.findings == (limit, peers)
+    text = str(error)
+    for words in (
+        "bus bandwidth (collective=all_reduce, ranks=8): 1 place misses the limit",
+        f"{CARDS.gpus[0].identity} and {CARDS.gpus[5].identity}: 81.25 GB/s, limit ≥ 100 GB/s",
+        "limit from profile card.toml, published gate: somebody, 8x Card",
+        f"{CARDS.gpus[3].identity}: 950 images/s, 5.0% worse than the median of its peers (tolerance 3%)",
+    ):
+        assert words in text
+    assert CARDS.gpus[1].identity not in text
+
+
+# ---------------------------------------------------------------- the verdict of a run
+
+LEVEL = "standard"
+
+
+def run(*outcomes, left_out=(), level=LEVEL, **run_facts):
+    """A record in which every required check passed, except those left out and those given as (name, outcome)."""
+    record = Record(run={"level": level, "rehearsal": False, **run_facts})
+    given = dict(outcomes)
+    for name in (*levels.required(level), *(given.keys() - set(levels.required(level)))):
+        if name not in left_out:
+            add(record, f"acceptance/{name}[case]", given.get(name, "passed"))
+    return record
+
+
+def add(record, check_id, outcome):
+    record.started.append(check_id)
+    record.checks[check_id] = Check(check_id, outcome, 1.0, message=f"it was {outcome}")
+
+
+ANY = levels.required(LEVEL)[4]
+ANOTHER = levels.required(LEVEL)[-1]
+
+
+@pytest.mark.parametrize("level", levels.LEVELS)
+def test_accepted_when_every_required_check_passed(level):
+    verdict, (reason,) = conclude(run(level=level))
+    assert verdict == "ACCEPTED"
+    assert level in reason
+    assert EXIT_STATUS[verdict] == 0
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict", "words"),
+    [
+        ([(ANY, "not applicable")], "ACCEPTED", []),
+        ([(ANY, "skipped")], "INCOMPLETE", [f"{ANY}[case] was skipped: it was skipped"]),
+        ([(ANY, "failed")], "REJECTED", [ANY]),
+        ([(ANY, "failed"), (ANOTHER, "skipped")], "REJECTED", [ANY]),
+        ([("test_own.py::test_mine", "failed")], "REJECTED", ["test_own.py::test_mine"]),
+        ([("test_own.py::test_mine", "skipped")], "ACCEPTED", []),
+        ([("test_own.py::test_mine", "passed")], "ACCEPTED", []),
+    ],
+)
+def test_outcomes_of_checks_decide(outcomes, verdict, words):
+    found, reasons = conclude(run(*outcomes))
+    assert found == verdict
+    assert [word for word in words if not any(word in reason for reason in reasons)] == []
+
+
+@pytest.mark.parametrize("name", levels.required(LEVEL))
+def test_every_required_check_is_required(name):
+    assert conclude(run(left_out=[name])) == ("INCOMPLETE", [f"{name} was not run"])
+
+
+def test_deselected_checks_leave_a_gap():
+    whole, part = run(left_out=[ANY]), run()
+    whole.deselected.append(f"acceptance/{ANY}[case]")
+    part.deselected.append(f"acceptance/{ANY}[another case]")
+    assert conclude(whole) == ("INCOMPLETE", [f"{ANY} was deselected"])
+    assert conclude(part) == ("INCOMPLETE", [f"{ANY} was deselected in part"])
+
+
+def test_a_level_does_not_require_what_is_above_it():
+    above = [name for name, lowest in levels.CHECKS.items() if lowest != "quick"]
+    assert conclude(run(left_out=above, level="quick"))[0] == "ACCEPTED"
+    assert conclude(run(left_out=above, level="standard"))[0] == "INCOMPLETE"
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict"), [("met", "ACCEPTED"), ("for information", "ACCEPTED"), ("not judged", "INCOMPLETE")]
+)
+def test_figures_that_nobody_judged_leave_a_gap(state, verdict):
+    record = run()
+    record.findings.append(Finding("a_check", Measurement("busbw", {"world": 1.0}, {}), state, reason="nobody knows"))
+    found, reasons = conclude(record)
+    assert found == verdict
+    assert ("a_check was not judged: nobody knows" in reasons) == (state == "not judged")
+
+
+@pytest.mark.parametrize("outcome", ["passed", "failed"])
+def test_a_rehearsal_is_never_accepted(outcome):
+    verdict, reasons = conclude(run((ANY, outcome), rehearsal=True))
+    assert verdict == "REHEARSAL"
+    assert any(ANY in reason for reason in reasons) == (outcome == "failed")
+
+
+def test_an_empty_or_interrupted_run_is_incomplete():
+    assert conclude(Record())[0] == "INCOMPLETE"
+    assert conclude(run(), "the run was interrupted") == ("INCOMPLETE", ["the run was interrupted"])
+    unfinished = run()
+    unfinished.started.append("acceptance/test_9.py::test_long")
+    assert conclude(unfinished) == ("INCOMPLETE", ["acceptance/test_9.py::test_long did not finish"])
+
+
+def test_a_missed_limit_alone_is_no_acceptance():
+    record = run()
+    missed = Finding(ANY, Measurement("busbw", {"world": 1.0}, {}), "missed", FLOOR, ("world",), reason="1 place")
+    record.findings.append(missed)  # by a test that caught LimitMissed
+    assert conclude(record)[0] == "REJECTED"
+
+
+def test_exit_statuses_differ_from_each_other_and_from_pytests_own():
+    assert EXIT_STATUS["ACCEPTED"] == pytest.ExitCode.OK
+    assert EXIT_STATUS["REJECTED"] == pytest.ExitCode.TESTS_FAILED
+    assert EXIT_STATUS["INCOMPLETE"] not in list(pytest.ExitCode)

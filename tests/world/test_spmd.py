@@ -1,0 +1,237 @@
+"""Tests marked spmd: their body runs on every rank, with all that pytest gives a test."""
+
+import pytest
+
+
+def test_body_runs_on_ranks_with_everything_a_test_has(fleet):
+    module = """
+        import os
+        from dataclasses import dataclass
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.spmd
+
+        CONTROLLER = os.getpid()
+        NUMBERS = [10, 20]
+
+        @dataclass
+        class Recipe:
+            name: str
+
+            def shout(self):
+                return self.name.upper()
+
+        @pytest.fixture
+        def recipe(request):
+            return Recipe(request.param)
+
+        @pytest.fixture(scope="module")
+        def made_in_the_controller():
+            yield os.getpid()
+
+        def test_ranks_are_processes_of_their_own(rank):
+            assert os.getpid() != CONTROLLER
+            assert NUMBERS[rank.index] == 10 * (rank.index + 1)
+            assert (rank.size, rank.device, rank.gpu) == (2, torch.device("cpu"), None)
+
+        @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+        @pytest.mark.parametrize("count", [1, 1000])
+        def test_group_and_parameters(rank, nccl_group, count, dtype):
+            assert isinstance(nccl_group, dist.ProcessGroup)
+            assert nccl_group is rank.group
+            assert dist.get_backend(nccl_group) == "gloo"
+            x = torch.full((count,), rank.index + 1, dtype=dtype, device=rank.device)
+            dist.all_reduce(x, group=nccl_group)
+            assert (x == 3).all()
+
+        @pytest.mark.parametrize("recipe", ["fast", "exact"], indirect=True)
+        def test_fixtures(rank, recipe, made_in_the_controller, tmp_path, of_conftest):
+            assert recipe.shout() in ("FAST", "EXACT")
+            assert made_in_the_controller == CONTROLLER
+            (tmp_path / str(rank.index)).write_text(of_conftest(rank.index))
+            assert (tmp_path / str(rank.index)).read_text() == f"conftest {rank.index}"
+
+        @pytest.fixture
+        def wrote(tmp_path):
+            yield tmp_path
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+        def test_a_fixture_is_torn_down_in_the_controller_after_all_ranks(rank, wrote):
+            (wrote / str(rank.index)).touch()
+
+        @pytest.mark.usefixtures("made_in_the_controller")
+        class TestClass:
+            limit = 2
+
+            @pytest.fixture
+            def own(self):
+                return self.limit + 1
+
+            def helper(self, rank):
+                return rank.index + self.limit
+
+            def test_method(self, rank, own):
+                assert own == 3
+                assert self.helper(rank) == rank.index + 2
+
+            @staticmethod
+            def test_static(rank):
+                assert rank.index < 2
+
+        def test_group_without_the_fixture(rank):
+            with pytest.raises(RuntimeError, match="use the fixture nccl_group"):
+                rank.group
+
+        @pytest.mark.world_size(1)
+        def test_alone(rank, nccl_group):
+            x = torch.ones(1)
+            dist.all_reduce(x, group=nccl_group)
+            assert x.item() == rank.size == dist.get_world_size(nccl_group) == 1
+
+        def test_without_rank():
+            assert os.getpid() != CONTROLLER
+
+        @pytest.mark.skip(reason="never here")
+        def test_skipped_by_marker(rank):
+            raise AssertionError
+
+        @pytest.mark.xfail(raises=ZeroDivisionError, strict=True)
+        def test_expected_to_fail(rank):
+            assert 1 / rank.index
+
+        def test_skip_in_the_body(rank):
+            pytest.skip("nothing to do")
+
+        def test_importorskip_in_the_body(rank):
+            pytest.importorskip("no_such_module_anywhere")
+    """
+    conftest = """
+        import pytest
+
+        WORD = "conftest"
+
+        @pytest.fixture
+        def of_conftest():
+            return lambda index: f"{WORD} {index}"
+    """
+    run = fleet(module, files={"conftest.py": conftest})
+    assert run.status == 0, run.text
+    assert len(run.record.worlds) == 2  # a second one after the expected failure
+    assert {name for name, outcome in run.outcomes.items() if outcome != "passed"} == {
+        "test_skipped_by_marker",
+        "test_expected_to_fail",
+        "test_skip_in_the_body",
+        "test_importorskip_in_the_body",
+    }
+
+
+@pytest.fixture(scope="module")
+def failures(fleet):
+    module = """
+        import threading
+        from dataclasses import dataclass
+
+        import pytest
+
+        pytestmark = pytest.mark.spmd
+
+        @dataclass
+        class Point:
+            x: int
+            y: int
+
+        @pytest.fixture
+        def guard():
+            return threading.Lock()
+
+        def test_lists(rank):
+            left, right = [1, 2, 3], [1, 2, 3 + rank.index]
+            assert left == right, "they should agree"
+
+        def test_texts(rank):
+            assert "100 % of one\\nand two" == "100 % of one\\nand three"
+
+        def test_dicts(rank):
+            assert {"same": 0, "size": rank.size} == {"same": 0, "size": 3}
+
+        def test_dataclasses(rank):
+            assert Point(1, 2) == Point(1, rank.index)
+
+        def test_operands(rank):
+            assert rank.index < rank.size - 1
+
+        def test_helper(rank):
+            def check(value):
+                assert value == "expected"
+
+            check("found")
+
+        class TestClass:
+            def test_method(self, rank):
+                assert rank.index == 7
+
+        def test_fixture_that_stays(rank, guard):
+            pass
+
+        def test_fixture_world(rank, world):
+            pass
+
+        def test_fail(rank):
+            pytest.fail("given up")
+
+        def test_hang(rank):
+            with rank.phase("waiting for nothing"):
+                while rank.index == 1:
+                    pass
+
+        def test_fine_again(rank):
+            assert rank.size == 2
+    """
+    # The deadline is the longest that a failing test here waits, and covers the start of ranks on a busy machine.
+    return fleet(module, "--fleet-timeout=8")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "lists",
+            [
+                "rank 1 of 2, CPU: raised AssertionError: they should agree",
+                "assert [1, 2, 3] == [1, 2, 4]",
+                "At index 2 diff: 3 != 4",
+                "rank 0 of 2, CPU: returned",
+            ],
+        ),
+        ("texts", ["100 % of one", "- and three", "+ and two"]),
+        ("dicts", ["{'size': 2} != {'size': 3}"]),
+        ("dataclasses", ["Differing attributes:", "['y']"]),
+        ("operands", ["rank 1 of 2, CPU: raised", "assert 1 < (2 - 1)", "where 1 = ", ".index"]),
+        ("helper", ["AssertionError", "assert 'found' == 'expected'", "in check"]),
+        ("method", [" == 7", "in test_method"]),
+        ("fixture_that_stays", ["cannot be sent to the ranks: ", "guard (lock)"]),
+        ("fixture_world", ["stay in the controller"]),
+        ("fail", ["given up", "in test_fail"]),
+        (
+            "hang",
+            [
+                'rank 1 of 2, CPU: running in phase "waiting for nothing"',
+                "no answer within 8 s from rank 1",
+                "in test_hang",
+                "rank 0 of 2, CPU: returned",
+            ],
+        ),
+    ],
+)
+def test_failure_of_a_body_explains_itself(failures, name, words):
+    check = failures.check(f"test_{name}")
+    assert check.outcome == "failed"
+    assert [word for word in words if word not in check.message] == [], check.message
+    assert [word for word in words if word not in failures.text] == []
+
+
+def test_a_failing_body_costs_one_test(failures):
+    assert failures.check("test_fine_again").outcome == "passed"
