@@ -5,6 +5,7 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
@@ -270,12 +271,21 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     fleet = session.config.stash[FLEET]
     if fleet.evidence is not None:
-        writable = fleet.report_can_be_written()
         session.exitstatus = fleet.conclude(exitstatus)
-        if not writable:
-            # They would end the session with a traceback instead of its summary.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """If the report cannot be written (disk full), keep its writers from ending the session with a traceback."""
+    try:
+        return (yield)
+    finally:
+        fleet = session.config.stash[FLEET]
+        if fleet.evidence is not None and not fleet.report_can_be_written():
             for plugin in session.config.pluginmanager.get_plugins():
-                if type(plugin).__module__ in ("_pytest.junitxml", "pytest_html.selfcontained_report"):
+                if type(plugin).__module__ == "_pytest.junitxml":
+                    plugin.logfile = os.devnull
+                elif type(plugin).__module__ == "pytest_html.selfcontained_report":
                     session.config.pluginmanager.unregister(plugin)
 
 

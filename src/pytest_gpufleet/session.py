@@ -252,12 +252,14 @@ def rank_environment() -> dict[str, str]:
     """What ranks find in their environment: all that the controller has, and these where it has nothing.
 
     CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does. *_SOCKET_IFNAME: NCCL and Gloo listen on loopback only.
-    The heartbeat is torch's own deadline for a stuck NCCL watchdog; ours comes first.
+    The heartbeat is torch's own deadline for a stuck NCCL watchdog; ours comes first. The trace buffer is the flight
+    recorder of NCCL, which is read after a hang.
     """
     defaults = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NCCL_SOCKET_IFNAME": "lo",
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(7 * 24 * 3600),
+        "TORCH_FR_BUFFER_SIZE": "2000",
     }
     return {**defaults, **os.environ}

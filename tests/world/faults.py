@@ -32,6 +32,7 @@ class Fault:
     kind: str
     says: tuple[str, ...]
     others: str = "collective"  # or "sleep", "return", "same"
+    needs_gpu: bool = False
 
 
 def all_reduce(rank):
@@ -122,6 +123,19 @@ def crashes_in_c(rank):
     ctypes.string_at(0)
 
 
+def gpu_out_of_memory(rank):
+    return torch.empty(1 << 45, dtype=torch.uint8, device=rank.device)
+
+
+def illegal_memory_access(rank):
+    """The sticky kind of CUDA error: every later call of this process fails too."""
+    x = torch.zeros(1 << 20, device=rank.device)
+    index = torch.full((1 << 20,), 1 << 40, device=rank.device)
+    torch.cuda.synchronize()
+    x.scatter_(0, index, 1.0)
+    torch.cuda.synchronize()
+
+
 FAULTS = {
     "an exception on one rank": Fault(raises(ValueError("boom")), "exception", ("ValueError: boom",)),
     "an exception on all ranks": Fault(raises(ValueError("boom")), "exception", ("ValueError: boom",), "same"),
@@ -148,6 +162,8 @@ FAULTS = {
     "out of host memory": Fault(host_out_of_memory, "exception", ("MemoryError",)),
     "a rank that closes its pipe": Fault(closes_its_pipe, "crash", ("closed its connection",)),
     "100 MB of output": Fault(prints_100_megabytes, "exception", ("after the flood", "the last line"), "return"),
+    "out of GPU memory": Fault(gpu_out_of_memory, "exception", ("OutOfMemoryError",), needs_gpu=True),
+    "a sticky CUDA error": Fault(illegal_memory_access, "", ("CUDA error",), needs_gpu=True),
     "a result that cannot be pickled": Fault(cannot_return, "exception", ("cannot pickle",), "return"),
 }
 

@@ -1,0 +1,76 @@
+"""What each fault costs: detected after, attributed to, working again after. Prints a Markdown table.
+
+    python benchmarks/faults.py                 4 CPU ranks
+    python benchmarks/faults.py --gpus 4        4 GPUs (and the faults that only GPUs have)
+    python benchmarks/faults.py --repeat 200    the whole table 200 times; stops at the first one that is not caught
+
+"Detected after" counts from the moment the ranks get the call (for a hang: from its deadline) to the error in the
+controller, with the 0.3 s that the other ranks get to tell their own story. "Working again" is a fresh world with its
+process group and an exact all_reduce.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "world"))
+
+from faults import CULPRIT, FAULTS, HANG_SECONDS, RANKS, all_reduce, cause
+
+from pytest_gpufleet.options import Options
+from pytest_gpufleet.session import Fleet
+from pytest_gpufleet.world import shipping
+from pytest_gpufleet.world.failures import RankFailure
+
+
+def measure(group, name):
+    """The failure and its two times; RuntimeError if it was not caught, not told right or left a broken world."""
+    fault = FAULTS[name]
+    hang = fault.kind == "hang"
+    group.run(all_reduce)
+    began = time.monotonic()
+    try:
+        group.run(cause, name, timeout=HANG_SECONDS if hang or not fault.kind else None)
+    except RankFailure as failure:
+        detected = time.monotonic() - began - (HANG_SECONDS if hang else 0)
+        story = failure
+    else:
+        raise RuntimeError(f"{name}: not caught")
+    culprit = story.reports[0]
+    if fault.kind and (story.kind != fault.kind or (fault.others != "same" and culprit.rank != CULPRIT)):
+        raise RuntimeError(f"{name}: told wrong\n{story}")
+    if missing := [words for words in fault.says if words not in str(story)]:
+        raise RuntimeError(f"{name}: {missing} not told\n{story}")
+    began = time.monotonic()
+    expected = RANKS * (RANKS + 1) // 2
+    if group.run(all_reduce) != [expected] * RANKS:
+        raise RuntimeError(f"{name}: the next collective is wrong")
+    return culprit, detected, time.monotonic() - began
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpus", type=int, choices=[RANKS])
+    parser.add_argument("--repeat", type=int, default=1)
+    asked = parser.parse_args()
+    fleet = Fleet(Options(gpus=asked.gpus) if asked.gpus else Options(rehearse=RANKS), ())
+    shipping.ship_by_value(sys.modules["faults"])
+    group = fleet.world(with_group=True)
+    names = [name for name, fault in FAULTS.items() if asked.gpus or not fault.needs_gpu]
+    for number in range(asked.repeat):
+        rows = [(name, *measure(group, name)) for name in names]
+        if asked.repeat > 1:
+            print(f"{number + 1} of {asked.repeat}: all {len(names)} faults caught, named and survived", flush=True)
+    print(f"{group.size} ranks: {fleet.headline()}\n")
+    print("| fault | detected after | attributed to | working again after |\n| --- | ---: | --- | ---: |")
+    for name, culprit, detected, again in rows:
+        told = f"rank {culprit.rank} {culprit.state} {culprit.summary}"[:90].rstrip()
+        print(f"| {name} | {detected:.2f} s | {told} | {again:.2f} s |")
+    fleet.close()
+
+
+if __name__ == "__main__":
+    main()
