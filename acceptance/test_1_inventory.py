@@ -10,6 +10,8 @@ from pytest_gpufleet import not_applicable
 def gpus(gpu_topology, pytestconfig):
     if not gpu_topology.gpus and not isinstance(pytestconfig.getoption("gpus"), int):
         not_applicable("a rehearsal has no GPUs")
+    if not gpu_topology.gpus:
+        pytest.fail(f"no GPU is here: {'; '.join(gpu_topology.problems)}", pytrace=False)
     return gpu_topology.gpus
 
 
@@ -22,7 +24,7 @@ def test_gpu_count(gpus, gpu_topology, pytestconfig):
     """
     asked = pytestconfig.getoption("gpus")
     expected = asked if isinstance(asked, int) else len(gpus)
-    assert len(gpus) == expected, f"{len(gpus)} of {expected} GPUs are here: {', '.join(gpu_topology.problems)}"
+    assert len(gpus) == expected, f"{len(gpus)} of {expected} GPUs are here: {'; '.join(gpu_topology.problems)}"
 
 
 def test_software_fits_driver(gpus, gpu_topology):

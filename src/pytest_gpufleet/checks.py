@@ -31,7 +31,9 @@ def _outcome(phases: Phases) -> tuple[str, str]:
     for report, error in phases:
         if report.failed:
             own = isinstance(error, (LimitMissed, RankFailure))
-            return "failed", str(error) if own else report.longreprtext
+            crash = getattr(report.longrepr, "reprcrash", None)
+            headline = f"{crash.message}\n\n" if crash else ""
+            return "failed", str(error) if own else headline + report.longreprtext
     for report, error in phases:
         if isinstance(error, NotApplicable):
             return "not applicable", str(error)

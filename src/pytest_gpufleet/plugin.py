@@ -64,8 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if config.getoption("numprocesses", None):
         raise pytest.UsageError(
-            "-n and --gpus do not go together: several workers would share the GPUs and spoil every figure; "
-            "leave out -n, the ranks already run at the same time"
+            "-n does not go together with --gpus or --rehearse: several workers would share the GPUs and spoil every "
+            "figure; leave out -n, the ranks already run at the same time"
         )
     fleet.open()
     for name, file in (("htmlpath", "report.html"), ("xmlpath", "junit.xml")):
@@ -79,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(hooks.HtmlReport(fleet.evidence), "gpufleet-html")
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(tryfirst=True, optionalhook=True)  # before xdist's own answer
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """`-n auto` means no workers: there is one set of GPUs."""
     return 0 if options.from_config(config).asked else None

@@ -52,11 +52,11 @@ def read_topology(environment: Mapping[str, str] = os.environ) -> GpuTopology:
     """
     with session() as nvml:
         try:
-            handles = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
+            handles, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
         except nvml.NVMLError as error:
             raise NoGpus(f"NVML could not list the GPUs: {error}") from None
         if not handles:
-            raise NoGpus(_why_none_visible(nvml.nvmlDeviceGetCount(), environment))
+            raise NoGpus("; ".join(lost) or _why_none_visible(nvml.nvmlDeviceGetCount(), environment))
         gpus = tuple(_gpu(nvml, index, handle) for index, handle in handles)
         links, switched = _links(nvml, [handle for _, handle in handles], gpus)
         driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
@@ -75,17 +75,25 @@ def read_topology(environment: Mapping[str, str] = os.environ) -> GpuTopology:
         fabric=fabric,
         driver=driver,
         cuda_driver=cuda,
-        problems=tuple(_driver_problems(driver, cuda, versions["cuda"])),
+        problems=(*lost, *_driver_problems(driver, cuda, versions["cuda"])),
         **versions,
     )
 
 
-def _visible(nvml: Any, visible: str | None) -> list[tuple[int, Any]]:
-    """(index, handle) in the order CUDA numbers them; like CUDA, what follows an invalid entry is invisible."""
-    everything = [(index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())]
+def _visible(nvml: Any, visible: str | None) -> tuple[list[tuple[int, Any]], list[str]]:
+    """(index, handle) in the order CUDA numbers them, and a sentence for each GPU that gives no handle.
+
+    Like for CUDA, what follows an invalid entry of CUDA_VISIBLE_DEVICES is invisible.
+    """
+    everything, lost = [], []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            everything.append((index, nvml.nvmlDeviceGetHandleByIndex(index)))
+        except nvml.NVMLError as error:
+            lost.append(f"GPU {index} does not answer: {error} (see the kernel log for its XID)")
     if visible is None:
-        return everything
-    uuids = {index: nvml.nvmlDeviceGetUUID(handle) for index, handle in everything}
+        return everything, lost
+    uuids = {index: _ask(nvml, nvml.nvmlDeviceGetUUID, handle) or "" for index, handle in everything}
     chosen: list[tuple[int, Any]] = []
     for entry in (part.strip() for part in visible.split(",")):
         match = [
@@ -96,7 +104,7 @@ def _visible(nvml: Any, visible: str | None) -> list[tuple[int, Any]]:
         if len(match) != 1 or match[0] in chosen:
             break
         chosen += match
-    return chosen
+    return chosen, lost
 
 
 def _why_none_visible(count: int, environment: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
 
@@ -59,10 +60,14 @@ def _slower_than_peers(measurement: Measurement, topology: GpuTopology) -> dict[
     models = {gpu.place: gpu.name for gpu in topology.gpus}
     for place, value in measurement.values.items():
         peers = [other for at, other in measurement.values.items() if models.get(at) == models.get(place)]
-        middle = median(peers)
-        # NaN is slower than anything.
-        if len(peers) >= MIN_PEERS and not sign * (middle - value) <= tolerance * abs(middle):
-            slower[place] = sign * (middle - value) / abs(middle)
+        numbers = [other for other in peers if not math.isnan(other)]
+        if len(peers) < MIN_PEERS or not numbers:
+            continue
+        middle = median(numbers)
+        # A GPU that gave no number at all is as slow as can be.
+        fraction = 1.0 if math.isnan(value) else sign * (middle - value) / abs(middle)
+        if fraction > tolerance:
+            slower[place] = fraction
     return slower
 
 

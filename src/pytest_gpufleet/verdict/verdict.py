@@ -22,8 +22,11 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     if rehearsal:
         reasons = ["CPU ranks stood in for GPUs: this says nothing about any GPU"]
         return "REHEARSAL", reasons + _failures(failed) + ([broken] if broken else [])
-    if failed:
-        return "REJECTED", _failures(failed) + ([broken] if broken else [])
+    # A check may have swallowed LimitMissed; the finding is recorded all the same.
+    swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - {c.id for c in failed}
+    if failed or swallowed:
+        missed = [f"{check} missed a limit" for check in sorted(swallowed)]
+        return "REJECTED", _failures(failed) + missed + ([broken] if broken else [])
     gaps = ([broken] if broken else []) + _gaps(record, level)
     if gaps:
         return "INCOMPLETE", gaps

@@ -64,6 +64,10 @@ class RankFailure(Exception):
         first = self.reports[0]
         return f"{first.headline}\n({self.what})" if self.what else first.headline
 
+    def __str__(self) -> str:
+        # Of two bases the rank's exception type might have another idea, as KeyError has.
+        return Exception.__str__(self)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return RankFailure, (self.kind, self.what, self.reports, self.notes)
 

@@ -20,8 +20,10 @@ from pytest_gpufleet.world.outcomes import RAISED_AGAIN, Outcome
 from pytest_gpufleet.world.rank import RankSpec
 
 # After the first failure the other ranks get this long to tell their own story before they are killed.
-GRACE_SECONDS = 0.3
+GRACE_SECONDS = 0.5
 KILL_SECONDS = 10.0
+# Starting is no part of a test's deadline, and a short --fleet-timeout is not meant for it.
+MIN_START_SECONDS = 60.0
 # A machine on which starting has failed so often in a row is not asked again by every test.
 MAX_FAILED_STARTS = 3
 
@@ -67,6 +69,7 @@ class Pool:
 
     def start(self) -> None:
         """Start the ranks, unless they run already. RankFailure if one does not come up, or if starting is hopeless."""
+        __tracebackhide__ = True
         if self.started:
             return
         if self._hopeless is not None:
@@ -83,7 +86,7 @@ class Pool:
         try:
             with self._killing_on_error():
                 self._engine.start(self.specs)
-                self._collect(self.everyone, "start of the ranks", None)
+                self._collect(self.everyone, "start of the ranks", max(self.timeout, MIN_START_SECONDS))
         except RankFailure as failure:
             self._failed_starts += 1
             if self._failed_starts == MAX_FAILED_STARTS:
@@ -115,6 +118,7 @@ class Pool:
         kwargs: dict[str, Any],
     ) -> list[Any]:
         """Run `function(rank, *args, **kwargs)` on `ranks`; the results in their order."""
+        __tracebackhide__ = True
         self.start()
         assert self._scratch is not None
         if with_group and ranks not in self._groups:
@@ -123,11 +127,13 @@ class Pool:
         try:
             parcel = shipping.pack((function, args, kwargs), self._scratch)
         except Exception as error:  # pickling runs the objects' own code, which may raise anything
-            parts = {name: function, **{f"argument {i + 1}": arg for i, arg in enumerate(args)}, **kwargs}
+            parts = {name: function, **{f"argument {i + 1}": arg for i, arg in enumerate(args)}}
+            for key, value in kwargs.items():
+                parts |= value if isinstance(value, dict) else {key: value}
             reasons = "; ".join(shipping.unsendable(parts)) or str(error)
             raise TypeError(f"cannot be sent to the ranks: {reasons}") from None
         with self._killing_on_error():
-            outcomes = self._round(ranks, name, with_group, parcel, timeout)
+            outcomes = self._round(ranks, name, with_group, parcel, self._seconds_left(timeout))
         shipping.discard(parcel)
         _echo_output(self.specs, outcomes)
         for kind, exception in RAISED_AGAIN.items():
@@ -141,17 +147,20 @@ class Pool:
         return [self._result(outcomes[rank]) for rank in ranks]
 
     def _join_group(self, ranks: Members) -> None:
+        __tracebackhide__ = True
         from pytest_gpufleet.world import group
 
         assert self._scratch is not None
         parcel = shipping.pack((group.join, (ranks, str(self._scratch / "store")), {}), self._scratch)
         with self._killing_on_error():
-            self._round(self.everyone, f"process group of {len(ranks)} ranks", False, parcel, None)
+            what = f"process group of {len(ranks)} ranks"
+            self._round(self.everyone, what, False, parcel, max(self.timeout, MIN_START_SECONDS))
         self._groups.add(ranks)
 
     def _round(
-        self, ranks: Members, name: str, with_group: bool, parcel: shipping.Parcel, timeout: float | None
+        self, ranks: Members, name: str, with_group: bool, parcel: shipping.Parcel, timeout: float
     ) -> dict[int, Outcome]:
+        __tracebackhide__ = True
         from pytest_gpufleet.world.worker import Call
 
         self._number += 1
@@ -160,10 +169,10 @@ class Pool:
             self._engine.submit(rank, call)
         return self._collect(ranks, name, timeout)
 
-    def _collect(self, ranks: Members, what: str, timeout: float | None) -> dict[int, Outcome]:
+    def _collect(self, ranks: Members, what: str, timeout: float) -> dict[int, Outcome]:
         """Wait until every rank has answered. RankFailure if one fails or the deadline passes before."""
+        __tracebackhide__ = True
         answers = Answers()
-        timeout = self._seconds_left(timeout)
         until = time.monotonic() + timeout
         graceful = True
         while not answers.ranks.issuperset(ranks) and (remaining := until - time.monotonic()) > 0:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
 OUTPUT_TAIL_BYTES = 8 * 1024
+OWN_FILES = {__file__, str(Path(__file__).parents[1] / "spmd.py")}
 TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not flood the report
 
 
@@ -95,7 +96,7 @@ def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any]
     progress.phase(name)
     ending: dict[str, Any]
     try:
-        ending = {"kind": "returned", "result": pack(body(), scratch)}
+        ending = {"kind": "returned", "result": _pack_result(body(), scratch)}
     except NotApplicable as skip:
         ending = {"kind": "not applicable", "error_text": str(skip)}
     except pytest.skip.Exception as skip:
@@ -105,6 +106,13 @@ def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any]
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the story must get out
         ending = {"kind": "raised", **_story(error)}
     return Outcome(number, output=_take_output(), ended=time.monotonic(), **ending)
+
+
+def _pack_result(result: Any, scratch: Path) -> Parcel:
+    try:
+        return pack(result, scratch)
+    except Exception as error:  # pickling runs the object's own code, which may raise anything
+        raise TypeError(f"the result ({type(result).__name__}) cannot be sent back: {error}") from None
 
 
 def _story(error: BaseException) -> dict[str, str]:
@@ -124,7 +132,7 @@ def _story(error: BaseException) -> dict[str, str]:
 def _without_own_frames(error: BaseException) -> Any:
     """The traceback from the shipped function on: how it was called is no news to its author."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__ and frames.tb_next is not None:
+    while frames is not None and frames.tb_frame.f_code.co_filename in OWN_FILES and frames.tb_next is not None:
         frames = frames.tb_next
     return frames
 

@@ -1,0 +1,85 @@
+"""What only real GPUs can show. Skipped without them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.hardware import nvml
+
+ROOT = Path(__file__).parents[2]
+
+
+def gpu_count():
+    try:
+        return len(nvml.read_topology().gpus)
+    except nvml.NoGpus:
+        return 0
+
+
+GPUS = gpu_count()
+pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU here")
+
+SPINS = """
+import os, time
+
+def test_spins(nccl_group):
+    pids = nccl_group.run(lambda rank: os.getpid())
+    with open("pids.part", "w") as file:
+        file.write(" ".join(map(str, pids)))
+    os.rename("pids.part", "pids")
+    nccl_group.run(lambda rank: time.sleep(3600))
+"""
+
+
+def smi(fields):
+    text = subprocess.check_output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"], text=True)
+    return [line.split(", ") for line in text.splitlines()]
+
+
+def used_bytes():
+    with nvml.session() as library:
+        handles = map(library.nvmlDeviceGetHandleByIndex, range(library.nvmlDeviceGetCount()))
+        return [library.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]
+
+
+def test_topology_is_what_nvidia_smi_says():
+    topology = nvml.read_topology({})
+    fields = "index,name,uuid,serial,pci.bus_id,vbios_version"
+    ours = [[str(gpu.index), gpu.name, gpu.uuid, gpu.serial, gpu.pci_bus_id, gpu.vbios] for gpu in topology.gpus]
+    assert ours == smi(fields)
+    matrix = subprocess.check_output(["nvidia-smi", "topo", "-m"], text=True)
+    rows = [line.split("\t") for line in matrix.splitlines() if line.startswith("GPU")]
+    theirs = [[cell.strip() for cell in row[1 : len(topology.gpus) + 1]] for row in rows]
+    assert [list(row) for row in topology.links] == theirs
+
+
+@pytest.mark.skipif(GPUS < 4, reason="needs 4 GPUs")
+def test_every_fault_is_caught_named_and_survived():
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "faults.py"), "--gpus", "4"], capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "not as expected" not in ended.stdout, ended.stdout
+
+
+def test_gpu_memory_is_free_after_the_controller_is_killed(tmp_path):
+    before = used_bytes()
+    (tmp_path / "test_inner.py").write_text(SPINS)
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    command = [sys.executable, "-m", "pytest", "--gpus=all", "--fleet-dir=out"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
+        while not (tmp_path / "pids").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        assert all(now > then for now, then in zip(used_bytes(), before, strict=True))
+        os.kill(process.pid, signal.SIGKILL)
+        killed = time.monotonic()
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) or used_bytes() > before:
+        assert time.monotonic() - killed < 2.0
+        time.sleep(0.01)
