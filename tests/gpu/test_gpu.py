@@ -41,6 +41,13 @@ def smi(fields):
     return [line.split(", ") for line in text.splitlines()]
 
 
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def used_bytes():
     with nvml.session() as library:
         handles = map(library.nvmlDeviceGetHandleByIndex, range(library.nvmlDeviceGetCount()))
@@ -80,6 +87,8 @@ def test_gpu_memory_is_free_after_the_controller_is_killed(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         killed = time.monotonic()
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) or used_bytes() > before:
-        assert time.monotonic() - killed < 2.0
+    while (left := [pid for pid in pids if alive(pid)]) or any(
+        now > then for now, then in zip(used_bytes(), before, strict=True)
+    ):
+        assert time.monotonic() - killed < 2.0, (left, before, used_bytes())
         time.sleep(0.01)

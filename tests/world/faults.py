@@ -129,10 +129,15 @@ def gpu_out_of_memory(rank):
 
 def illegal_memory_access(rank):
     """The sticky kind of CUDA error: every later call of this process fails too."""
-    x = torch.zeros(1 << 20, device=rank.device)
-    index = torch.full((1 << 20,), 1 << 40, device=rank.device)
+    x = torch.ones(1 << 20, device=rank.device)
+    x.untyped_storage().resize_(0)  # what x points to is gone
+    x.add_(1)
     torch.cuda.synchronize()
-    x.scatter_(0, index, 1.0)
+
+
+def device_side_assert(rank):
+    index = torch.full((1 << 20,), 1 << 40, device=rank.device)
+    torch.zeros(1 << 20, device=rank.device).scatter_(0, index, 1.0)
     torch.cuda.synchronize()
 
 
@@ -163,7 +168,10 @@ FAULTS = {
     "a rank that closes its pipe": Fault(closes_its_pipe, "crash", ("closed its connection",)),
     "100 MB of output": Fault(prints_100_megabytes, "exception", ("after the flood", "the last line"), "return"),
     "out of GPU memory": Fault(gpu_out_of_memory, "exception", ("OutOfMemoryError",), needs_gpu=True),
-    "a sticky CUDA error": Fault(illegal_memory_access, "", ("CUDA error",), needs_gpu=True),
+    "an illegal memory access on the GPU": Fault(
+        illegal_memory_access, "exception", ("CUDA error: an illegal memory access",), needs_gpu=True
+    ),
+    "an assertion that fails on the GPU": Fault(device_side_assert, "exception", ("CUDA error",), needs_gpu=True),
     "a result that cannot be pickled": Fault(cannot_return, "exception", ("cannot pickle",), "return"),
 }
 
