@@ -53,6 +53,16 @@ def test_gpus_are_alike(gpus, fact):
     assert not odd, f"{fact} is {most_common} on most GPUs"
 
 
+def test_no_foreign_process(gpus):
+    """Nobody else computes on these GPUs
+
+    A process that was there before this run shares the GPU with every test: it makes figures low and verdicts
+    worthless. End it (`nvidia-smi` lists it), or ask who runs it; in a container it may belong to another one.
+    """
+    busy = {gpu.identity: gpu.processes for gpu in gpus if gpu.processes}
+    assert not busy, "; ".join(f"{identity}: {', '.join(processes)}" for identity, processes in busy.items())
+
+
 @pytest.mark.spmd
 def test_every_rank_reaches_its_gpu(rank):
     """Each process gets its own device and can compute on it

@@ -189,11 +189,16 @@ def described(run_pytest):
         ("switched(8)", 8, {}),
         ("switched(7)", 8, {"test_gpu_count": "7 of 8 GPUs are here"}),
         ("switched(8, down=1)", 8, {"test_gpus_are_alike[nvlinks_active]": "serial 1654324007"}),
+        (
+            "switched(2, processes={1: [SimpleNamespace(pid=1 << 30, usedGpuMemory=2 << 30)]})",
+            2,
+            {"test_no_foreign_process": "process 1073741824 (of another container or user), 2.0 GiB"},
+        ),
         ("FakeNvml(Card(0), Card(1), Card(2, name='Other'))", 3, {"test_gpus_are_alike[name]": "serial 1654324002"}),
     ],
 )
 def test_inventory_of_a_described_machine(described, machine, asked, failed):
-    run = described(machine, f"--gpus={asked}", "-k", "gpu_count or alike")
+    run = described(machine, f"--gpus={asked}", "-k", "gpu_count or alike or foreign")
     assert {name for name, outcome in run.outcomes.items() if outcome == "failed"} == set(failed), run.text
     for name, words in failed.items():
         assert words in run.check(name).message

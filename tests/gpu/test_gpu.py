@@ -54,6 +54,10 @@ def used_bytes():
         return [library.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]
 
 
+def grown(now, before):
+    return any(after > then for after, then in zip(now, before, strict=True))
+
+
 def test_topology_is_what_nvidia_smi_says():
     topology = nvml.read_topology({})
     fields = "index,name,uuid,serial,pci.bus_id,vbios_version"
@@ -83,12 +87,10 @@ def test_gpu_memory_is_free_after_the_controller_is_killed(tmp_path):
         while not (tmp_path / "pids").exists():
             assert process.poll() is None
             time.sleep(0.05)
-        assert all(now > then for now, then in zip(used_bytes(), before, strict=True))
+        assert grown(used_bytes(), before)
         os.kill(process.pid, signal.SIGKILL)
         killed = time.monotonic()
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    while (left := [pid for pid in pids if alive(pid)]) or any(
-        now > then for now, then in zip(used_bytes(), before, strict=True)
-    ):
+    while (left := [pid for pid in pids if alive(pid)]) or grown(used_bytes(), before):
         assert time.monotonic() - killed < 2.0, (left, before, used_bytes())
         time.sleep(0.01)

@@ -52,7 +52,9 @@ class FakeNvml:
         lost: tuple[int, ...] = (),
         broken: int | None = None,
         cuda_driver: int = 13020,
+        processes: Mapping[int, list[SimpleNamespace]] | None = None,
     ) -> None:
+        self.processes = processes or {}
         self.cards, self.distance, self.lost = cards, distance or {}, lost
         self.unsupported, self.broken, self.cuda_driver = unsupported, broken, cuda_driver
         self.sessions = 0
@@ -114,6 +116,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetCurrPcieLinkWidth": lambda nvml, card: 8,
     "nvmlDeviceGetMaxPcieLinkWidth": lambda nvml, card: 16,
     "nvmlDeviceGetPowerManagementLimit": lambda nvml, card: 700_000,
+    "nvmlDeviceGetComputeRunningProcesses": lambda nvml, card: nvml.processes.get(card.index, []),
     "nvmlDeviceGetNvLinkState": _link_state,
     "nvmlDeviceGetNvLinkRemoteDeviceType": lambda nvml, card, link: 2 if card.links[link] == SWITCH else 0,
     "nvmlDeviceGetNvLinkRemotePciInfo": _remote_bus_id,

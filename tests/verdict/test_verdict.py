@@ -217,10 +217,12 @@ def test_a_level_does_not_require_what_is_above_it():
 )
 def test_figures_that_nobody_judged_leave_a_gap(state, verdict):
     record = run()
-    record.findings.append(Finding("a_check", Measurement("busbw", {"world": 1.0}, {}), state, reason="nobody knows"))
+    record.findings.append(
+        Finding("test_a.py::test_it[x]", Measurement("busbw", {"world": 1.0}, {}), state, reason="nobody knows")
+    )
     found, reasons = conclude(record)
     assert found == verdict
-    assert ("a_check was not judged: nobody knows" in reasons) == (state == "not judged")
+    assert ("test_a.py::test_it: 1 figure was not judged: nobody knows" in reasons) == (state == "not judged")
 
 
 @pytest.mark.parametrize("outcome", ["passed", "failed"])

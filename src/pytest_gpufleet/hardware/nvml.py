@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
@@ -140,7 +141,17 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
         nvlinks_active=len(active),
         nvlink_gigabytes_per_second=_nvlink_speed(nvml, handle, active),
         power_limit_watts=power / 1000 if power else None,
+        processes=tuple(map(_process, ask("nvmlDeviceGetComputeRunningProcesses") or ())),
     )
+
+
+def _process(process: Any) -> str:
+    try:
+        name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+    except OSError:
+        name = "of another container or user"
+    memory = f", {process.usedGpuMemory / 2**30:.1f} GiB" if process.usedGpuMemory else ""
+    return f"process {process.pid} ({name}){memory}"
 
 
 def _nvlink_speed(nvml: Any, handle: Any, active: list[int]) -> float | None:

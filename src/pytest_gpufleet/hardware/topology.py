@@ -26,6 +26,8 @@ class Gpu:
     nvlinks_active: int | None = None
     nvlink_gigabytes_per_second: float | None = None
     power_limit_watts: float | None = None
+    # Who computed on it before this run's ranks started: "process 4711 (python3), 2.1 GiB".
+    processes: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -79,7 +81,16 @@ class GpuTopology:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GpuTopology:
         """The inverse of `dataclasses.asdict` after a way through JSON, which knows no tuples."""
-        gpus = tuple(Gpu(**{**gpu, "compute_capability": _pair(gpu["compute_capability"])}) for gpu in data["gpus"])
+        gpus = tuple(
+            Gpu(
+                **{
+                    **gpu,
+                    "compute_capability": _pair(gpu["compute_capability"]),
+                    "processes": tuple(gpu.get("processes", ())),
+                }
+            )
+            for gpu in data["gpus"]
+        )
         links = tuple(tuple(row) for row in data["links"])
         return cls(**{**data, "gpus": gpus, "links": links, "problems": tuple(data["problems"])})
 

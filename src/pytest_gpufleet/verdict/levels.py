@@ -10,6 +10,7 @@ CHECKS = {
     "test_1_inventory.py::test_gpu_count": "quick",
     "test_1_inventory.py::test_software_fits_driver": "quick",
     "test_1_inventory.py::test_gpus_are_alike": "quick",
+    "test_1_inventory.py::test_no_foreign_process": "quick",
     "test_1_inventory.py::test_every_rank_reaches_its_gpu": "quick",
     "test_2_exactness.py::test_collective_is_exact": "quick",
     "test_3_bandwidth.py::test_bus_bandwidth": "standard",

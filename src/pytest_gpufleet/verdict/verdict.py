@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record
@@ -49,8 +49,12 @@ def _gaps(record: Record, level: str) -> list[str]:
         elif name in deselected:
             gaps.append(f"{name} was deselected in part")
         gaps += [f"{check.id} was skipped: {check.message}" for check in ran[name] if check.outcome == "skipped"]
-    for finding in record.findings:
-        if finding.state == "not judged":
-            gaps.append(f"{finding.check} was not judged: {finding.reason}")
+    unjudged = Counter(
+        (levels.check_name(finding.check), finding.reason)
+        for finding in record.findings
+        if finding.state == "not judged"
+    )
+    for (name, reason), count in unjudged.items():
+        gaps.append(f"{name}: {count} {'figure was' if count == 1 else 'figures were'} not judged: {reason}")
     unfinished = [check for check in record.started if check not in record.checks]
     return gaps + [f"{check} did not finish" for check in unfinished]
