@@ -3,16 +3,24 @@
 import pytest
 import torch
 
-from pytest_gpufleet import not_applicable
+from pytest_gpufleet import GiB, expect, not_applicable
+from pytest_gpufleet.probes.links import pcie_generation_under_load
+
+# Variables that make NCCL or CUDA slower than the machine is.
+HARMFUL = (
+    "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_PROTO",
+    "NCCL_MIN_NRINGS", "NCCL_MAX_NRINGS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS",
+    "NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "CUDA_LAUNCH_BLOCKING",
+)  # fmt: skip
 
 
 @pytest.fixture
-def gpus(gpu_topology, pytestconfig):
-    if not gpu_topology.gpus and not isinstance(pytestconfig.getoption("gpus"), int):
+def gpus(machine, pytestconfig):
+    if not machine.gpus and not isinstance(pytestconfig.getoption("gpus"), int):
         not_applicable("a rehearsal has no GPUs")
-    if not gpu_topology.gpus:
-        pytest.fail(f"no GPU is here: {'; '.join(gpu_topology.problems)}", pytrace=False)
-    return gpu_topology.gpus
+    if not machine.gpus:
+        pytest.fail("no GPU is here", pytrace=False)
+    return machine.gpus
 
 
 def test_gpu_count(gpus, gpu_topology, pytestconfig):
@@ -34,33 +42,191 @@ def test_software_fits_driver(gpus, gpu_topology):
     each other. Update the driver, or install a torch that was built for it.
     """
     assert not gpu_topology.problems
-    versions = {
-        name: getattr(gpu_topology, name) for name in ("driver", "cuda_driver", "cuda", "cudnn", "nccl", "torch")
-    }
-    assert [name for name, version in versions.items() if version is None] == []
+    names = ("driver", "cuda_driver", "cuda", "cudnn", "nccl", "torch")
+    assert [name for name in names if getattr(gpu_topology, name) is None] == []
 
 
-@pytest.mark.parametrize("fact", ["name", "vbios", "board_part_number", "memory_bytes", "nvlinks_active"])
+@pytest.mark.parametrize(
+    "fact",
+    ["name", "vbios", "board_part_number", "memory_bytes", "inforom_version", "pcie_generation_max", "nvlink_states"],
+)
 def test_gpus_are_alike(gpus, fact):
-    """All GPUs are of one model, board, VBIOS, memory size and number of NVLinks
+    """All GPUs are of one model, board, firmware, memory size, slot generation and number of NVLinks
 
     One that differs was swapped, updated alone or has lost links or memory. It runs at its own pace, and every
     collective at the pace of the slowest. Replace it or bring its firmware to the others' version.
     """
-    values = {gpu.identity: getattr(gpu, fact) for gpu in gpus}
-    most_common = max(values.values(), key=list(values.values()).count)
-    odd = {identity: value for identity, value in values.items() if value != most_common}
-    assert not odd, f"{fact} is {most_common} on most GPUs"
+    values = [gpu[fact] for gpu in gpus]
+    expect(gpus, fact, max(values, key=values.count))
 
 
-def test_no_foreign_process(gpus):
+def test_no_foreign_process(gpus, gpu_topology):
     """Nobody else computes on these GPUs
 
     A process that was there before this run shares the GPU with every test: it makes figures low and verdicts
     worthless. End it (`nvidia-smi` lists it), or ask who runs it; in a container it may belong to another one.
     """
-    busy = {gpu.identity: gpu.processes for gpu in gpus if gpu.processes}
-    assert not busy, "; ".join(f"{identity}: {', '.join(processes)}" for identity, processes in busy.items())
+    busy = [f"{gpu.identity}: {', '.join(gpu.processes)}" for gpu in gpu_topology.gpus if gpu.processes]
+    assert not busy, "\n".join(busy)
+
+
+def test_no_harmful_variable(machine):
+    """No variable in the environment slows NCCL or CUDA down
+
+    Left from debugging or baked into an image, they turn links or algorithms off for every program. Unset those that
+    are named; the report lists all others that steer NCCL, CUDA and torch.
+    """
+    left = {name: machine.host["environment"][name] for name in HARMFUL if name in machine.host["environment"]}
+    assert left == {}
+
+
+def test_pcie_width_is_full(gpus):
+    """Every GPU's PCIe link has all its lanes
+
+    A link that trained with fewer lanes halves the speed to the host: reseat the GPU or riser, clean the contacts; if
+    it stays, the board or the slot is bad.
+    """
+    expect(gpus, "pcie_width", lambda gpu: gpu["pcie_width_max"])
+
+
+def test_pcie_generation_is_full_under_load(gpus, world):
+    """Every GPU's PCIe link runs at its highest speed while data flows
+
+    Read under load, since an idle link saves power at a lower speed. A lower generation: BIOS setting of the slot,
+    riser or retimer.
+    """
+    slow = [
+        f"{gpu.identity}: generation {now} of {best}"
+        for gpu, (now, best) in zip(gpus, world.run(pcie_generation_under_load), strict=True)
+        if now != best
+    ]
+    assert not slow, "\n".join(slow)
+
+
+def test_nvlinks_are_up(gpus, gpu_profile):
+    """Every NVLink is active, and there are as many as this model has
+
+    A link that is down or missing takes its share of the bandwidth of every collective. `nvidia-smi nvlink -s` shows
+    them; reset the GPU and look at the kernel log for XID 74; if it stays, the GPU or the switch board is bad.
+    """
+    count = gpu_profile.facts.get("nvlinks") if gpu_profile else None
+    expect(gpus, "nvlink_states", lambda gpu: [1] * int(count or len(gpu["nvlink_states"])))
+
+
+def test_nvlinks_are_equally_fast(gpus):
+    """All NVLinks of all GPUs run at one speed
+
+    A slower link was trained down after errors. `nvidia-smi nvlink -s` names it; reset the GPU, then replace it.
+    """
+    speeds = [speed for gpu in gpus if isinstance(gpu["nvlink_speeds"], list) for speed in gpu["nvlink_speeds"]]
+    expect(gpus, "nvlink_speeds", lambda gpu: [max(speeds)] * len(gpu["nvlink_speeds"]))
+
+
+def test_fabric_is_ready(gpus):
+    """The NVSwitch fabric has taken in every GPU
+
+    State 3 is completed, status 0 success. Otherwise start nvidia-fabricmanager (of exactly the driver's version) and
+    read its log; without it GPUs with NVSwitch cannot talk to each other.
+    """
+    if all(gpu["fabric"] == {"state": 0, "status": 0} for gpu in gpus):
+        not_applicable("these GPUs are in no NVSwitch fabric")
+    expect(gpus, "fabric", {"state": 3, "status": 0})
+
+
+def test_every_pair_reaches_each_other(gpus, gpu_topology):
+    """Peer access works between all GPUs that NVLinks connect
+
+    Without it data takes the way through host memory. Look at `nvidia-smi topo -p2p r`; usual causes are IOMMU or ACS
+    settings and a fabric that is not ready.
+    """
+    if gpu_topology.fabric not in ("nvlink", "nvswitch"):
+        not_applicable("no NVLinks between these GPUs")
+    expect(gpus, "p2p", lambda gpu: {name: [0] * len(gpus) for name in ("read", "write", "nvlink", "atomics")})
+
+
+def test_ecc_is_on(gpus):
+    """Error correction is on, now and after the next boot
+
+    Without it a flipped bit in memory goes unseen. Turn it on: `nvidia-smi -e 1`, then reboot.
+    """
+    expect(gpus, "ecc_mode", [1, 1])
+
+
+def test_mig_is_off(gpus):
+    """No GPU is split into instances
+
+    A GPU in MIG mode gives a program only a part of itself: `nvidia-smi -mig 0`.
+    """
+    expect(gpus, "mig_mode", [0, 0])
+
+
+def test_compute_mode_is_default(gpus):
+    """Any process may use the GPUs (compute mode 0)
+
+    Exclusive or prohibited mode makes programs fail with "all CUDA-capable devices are busy": `nvidia-smi -c 0`.
+    """
+    expect(gpus, "compute_mode", 0)
+
+
+def test_persistence_mode_is_on(gpus):
+    """The driver stays loaded between programs
+
+    Else every start takes seconds and settings are lost: enable nvidia-persistenced.
+    """
+    expect(gpus, "persistence_mode", 1)
+
+
+def test_power_limit_is_default(gpus):
+    """No GPU's power limit was lowered
+
+    A lowered limit slows the GPU under load: `nvidia-smi -pl` with the default that is named, or ask who set it.
+    """
+    expect(gpus, "power_limit_watts", lambda gpu: gpu["power_limit_default_watts"])
+
+
+def test_application_clocks_are_default(gpus):
+    """No GPU's clocks are pinned
+
+    Reset them: `nvidia-smi -rac`.
+    """
+    expect(gpus, "application_clock_mhz", lambda gpu: gpu["application_clock_default_mhz"])
+
+
+def test_no_recovery_is_pending(gpus):
+    """The driver calls for no recovery of any GPU
+
+    1 is a reset, 2 a reboot, 3 and 4 draining it first: do that, then run again.
+    """
+    expect(gpus, "recovery_action", 0)
+
+
+def test_inforom_is_valid(gpus):
+    """The board's own records are intact
+
+    A corrupted InfoROM loses serial numbers and error history: replace the GPU.
+    """
+    expect(gpus, "inforom_valid", True)
+
+
+def test_shared_memory_is_large_enough(machine):
+    """/dev/shm has at least 8 GiB
+
+    NCCL and data loaders exchange data through it; with the 64 MiB that containers get by default they fail or crawl.
+    Start containers with --ipc=host or --shm-size=16g.
+    """
+    if not machine.gpus:
+        not_applicable("a rehearsal needs no shared memory")
+    assert machine.host["shared_memory_bytes"] >= 8 * GiB
+
+
+def test_memory_may_be_locked(machine):
+    """Programs may lock as much memory as they need
+
+    RDMA and pinned buffers fail under a limit: --ulimit memlock=-1 for containers, limits.conf on the host.
+    """
+    if not machine.gpus:
+        not_applicable("a rehearsal locks no memory")
+    assert machine.host["locked_memory_limit"] == "unlimited"
 
 
 @pytest.mark.spmd
@@ -70,5 +236,6 @@ def test_every_rank_reaches_its_gpu(rank):
     The first real work on the GPU that NVML lists under this number. If it fails, look at the kernel log for XIDs of
     the GPU named, and whether another process holds it (`nvidia-smi`).
     """
-    values = torch.arange(1000, device=rank.device)
-    assert values.sum().item() == 499500
+    rows = torch.arange(512, dtype=torch.float32, device=rank.device)
+    product = rows.expand(512, 512) @ torch.ones(512, 512, device=rank.device)
+    assert (product == 512 * 511 / 2).all()

@@ -12,8 +12,8 @@ from pytest_gpufleet.verdict import levels
 ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
 HARDWARE = Path(__file__).parent / "hardware"  # holds fake_nvml
 FOLDER = "--fleet-dir=runs"
-EXACT, EXACT_TEST = "test_2_exactness.py", "test_collective_is_exact"
-TRAINING, PHASE_3 = "test_4_training.py", "test_phase_3_ranks_stay_identical"
+EXACT, EXACT_TEST = "test_3_exactness.py", "test_collective_is_exact"
+TRAINING, PHASE_3 = "test_5_training.py", "test_phase_3_ranks_stay_identical"
 
 # Changes torch.distributed on the ranks, where it lasts: they are warm processes.
 FAULT = """

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.collectives import bus_bandwidth
     from pytest_gpufleet.probes.reading import GiB, KiB, MiB, Reading
     from pytest_gpufleet.verdict.finding import Finding, Limit
+    from pytest_gpufleet.verdict.health import expect
     from pytest_gpufleet.verdict.judge import LimitMissed
     from pytest_gpufleet.verdict.measurement import Measurement, measure, scaling_efficiency
     from pytest_gpufleet.world.failures import RankFailure, RankReport
@@ -32,6 +33,7 @@ _HOME = {
     **dict.fromkeys(("Measurement", "measure", "scaling_efficiency"), "verdict.measurement"),
     **dict.fromkeys(("Finding", "Limit"), "verdict.finding"),
     "LimitMissed": "verdict.judge",
+    "expect": "verdict.health",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "Reading",
     "World",
     "bus_bandwidth",
+    "expect",
     "measure",
     "not_applicable",
     "scaling_efficiency",

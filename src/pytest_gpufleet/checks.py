@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.guard import HealthWorsened
 from pytest_gpufleet.verdict.evidence import Check
 from pytest_gpufleet.verdict.judge import LimitMissed
 from pytest_gpufleet.world.failures import RankFailure
@@ -30,7 +31,7 @@ def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
 def _outcome(phases: Phases) -> tuple[str, str]:
     for report, error in phases:
         if report.failed:
-            own = isinstance(error, (LimitMissed, RankFailure))
+            own = isinstance(error, (LimitMissed, RankFailure, HealthWorsened))
             crash = getattr(report.longrepr, "reprcrash", None)
             headline = f"{crash.message}\n\n" if crash else ""
             return "failed", str(error) if own else headline + report.longreprtext

@@ -102,7 +102,7 @@ def gpu_count(text: str) -> Gpus:
 
 
 def rank_count(text: str) -> int:
-    return _at_least_one(text, "a number of CPU ranks (1 or more)")
+    return _at_least_one(text, "a number of CPU ranks (1 or more): write --rehearse=N, or put --rehearse last")
 
 
 def seconds(text: str) -> float:

@@ -19,9 +19,11 @@ from pytest_gpufleet.verdict import levels
 if TYPE_CHECKING:
     from typing import Protocol
 
+    from pytest_gpufleet.hardware.machine import Machine
     from pytest_gpufleet.hardware.topology import GpuTopology
     from pytest_gpufleet.verdict.finding import Finding
     from pytest_gpufleet.verdict.measurement import Measurement
+    from pytest_gpufleet.verdict.profile import Profile
     from pytest_gpufleet.world.world import World
 
     class Judge(Protocol):
@@ -105,6 +107,18 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def gpu_topology(pytestconfig: pytest.Config) -> GpuTopology:
     """The GPUs of this run, their links and the software above them (a GpuTopology); no GPUs in a rehearsal."""
     return pytestconfig.stash[FLEET].ground.topology
+
+
+@pytest.fixture(scope="session")
+def machine(pytestconfig: pytest.Config) -> Machine:
+    """Every fact of the run's GPUs and of their host (a Machine); `expect` checks facts. No GPUs in a rehearsal."""
+    return pytestconfig.stash[FLEET].machine
+
+
+@pytest.fixture(scope="session")
+def gpu_profile(pytestconfig: pytest.Config) -> Profile | None:
+    """The profile with facts and limits for the run's GPU model; None if there is none."""
+    return pytestconfig.stash[FLEET].profile
 
 
 @pytest.fixture(scope="session")
@@ -240,6 +254,25 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     spmd.run_body(pyfuncitem, fleet.world("nccl_group" in used).subset(range(size)))
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Hold the GPUs' health after a test against what it was before: what got worse fails the test."""
+    fleet = item.config.stash[FLEET]
+    guard = fleet.guard if fleet.evidence is not None else None
+    try:
+        yield
+    except BaseException:
+        if guard is not None and (problems := guard.check()):
+            fleet.record_event("health", check=item.nodeid, problems=problems)
+            item.add_report_section("call", "GPU health", "\n".join(problems))
+        raise
+    if guard is not None and (problems := guard.check()):
+        from pytest_gpufleet.guard import HealthWorsened
+
+        fleet.record_event("health", check=item.nodeid, problems=problems)
+        raise HealthWorsened("\n".join(problems))
 
 
 # ---------------------------------------------------------------- reporting

@@ -13,7 +13,18 @@ from pytest_gpufleet.verdict.evidence import Check, Record, read
 from pytest_gpufleet.verdict.finding import Finding
 
 # What must be the same for figures of two runs to stand in one report.
-RUN_FACTS = ("level", "gpus", "rehearsal", "profile", "profile_sha256", "environment", "plugin", "python", "pytest")
+RUN_FACTS = (
+    "level",
+    "gpus",
+    "rehearsal",
+    "ranks",
+    "profile",
+    "profile_sha256",
+    "environment",
+    "plugin",
+    "python",
+    "pytest",
+)
 SOFTWARE = ("driver", "cuda", "cudnn", "nccl", "torch")
 GPU_FACTS = ("uuid", "name", "serial", "vbios", "memory_bytes", "pci_bus_id")
 

@@ -20,6 +20,9 @@ from pytest_gpufleet.options import REHEARSAL_RANKS, Options
 
 # Everything below imports at its first use: this module is loaded in every pytest run.
 if TYPE_CHECKING:
+    from pytest_gpufleet.guard import Guard
+    from pytest_gpufleet.hardware.facts import Source
+    from pytest_gpufleet.hardware.machine import Machine
     from pytest_gpufleet.hardware.topology import GpuTopology
     from pytest_gpufleet.verdict.evidence import Evidence
     from pytest_gpufleet.verdict.profile import Profile
@@ -44,6 +47,7 @@ class Ground:
 
     topology: GpuTopology
     rehearsal_ranks: int  # 0: a real run
+    source: Source | None = None  # NVML, while the run lasts
     why: str = ""
 
 
@@ -58,25 +62,50 @@ class Fleet:
         self.carried: set[str] = set()  # checks that an earlier run has done
         self.test_deadline: float | None = None  # monotonic time, where pytest-timeout sets one
         self._locks: ExitStack | None = None
+        self._open = ExitStack()
 
     @cached_property
     def ground(self) -> Ground:
-        from pytest_gpufleet.hardware import nvml
+        from pytest_gpufleet.hardware import facts, nvml
         from pytest_gpufleet.hardware.topology import GpuTopology
 
         options = self.options
         if options.rehearse:
-            return Ground(GpuTopology(**nvml.software()), options.rehearse, "--rehearse was given")
+            return Ground(GpuTopology(**nvml.software()), options.rehearse, why="--rehearse was given")
+        wanted = options.gpus if isinstance(options.gpus, int) else None
         try:
-            topology = nvml.read_topology()
+            source, topology = self._open.enter_context(facts.open_source(wanted))
         except nvml.NoGpus as reason:
             if options.gpus == "all":
                 raise pytest.UsageError(f"--gpus all: {reason}") from None
             if options.gpus == "auto":
-                return Ground(GpuTopology(**nvml.software()), REHEARSAL_RANKS, str(reason))
-            return Ground(GpuTopology(problems=(str(reason),), **nvml.software()), 0, str(reason))
-        wanted = options.gpus if isinstance(options.gpus, int) else len(topology.gpus)
-        return Ground(topology.first(wanted), 0)
+                return Ground(GpuTopology(**nvml.software()), REHEARSAL_RANKS, why=str(reason))
+            return Ground(GpuTopology(problems=(str(reason),), **nvml.software()), 0, why=str(reason))
+        return Ground(topology, 0, source)
+
+    @cached_property
+    def machine(self) -> Machine:
+        """Everything about the GPUs of this run and their host."""
+        from pytest_gpufleet.hardware import host, machine
+
+        source, topology = self.ground.source, self.ground.topology
+        if source is None:
+            return machine.Machine((), host.read())
+        return machine.take(source, tuple(gpu.index for gpu in topology.gpus))
+
+    @cached_property
+    def guard(self) -> Guard | None:
+        """Watches the health of the GPUs from its first use on; None without GPUs."""
+        from pytest_gpufleet.guard import Guard
+        from pytest_gpufleet.hardware.xids import KernelLog
+
+        if self.ground.source is None:
+            return None
+        log = KernelLog()
+        log.new()  # what is there already is for the health checks to judge
+        guard = Guard(self.ground.source, self.machine, log)
+        self._open.callback(guard.close)
+        return guard
 
     @cached_property
     def profile(self) -> Profile | None:
@@ -142,6 +171,7 @@ class Fleet:
 
     def open(self) -> None:
         """Check everything that can be checked and start the evidence. UsageError before anything expensive starts."""
+        from pytest_gpufleet.hardware import machine
         from pytest_gpufleet.hardware.environment import relevant
         from pytest_gpufleet.verdict.evidence import SCHEMA, Evidence
 
@@ -155,6 +185,7 @@ class Fleet:
             "level": self.options.level,
             "gpus": str(self.options.gpus),
             "rehearsal": bool(ground.rehearsal_ranks),
+            "ranks": ground.rehearsal_ranks or len(ground.topology.gpus),
             "profile": profile.name if profile else None,
             "profile_sha256": hashlib.sha256(profile.path.read_bytes()).hexdigest() if profile else None,
             "environment": relevant(),
@@ -175,6 +206,7 @@ class Fleet:
         self.folder = folder
         self.record_event("run", **run)
         self.record_event("topology", topology=asdict(ground.topology))
+        self.record_event("machine", machine=machine.to_json(self.machine))
         for name, content in carried:
             self.record_event(name, **content)
         self.carried = set(self.evidence.record.checks)
@@ -242,6 +274,7 @@ class Fleet:
     def close(self) -> None:
         if self.pool_in_use is not None:
             self.pool_in_use.stop()
+        self._open.close()
         if self._locks is not None:
             self._locks.close()
         if self.evidence is not None:

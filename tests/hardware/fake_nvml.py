@@ -98,6 +98,13 @@ def _distance(nvml: FakeNvml, one: Card, other: Card) -> int:
     return nvml.distance.get((i, j), FAR)
 
 
+def _field(field: int | tuple[int, int]) -> SimpleNamespace:
+    """Of a pair (NVLink speed, link) the speed; there is nothing else."""
+    if isinstance(field, int):
+        return SimpleNamespace(nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=26562 if field[1] else 25781))
+
+
 ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlSystemGetDriverVersion": lambda nvml: "580.159.04",
     "nvmlSystemGetCudaDriverVersion_v2": lambda nvml: nvml.cuda_driver,
@@ -121,9 +128,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetNvLinkRemoteDeviceType": lambda nvml, card, link: 2 if card.links[link] == SWITCH else 0,
     "nvmlDeviceGetNvLinkRemotePciInfo": _remote_bus_id,
     "nvmlDeviceGetTopologyCommonAncestor": _distance,
-    "nvmlDeviceGetFieldValues": lambda nvml, card, fields: [
-        SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=26562 if link else 25781)) for _, link in fields
-    ],
+    "nvmlDeviceGetFieldValues": lambda nvml, card, fields: list(map(_field, fields)),
 }
 
 

@@ -34,7 +34,7 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
 
 
 def _failures(failed: list[Check]) -> list[str]:
-    return [f"{check.title or check.id} ({check.id})" for check in failed]
+    return [f"{check.title} ({check.id})" if check.title else check.id for check in failed]
 
 
 def _gaps(record: Record, level: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pytest_gpufleet.world.rank import RankSpec
 STACK_SECONDS = 0.3
 STACK_BYTES = 32 * 1024
 OUTPUT_BYTES = 8 * 1024
+OWN_FRAMES = re.compile(r"pytest_gpufleet/(spmd|world/progress)\.py")
 
 
 @dataclass
@@ -96,9 +98,9 @@ def _stack(spec: RankSpec) -> str:
         own = next((i for i, line in enumerate(lines) if "pytest_gpufleet/world/worker.py" in line), len(lines))
         if own < len(lines) and lines[own].endswith("in _wait_for_requests"):
             continue  # the thread behind engine.interrupt
-        frames = [line for line in lines[:own] if line.lstrip().startswith("File ")]
-        if frames or block.startswith("Fatal"):
-            kept.append("\n".join(lines[:own]))
+        lines = [line for line in lines[:own] if not OWN_FRAMES.search(line)]
+        if len(lines) > 1 or block.startswith("Fatal"):
+            kept.append("\n".join(lines))
     return "\n\n".join(kept)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from pytest_gpufleet.world.outcomes import RAISED_AGAIN, Outcome
 from pytest_gpufleet.world.rank import RankSpec
 
 # After the first failure the other ranks get this long to tell their own story before they are killed.
-GRACE_SECONDS = 0.5
+GRACE_SECONDS = 0.4
 KILL_SECONDS = 10.0
 # Starting is no part of a test's deadline, and a short --fleet-timeout is not meant for it.
 MIN_START_SECONDS = 60.0
@@ -75,7 +76,8 @@ class Pool:
         if self._hopeless is not None:
             raise self._hopeless
         began = time.monotonic()
-        self._scratch = Path(tempfile.mkdtemp(prefix="gpufleet-"))
+        _sweep()
+        self._scratch = Path(tempfile.mkdtemp(prefix=f"gpufleet-{os.getpid()}-"))
         environment = self._environment()
         self.specs = tuple(
             replace(spec, scratch=self._scratch, environment={**environment, **_rank_variables(spec)})
@@ -215,6 +217,13 @@ class Pool:
                 )  # fmt: skip
             self.stop()
             raise
+
+
+def _sweep() -> None:
+    """Remove the scratch folders of controllers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob("gpufleet-[0-9]*-*"):
+        if not Path(f"/proc/{folder.name.split('-')[1]}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _rank_variables(spec: RankSpec) -> dict[str, str]:

@@ -1,0 +1,239 @@
+"""Every fact that NVML tells of a GPU, one call each, so that a call which fails costs one fact and never the run."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pytest_gpufleet.hardware.nvml import MAX_NVLINKS, read_topology, session
+from pytest_gpufleet.hardware.topology import GpuTopology
+
+# nvml.h. Plain integers: pynvml 13 defines some of these constants as tuples.
+ECC_CORRECTED, ECC_UNCORRECTED = 0, 1
+ECC_VOLATILE, ECC_AGGREGATE = 0, 1
+CLOCK_SM, CLOCK_MEMORY = 1, 2
+TEMPERATURE_GPU = 0
+THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
+NVLINK_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
+P2P = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3}
+PCIE_TX, PCIE_RX = 0, 1
+FIELD_MEMORY_TEMPERATURE = 82
+FIELD_NVLINK_SPEED = 164
+FIELD_RECOVERY_ACTION = 230
+
+# Errors by which NVML says that there is no such thing here; all others are trouble.
+NOT_HERE = ("NotSupported", "FunctionNotFound", "ArgumentVersionMismatch")
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """A fact that could not be read. `applicable` is False where this GPU or driver has no such thing."""
+
+    reason: str
+    applicable: bool
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class FactError(Exception):
+    """A source could not give a fact."""
+
+    def __init__(self, reason: str, applicable: bool) -> None:
+        super().__init__(reason)
+        self.unavailable = Unavailable(reason, applicable)
+
+
+class Source(Protocol):
+    """Where facts come from: NVML, or the snapshot of a machine."""
+
+    def count(self) -> int: ...
+
+    def ask(self, index: int, fact: str) -> Any:
+        """One fact of one GPU as plain JSON values. Raises FactError."""
+
+
+def _field(nvml: Any, handle: Any, *fields: Any) -> list[int]:
+    values = nvml.nvmlDeviceGetFieldValues(handle, list(fields))
+    for value in values:
+        if value.nvmlReturn:
+            raise nvml.NVMLError(value.nvmlReturn)
+    return [value.value.uiVal for value in values]
+
+
+def _links(call: Callable[[int], Any], nvml: Any) -> list[Any]:
+    """A value for each NVLink of a GPU; the first link that does not exist ends the list."""
+    values: list[Any] = []
+    for link in range(MAX_NVLINKS):
+        try:
+            values.append(call(link))
+        except nvml.NVMLError as error:
+            if not values or not _named(error, *NOT_HERE, "InvalidArgument"):
+                raise
+            break
+    return values
+
+
+def _named(error: BaseException, *names: str) -> bool:
+    return type(error).__name__.removeprefix("NVMLError_") in names
+
+
+def _fabric(nvml: Any, handle: Any) -> dict[str, int]:
+    info = nvml.c_nvmlGpuFabricInfoV_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    return {"state": info.state, "status": info.status}
+
+
+def _sram_threshold(nvml: Any, handle: Any) -> bool:
+    status = nvml.c_nvmlEccSramErrorStatus_v1_t()
+    status.version = nvml.nvmlEccSramErrorStatus_v1
+    nvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
+    return bool(status.bThresholdExceeded)
+
+
+def _inforom(nvml: Any, handle: Any) -> bool:
+    try:
+        nvml.nvmlDeviceValidateInforom(handle)
+    except nvml.NVMLError as error:
+        if _named(error, "CorruptedInforom"):
+            return False
+        raise
+    return True
+
+
+def _nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int]]:
+    """For each kind of error the count of each link."""
+
+    def counts(number: int) -> list[int]:
+        return _links(lambda link: nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, number), nvml)
+
+    return {name: counts(number) for name, number in NVLINK_COUNTERS.items()}
+
+
+# What stays as it is while a machine runs.
+FACTS: dict[str, Callable[[Any, Any], Any]] = {
+    "name": lambda n, h: n.nvmlDeviceGetName(h),
+    "uuid": lambda n, h: n.nvmlDeviceGetUUID(h),
+    "serial": lambda n, h: n.nvmlDeviceGetSerial(h),
+    "board_part_number": lambda n, h: n.nvmlDeviceGetBoardPartNumber(h),
+    "vbios": lambda n, h: n.nvmlDeviceGetVbiosVersion(h),
+    "inforom_version": lambda n, h: n.nvmlDeviceGetInforomImageVersion(h),
+    "inforom_valid": _inforom,
+    "pci_bus_id": lambda n, h: n.nvmlDeviceGetPciInfo(h).busId,
+    "pci_device_id": lambda n, h: n.nvmlDeviceGetPciInfo(h).pciDeviceId,
+    "memory_bytes": lambda n, h: n.nvmlDeviceGetMemoryInfo(h).total,
+    "compute_capability": lambda n, h: list(n.nvmlDeviceGetCudaComputeCapability(h)),
+    "pcie_generation": lambda n, h: n.nvmlDeviceGetCurrPcieLinkGeneration(h),
+    "pcie_generation_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkGeneration(h),
+    "pcie_width": lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h),
+    "pcie_width_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkWidth(h),
+    "ecc_mode": lambda n, h: list(n.nvmlDeviceGetEccMode(h)),
+    "mig_mode": lambda n, h: list(n.nvmlDeviceGetMigMode(h)),
+    "compute_mode": lambda n, h: n.nvmlDeviceGetComputeMode(h),
+    "persistence_mode": lambda n, h: n.nvmlDeviceGetPersistenceMode(h),
+    "power_limit_watts": lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1000,
+    "power_limit_default_watts": lambda n, h: n.nvmlDeviceGetPowerManagementDefaultLimit(h) / 1000,
+    "application_clock_mhz": lambda n, h: n.nvmlDeviceGetApplicationsClock(h, CLOCK_SM),
+    "application_clock_default_mhz": lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, CLOCK_SM),
+    "temperature_limits_c": lambda n, h: {
+        name: n.nvmlDeviceGetTemperatureThreshold(h, number) for name, number in THRESHOLDS.items()
+    },
+    "recovery_action": lambda n, h: _field(n, h, FIELD_RECOVERY_ACTION)[0],
+    "numa_node": lambda n, h: n.nvmlDeviceGetNumaNodeId(h),
+    "cpu_affinity": lambda n, h: [int(word) for word in n.nvmlDeviceGetCpuAffinity(h, 16)],
+    "fabric": _fabric,
+    "nvlink_states": lambda n, h: _links(lambda link: n.nvmlDeviceGetNvLinkState(h, link), n),
+    "nvlink_versions": lambda n, h: _links(lambda link: n.nvmlDeviceGetNvLinkVersion(h, link), n),
+    "nvlink_remote_types": lambda n, h: _links(lambda link: n.nvmlDeviceGetNvLinkRemoteDeviceType(h, link), n),
+    "nvlink_speeds": lambda n, h: _links(lambda link: _field(n, h, (FIELD_NVLINK_SPEED, link))[0] / 1000, n),
+}
+
+# What must not get worse. All of these are read around every test, so each is one cheap call.
+COUNTERS: dict[str, Callable[[Any, Any], Any]] = {
+    "ecc_uncorrected_volatile": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_UNCORRECTED, ECC_VOLATILE),
+    "ecc_uncorrected_aggregate": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_UNCORRECTED, ECC_AGGREGATE),
+    "ecc_corrected_volatile": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_CORRECTED, ECC_VOLATILE),
+    "sram_threshold_exceeded": _sram_threshold,
+    "remapped_rows": lambda n, h: list(n.nvmlDeviceGetRemappedRows(h)),
+    "retired_pages_pending": lambda n, h: n.nvmlDeviceGetRetiredPagesPendingStatus(h),
+    "pcie_replays": lambda n, h: n.nvmlDeviceGetPcieReplayCounter(h),
+    "nvlink_totals": lambda n, h: dict(
+        zip(("crc_flit", "crc_data", "replay", "recovery"), _field(n, h, 38, 45, 52, 59), strict=True)
+    ),
+    "nvlink_errors": _nvlink_errors,
+}
+
+# What telemetry samples.
+READINGS: dict[str, Callable[[Any, Any], Any]] = {
+    "utilization_percent": lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu,
+    "memory_used_bytes": lambda n, h: n.nvmlDeviceGetMemoryInfo(h).used,
+    "temperature_c": lambda n, h: n.nvmlDeviceGetTemperature(h, TEMPERATURE_GPU),
+    "memory_temperature_c": lambda n, h: _field(n, h, FIELD_MEMORY_TEMPERATURE)[0],
+    "power_watts": lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1000,
+    "sm_clock_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, CLOCK_SM),
+    "memory_clock_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, CLOCK_MEMORY),
+    "clock_event_reasons": lambda n, h: n.nvmlDeviceGetCurrentClocksEventReasons(h),
+    "pcie_transmitted_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_TX),
+    "pcie_received_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_RX),
+}
+
+
+class Nvml:
+    """The Source that is the driver of this machine. `handles` are the GPUs of the run, in their order."""
+
+    def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
+        self._nvml = nvml
+        self._handles = handles
+
+    def count(self) -> int:
+        return len(self._handles)
+
+    def ask(self, index: int, fact: str) -> Any:
+        if fact == "p2p":
+            return self._call(self._p2p, self._handles[index])
+        table = next(table for table in (FACTS, COUNTERS, READINGS) if fact in table)
+        return self._call(table[fact], self._handles[index])
+
+    def _p2p(self, nvml: Any, handle: Any) -> dict[str, list[int]]:
+        """For each capability the nvmlGpuP2PStatus_t with every GPU (0 is OK), in the order of the GPUs."""
+        return {
+            name: [0 if peer is handle else nvml.nvmlDeviceGetP2PStatus(handle, peer, number) for peer in self._handles]
+            for name, number in P2P.items()
+        }
+
+    def _call(self, call: Callable[[Any, Any], Any], handle: Any) -> Any:
+        try:
+            value = call(self._nvml, handle)
+        except self._nvml.NVMLError as error:
+            raise FactError(f"NVML: {error}", applicable=not _named(error, *NOT_HERE)) from None
+        except AttributeError as error:
+            raise FactError(f"this version of nvidia-ml-py cannot ask: {error}", applicable=False) from None
+        return value.decode() if isinstance(value, bytes) else value
+
+
+def read(source: Source, index: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of one GPU by name; what cannot be had is Unavailable."""
+    values: dict[str, Any] = {}
+    for fact in facts:
+        try:
+            values[fact] = source.ask(index, fact)
+        except FactError as error:
+            values[fact] = error.unavailable
+    return values
+
+
+@contextmanager
+def open_source(
+    wanted: int | None = None, environment: Mapping[str, str] = os.environ
+) -> Iterator[tuple[Source, GpuTopology]]:
+    """The GPUs of this machine that the environment leaves visible, the first `wanted` of them, as a Source, and their
+    topology. Raises NoGpus."""
+    topology = read_topology(environment)
+    if wanted is not None:
+        topology = topology.first(wanted)
+    with session() as nvml:
+        yield Nvml(nvml, [nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in topology.gpus]), topology

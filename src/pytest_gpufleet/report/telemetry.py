@@ -1,0 +1,200 @@
+"""The plots of what the GPUs did during the run: one a quantity, a line a GPU, the files of tests as stripes behind."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import PurePosixPath
+from typing import Any
+
+import matplotlib
+
+from pytest_gpufleet.report import plots, wording
+
+LONGEST_LINE = 600  # points
+LINE_STYLES = ("-", "--", ":", "-.")  # where there are more GPUs than colours
+# Seconds between two ticks of the time axis, the finest that gives few enough of them.
+TICKS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
+MOST_TICKS = 9
+HOUR = 3600
+LABEL_GAP = 0.03  # between the names of two files, of the axis' width
+LONGEST_LABEL = 16
+# Of the axes in the figure, as fractions of it; the legend beside it takes one column for so many GPUs.
+LEFT, BOTTOM, WIDTH, HEIGHT = 0.09, 0.19, 0.83, 0.53
+LEGEND_LINES, LEGEND_WIDTH = 8, 0.09
+
+# (name, start, end) of a check; times in seconds since the epoch
+Checks = Sequence[tuple[str, float, float]]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What one plot shows: the sum of `readings` times `scale`. `bottom`: where its axis starts, None for anywhere."""
+
+    title: str
+    unit: str
+    readings: tuple[str, ...]
+    scale: float = 1.0
+    bottom: float | None = 0.0
+
+
+@dataclass(frozen=True)
+class Stripe:
+    """A file of tests on the time axis, in seconds since the first sample."""
+
+    file: str
+    name: str
+    start: float
+    end: float
+
+
+QUANTITIES = (
+    Quantity("GPU utilisation", "%", ("utilization_percent",)),
+    Quantity("GPU memory used", "GiB", ("memory_used_bytes",), 1 / 2**30),
+    Quantity("Temperature of the GPU", "°C", ("temperature_c",), bottom=None),
+    Quantity("Temperature of the GPU memory", "°C", ("memory_temperature_c",), bottom=None),
+    Quantity("Power", "W", ("power_watts",)),
+    Quantity("SM clock", "MHz", ("sm_clock_mhz",)),
+    Quantity(
+        "PCIe traffic, sent and received",
+        "MB/s",
+        ("pcie_transmitted_kilobytes_per_second", "pcie_received_kilobytes_per_second"),
+        1e-3,
+    ),
+)
+
+
+def svgs(samples: Sequence[Mapping[str, Any]], places: Sequence[str], checks: Checks) -> list[tuple[str, str]]:
+    """(title, SVG) for each quantity that any GPU told, over the whole run; nothing with fewer than two samples.
+
+    `samples` are {"time": seconds since the epoch, "gpus": [{reading: value or None}, ...]} in the order of their
+    time and of `places`.
+    """
+    if len(samples) < 2:
+        return []
+    start = samples[0]["time"]
+    stripes = _stripes(checks, start, samples[-1]["time"] - start)
+    drawn = []
+    for quantity in QUANTITIES:
+        lines = {place: _line(samples, index, quantity) for index, place in enumerate(places)}
+        if any(not math.isnan(value) for line in lines.values() for _, value in line):
+            drawn.append((quantity.title, _svg(quantity, lines, stripes, start)))
+    return drawn
+
+
+def _stripes(checks: Checks, start: float, length: float) -> list[Stripe]:
+    """The stretches of the time axis in which the checks of one file ran."""
+    stripes: list[Stripe] = []
+    for name, since, until in sorted(checks, key=lambda check: check[1]):
+        file = PurePosixPath(wording.clean(name).partition("::")[0]).name
+        label = file.removeprefix("test_").removesuffix(".py").replace("_", " ")
+        label = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 3]}..."
+        begin, end = (min(max(moment - start, 0.0), length) for moment in (since, until))
+        if stripes and stripes[-1].file == file:
+            stripes[-1] = Stripe(file, label, stripes[-1].start, max(end, stripes[-1].end))
+        else:
+            stripes.append(Stripe(file, label, begin, end))
+    return stripes
+
+
+def _line(samples: Sequence[Mapping[str, Any]], index: int, quantity: Quantity) -> list[tuple[float, float]]:
+    """(seconds since the first sample, value); NaN, at which a line breaks, where there is no value."""
+    first = samples[0]["time"]
+    points = []
+    for sample in samples:
+        gpu = sample["gpus"][index] if index < len(sample["gpus"]) else {}
+        values = [gpu.get(name) for name in quantity.readings]
+        value = math.nan if None in values else sum(values) * quantity.scale
+        points.append((sample["time"] - first, value))
+    return _decimated(points)
+
+
+def _decimated(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most LONGEST_LINE points: of each stretch the lowest and the highest, in their order."""
+    if len(points) <= LONGEST_LINE:
+        return points
+    result = []
+    stretches = LONGEST_LINE // 2
+    for number in range(stretches):
+        stretch = points[len(points) * number // stretches : len(points) * (number + 1) // stretches]
+        known = [point for point in stretch if not math.isnan(point[1])] or stretch[:1]
+        ends = {min(known, key=lambda point: point[1]), max(known, key=lambda point: point[1])}
+        result += sorted(ends)
+    return result
+
+
+def _svg(
+    quantity: Quantity, lines: Mapping[str, list[tuple[float, float]]], stripes: Sequence[Stripe], start: float
+) -> str:
+    known = [value for line in lines.values() for _, value in line if not math.isnan(value)]
+    length = max(line[-1][0] for line in lines.values())
+    # Drawings on one page must not share ids: matplotlib makes them from this salt.
+    with matplotlib.rc_context({**plots.STYLE, "svg.hashsalt": quantity.title}):
+        figure, axes = plots._axes(height=2.6)
+        figure.set_layout_engine("none")  # its margins depend on the figures, and the time axes must lie in line
+        columns = math.ceil(len(lines) / LEGEND_LINES)
+        axes.set_position((LEFT, BOTTOM, WIDTH - LEGEND_WIDTH * columns, HEIGHT))
+        axes.grid(visible=False, axis="x")
+        for number, (place, line) in enumerate(lines.items()):
+            colour = plots.COLOURS[number % len(plots.COLOURS)]
+            style = LINE_STYLES[number // len(plots.COLOURS) % len(LINE_STYLES)]
+            xs, ys = zip(*line, strict=True)
+            axes.plot(xs, ys, color=colour, linestyle=style, linewidth=1.1, label=wording.place(place))
+        axes.set_xlim(0, length)
+        if quantity.bottom is not None:
+            axes.set_ylim(quantity.bottom, max(*known, 1e-3) * 1.08)
+        axes.set_ylabel(quantity.unit)
+        step = next((tick for tick in TICKS if length / tick <= MOST_TICKS), 86400)
+        hours = length >= 2 * HOUR
+        axes.set_xticks(
+            range(0, int(length) + 1, step), [_elapsed(at, hours) for at in range(0, int(length) + 1, step)]
+        )
+        clock = datetime.fromtimestamp(start, timezone.utc)
+        axes.set_xlabel(f"{'hours:minutes' if hours else 'minutes:seconds'} since {clock:%H:%M:%S} UTC")
+        _mark(axes, stripes, length)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8, ncols=columns,
+                    columnspacing=0.8, handlelength=1.6)  # fmt: skip
+        between = " to ".join(wording.quantity(ends(known), quantity.unit) for ends in (min, max))
+        over = f"over {_elapsed(length, hours)} ({'hours:minutes' if hours else 'minutes:seconds'})"
+        svg = plots._svg(figure, f"{quantity.title} of {len(lines)} GPUs {over}: {between}")
+    # A tenth of a point is finer than the eye; with six digits the file would be twice as large.
+    return re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), svg)
+
+
+def _elapsed(seconds: float, hours: bool) -> str:
+    """h:mm or m:ss."""
+    whole, rest = divmod(round(seconds), HOUR if hours else 60)
+    return f"{whole}:{rest // 60 if hours else rest:02}"
+
+
+def _mark(axes: Any, stripes: Sequence[Stripe], length: float) -> None:
+    """Every other stripe shaded, and above it the name of each as far as there is room; the longest come first."""
+    for number, stripe in enumerate(stripes):
+        if number % 2:
+            axes.axvspan(stripe.start, stripe.end, color=plots.INK, alpha=0.09, linewidth=0)
+    room = int(1 / LABEL_GAP)
+    longest = sorted(stripes, key=lambda stripe: stripe.start - stripe.end)[:room]
+    named = [stripe for stripe in stripes if stripe in longest]
+    wanted = [(stripe.start + stripe.end) / 2 / length for stripe in named]
+    above = axes.get_xaxis_transform()
+    for stripe, at, shown_at in zip(named, wanted, _apart(wanted), strict=True):
+        axes.annotate(
+            stripe.name, (at * length, 1.0), (shown_at * length, 1.09), xycoords=above, textcoords=above,
+            rotation=40, rotation_mode="anchor", va="center", fontsize=8, parse_math=False,
+            arrowprops={"arrowstyle": "-", "color": plots.INK, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
+
+
+def _apart(wanted: Sequence[float]) -> list[float]:
+    """Positions near those that are wanted, at least LABEL_GAP apart and none beyond 1, in the same order."""
+    positions: list[float] = []
+    for at in wanted:
+        positions.append(max(at, positions[-1] + LABEL_GAP) if positions else at)
+    limit = 1.0
+    for number in reversed(range(len(positions))):
+        positions[number] = min(positions[number], limit)
+        limit = positions[number] - LABEL_GAP
+    return positions

@@ -1,0 +1,134 @@
+"""What counts as healthy: facts against what they should be, counters against what they were.
+
+Rules after DCGM's health checks (row remapping, PCIe replay rates, clock events) and NVIDIA's XID catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pytest_gpufleet.hardware.facts import Unavailable
+from pytest_gpufleet.hardware.machine import GpuFacts
+from pytest_gpufleet.hardware.xids import Xid
+from pytest_gpufleet.world.outcomes import not_applicable
+
+# PCIe replays a minute and lane that are still healthy, by generation (DCGM).
+REPLAYS = {3: 0.48, 4: 0.96, 5: 1.92, 6: 1.92}
+REMAPPED_ROWS_LIMIT = 512
+# nvml.h, nvmlClocksEventReasons*: what must not happen under load. A software power cap (0x4) is normal there.
+SLOWDOWNS = {
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+def expect(gpus: Sequence[GpuFacts], fact: str, wanted: Any) -> None:
+    """Assert that a fact of every GPU is `wanted`: a value, or a function of the GPU that gives it.
+
+    The AssertionError names every GPU for which it is not, and those that do not answer. Where no GPU of this machine
+    has such a thing, the test does not apply.
+    """
+    __tracebackhide__ = True
+    wrong = []
+    missing = [gpu[fact] for gpu in gpus if isinstance(gpu[fact], Unavailable) and not gpu[fact].applicable]
+    if len(missing) == len(gpus):
+        not_applicable(f"{fact}: {missing[0] if missing else 'there is no GPU'}")
+    for gpu in gpus:
+        right = wanted(gpu) if callable(wanted) else wanted
+        if isinstance(gpu[fact], Unavailable):
+            wrong.append(f"{gpu.identity}: {fact} cannot be read ({gpu[fact]})")
+        elif gpu[fact] != right:
+            wrong.append(f"{gpu.identity}: {fact} is {gpu[fact]}, should be {right}")
+    assert not wrong, "\n".join(wrong)
+
+
+def recorded_errors(gpu: GpuFacts) -> list[str]:
+    """What a GPU's counters say against it, whenever it happened."""
+    remapped = gpu["remapped_rows"]
+    _, uncorrected, pending, failed = remapped if isinstance(remapped, list) else (0, 0, 0, 0)
+    rules = (
+        (_number(gpu["ecc_uncorrected_volatile"]), "uncorrectable ECC errors since the driver was loaded"),
+        (pending, "row remapping pending: reset the GPU"),
+        (failed, "row remapping failed: replace the GPU"),
+        (uncorrected if uncorrected >= REMAPPED_ROWS_LIMIT else 0, "remapped rows: replace the GPU"),
+        (_number(gpu["sram_threshold_exceeded"]), "SRAM error threshold exceeded: replace the GPU"),
+        (_number(gpu["retired_pages_pending"]), "page retirement pending: reset the GPU"),
+    )
+    return [f"{gpu.identity}: {text} ({int(value)})" for value, text in rules if value]
+
+
+def worsened(before: GpuFacts, after: GpuFacts, minutes: float) -> list[str]:
+    """What got worse on a GPU between two readings of its counters, each with the counter, before and after."""
+    problems = []
+    for counter, now in after.facts.items():
+        then = before[counter]
+        if isinstance(now, Unavailable):
+            if now.applicable and not isinstance(then, Unavailable):
+                problems.append(f"{counter} could be read before and cannot now: {now}")
+            continue
+        grown = _GROWN.get(counter, _ignored)
+        if not isinstance(then, Unavailable) and grown(then, now, after, minutes):
+            problems.append(f"{counter} was {then}, is {now}")
+    return [f"{after.identity}: {problem}" for problem in problems]
+
+
+def slowdowns(identity: str, reasons: Iterable[int]) -> list[str]:
+    """Which clock events that must not happen are among samples of clock_event_reasons."""
+    seen = 0
+    for sample in reasons:
+        seen |= sample
+    return [f"{identity}: {text} (clock event 0x{bit:x})" for bit, text in SLOWDOWNS.items() if seen & bit]
+
+
+def xids_of(gpus: Iterable[GpuFacts], xids: Sequence[Xid]) -> list[str]:
+    """XIDs of these GPUs, each with its meaning and the action it calls for."""
+    return [f"{gpu.identity}: {xid}" for gpu in gpus for xid in xids if xid.of(str(gpu["pci_bus_id"]))]
+
+
+def _number(value: Any) -> int:
+    return 0 if isinstance(value, Unavailable) else int(value)
+
+
+def _ignored(then: Any, now: Any, gpu: GpuFacts, minutes: float) -> bool:
+    return False
+
+
+def _more(then: Any, now: Any, gpu: GpuFacts, minutes: float) -> bool:
+    return bool(now > then)
+
+
+def _more_of_any(then: Any, now: Any, gpu: GpuFacts, minutes: float) -> bool:
+    """Of a dict of numbers, or of a dict of lists with a number for each link."""
+    pairs = ((then[name], now[name]) for name in now if name in then)
+    return any(a > b for old, new in pairs for b, a in zip(_listed(old), _listed(new), strict=False))
+
+
+def _listed(value: Any) -> list[int]:
+    return value if isinstance(value, list) else [value]
+
+
+def _more_replays(then: int, now: int, gpu: GpuFacts, minutes: float) -> bool:
+    generation, width = gpu["pcie_generation_max"], gpu["pcie_width"]
+    rate = REPLAYS.get(generation, min(REPLAYS.values())) if isinstance(generation, int) else min(REPLAYS.values())
+    lanes = width if isinstance(width, int) else 1
+    return now - then > rate * lanes * max(minutes, 1.0)
+
+
+def _more_rows(then: list[int], now: list[int], gpu: GpuFacts, minutes: float) -> bool:
+    """[corrected, uncorrected, pending, failed]: correctable ones are shown, not judged."""
+    return any(a > b for b, a in zip(then[1:], now[1:], strict=True))
+
+
+_GROWN: dict[str, Callable[[Any, Any, GpuFacts, float], bool]] = {
+    "ecc_uncorrected_volatile": _more,
+    "ecc_uncorrected_aggregate": _more,
+    "sram_threshold_exceeded": _more,
+    "remapped_rows": _more_rows,
+    "retired_pages_pending": _more,
+    "pcie_replays": _more_replays,
+    "nvlink_totals": _more_of_any,
+    "nvlink_errors": _more_of_any,
+}
