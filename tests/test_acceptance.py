@@ -188,7 +188,7 @@ def described(run_pytest):
     [
         ("switched(8)", 8, {}),
         ("switched(7)", 8, {"test_gpu_count": "7 of 8 GPUs are here"}),
-        ("switched(8, down=1)", 8, {"test_gpus_are_alike[nvlinks_active]": "serial 1654324007"}),
+        ("switched(8, down=1)", 8, {"test_gpus_are_alike[nvlink_states]": "serial 1654324007"}),
         (
             "switched(2, processes={1: [SimpleNamespace(pid=1 << 30, usedGpuMemory=2 << 30)]})",
             2,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import facts, telemetry
+from pytest_gpufleet.hardware import facts, machine, telemetry
 from pytest_gpufleet.hardware.nvml import NoGpus
 from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.hardware.topology import GpuTopology
@@ -96,7 +96,7 @@ def _monitor(given: argparse.Namespace) -> None:
 
 @contextmanager
 def _samples(source: facts.Source, interval: float) -> Iterator[Iterator[Sample]]:
-    """A sample after the other, as they are taken. This thread only waits, so that Ctrl-C works with a driver that hangs."""
+    """One sample after the other. This thread only waits for them, so that Ctrl-C works even where a driver hangs."""
     taken: queue.SimpleQueue[Sample] = queue.SimpleQueue()
     sampler = telemetry.Sampler(source, interval, taken.put)
 
@@ -183,7 +183,25 @@ def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
         yield show
 
 
+# ---------------------------------------------------------------- snapshot
+
+
+def _snapshot_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--anonymous", action="store_true", help="aliases instead of serials, UUIDs and the host's name"
+    )
+
+
+def _snapshot(given: argparse.Namespace) -> None:
+    with facts.open_source() as (source, topology):
+        document = machine.to_json(machine.take(source, tuple(gpu.index for gpu in topology.gpus)))
+    print(json.dumps(machine.anonymous(document) if given.anonymous else document, indent=1))
+
+
 COMMANDS = {
+    "snapshot": Command(
+        "print everything the inventory reads, as one JSON document without secrets", _snapshot_arguments, _snapshot
+    ),
     "monitor": Command("show what all GPUs do, once a second", _monitor_arguments, _monitor),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +11,12 @@ from typing import Any
 from pytest_gpufleet.hardware import facts
 from pytest_gpufleet.hardware.facts import Source
 from pytest_gpufleet.hardware.machine import GpuFacts, Machine
+from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.hardware.xids import KernelLog
 from pytest_gpufleet.verdict import health
 
 # Identity and what the rules need besides the counters; these do not change.
 CONSTANT = ("name", "serial", "pci_bus_id", "uuid", "pcie_generation_max", "pcie_width")
-# The sum over a GPU's links is one call; the count of each link is 72.
-SLOW = "nvlink_errors"
 
 
 class HealthWorsened(AssertionError):
@@ -31,10 +31,15 @@ class Guard:
         self._machine = machine
         self._log = log
         self._threads = ThreadPoolExecutor(max(1, source.count()), thread_name_prefix="gpufleet-guard")
-        totals = any(isinstance(gpu["nvlink_totals"], dict) for gpu in machine.gpus)
-        self._counters = {name: call for name, call in facts.COUNTERS.items() if not (totals and name == SLOW)}
+        self._samples: list[Sample] = []
+        self._lock = threading.Lock()
         self._before = self._read()
         self._since = time.monotonic()
+
+    def note(self, sample: Sample) -> None:
+        """Take in a sample of telemetry: what happens between two readings counts too."""
+        with self._lock:
+            self._samples.append(sample)
 
     def check(self) -> list[str]:
         """What got worse since the last call, one line a finding; each names its GPU."""
@@ -46,9 +51,16 @@ class Guard:
             for problem in health.worsened(old, new, minutes)
         ]
         problems += health.xids_of(self._machine.gpus, self._log.new())
-        for gpu in after:
-            if isinstance(reasons := gpu["clock_event_reasons"], int):
-                problems += health.slowdowns(gpu.identity, [reasons])
+        with self._lock:
+            samples, self._samples = self._samples, []
+        for position, gpu in enumerate(after):
+            seen = [gpu["clock_event_reasons"], *(sample.gpus[position]["clock_event_reasons"] for sample in samples)]
+            problems += health.slowdowns(gpu.identity, [reasons for reasons in seen if isinstance(reasons, int)])
+            hottest = {
+                name: max((t for sample in samples if (t := sample.gpus[position][name]) is not None), default=0)
+                for name in ("temperature_c", "memory_temperature_c")
+            }
+            problems += health.too_hot(gpu.identity, self._machine.gpus[position], hottest)
         self._before, self._since = after, now
         return problems
 
@@ -56,7 +68,7 @@ class Guard:
         self._threads.shutdown(wait=False)
 
     def _read(self) -> list[GpuFacts]:
-        names: Mapping[str, Any] = {**self._counters, "clock_event_reasons": None}
+        names: Mapping[str, Any] = {**facts.COUNTERS, "clock_event_reasons": None}
 
         def one(position: int) -> GpuFacts:
             gpu = self._machine.gpus[position]

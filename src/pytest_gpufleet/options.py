@@ -13,6 +13,7 @@ LEVELS = ("quick", "standard", "burnin")
 ENGINES = ("local",)
 REHEARSAL_RANKS = 2
 DEFAULT_TIMEOUT_SECONDS = 300.0
+DEFAULT_INTERVAL_SECONDS = 1.0
 
 Gpus = int | Literal["all", "auto"]
 
@@ -28,6 +29,8 @@ class Options:
     folder: Path = Path("reports")
     timeout: float = DEFAULT_TIMEOUT_SECONDS
     resume: Path | None = None
+    interval: float = DEFAULT_INTERVAL_SECONDS
+    monitor: bool = False
     asked: bool = False
 
 
@@ -70,10 +73,18 @@ def add(parser: pytest.Parser) -> None:
         "--fleet-resume", type=Path, metavar="DIR",
         help="go on with the run whose folder this is: checks that met their limits there are not run again",
     )  # fmt: skip
+    group.addoption(
+        "--fleet-interval", type=seconds, metavar="SECONDS",
+        help=f"time between two samples of telemetry (default: {DEFAULT_INTERVAL_SECONDS:g})",
+    )  # fmt: skip
+    group.addoption(
+        "--fleet-monitor", action="store_const", const=True, help="show what the GPUs do below pytest's own output"
+    )
 
 
 FLEET_OPTIONS = (
     "gpus", "rehearse", "fleet_level", "fleet_profile", "fleet_dir", "fleet_engine", "fleet_timeout", "fleet_resume",
+    "fleet_interval", "fleet_monitor",
 )  # fmt: skip
 
 
@@ -89,6 +100,8 @@ def from_config(config: pytest.Config) -> Options:
         folder=given["fleet_dir"] or Path("reports"),
         timeout=given["fleet_timeout"] or DEFAULT_TIMEOUT_SECONDS,
         resume=given["fleet_resume"],
+        interval=given["fleet_interval"] or DEFAULT_INTERVAL_SECONDS,
+        monitor=bool(given["fleet_monitor"]),
         asked=any(value is not None for value in given.values()) and not config.getoption("collectonly"),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -92,6 +92,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         fleet.close()
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    fleet = session.config.stash[FLEET]
+    if fleet.evidence is not None:
+        # Not sys.stdout, which is captured while tests run.
+        fleet.watch(session.config.get_terminal_writer()._file)
+
+
 def pytest_report_header(config: pytest.Config) -> str | None:
     fleet = config.stash[FLEET]
     if not fleet.options.asked:
@@ -113,6 +120,12 @@ def gpu_topology(pytestconfig: pytest.Config) -> GpuTopology:
 def machine(pytestconfig: pytest.Config) -> Machine:
     """Every fact of the run's GPUs and of their host (a Machine); `expect` checks facts. No GPUs in a rehearsal."""
     return pytestconfig.stash[FLEET].machine
+
+
+@pytest.fixture(scope="session")
+def machine_now(pytestconfig: pytest.Config) -> Callable[[str], list[Any]]:
+    """machine_now(fact): a fact of every GPU as it is at this moment, in the order of machine.gpus."""
+    return pytestconfig.stash[FLEET].read_now
 
 
 @pytest.fixture(scope="session")
@@ -296,7 +309,7 @@ def pytest_runtest_makereport(
         phases = item.stash.setdefault(PHASES, [])
         phases.append((report, error))
         if report.when == "teardown":
-            fleet.record_event("check_finished", check=checks.finished(item, phases))
+            fleet.record_event("check_finished", check=checks.finished(item, phases), **fleet.activity(item.nodeid))
     return report
 
 
@@ -304,6 +317,8 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     fleet = session.config.stash[FLEET]
     if fleet.evidence is not None:
+        if fleet.sampler is not None:
+            fleet.sampler.stop()
         session.exitstatus = fleet.conclude(exitstatus)
 
 

@@ -6,13 +6,14 @@ import hashlib
 import os
 import platform
 import socket
+import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.guard import Guard
     from pytest_gpufleet.hardware.facts import Source
     from pytest_gpufleet.hardware.machine import Machine
+    from pytest_gpufleet.hardware.telemetry import Sampler
     from pytest_gpufleet.hardware.topology import GpuTopology
     from pytest_gpufleet.verdict.evidence import Evidence
     from pytest_gpufleet.verdict.profile import Profile
@@ -63,6 +65,7 @@ class Fleet:
         self.test_deadline: float | None = None  # monotonic time, where pytest-timeout sets one
         self._locks: ExitStack | None = None
         self._open = ExitStack()
+        self.sampler: Sampler | None = None
 
     @cached_property
     def ground(self) -> Ground:
@@ -92,6 +95,45 @@ class Fleet:
         if source is None:
             return machine.Machine((), host.read())
         return machine.take(source, tuple(gpu.index for gpu in topology.gpus))
+
+    def watch(self, terminal: TextIO) -> None:
+        """Start telemetry, and with --fleet-monitor show it on the terminal. Nothing without GPUs."""
+        from pytest_gpufleet.hardware.telemetry import Sample, Sampler
+        from pytest_gpufleet.report.monitor import Live, RunningCheck
+
+        ground, guard = self.ground, self.guard
+        if ground.source is None or guard is None:
+            return
+        live = None
+        if self.options.monitor:
+            live = self._open.enter_context(Live(ground.topology, terminal, RunningCheck(self.options.folder)))
+
+        def take_in(sample: Sample) -> None:
+            self.record_event("telemetry", sample=sample.to_json())
+            guard.note(sample)
+            if live is not None:
+                live.show(sample)
+
+        self.sampler = Sampler(ground.source, self.options.interval, take_in)
+        self._open.callback(self.sampler.stop)
+        self.sampler.start()
+
+    def activity(self, check: str) -> dict[str, Any]:
+        """What the GPUs did during a check that ends now: minimum, mean and maximum of every reading of telemetry."""
+        from pytest_gpufleet.hardware.telemetry import Sample, summary
+
+        if self.evidence is None or self.sampler is None:
+            return {}
+        record, now = self.evidence.record, time.time()
+        samples = [Sample(sample["time"], tuple(sample["gpus"])) for sample in list(record.telemetry)]
+        return {"telemetry": summary(samples, record.begun(check), now)}
+
+    def read_now(self, fact: str) -> list[Any]:
+        """A fact of every GPU at this moment."""
+        from pytest_gpufleet.hardware import facts
+
+        source = self.ground.source
+        return [facts.read(source, at, {fact: None})[fact] for at in range(source.count())] if source else []
 
     @cached_property
     def guard(self) -> Guard | None:

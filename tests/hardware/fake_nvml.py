@@ -125,7 +125,9 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPowerManagementLimit": lambda nvml, card: 700_000,
     "nvmlDeviceGetComputeRunningProcesses": lambda nvml, card: nvml.processes.get(card.index, []),
     "nvmlDeviceGetNvLinkState": _link_state,
-    "nvmlDeviceGetNvLinkRemoteDeviceType": lambda nvml, card, link: 2 if card.links[link] == SWITCH else 0,
+    "nvmlDeviceGetNvLinkRemoteDeviceType": lambda nvml, card, link: (
+        (2 if card.links[link] == SWITCH else 0) if link < len(card.links) else not_supported()
+    ),
     "nvmlDeviceGetNvLinkRemotePciInfo": _remote_bus_id,
     "nvmlDeviceGetTopologyCommonAncestor": _distance,
     "nvmlDeviceGetFieldValues": lambda nvml, card, fields: list(map(_field, fields)),

@@ -39,10 +39,15 @@ class Machine:
     host: Mapping[str, Any] = field(default_factory=dict)
     taken: str = ""
 
+    @property
+    def seconds_ago(self) -> float:
+        """How long ago it was read."""
+        return (datetime.now(timezone.utc) - datetime.fromisoformat(self.taken)).total_seconds()
+
 
 def take(source: Source, indices: tuple[int, ...]) -> Machine:
     """Read everything. `indices` are the numbers that nvidia-smi gives to the source's GPUs."""
-    names = {**facts.FACTS, **facts.COUNTERS, "p2p": None}
+    names = {**facts.FACTS, **facts.COUNTERS, **facts.SLOW_COUNTERS, "p2p": None}
     with ThreadPoolExecutor(max(1, source.count())) as pool:
         read = pool.map(lambda position: facts.read(source, position, names), range(source.count()))
         gpus = tuple(GpuFacts(index, values) for index, values in zip(indices, read, strict=True))

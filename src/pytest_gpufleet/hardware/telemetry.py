@@ -81,7 +81,7 @@ def _in_thread(call: Callable[..., T], *args: Any) -> Future[T]:
 class Sampler:
     """A daemon thread that hands a Sample to `on_sample`, which runs in that thread, every `interval_seconds`.
 
-    Whatever fails in the source or in `on_sample` costs one sample: `trouble` says what it was, the next is tried again.
+    Whatever fails in the source or in `on_sample` costs one sample, and `trouble` says what it was last.
     """
 
     def __init__(self, source: Source, interval_seconds: float, on_sample: Callable[[Sample], None]) -> None:

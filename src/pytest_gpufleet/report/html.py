@@ -90,7 +90,7 @@ def summary(record: Record) -> str:
         links=_links(record.topology),
         kinds=LINKS,
         groups=_groups(record.findings),
-        plots=_plots(record.findings),
+        plots=_plots(record),
         gaps=gaps(record),
         symbols=wording.SYMBOLS,
     )
@@ -261,14 +261,15 @@ def _range(values: Sequence[float], unit: str) -> str:
     return f"{low.removesuffix(' ' + unit)} to {high.removesuffix(' ' + unit)}"
 
 
-def _plots(findings: Sequence[Finding]) -> list[tuple[str, Markup]]:
-    if not findings:
+def _plots(record: Record) -> list[tuple[str, Markup]]:
+    """Every drawing of the report with its caption. matplotlib is loaded here, once there is something to draw."""
+    if not (record.findings or record.telemetry):
         return []
-    # Only here, since it takes a second: a run that writes no report must not wait for matplotlib.
-    from pytest_gpufleet.report import plots
+    from pytest_gpufleet.report import plots, telemetry
 
     drawn = [
-        ("Bus bandwidth against message size", plots.busbw_svg(findings)),
-        ("Training throughput", plots.training_svg(findings)),
+        ("Bus bandwidth against message size", plots.busbw_svg(record.findings)),
+        ("Training throughput", plots.training_svg(record.findings)),
+        *telemetry.svgs(record.telemetry, [gpu.place for gpu in record.topology.gpus], record.spans),
     ]
     return [(caption, Markup(svg)) for caption, svg in drawn if svg]

@@ -32,9 +32,9 @@ ASCII = str.maketrans(
 )
 BAR = 5  # characters
 STALE_SECONDS = 3600
-# The colour of the clock-event reasons; all others are as much a cause of trouble as of none.
-CALM = {"gpu idle": "dim", "sw power cap": "yellow"}
+# How clock-event reasons are shown, by their most alarming one; a power cap is what full load looks like.
 ALARMING = ("hw", "sw thermal")
+CALM = {"none": "dim", "gpu idle": "dim", "sw power cap": "yellow"}
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,8 @@ def _reasons(view: View) -> Cell:
     mask = view.now.get("clock_event_reasons")
     if mask is None:
         return ABSENT, "dim"
-    words = clock_event_reasons(mask)
-    worst = next(iter(words), "")
-    return ", ".join(words), "bold red" if worst.startswith(ALARMING) else CALM.get(worst, "")
+    words = clock_event_reasons(mask) or ["none"]
+    return ", ".join(words), "bold red" if words[0].startswith(ALARMING) else CALM.get(words[0], "")
 
 
 def _sparkline(view: View) -> Cell:
@@ -144,9 +143,9 @@ def table(
 
     def text(content: str, style: str = "") -> Text:
         content = wording.clean(content)
-        overflow = "crop" if ascii_only else "ellipsis"
-        content = content.translate(ASCII) if ascii_only else content
-        return Text(content, style, no_wrap=True, overflow=overflow)
+        if ascii_only:
+            return Text(content.translate(ASCII), style, no_wrap=True, overflow="crop")
+        return Text(content, style, no_wrap=True, overflow="ellipsis")
 
     columns, spare = _fitting(width)
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")

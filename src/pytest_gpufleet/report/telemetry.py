@@ -20,7 +20,7 @@ LINE_STYLES = ("-", "--", ":", "-.")  # where there are more GPUs than colours
 TICKS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
 MOST_TICKS = 9
 HOUR = 3600
-LABEL_GAP = 0.03  # between the names of two files, of the axis' width
+LABEL_GAP = 0.035  # between the names of two files, of the axis' width
 LONGEST_LABEL = 16
 # Of the axes in the figure, as fractions of it; the legend beside it takes one column for so many GPUs.
 LEFT, BOTTOM, WIDTH, HEIGHT = 0.09, 0.19, 0.83, 0.53
@@ -106,9 +106,9 @@ def _line(samples: Sequence[Mapping[str, Any]], index: int, quantity: Quantity) 
     points = []
     for sample in samples:
         gpu = sample["gpus"][index] if index < len(sample["gpus"]) else {}
-        values = [gpu.get(name) for name in quantity.readings]
-        value = math.nan if None in values else sum(values) * quantity.scale
-        points.append((sample["time"] - first, value))
+        values = [value for name in quantity.readings if (value := gpu.get(name)) is not None]
+        whole = len(values) == len(quantity.readings)
+        points.append((sample["time"] - first, sum(values) * quantity.scale if whole else math.nan))
     return _decimated(points)
 
 
@@ -180,11 +180,12 @@ def _mark(axes: Any, stripes: Sequence[Stripe], length: float) -> None:
     named = [stripe for stripe in stripes if stripe in longest]
     wanted = [(stripe.start + stripe.end) / 2 / length for stripe in named]
     above = axes.get_xaxis_transform()
+    leader = {"arrowstyle": "-", "color": plots.INK, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
     for stripe, at, shown_at in zip(named, wanted, _apart(wanted), strict=True):
         axes.annotate(
             stripe.name, (at * length, 1.0), (shown_at * length, 1.09), xycoords=above, textcoords=above,
             rotation=40, rotation_mode="anchor", va="center", fontsize=8, parse_math=False,
-            arrowprops={"arrowstyle": "-", "color": plots.INK, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0},
+            arrowprops=leader,
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -40,8 +41,15 @@ class Record:
     checks: dict[str, Check] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     deselected: list[str] = field(default_factory=list)
+    telemetry: list[dict[str, Any]] = field(default_factory=list)  # samples: "time" and "gpus"
+    spans: list[tuple[str, float, float]] = field(default_factory=list)  # check, begin, end: seconds since the epoch
+    _begun: dict[str, float] = field(default_factory=dict)
     verdict: str | None = None
     reasons: list[str] = field(default_factory=list)
+
+    def begun(self, check: str) -> float:
+        """When a check began, in seconds since the epoch."""
+        return self._begun.get(check, 0.0)
 
     def add(self, event: Mapping[str, Any]) -> None:
         match event:
@@ -53,14 +61,23 @@ class Record:
                 self.worlds.append(world)
             case {"event": "check_started", "check": check}:
                 self.started.append(check)
+                self._begun[check] = _seconds(event)
+            case {"event": "telemetry", "sample": sample}:
+                self.telemetry.append(sample)
             case {"event": "finding", "finding": finding}:
                 self.findings.append(Finding.from_json(finding))
             case {"event": "check_finished", "check": check}:
                 self.checks[check["id"]] = Check(**check)
+                if check["id"] in self._begun:
+                    self.spans.append((check["id"], self._begun[check["id"]], _seconds(event)))
             case {"event": "deselected", "checks": checks}:
                 self.deselected += checks
             case {"event": "verdict", "verdict": verdict, "reasons": reasons}:
                 self.verdict, self.reasons = verdict, reasons
+
+
+def _seconds(event: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(event["t"]).timestamp() if "t" in event else 0.0
 
 
 class Evidence:
@@ -74,11 +91,16 @@ class Evidence:
         self.record = Record()
         self.trouble = ""
         self._file = path.open("ab+", buffering=0)
+        self._lock = threading.Lock()  # telemetry comes from a thread of its own
 
     def add(self, event: str, **content: Any) -> None:
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         line = json.dumps({"t": now, "event": event, **content})
-        self.record.add(json.loads(line))
+        with self._lock:
+            self.record.add(json.loads(line))
+            self._write(line)
+
+    def _write(self, line: str) -> None:
         try:
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 self._start_again()

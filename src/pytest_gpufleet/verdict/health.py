@@ -5,7 +5,7 @@ Rules after DCGM's health checks (row remapping, PCIe replay rates, clock events
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pytest_gpufleet.hardware.facts import Unavailable
@@ -16,6 +16,7 @@ from pytest_gpufleet.world.outcomes import not_applicable
 # PCIe replays a minute and lane that are still healthy, by generation (DCGM).
 REPLAYS = {3: 0.48, 4: 0.96, 5: 1.92, 6: 1.92}
 REMAPPED_ROWS_LIMIT = 512
+CRC_ERRORS_A_SECOND = 100
 # nvml.h, nvmlClocksEventReasons*: what must not happen under load. A software power cap (0x4) is normal there.
 SLOWDOWNS = {
     0x8: "hardware slowdown",
@@ -75,6 +76,35 @@ def worsened(before: GpuFacts, after: GpuFacts, minutes: float) -> list[str]:
     return [f"{after.identity}: {problem}" for problem in problems]
 
 
+def link_errors(before: GpuFacts, now: Mapping[str, list[int]], seconds: float) -> list[str]:
+    """NVLinks with errors that must not be, between two readings of nvlink_errors so many seconds apart.
+
+    A replay or a recovery is one too many. Links correct CRC errors themselves, and healthy ones of an H200 do so about
+    once in ten seconds even when idle: only their rate counts (DCGM: 100 a second).
+    """
+    problems = []
+    then = before["nvlink_errors"]
+    for kind, counts in now.items():
+        allowed = CRC_ERRORS_A_SECOND * seconds if kind.startswith("crc") else 0
+        for link, (old, new) in enumerate(zip(then[kind], counts, strict=True)):
+            if new - old > allowed:
+                problems.append(f"{before.identity}: NVLink {link} had {new - old} {kind} errors in {seconds:.0f} s")
+    return problems
+
+
+def too_hot(identity: str, gpu: GpuFacts, hottest: Mapping[str, float]) -> list[str]:
+    """Temperatures above the device's own limit for operation, where it tells one."""
+    limits = gpu["temperature_limits_c"]
+    if not isinstance(limits, dict):
+        return []
+    rules = (("temperature_c", limits.get("gpu_max")), ("memory_temperature_c", limits.get("memory_max")))
+    return [
+        f"{identity}: {name} reached {hottest[name]}, the device's own limit is {limit}"
+        for name, limit in rules
+        if limit and hottest[name] > limit
+    ]
+
+
 def slowdowns(identity: str, reasons: Iterable[int]) -> list[str]:
     """Which clock events that must not happen are among samples of clock_event_reasons."""
     seen = 0
@@ -100,16 +130,6 @@ def _more(then: Any, now: Any, gpu: GpuFacts, minutes: float) -> bool:
     return bool(now > then)
 
 
-def _more_of_any(then: Any, now: Any, gpu: GpuFacts, minutes: float) -> bool:
-    """Of a dict of numbers, or of a dict of lists with a number for each link."""
-    pairs = ((then[name], now[name]) for name in now if name in then)
-    return any(a > b for old, new in pairs for b, a in zip(_listed(old), _listed(new), strict=False))
-
-
-def _listed(value: Any) -> list[int]:
-    return value if isinstance(value, list) else [value]
-
-
 def _more_replays(then: int, now: int, gpu: GpuFacts, minutes: float) -> bool:
     generation, width = gpu["pcie_generation_max"], gpu["pcie_width"]
     rate = REPLAYS.get(generation, min(REPLAYS.values())) if isinstance(generation, int) else min(REPLAYS.values())
@@ -129,6 +149,4 @@ _GROWN: dict[str, Callable[[Any, Any, GpuFacts, float], bool]] = {
     "remapped_rows": _more_rows,
     "retired_pages_pending": _more,
     "pcie_replays": _more_replays,
-    "nvlink_totals": _more_of_any,
-    "nvlink_errors": _more_of_any,
 }

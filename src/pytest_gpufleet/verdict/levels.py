@@ -38,6 +38,7 @@ CHECKS = {
     "test_5_training.py::test_phase_3_ranks_stay_identical": "standard",
     "test_6_resnet50.py::test_each_gpu_alone": "standard",
     "test_6_resnet50.py::test_throughput_and_scaling": "standard",
+    "test_7_aftermath.py::test_nvlinks_stayed_clean": "quick",
 }
 
 

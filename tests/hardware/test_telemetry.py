@@ -1,0 +1,219 @@
+"""Samples of all GPUs, the thread that takes them, what they amount to. The GPUs are stand-ins, the threads real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from statistics import median
+
+import pytest
+
+from pytest_gpufleet.hardware.facts import READINGS, FactError
+from pytest_gpufleet.hardware.telemetry import Sample, Sampler, clock_event_reasons, sample, summary
+
+MANY_SECONDS = 30  # a deadline for what takes milliseconds
+
+
+class StandIn:
+    """GPUs that give their own index for every reading, but for the errors they are told to give."""
+
+    def __init__(self, count: int = 2, errors: dict[tuple[int, str], FactError] | None = None) -> None:
+        self.errors = errors or {}
+        self.asked: Counter[tuple[int, str]] = Counter()
+        self._count = count
+
+    def count(self) -> int:
+        return self._count
+
+    def ask(self, index: int, fact: str) -> int:
+        self.asked[index, fact] += 1
+        if (index, fact) in self.errors:
+            raise self.errors[index, fact]
+        return index
+
+
+def test_sample_has_every_reading_of_every_gpu_in_their_order() -> None:
+    before = time.time()
+    taken = sample(StandIn(3))
+    assert taken.gpus == tuple(dict.fromkeys(READINGS, index) for index in range(3))
+    assert before - 0.001 <= taken.time <= time.time()
+    assert json.loads(json.dumps(taken.to_json())) == {"time": taken.time, "gpus": list(taken.gpus)}
+
+
+def test_gpus_are_read_at_the_same_time() -> None:
+    meeting = threading.Barrier(3)
+
+    class Slow(StandIn):
+        def ask(self, index: int, fact: str) -> int:
+            if fact == "power_watts":
+                meeting.wait(MANY_SECONDS)  # breaks unless all three GPUs are being asked
+            return index
+
+    assert sample(Slow(3)).gpus[2]["power_watts"] == 2
+
+
+def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again() -> None:
+    source = StandIn(
+        errors={
+            (1, "memory_temperature_c"): FactError("Not Supported", applicable=False),
+            (1, "power_watts"): FactError("GPU is lost", applicable=True),
+        }
+    )
+    known: set[tuple[int, str]] = set()
+    for _ in range(3):
+        taken = sample(source, known)
+        assert taken.gpus[1]["memory_temperature_c"] is None
+        assert taken.gpus[1]["power_watts"] is None
+        assert None not in taken.gpus[0].values()
+    assert source.asked[1, "memory_temperature_c"] == 1
+    assert source.asked[1, "power_watts"] == source.asked[0, "memory_temperature_c"] == 3
+
+
+def test_sampler_goes_on_after_failures_and_tells_the_last() -> None:
+    calls: list[Sample] = []
+    done = threading.Event()
+
+    class Moody(StandIn):
+        def count(self) -> int:
+            self._count += 1
+            if self._count % 2:
+                raise RuntimeError("the driver is being reloaded")
+            return 1
+
+    def on_sample(taken: Sample) -> None:
+        calls.append(taken)
+        if len(calls) == 1:
+            raise OSError("disk full")
+        if len(calls) == 3:
+            done.set()
+
+    sampler = Sampler(Moody(), 0.01, on_sample)
+    sampler.start()
+    assert done.wait(MANY_SECONDS)
+    sampler.stop()
+    assert sampler.trouble == "RuntimeError: the driver is being reloaded"
+
+
+def test_sampler_keeps_its_rhythm_though_each_sample_takes_time() -> None:
+    interval, count = 0.05, 21
+    times: list[float] = []
+    done, never = threading.Event(), threading.Event()
+
+    class Slow(StandIn):
+        def ask(self, index: int, fact: str) -> int:
+            if fact == "power_watts":
+                never.wait(0.4 * interval)  # as NVML blocks
+            return index
+
+    def on_sample(taken: Sample) -> None:
+        times.append(taken.time)
+        if len(times) == count:
+            done.set()
+
+    sampler = Sampler(Slow(), interval, on_sample)
+    sampler.start()
+    assert done.wait(MANY_SECONDS)
+    sampler.stop()
+    # With drift, the beats would be spread evenly over the interval. A busy machine makes some of them late.
+    late = [(taken - times[0]) / interval % 1 for taken in times[1:]]
+    assert median(min(part, 1 - part) for part in late) < 0.1
+
+
+def test_stop_does_not_wait_for_a_gpu_that_hangs() -> None:
+    hanging, release = threading.Event(), threading.Event()
+
+    class Hanging(StandIn):
+        def ask(self, index: int, fact: str) -> int:
+            hanging.set()
+            release.wait(MANY_SECONDS)
+            return index
+
+    taken: list[Sample] = []
+    sampler = Sampler(Hanging(), 0.2, taken.append)
+    sampler.start()
+    assert hanging.wait(MANY_SECONDS)
+    before = time.monotonic()
+    sampler.stop()
+    assert time.monotonic() - before < 5
+    release.set()
+    assert not taken, "no sample after stop()"
+
+
+def test_stop_comes_before_the_next_sample_and_twice_and_without_start() -> None:
+    first = threading.Event()
+    sampler = Sampler(StandIn(), 3600, lambda _: first.set())
+    sampler.start()
+    assert first.wait(MANY_SECONDS), "the first sample is taken at once"
+    before = time.monotonic()
+    sampler.stop()
+    sampler.stop()
+    Sampler(StandIn(), 1, print).stop()
+    assert time.monotonic() - before < MANY_SECONDS
+
+
+def test_a_gpu_that_hangs_does_not_keep_python_from_its_end() -> None:
+    code = """if True:
+        import threading
+        from pytest_gpufleet.hardware.telemetry import Sampler
+        asked = threading.Event()
+        class Hanging:
+            def count(self): return 2
+            def ask(self, index, fact):
+                asked.set()
+                threading.Event().wait()
+        sampler = Sampler(Hanging(), 0.1, print)
+        sampler.start()
+        asked.wait()
+        sampler.stop()
+    """
+    assert subprocess.run([sys.executable, "-c", code], timeout=MANY_SECONDS).returncode == 0
+
+
+def gpu(power: float | None, reasons: int | None = 0) -> dict[str, float | int | None]:
+    return {"power_watts": power, "clock_event_reasons": reasons}
+
+
+SAMPLES = [
+    Sample(100.0, (gpu(100, 0x1), gpu(None, None))),
+    Sample(101.0, (gpu(400, 0x4), gpu(None, None))),
+    Sample(102.0, (gpu(700, 0x4 | 0x8), gpu(350))),
+    Sample(103.0, (gpu(None), gpu(250))),
+]
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "expected"),
+    [
+        (100.5, 103, [
+            {"power_watts": [400, 550, 700], "clock_event_reasons": ["hw slowdown", "sw power cap"]},
+            {"power_watts": [250, 300, 350], "clock_event_reasons": []},
+        ]),
+        (101.2, 101.9, [{"power_watts": [400, 400, 400], "clock_event_reasons": ["sw power cap"]}, {}]),
+        (200, 300, [{"clock_event_reasons": []}, {"power_watts": [250, 250, 250], "clock_event_reasons": []}]),
+        (1, 99, []),
+    ],
+    ids=["several", "between two", "after the last", "before the first"],
+)  # fmt: skip
+def test_summary_of_a_span(since: float, until: float, expected: list[dict[str, list[object]]]) -> None:
+    assert summary(SAMPLES, since, until) == expected
+    assert json.loads(json.dumps(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (0, []),
+        (0x1, ["gpu idle"]),
+        (0x4, ["sw power cap"]),
+        (0x48, ["hw thermal slowdown", "hw slowdown"]),
+        (0x1B3, ["hw power brake slowdown", "sw thermal slowdown", "applications clocks setting", "sync boost",
+                 "display clock setting", "gpu idle"]),
+        (0x1004, ["sw power cap", "unknown reason 0x1000"]),
+    ],
+)  # fmt: skip
+def test_clock_event_reasons_in_words(mask: int, words: list[str]) -> None:
+    assert clock_event_reasons(mask) == words

@@ -1,0 +1,132 @@
+"""The plots over the whole run: what they show, that they stay small and readable."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_gpufleet.report.telemetry import svgs
+
+START = 1795166043.0  # 09:14:03 UTC
+PLACES = [f"gpu{index}" for index in range(8)]
+TITLES = [
+    "GPU utilisation",
+    "GPU memory used",
+    "Temperature of the GPU",
+    "Temperature of the GPU memory",
+    "Power",
+    "SM clock",
+    "PCIe traffic, sent and received",
+]
+
+
+def gpu(**changes: Any) -> dict[str, Any]:
+    return {
+        "utilization_percent": 97,
+        "memory_used_bytes": 64 << 30,
+        "temperature_c": 61,
+        "memory_temperature_c": 72,
+        "power_watts": 612.5,
+        "sm_clock_mhz": 1980,
+        "memory_clock_mhz": 3201,
+        "clock_event_reasons": 4,
+        "pcie_transmitted_kilobytes_per_second": 1_200_000,
+        "pcie_received_kilobytes_per_second": 300_000,
+    } | changes
+
+
+def samples(count: int, **changes: Any) -> list[dict[str, Any]]:
+    return [{"time": START + second, "gpus": [gpu(**changes) for _ in PLACES]} for second in range(count)]
+
+
+def checks(files: int, each: int, length: float) -> list[tuple[str, float, float]]:
+    step = length / files / each
+    ids = [f"acceptance/test_{file}_part.py::test_it[{n}]" for file in range(files) for n in range(each)]
+    return [(name, START + index * step, START + (index + 1) * step) for index, name in enumerate(ids)]
+
+
+def words_in(svg: str) -> list[str]:
+    return ["".join(element.itertext()) for element in ElementTree.fromstring(svg).iter() if "text" in element.tag]
+
+
+def test_a_plot_for_each_quantity_with_a_line_for_each_gpu_and_the_files_of_tests() -> None:
+    drawn = svgs(samples(301), PLACES, checks(7, 12, 300))
+    assert [title for title, _ in drawn] == TITLES
+    for _, svg in drawn:
+        words = words_in(svg)
+        assert {f"GPU {index}" for index in range(8)} <= set(words)
+        assert [word for word in words if word.endswith("part")] == [f"{file} part" for file in range(7)]
+        assert {"0:00", "5:00", "minutes:seconds since 09:14:03 UTC"} <= set(words)
+        assert svg.startswith('<svg role="img" aria-label="')
+        assert "currentColor" in svg
+        assert "#ffffff" not in svg
+    labels = [svg.split('"')[3] for _, svg in drawn]
+    assert labels[1] == "GPU memory used of 8 GPUs over 5:00 (minutes:seconds): 64 GiB to 64 GiB"
+    assert labels[6].endswith("1,500 MB/s to 1,500 MB/s")
+
+
+def test_drawings_are_repeatable_and_share_no_ids() -> None:
+    drawn = svgs(samples(20), PLACES, checks(3, 2, 19))
+    assert drawn == svgs(samples(20), PLACES, checks(3, 2, 19))
+    ids = [each for _, svg in drawn for each in set(re.findall(r'\bid="([^"]+)"', svg))]
+    assert len(ids) == len(set(ids))
+    for _, svg in drawn:
+        assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= set(ids)
+
+
+def test_a_long_run_stays_small_and_keeps_its_peaks() -> None:
+    run = samples(40_000)
+    for index, sample in enumerate(run):
+        for one in sample["gpus"]:
+            one["power_watts"] = 600 + index % 7
+    run[12_345]["gpus"][5] = gpu(power_watts=699)
+    run[23_456]["gpus"][2] = gpu(power_watts=88)
+    svg = dict(svgs(run, PLACES, []))["Power"]
+    assert ": 88 W to 699 W" in svg.split('"')[3]
+    assert max(path.count("L") for path in re.findall(r' d="([^"]+)"', svg)) <= 600
+    assert len(svg) < 250_000
+    assert "hours:minutes since 09:14:03 UTC" in words_in(svg)
+
+
+def test_what_no_gpu_told_has_no_plot_and_a_gap_breaks_the_line() -> None:
+    run = samples(9, memory_temperature_c=None)
+    assert [title for title, _ in svgs(run, PLACES, [])] == [title for title in TITLES if title != TITLES[3]]
+    whole = dict(svgs(run, ["gpu0"], []))["Power"]
+    for second in (3, 4):
+        run[second]["gpus"][0] = dict.fromkeys(gpu())
+    run[8]["gpus"] = []
+    broken = dict(svgs(run, ["gpu0"], []))["Power"]
+    lines = [max(re.findall(r' d="([^"]+)"', svg), key=lambda d: (d.count("M"), len(d))) for svg in (whole, broken)]
+    assert [line.count("M") for line in lines] == [1, 2]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_little_to_draw_draws_nothing(count: int) -> None:
+    assert svgs(samples(count), PLACES, checks(2, 2, 1)) == []
+
+
+def test_of_too_many_files_the_longest_are_named() -> None:
+    many = checks(90, 1, 290)
+    many.append(("acceptance/test_long_one.py::test_it", START + 290, START + 300))
+    words = words_in(svgs(samples(301), PLACES, many)[0][1])
+    named = [word for word in words if word.endswith(" part")]
+    assert 20 < len(named) < 40
+    assert "long one" in words
+
+
+def test_any_name_can_be_drawn() -> None:
+    hostile = "a/test_<b>&$x^2$\x1b[31m.py::test_x", "test_" + "long_" * 30 + ".py", "", "no_python::x"
+    run = [(name, START + second, START + second + 1) for second, name in enumerate(hostile)]
+    words = words_in(svgs(samples(5), ["gpu0"], run)[0][1])
+    assert "<b>&$x^2$" in words
+    assert "long long lon..." in words
+
+
+def test_checks_beyond_the_samples_and_many_gpus() -> None:
+    places = [f"gpu{index}" for index in range(16)]
+    before_and_after = [("test_a.py::x", START - 50, START + 1), ("test_b.py::x", START + 900, START + 999)]
+    svg = svgs(samples(5), places, before_and_after)[0][1]
+    assert {"GPU 15", "a", "b"} <= set(words_in(svg))
