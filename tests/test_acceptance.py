@@ -173,7 +173,10 @@ def described(run_pytest):
     """described(machine, *arguments): the inventory on a machine that fake_nvml describes."""
 
     def run(machine, *arguments):
-        plugin = f"import sys\nfrom fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
+        plugin = (
+            f"import sys\nfrom fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
+            "from pathlib import Path\nfrom pytest_gpufleet.hardware import locks\nlocks.FOLDER = Path('locks')\n"
+        )
         inventory = ACCEPTANCE / "test_1_inventory.py"
         environment = {"PYTHONPATH": f".:{HARDWARE}"}
         return run_pytest(

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from pytest_gpufleet.hardware import facts
 from pytest_gpufleet.hardware.facts import Source
@@ -30,7 +27,6 @@ class Guard:
         self._source = source
         self._machine = machine
         self._log = log
-        self._threads = ThreadPoolExecutor(max(1, source.count()), thread_name_prefix="gpufleet-guard")
         self._samples: list[Sample] = []
         self._lock = threading.Lock()
         self._before = self._read()
@@ -64,15 +60,9 @@ class Guard:
         self._before, self._since = after, now
         return problems
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False)
-
     def _read(self) -> list[GpuFacts]:
-        names: Mapping[str, Any] = {**facts.COUNTERS, "clock_event_reasons": None}
-
-        def one(position: int) -> GpuFacts:
-            gpu = self._machine.gpus[position]
-            constant = {name: gpu[name] for name in CONSTANT}
-            return GpuFacts(gpu.index, {**constant, **facts.read(self._source, position, names)})
-
-        return list(self._threads.map(one, range(self._source.count())))
+        names = {**facts.COUNTERS, "clock_event_reasons": None}
+        return [
+            GpuFacts(gpu.index, {**{name: gpu[name] for name in CONSTANT}, **values})
+            for gpu, values in zip(self._machine.gpus, facts.read_all(self._source, names), strict=True)
+        ]

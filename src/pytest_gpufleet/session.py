@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import platform
 import socket
@@ -133,7 +134,7 @@ class Fleet:
         from pytest_gpufleet.hardware import facts
 
         source = self.ground.source
-        return [facts.read(source, at, {fact: None})[fact] for at in range(source.count())] if source else []
+        return [values[fact] for values in facts.read_all(source, {fact: None})] if source else []
 
     @cached_property
     def guard(self) -> Guard | None:
@@ -145,9 +146,7 @@ class Fleet:
             return None
         log = KernelLog()
         log.new()  # what is there already is for the health checks to judge
-        guard = Guard(self.ground.source, self.machine, log)
-        self._open.callback(guard.close)
-        return guard
+        return Guard(self.ground.source, self.machine, log)
 
     @cached_property
     def profile(self) -> Profile | None:
@@ -237,21 +236,29 @@ class Fleet:
         }
         carried = self._resumed(run)
         self._lock()
-        folder = self.options.folder / f"{host}-{started:%Y%m%dT%H%M%SZ}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.evidence = Evidence(folder / "evidence.jsonl")
-        except OSError as error:
-            raise pytest.UsageError(
-                f"the report folder {folder} cannot be written ({error.strerror}): choose another with --fleet-dir"
-            ) from None
-        self.folder = folder
+        self.folder = self._new_folder(f"{host}-{started:%Y%m%dT%H%M%SZ}")
+        self.evidence = Evidence(self.folder / "evidence.jsonl")
         self.record_event("run", **run)
         self.record_event("topology", topology=asdict(ground.topology))
         self.record_event("machine", machine=machine.to_json(self.machine))
         for name, content in carried:
             self.record_event(name, **content)
         self.carried = set(self.evidence.record.checks)
+
+    def _new_folder(self, name: str) -> Path:
+        """A folder that no other run has, not even one that starts in the same second."""
+        for number in itertools.count(1):
+            folder = self.options.folder / (name if number == 1 else f"{name}-{number}")
+            try:
+                folder.mkdir(parents=True)
+                return folder
+            except OSError as error:
+                if not folder.is_dir():  # else another run was here first
+                    raise pytest.UsageError(
+                        f"the report folder {folder} cannot be written ({error.strerror}): "
+                        "choose another with --fleet-dir"
+                    ) from None
+        raise AssertionError("unreachable")
 
     def _resumed(self, run: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         if self.options.resume is None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from pytest_gpufleet.hardware import facts, host, machine
+from pytest_gpufleet.hardware import facts, host, locks, machine
 from pytest_gpufleet.hardware.facts import Unavailable
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 from pytest_gpufleet.hardware.xids import KernelLog
@@ -48,6 +48,7 @@ def open_source(wanted=None):
 
 
 facts.open_source = open_source
+locks.FOLDER = Path("locks")  # these GPUs exist once for each run of the tests
 host.read = lambda: dict(host_facts)
 log = Path("kernel-log")
 log.write_text(state.log)

@@ -1,5 +1,9 @@
 """A recorded 4x H200 with one thing wrong: the check that fails, and the GPU it names."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -146,3 +150,70 @@ def test_no_failing_call_crashes_the_run(described, reason, applicable):
     assert run.outcomes["test_ecc_is_on"] == "failed"
     assert f"GPU 2 NVIDIA H200, {SERIAL}" in message
     assert reason in message
+
+
+def test_too_hot_during(run_pytest):
+    inner = """
+    from pytest_gpufleet.plugin import FLEET
+
+    def test_during(pytestconfig):
+        while not pytestconfig.stash[FLEET].guard._samples:  # the first sample of telemetry
+            pass
+    """
+    run = run_pytest(
+        "--gpus=4",
+        "--fleet-dir=runs",
+        "-p",
+        "recorded",
+        files={"test_inner.py": inner},
+        PYTHONPATH=str(HERE),
+        CHANGE="for gpu in gpus: gpu.update(temperature_c=60, memory_temperature_c=70)\ngpus[2]['temperature_c'] = 91",
+    )
+    message = run.check("test_during").message
+    assert f"GPU 2 NVIDIA H200, {SERIAL}" in message
+    assert "temperature_c reached 91, the device's own limit is 87" in message
+    assert "GPU 1" not in message
+    assert run.record.telemetry[0]["gpus"][2]["temperature_c"] == 91
+
+
+def test_snapshot_is_what_the_inventory_reads_without_names(tmp_path):
+    change = "gpus[1]['serial'] = 'S3CRET'\nhost['name'] = 'n0de'"
+    command = "import recorded; from pytest_gpufleet.cli import main; main(['snapshot'%s])"
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", command % more],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(HERE), "CHANGE": change},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for more in ("", ", '--anonymous'")
+    ]
+    whole, anonymous = map(json.loads, texts)
+    assert (whole["schema"], whole["gpus"][1]["facts"]["serial"], whole["host"]["name"]) == (1, "S3CRET", "n0de")
+    assert "S3CRET" not in texts[1]
+    assert "n0de" not in texts[1]
+    assert anonymous["gpus"][3]["facts"]["nvlink_states"] == [1] * 18
+
+
+def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(run_pytest):
+    inner = """
+    import threading
+    from pytest_gpufleet.hardware import facts
+    from recorded import machine
+
+    def test_during():
+        ask = machine.Recorded.ask
+        def hanging(self, index, fact):
+            if index == 2:
+                threading.Event().wait()
+            return ask(self, index, fact)
+        machine.Recorded.ask = hanging
+        facts.ANSWER_SECONDS = 0.5
+    """
+    options = ("--gpus=4", "--fleet-dir=runs", "--fleet-interval=100", "-p", "recorded")
+    run = run_pytest(*options, files={"test_inner.py": inner}, PYTHONPATH=str(HERE))
+    message = run.check("test_during").message
+    assert f"GPU 2 NVIDIA H200, {SERIAL}" in message
+    assert "no answer from the driver within 0.5 s" in message

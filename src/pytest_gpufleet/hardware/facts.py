@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pytest_gpufleet.hardware.nvml import MAX_NVLINKS, read_topology, session
 from pytest_gpufleet.hardware.topology import GpuTopology
@@ -24,6 +28,9 @@ PCIE_TX, PCIE_RX = 0, 1
 FIELD_MEMORY_TEMPERATURE = 82
 FIELD_NVLINK_SPEED = 164
 FIELD_RECOVERY_ACTION = 230
+
+ANSWER_SECONDS = 20.0
+T = TypeVar("T")
 
 # Errors by which NVML says that there is no such thing here; all others are trouble.
 NOT_HERE = ("NotSupported", "FunctionNotFound", "ArgumentVersionMismatch")
@@ -225,6 +232,35 @@ def read(source: Source, index: int, facts: Mapping[str, Any]) -> dict[str, Any]
             values[fact] = source.ask(index, fact)
         except FactError as error:
             values[fact] = error.unavailable
+    return values
+
+
+def in_thread(call: Callable[..., T], *args: Any) -> Future[T]:
+    """The result of `call`, made in a daemon thread: Python's own pool would wait at exit for a GPU that hangs."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def read_all(source: Source, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Facts of every GPU, all GPUs at the same time. Of one whose driver does not answer in time, all are Unavailable:
+    a GPU that hangs must not hang the run."""
+    futures = [in_thread(read, source, index, facts) for index in range(source.count())]
+    until = time.monotonic() + ANSWER_SECONDS
+    values = []
+    for future in futures:
+        try:
+            values.append(future.result(max(0.0, until - time.monotonic())))
+        except FutureTimeout:
+            silent = Unavailable(f"no answer from the driver within {ANSWER_SECONDS:g} s", applicable=True)
+            values.append(dict.fromkeys(facts, silent))
     return values
 
 

@@ -22,9 +22,10 @@ class GpuTaken(Exception):
     """Another run holds a GPU; the text says which one and who."""
 
 
-def lock(gpus: Iterable[Gpu], folder: Path = FOLDER) -> ExitStack:
+def lock(gpus: Iterable[Gpu], folder: Path | None = None) -> ExitStack:
     """Lock GPUs without waiting; closing what is returned frees them, and so does the end of this process, whatever
     ends it. Raises GpuTaken."""
+    folder = folder or FOLDER
     with ExitStack() as taken:
         folder.mkdir(exist_ok=True)
         if folder.stat().st_uid == os.getuid():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -48,9 +47,8 @@ class Machine:
 def take(source: Source, indices: tuple[int, ...]) -> Machine:
     """Read everything. `indices` are the numbers that nvidia-smi gives to the source's GPUs."""
     names = {**facts.FACTS, **facts.COUNTERS, **facts.SLOW_COUNTERS, "p2p": None}
-    with ThreadPoolExecutor(max(1, source.count())) as pool:
-        read = pool.map(lambda position: facts.read(source, position, names), range(source.count()))
-        gpus = tuple(GpuFacts(index, values) for index, values in zip(indices, read, strict=True))
+    read = facts.read_all(source, names)
+    gpus = tuple(GpuFacts(index, values) for index, values in zip(indices, read, strict=True))
     return Machine(gpus, host.read(), datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
 

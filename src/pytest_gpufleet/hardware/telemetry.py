@@ -6,13 +6,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from pytest_gpufleet.hardware.facts import READINGS, Source, Unavailable, read
-
-T = TypeVar("T")
+from pytest_gpufleet.hardware.facts import READINGS, Source, Unavailable, in_thread, read
 
 # nvml.h, nvmlClocksEventReasons: why the clocks are not higher than they are, the most alarming first.
 CLOCK_EVENT_REASONS = {
@@ -53,7 +50,7 @@ def sample(source: Source, not_applicable: set[tuple[int, str]] | None = None) -
     """
     skip = set() if not_applicable is None else not_applicable
     now = round(time.time(), 3)
-    readings = [_in_thread(_read, source, index, skip) for index in range(source.count())]
+    readings = [in_thread(_read, source, index, skip) for index in range(source.count())]
     return Sample(now, tuple(future.result() for future in readings))
 
 
@@ -62,20 +59,6 @@ def _read(source: Source, index: int, skip: set[tuple[int, str]]) -> dict[str, A
     absent = {name: value for name, value in values.items() if isinstance(value, Unavailable)}
     skip.update((index, name) for name, value in absent.items() if not value.applicable)
     return {name: None if name in absent else values.get(name) for name in READINGS}
-
-
-def _in_thread(call: Callable[..., T], *args: Any) -> Future[T]:
-    """The result of `call`, made in a daemon thread: Python's own pool would wait at exit for a GPU that hangs."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call(*args))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 class Sampler:
