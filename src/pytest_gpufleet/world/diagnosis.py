@@ -113,11 +113,11 @@ class Arrival:
 
 
 def _arrivals(specs: Mapping[int, RankSpec]) -> list[Arrival]:
-    """As torch.distributed and as NCCL's flight recorder saw it, as far as they did."""
+    """As torch.distributed and as torch's flight recorder saw it, as far as they did."""
     called = {rank: progress.read(spec.file("progress")) for rank, spec in specs.items()}
     sources = {
         "torch.distributed": {rank: (at.collective, at.number) for rank, at in called.items()},
-        "NCCL flight recorder": {rank: flight.last_collective(spec.file("flight")) for rank, spec in specs.items()},
+        "flight recorder": {rank: flight.last_collective(spec.file("flight")) for rank, spec in specs.items()},
     }
     return [_arrival(source, last) for source, last in sources.items() if any(number for _, number in last.values())]
 

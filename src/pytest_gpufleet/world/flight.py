@@ -1,4 +1,4 @@
-"""NCCL's flight recorder, read for the report of a hang: which collective each rank had come to."""
+"""torch's flight recorder, read for the report of a hang: which collective each rank had come to."""
 
 from __future__ import annotations
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import torch
 
 F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
+# torch's own records of collectives: NCCL's, and from torch 2.8 on also Gloo's.
+FLIGHT_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 OUTPUT_TAIL_BYTES = 8 * 1024
 OWN_FILES = {__file__, str(Path(__file__).parents[1] / "spmd.py")}
 TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not flood the report
@@ -209,7 +211,7 @@ def _prepare_device(spec: RankSpec, progress: Progress) -> torch.device:
 
 
 def _write_flight_recorder_on_request(path: Path) -> None:
-    """On SIGUSR2 write what NCCL's flight recorder knows, from a thread, since the main one may hang."""
+    """On SIGUSR2 write what torch's flight recorder knows, from a thread, since the main one may hang."""
     # Blocked before any other thread starts, so that the signal is left to sigwait.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 
@@ -217,8 +219,12 @@ def _write_flight_recorder_on_request(path: Path) -> None:
         while True:
             signal.sigwait({signal.SIGUSR2})
             distributed = sys.modules.get("torch._C._distributed_c10d")
-            dump = getattr(distributed, "_dump_nccl_trace_json", None)
-            if dump is not None:
-                path.write_text(text if isinstance(text := dump(), str) else text.decode())
+            for name in FLIGHT_RECORDERS:
+                if (dump := getattr(distributed, name, None)) is not None:
+                    recorded = dump()
+                    text = recorded if isinstance(recorded, str) else recorded.decode()
+                    if '"entries"' in text:
+                        path.write_text(text)
+                        break
 
     threading.Thread(target=_wait_for_requests, name="gpufleet-flight-recorder", daemon=True).start()
