@@ -55,7 +55,8 @@ def test_only_what_did_not_pass_runs_again(run_pytest, died):
     assert run.check("test_before[1]").run == died.folders[0].name
     assert run.check("test_fails").run == ""
     page = (run.folders[0] / "report.html").read_text()
-    assert died.folders[0].name in page
+    assert f'<th scope="row">{died.folders[0].name}</th><td>test_inner.py::test_before[1]</td>' in page
+    assert f"Carried over from {died.folders[0].name}: 3 checks" in run.text
 
 
 def test_a_resumed_run_can_be_resumed(run_pytest, died):

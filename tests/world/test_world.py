@@ -495,3 +495,14 @@ def test_endings_reach_pytest_as_what_they_are(fleet):
     assert "raised ValueError: on purpose" in run.check("test_failure_counts_more_than_a_skip").message
     assert "assert [0, 1] == [1, 0]" in run.check("test_assertion").message
     assert "2 xfailed" in run.text
+
+
+def test_a_reading_of_no_known_metric_is_one_clear_sentence(fleet):
+    module = """
+    from pytest_gpufleet import Reading, measure
+
+    def test_it(world, judge):
+        judge(measure(world, lambda rank: Reading("length", 1.0, {})))
+    """
+    run = fleet(module)
+    assert "there is no metric 'length'; a Reading has one of busbw, " in run.check("test_it").message

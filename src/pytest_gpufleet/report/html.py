@@ -92,6 +92,7 @@ def summary(record: Record) -> str:
         groups=_groups(record.findings),
         plots=_plots(record),
         gaps=gaps(record),
+        carried=[check for check in record.checks.values() if check.run],
         symbols=wording.SYMBOLS,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.gap import gaps
@@ -32,6 +33,9 @@ def lines(record: Record) -> list[Line]:
     if failed := failed_checks(record):
         result.append((f"Failed checks: {len(failed)}", HEADING))
         result += [line for check in failed for line in _check(check)]
+    carried = Counter(check.run for check in record.checks.values() if check.run)
+    for run, count in carried.items():
+        result += _wrapped(f"Carried over from {run}: {count} {'check' if count == 1 else 'checks'}", "")
     counts: dict[str, int] = {}
     for gap in gaps(record):
         counts[gap.state] = counts.get(gap.state, 0) + len(gap.things)

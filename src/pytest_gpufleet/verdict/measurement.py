@@ -48,10 +48,12 @@ def measure(world: World, probe: Callable[..., Reading], *args: Any, **kwargs: A
     """Run a probe on every rank of a world and put the ranks' readings together.
 
     Readings for the place "world" are one figure that all ranks made together: the worst one counts, since a
-    collective is as slow as its slowest rank.
+    collective is as slow as its slowest rank. ValueError if the metric is unknown or ranks measured different things.
     """
     readings: list[Reading] = world.run(probe, *args, **kwargs)
     first = readings[0]
+    if first.metric not in METRICS:
+        raise ValueError(f"there is no metric {first.metric!r}; a Reading has one of {', '.join(METRICS)}")
     for index, reading in enumerate(readings):
         if (reading.metric, reading.conditions) != (first.metric, first.conditions):
             raise ValueError(
