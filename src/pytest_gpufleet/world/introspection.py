@@ -7,11 +7,13 @@ process. That hook is private to pytest; all of this project's use of it is here
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 
 import _pytest.assertion.util as assertion_util
 import pytest
 from _pytest.config import get_config
+from _pytest.terminal import TerminalReporter
 
 
 def install() -> None:
@@ -34,4 +36,7 @@ def _config() -> pytest.Config:
     config = get_config(arguments)
     os.environ.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS="", PYTEST_PLUGINS="")
     config.parse(arguments)
+    # Before pytest 9 the highlighter of diffs is asked of the terminal reporter.
+    if not config.pluginmanager.hasplugin("terminalreporter"):
+        config.pluginmanager.register(TerminalReporter(config, sys.stdout), "terminalreporter")
     return config
