@@ -9,7 +9,8 @@ from typing import Literal
 
 import pytest
 
-LEVELS = ("quick", "standard", "burnin")
+from pytest_gpufleet.verdict.levels import LEVELS
+
 ENGINES = ("local",)
 REHEARSAL_RANKS = 2
 DEFAULT_TIMEOUT_SECONDS = 300.0
