@@ -1,6 +1,7 @@
 """The shipped suite itself: a rehearsal of all of it, and what it finds on machines that are broken on purpose."""
 
 import re
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -135,7 +136,10 @@ def test_levels_require_exactly_what_the_suite_contains(run_pytest):
         files={"lister.py": module},
         PYTHONPATH=".",
     )
-    assert dict(re.findall(r"^COLLECTED (\S+) (\w+)$", run.text, re.MULTILINE)) == levels.CHECKS
+    collected = re.findall(r"^COLLECTED (\S+) (\w+)$", run.text, re.MULTILINE)
+    assert dict(collected) == levels.CHECKS
+    cases = Counter(name for name, _ in collected)
+    assert {name: count for name, count in cases.items() if count > 1} == levels.CASES
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,8 @@ def run(*outcomes, left_out=(), level=LEVEL, **run_facts):
     given = dict(outcomes)
     for name in (*levels.required(level), *(given.keys() - set(levels.required(level)))):
         if name not in left_out:
-            add(record, f"acceptance/{name}[case]", given.get(name, "passed"))
+            for case in range(levels.CASES.get(name, 1)):
+                add(record, f"acceptance/{name}[{case}]", given.get(name, "passed"))
     return record
 
 
@@ -179,7 +180,7 @@ def test_accepted_when_every_required_check_passed(level):
     ("outcomes", "verdict", "words"),
     [
         ([(ANY, "not applicable")], "ACCEPTED", []),
-        ([(ANY, "skipped")], "INCOMPLETE", [f"{ANY}[case] was skipped: it was skipped"]),
+        ([(ANY, "skipped")], "INCOMPLETE", [f"{ANY}[0] was skipped: it was skipped"]),
         ([(ANY, "failed")], "REJECTED", [ANY]),
         ([(ANY, "failed"), (ANOTHER, "skipped")], "REJECTED", [ANY]),
         ([("test_own.py::test_mine", "failed")], "REJECTED", ["test_own.py::test_mine"]),
@@ -204,6 +205,14 @@ def test_deselected_checks_leave_a_gap():
     part.deselected.append(f"acceptance/{ANY}[another case]")
     assert conclude(whole) == ("INCOMPLETE", [f"{ANY} was deselected"])
     assert conclude(part) == ("INCOMPLETE", [f"{ANY} was deselected in part"])
+
+
+def test_one_case_of_a_check_is_not_the_check():
+    name, cases = next(iter(levels.CASES.items()))
+    record = run()
+    del record.checks[f"acceptance/{name}[0]"]
+    record.started.remove(f"acceptance/{name}[0]")  # as if it had been left out on the command line
+    assert conclude(record) == ("INCOMPLETE", [f"only {cases - 1} of the {cases} cases of {name} ran"])
 
 
 def test_a_level_does_not_require_what_is_above_it():

@@ -1,5 +1,8 @@
 """Ranks that do not come up, and process groups that do not."""
 
+import fcntl
+import os
+
 SICK_DEVICE = """
 import dataclasses
 import pytest
@@ -125,3 +128,19 @@ def test_a_result_of_one_gigabyte(fleet):
         assert one.numel() * one.element_size() == 1 << 30 and one.sum() == 1 << 28
     """
     assert fleet(module).outcomes == {"test_large": "passed"}
+
+
+def test_scratch_of_killed_controllers_is_removed_and_that_of_living_ones_is_not(fleet, tmp_path):
+    dead, living = tmp_path / "gpufleet-world-dead", tmp_path / "gpufleet-world-living"
+    for folder in (dead, living):
+        folder.mkdir()
+        (folder / "rank0.output").write_text("x")
+        os.utime(folder, (0, 0))
+    held = os.open(living, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        run = fleet("def test_it(world):\n    world.run(lambda rank: None)\n", TMPDIR=str(tmp_path))
+    finally:
+        os.close(held)
+    assert run.status == 0, run.text
+    assert [folder.name for folder in tmp_path.glob("gpufleet-world-*")] == ["gpufleet-world-living"]

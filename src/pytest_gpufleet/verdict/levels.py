@@ -42,6 +42,15 @@ CHECKS = {
 }
 
 
+# How many cases a parametrized check has: one alone, picked by its node id, is not the check. The same test holds it.
+CASES = {
+    "test_1_inventory.py::test_gpus_are_alike": 7,
+    "test_3_exactness.py::test_collective_is_exact": 21,
+    "test_4_bandwidth.py::test_bus_bandwidth": 42,
+    "test_6_resnet50.py::test_throughput_and_scaling": 3,
+}
+
+
 def includes(level: str, lowest: str) -> bool:
     """Whether a run at `level` contains what is marked with `lowest`."""
     return LEVELS.index(lowest) <= LEVELS.index(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +63,8 @@ def measure(world: World, probe: Callable[..., Reading], *args: Any, **kwargs: A
             )
     if first.place == WORLD:
         pick = min if METRICS[first.metric].better == "higher" else max
-        worst = pick(readings, key=lambda reading: reading.value)
+        no_number = [reading for reading in readings if math.isnan(reading.value)]
+        worst = pick(no_number or readings, key=lambda reading: reading.value)
         values, samples = {WORLD: worst.value}, {WORLD: worst.samples}
     else:
         values = {place: reading.value for place, reading in zip(world.places, readings, strict=True)}

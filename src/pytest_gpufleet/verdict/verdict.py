@@ -48,6 +48,8 @@ def _gaps(record: Record, level: str) -> list[str]:
             gaps.append(f"{name} was {'deselected' if name in deselected else 'not run'}")
         elif name in deselected:
             gaps.append(f"{name} was deselected in part")
+        elif len(ran[name]) < (cases := levels.CASES.get(name, 1)):
+            gaps.append(f"only {len(ran[name])} of the {cases} cases of {name} ran")
         gaps += [f"{check.id} was skipped: {check.message}" for check in ran[name] if check.outcome == "skipped"]
     unjudged = Counter(
         (levels.check_name(finding.check), finding.reason)

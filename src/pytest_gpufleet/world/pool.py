@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import sys
@@ -27,6 +28,7 @@ KILL_SECONDS = 10.0
 MIN_START_SECONDS = 60.0
 # A machine on which starting has failed so often in a row is not asked again by every test.
 MAX_FAILED_STARTS = 3
+SWEEP_AFTER_SECONDS = 60.0  # a folder younger than this may not be locked yet
 
 Members = tuple[int, ...]
 
@@ -55,6 +57,7 @@ class Pool:
         self._test_deadline = test_deadline
         self._on_event = on_event
         self._scratch: Path | None = None
+        self._held = -1  # the scratch folder, locked
         self._groups: set[Members] = set()
         self._number = 0
         self._failed_starts = 0
@@ -77,7 +80,9 @@ class Pool:
             raise self._hopeless
         began = time.monotonic()
         _sweep()
-        self._scratch = Path(tempfile.mkdtemp(prefix=f"gpufleet-{os.getpid()}-"))
+        self._scratch = Path(tempfile.mkdtemp(prefix="gpufleet-world-"))
+        self._held = os.open(self._scratch, os.O_RDONLY)
+        fcntl.flock(self._held, fcntl.LOCK_EX)  # as long as this process lives: see _sweep
         environment = self._environment()
         self.specs = tuple(
             replace(spec, scratch=self._scratch, environment={**environment, **_rank_variables(spec)})
@@ -108,6 +113,7 @@ class Pool:
             self._hopeless = RankFailure("hang", "nothing is started on this GPU again", (report,))
             self._on_event("failure", kind="hang", what="kill", headline=report.headline, ranks=[])
         shutil.rmtree(self._scratch, ignore_errors=True)
+        os.close(self._held)
         self._scratch = None
 
     def call(
@@ -220,10 +226,20 @@ class Pool:
 
 
 def _sweep() -> None:
-    """Remove the scratch folders of controllers that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob("gpufleet-[0-9]*-*"):
-        if not Path(f"/proc/{folder.name.split('-')[1]}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove the scratch folders of controllers that were killed.
+
+    A lock tells, not a process number: a controller in another container may share the folder but not the numbers.
+    """
+    for folder in Path(tempfile.gettempdir()).glob("gpufleet-world-*"):
+        with contextlib.suppress(OSError):  # held, of another user, or just removed by somebody else
+            if time.time() - folder.stat().st_mtime < SWEEP_AFTER_SECONDS:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def _rank_variables(spec: RankSpec) -> dict[str, str]:
