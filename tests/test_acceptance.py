@@ -14,7 +14,7 @@ ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
 HARDWARE = Path(__file__).parent / "hardware"  # holds fake_nvml
 FOLDER = "--fleet-dir=runs"
 EXACT, EXACT_TEST = "test_3_exactness.py", "test_collective_is_exact"
-TRAINING, PHASE_3 = "test_5_training.py", "test_phase_3_ranks_stay_identical"
+TRAINING, PHASE_3 = "test_7_training.py", "test_phase_3_ranks_stay_identical"
 
 # Changes torch.distributed on the ranks, where it lasts: they are warm processes.
 FAULT = """

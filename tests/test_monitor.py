@@ -85,13 +85,13 @@ def lines(width: int, *, ascii_only: bool = False, running: str = "", **changes:
 
 
 def test_shows_what_a_gpu_does_in_80_columns() -> None:
-    drawn = lines(80, running="acceptance/test_5_training.py::test_throughput[b]")
+    drawn = lines(80, running="acceptance/test_7_training.py::test_throughput[b]")
     assert "8 x NVIDIA H200" in drawn[0]
     assert "driver 580.159.04" in drawn[0]
     assert drawn[4].split() == [
         *("1", "████▉", "97", "████", "113/140", "61/72", "655/700", "1980", "sw", "power", "cap", "██████████"),
     ]
-    assert drawn[-1].rstrip() == "running: acceptance/test_5_training.py::test_throughput[b]"
+    assert drawn[-1].rstrip() == "running: acceptance/test_7_training.py::test_throughput[b]"
 
 
 @pytest.mark.parametrize("width", [1, 5, 20, 40, 60, 79, 80, 81, 100, 120, 200, 300])

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
     from pytest_gpufleet.probes.collectives import bus_bandwidth
-    from pytest_gpufleet.probes.reading import GiB, KiB, MiB, Reading
+    from pytest_gpufleet.probes.reading import GiB, KiB, Metric, MiB, Reading
     from pytest_gpufleet.verdict.finding import Finding, Limit
     from pytest_gpufleet.verdict.health import expect
     from pytest_gpufleet.verdict.judge import LimitMissed
-    from pytest_gpufleet.verdict.measurement import Measurement, measure, scaling_efficiency
+    from pytest_gpufleet.verdict.measurement import Measurement, measure, measure_all, scaling_efficiency
     from pytest_gpufleet.world.failures import RankFailure, RankReport
     from pytest_gpufleet.world.outcomes import not_applicable
     from pytest_gpufleet.world.rank import Rank
@@ -29,8 +29,8 @@ _HOME = {
     "Rank": "world.rank",
     "World": "world.world",
     "bus_bandwidth": "probes.collectives",
-    **dict.fromkeys(("KiB", "MiB", "GiB", "Reading"), "probes.reading"),
-    **dict.fromkeys(("Measurement", "measure", "scaling_efficiency"), "verdict.measurement"),
+    **dict.fromkeys(("KiB", "MiB", "GiB", "Metric", "Reading"), "probes.reading"),
+    **dict.fromkeys(("Measurement", "measure", "measure_all", "scaling_efficiency"), "verdict.measurement"),
     **dict.fromkeys(("Finding", "Limit"), "verdict.finding"),
     "LimitMissed": "verdict.judge",
     "expect": "verdict.health",
@@ -45,6 +45,7 @@ __all__ = [
     "Limit",
     "LimitMissed",
     "Measurement",
+    "Metric",
     "MiB",
     "Rank",
     "RankFailure",
@@ -54,6 +55,7 @@ __all__ = [
     "bus_bandwidth",
     "expect",
     "measure",
+    "measure_all",
     "not_applicable",
     "scaling_efficiency",
 ]

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from pytest_gpufleet.world.world import World
 
     class Judge(Protocol):
-        def __call__(self, *measurements: Measurement, required: bool = True) -> None: ...
+        def __call__(
+            self, *measurements: Measurement, required: bool = True, on_miss: Callable[[], str] | None = None
+        ) -> None: ...
 
 
 FLEET = pytest.StashKey[Fleet]()
@@ -162,31 +164,23 @@ def rank(request: pytest.FixtureRequest) -> object:
 @pytest.fixture
 def judge(request: pytest.FixtureRequest) -> Judge:
     """judge(measurement, ...) holds each against its limit and its peers, records all, and raises LimitMissed if one
-    missed. With required=False a figure without a limit is only shown and leaves the verdict alone."""
+    missed. With required=False a figure without a limit is only shown and leaves the verdict alone. on_miss() looks for
+    the cause when one missed; what it says comes first in the failure."""
     from pytest_gpufleet.verdict import judge as verdict
 
-    fleet, item, ground = request.config.stash[FLEET], request.node, request.config.stash[FLEET].ground
+    fleet, item = request.config.stash[FLEET], request.node
 
-    def judge(*measurements: Measurement, required: bool = True) -> None:
+    def judge(*measurements: Measurement, required: bool = True, on_miss: Callable[[], str] | None = None) -> None:
         __tracebackhide__ = True
-        findings = [
-            verdict.judge(
-                measurement,
-                fleet.profile,
-                ground.topology,
-                item.nodeid,
-                rehearsal=bool(ground.rehearsal_ranks),
-                required=required,
-            )
-            for measurement in measurements
-        ]
+        findings = [fleet.judged(item.nodeid, measurement, required) for measurement in measurements]
+        findings += [finding for each in findings if (finding := verdict.unsteady(each))]
         item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:
             item.user_properties += finding.properties()
             fleet.record_event("finding", finding=finding.to_json())
             request.config.hook.pytest_gpufleet_finding(finding=finding, config=request.config)
         if missed := [finding for finding in findings if finding.state == "missed"]:
-            raise verdict.LimitMissed(missed, ground.topology)
+            raise verdict.LimitMissed(missed, fleet.ground.topology, on_miss() if on_miss else "")
 
     return judge
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.hardware.telemetry import Sampler
     from pytest_gpufleet.hardware.topology import GpuTopology
     from pytest_gpufleet.verdict.evidence import Evidence
+    from pytest_gpufleet.verdict.finding import Finding
+    from pytest_gpufleet.verdict.measurement import Measurement
     from pytest_gpufleet.verdict.profile import Profile
     from pytest_gpufleet.world.pool import Pool
     from pytest_gpufleet.world.world import World
@@ -166,6 +168,14 @@ class Fleet:
                 f"--fleet-profile {path} is for {', '.join(given.match)}, but this machine has {', '.join(strangers)}"
             )
         return given
+
+    def judged(self, check: str, measurement: Measurement, required: bool) -> Finding:
+        """A measurement of a check, held against this run's limits."""
+        from pytest_gpufleet.verdict.judge import judge
+
+        ground = self.ground
+        rehearsal = bool(ground.rehearsal_ranks)
+        return judge(measurement, self.profile, ground.topology, check, rehearsal=rehearsal, required=required)
 
     @cached_property
     def pool(self) -> Pool:

@@ -505,4 +505,4 @@ def test_a_reading_of_no_known_metric_is_one_clear_sentence(fleet):
         judge(measure(world, lambda rank: Reading("length", 1.0, {})))
     """
     run = fleet(module)
-    assert "there is no metric 'length'; a Reading has one of busbw, " in run.check("test_it").message
+    assert "there is no metric 'length': use one of busbw, " in run.check("test_it").message

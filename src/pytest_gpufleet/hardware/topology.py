@@ -72,6 +72,17 @@ class GpuTopology:
         by_place = {gpu.place: gpu.identity for gpu in self.gpus}
         return " and ".join(by_place.get(part, part) for part in place.split("-"))
 
+    def kind(self, place: str) -> tuple[str, ...]:
+        """What a place has to be compared with: GPUs of its model; pairs of such GPUs with its kind of link.
+
+        The number of NVLinks is not part of it: a pair that has lost links stands beside those that have not.
+        """
+        positions = {gpu.place: position for position, gpu in enumerate(self.gpus)}
+        found = [positions[part] for part in place.split("-") if part in positions]
+        models = sorted(self.gpus[position].name for position in found)
+        link = self.links[found[0]][found[1]].rstrip("0123456789") if len(found) == 2 else ""
+        return (*models, link)
+
     def __str__(self) -> str:
         """The link matrix as `nvidia-smi topo -m` prints it."""
         names = [f"GPU{gpu.index}" for gpu in self.gpus]

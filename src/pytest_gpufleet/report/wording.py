@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 
-from pytest_gpufleet.probes.reading import METRICS, WORLD, Condition, Metric
+from pytest_gpufleet.probes.reading import WORLD, Condition, Metric
 from pytest_gpufleet.verdict.finding import Finding, Limit
 
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -121,10 +121,7 @@ def words(conditions: Mapping[str, Condition]) -> list[str]:
 
 
 def metric(finding: Finding) -> Metric:
-    """The metric of a finding; a stand-in under its bare name where the evidence is of another version."""
-    name = finding.measurement.metric
-    unit = finding.limit.unit if finding.limit else ""
-    return METRICS.get(name) or Metric(name, unit, "higher", name.replace("_", " "))
+    return finding.measurement.definition
 
 
 def place(name: str) -> str:

@@ -7,19 +7,28 @@ from collections.abc import Sequence
 from statistics import median
 
 from pytest_gpufleet.hardware.topology import GpuTopology
-from pytest_gpufleet.verdict.finding import Finding
+from pytest_gpufleet.verdict.finding import Finding, Limit
 from pytest_gpufleet.verdict.measurement import Measurement
 from pytest_gpufleet.verdict.profile import Profile
 
 MIN_PEERS = 3  # with two, nobody can say which one is off
+STEADY = 0.05
+STEADINESS = (
+    "a figure that changes from one sample to the next is no figure: something else uses the GPU, or it throttles"
+)
 
 
 class LimitMissed(AssertionError):
-    """Measurements missed their limits, or a GPU is slower than its peers. `findings` has the figures."""
+    """Measurements missed their limits, or a GPU is slower than its peers. `findings` has the figures.
 
-    def __init__(self, findings: Sequence[Finding], topology: GpuTopology) -> None:
+    `cause`, if anybody found one, comes first in the message.
+    """
+
+    def __init__(self, findings: Sequence[Finding], topology: GpuTopology, cause: str = "") -> None:
         self.findings = tuple(findings)
-        super().__init__("\n".join(line for finding in findings for line in _lines(finding, topology)))
+        self.cause = cause
+        lines = [line for finding in findings for line in _lines(finding, topology)]
+        super().__init__("\n".join([cause, *lines] if cause else lines))
 
 
 def judge(
@@ -50,16 +59,30 @@ def judge(
     return Finding(check, measurement, "met", limit)
 
 
+def unsteady(finding: Finding) -> Finding | None:
+    """A finding of its own for a judged figure whose samples differ by more than 5 %; None if it is steady."""
+    measurement = finding.measurement
+    if finding.state not in ("met", "missed") or all(spread <= STEADY for spread in measurement.spread.values()):
+        return None
+    limit = Limit("spread", "max", STEADY, "ratio", "project gate", STEADINESS, {}, "")
+    spread = Measurement("spread", measurement.spread, {"metric": measurement.metric, **measurement.conditions})
+    missed = tuple(place for place, value in spread.values.items() if not limit.met_by(value))
+    return Finding(finding.check, spread, "missed", limit, missed, {}, _missed_reason(len(missed), 0))
+
+
 def _slower_than_peers(measurement: Measurement, topology: GpuTopology) -> dict[str, float]:
-    """Places worse than the median of the same model by more than the metric's tolerance, and by what fraction."""
+    """Places worse than the median of their peers by more than the metric's tolerance, and by what fraction.
+
+    Peers are GPUs of the same model, and pairs of such GPUs that are linked in the same way.
+    """
     tolerance = measurement.definition.peer_tolerance
     if tolerance is None:
         return {}
     sign = 1 if measurement.definition.better == "higher" else -1
     slower = {}
-    models = {gpu.place: gpu.name for gpu in topology.gpus}
+    kinds = {place: topology.kind(place) for place in measurement.values}
     for place, value in measurement.values.items():
-        peers = [other for at, other in measurement.values.items() if models.get(at) == models.get(place)]
+        peers = [other for at, other in measurement.values.items() if kinds[at] == kinds[place]]
         numbers = [other for other in peers if not math.isnan(other)]
         if len(peers) < MIN_PEERS or not numbers:
             continue
@@ -102,5 +125,6 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
             f"its peers (tolerance {measurement.definition.peer_tolerance:.0%})"
         )
     if limit is not None:
-        lines.append(f"  limit from profile {limit.profile}, {limit.kind}: {limit.source}")
+        origin = f"profile {limit.profile}, " if limit.profile else ""
+        lines.append(f"  limit from {origin}{limit.kind}: {limit.source}")
     return lines

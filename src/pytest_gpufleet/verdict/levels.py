@@ -32,13 +32,13 @@ CHECKS = {
     "test_2_health.py::test_no_memory_error_is_recorded": "quick",
     "test_2_health.py::test_no_grave_xid_in_the_kernel_log": "quick",
     "test_3_exactness.py::test_collective_is_exact": "quick",
-    "test_4_bandwidth.py::test_bus_bandwidth": "standard",
-    "test_5_training.py::test_phase_1_gradients_are_averaged": "standard",
-    "test_5_training.py::test_phase_2_loss_falls": "standard",
-    "test_5_training.py::test_phase_3_ranks_stay_identical": "standard",
-    "test_6_resnet50.py::test_each_gpu_alone": "standard",
-    "test_6_resnet50.py::test_throughput_and_scaling": "standard",
-    "test_7_aftermath.py::test_nvlinks_stayed_clean": "quick",
+    "test_6_collectives.py::test_bus_bandwidth": "standard",
+    "test_7_training.py::test_phase_1_gradients_are_averaged": "standard",
+    "test_7_training.py::test_phase_2_loss_falls": "standard",
+    "test_7_training.py::test_phase_3_ranks_stay_identical": "standard",
+    "test_8_resnet50.py::test_each_gpu_alone": "standard",
+    "test_8_resnet50.py::test_throughput_and_scaling": "standard",
+    "test_9_endurance.py::test_nvlinks_stayed_clean": "quick",
 }
 
 
@@ -46,8 +46,8 @@ CHECKS = {
 CASES = {
     "test_1_inventory.py::test_gpus_are_alike": 7,
     "test_3_exactness.py::test_collective_is_exact": 21,
-    "test_4_bandwidth.py::test_bus_bandwidth": 42,
-    "test_6_resnet50.py::test_throughput_and_scaling": 3,
+    "test_6_collectives.py::test_bus_bandwidth": 42,
+    "test_8_resnet50.py::test_throughput_and_scaling": 3,
 }
 
 

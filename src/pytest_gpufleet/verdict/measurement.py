@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from pytest_gpufleet.probes.reading import METRICS, WORLD, Condition, Metric, Reading
@@ -16,7 +17,9 @@ class Measurement:
     """A metric's value for every place, and the conditions it was measured under.
 
     `values` maps a place ("gpu3", "gpu0-gpu5", "node", "world") to a value in the metric's unit; `samples` holds the
-    repetitions behind each value; `conditions` decide which limit applies; `details` are only shown.
+    repetitions behind each value; `conditions` decide which limit applies; `details` are only shown. `definition` says
+    what the metric is, so that evidence can be read where nobody knows the check that it comes from; left out, it is
+    the one of METRICS. ValueError if there is none.
     """
 
     metric: str
@@ -24,10 +27,15 @@ class Measurement:
     conditions: Mapping[str, Condition]
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     details: Mapping[str, Condition] = field(default_factory=dict)
+    definition: Metric = None  # type: ignore[assignment]  # __post_init__ fills it in
 
-    @property
-    def definition(self) -> Metric:
-        return METRICS[self.metric]
+    def __post_init__(self) -> None:
+        if self.definition is None:
+            if self.metric not in METRICS:
+                raise ValueError(
+                    f"there is no metric {self.metric!r}: use one of {', '.join(METRICS)}, or give a Metric of your own"
+                )
+            object.__setattr__(self, "definition", METRICS[self.metric])
 
     @property
     def unit(self) -> str:
@@ -35,41 +43,77 @@ class Measurement:
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The place that did worst, and its value."""
-        pick = min if self.definition.better == "higher" else max
-        return pick(self.values.items(), key=lambda item: item[1])
+        """The place that did worst, and its value. NaN is worse than any number."""
+        sign = 1 if self.definition.better == "higher" else -1
+        return min(self.values.items(), key=lambda item: -math.inf if math.isnan(item[1]) else sign * item[1])
+
+    @property
+    def spread(self) -> dict[str, float]:
+        """(highest - lowest) / median of the samples behind each value, for places with at least two."""
+        return {
+            place: (max(samples) - min(samples)) / abs(median(samples))
+            for place, samples in self.samples.items()
+            if len(samples) > 1 and median(samples)
+        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Measurement:
         samples = {place: tuple(values) for place, values in data["samples"].items()}
-        return cls(**{**data, "samples": samples})
+        name = data["metric"]
+        # Evidence of earlier versions has no definition.
+        definition = Metric(**given) if (given := data.get("definition")) else METRICS.get(name)
+        return cls(**{**data, "samples": samples, "definition": definition or Metric(name, "", "higher", name)})
 
 
-def measure(world: World, probe: Callable[..., Reading], *args: Any, **kwargs: Any) -> Measurement:
-    """Run a probe on every rank of a world and put the ranks' readings together.
+def measure(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
+    """Run a probe that measures one thing on every rank of a world and put the ranks' readings together.
 
-    Readings for the place "world" are one figure that all ranks made together: the worst one counts, since a
-    collective is as slow as its slowest rank. ValueError if the metric is unknown or ranks measured different things.
+    A probe is a function probe(rank, ...) -> Reading. Readings for the place "world" are one figure that all ranks made
+    together: the worst one counts, since a collective is as slow as its slowest rank. ValueError if the metric is
+    unknown or ranks measured different things.
     """
-    readings: list[Reading] = world.run(probe, *args, **kwargs)
-    first = readings[0]
-    if first.metric not in METRICS:
-        raise ValueError(f"there is no metric {first.metric!r}; a Reading has one of {', '.join(METRICS)}")
-    for index, reading in enumerate(readings):
-        if (reading.metric, reading.conditions) != (first.metric, first.conditions):
-            raise ValueError(
-                f"{world.name_of(index)} measured {reading.metric} {dict(reading.conditions)}, "
-                f"rank 0 {first.metric} {dict(first.conditions)}: a probe must measure the same thing on every rank"
-            )
-    if first.place == WORLD:
-        pick = min if METRICS[first.metric].better == "higher" else max
-        no_number = [reading for reading in readings if math.isnan(reading.value)]
-        worst = pick(no_number or readings, key=lambda reading: reading.value)
-        values, samples = {WORLD: worst.value}, {WORLD: worst.samples}
-    else:
-        values = {place: reading.value for place, reading in zip(world.places, readings, strict=True)}
-        samples = {place: reading.samples for place, reading in zip(world.places, readings, strict=True)}
-    return Measurement(first.metric, values, first.conditions, samples, first.details)
+    measurements = measure_all(world, probe, *args, **kwargs)
+    if len(measurements) != 1:
+        what = "; ".join(f"{one.metric} {dict(one.conditions)}" for one in measurements)
+        raise ValueError(f"{probe.__name__} measured {len(measurements)} things ({what}): use measure_all for those")
+    return measurements[0]
+
+
+def measure_all(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Measurement]:
+    """As `measure`, for a probe that gives a list of readings: one Measurement for each metric and its conditions."""
+    by_rank = [each if isinstance(each, list) else [each] for each in world.run(probe, *args, **kwargs)]
+    groups: dict[tuple[Any, ...], list[tuple[int, Reading]]] = {}
+    for index, readings in enumerate(by_rank):
+        for reading in readings:
+            groups.setdefault((reading.metric, *sorted(reading.conditions.items())), []).append((index, reading))
+    return [_together(world, group) for group in groups.values()]
+
+
+def _together(world: World, group: list[tuple[int, Reading]]) -> Measurement:
+    """One Measurement of the readings that ranks made of one thing."""
+    first = group[0][1]
+    silent = set(range(world.size)) - {index for index, _ in group}
+    if first.place in (None, WORLD) and silent:
+        raise ValueError(
+            f"{world.name_of(group[0][0])} measured {first.metric} {dict(first.conditions)}, "
+            f"{world.name_of(min(silent))} did not: a probe must measure the same thing on every rank"
+        )
+    definition = first.metric if isinstance(first.metric, Metric) else METRICS.get(first.metric)
+    sign = -1 if definition and definition.better == "lower" else 1
+    chosen: dict[str, Reading] = {}
+    for index, reading in group:
+        place = reading.place or world.places[index]
+        # Of several readings of one place the worst counts, and NaN is the worst.
+        if place not in chosen or math.isnan(reading.value) or sign * reading.value < sign * chosen[place].value:
+            chosen[place] = reading
+    return Measurement(
+        first.metric if isinstance(first.metric, str) else first.metric.name,
+        {place: reading.value for place, reading in chosen.items()},
+        first.conditions,
+        {place: reading.samples for place, reading in chosen.items()},
+        first.details,
+        definition,  # type: ignore[arg-type]  # None: Measurement looks it up and says what is wrong
+    )
 
 
 def scaling_efficiency(one: Measurement, many: Measurement) -> Measurement:
