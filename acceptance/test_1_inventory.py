@@ -126,8 +126,8 @@ def test_nvlinks_are_equally_fast(gpus):
 def test_fabric_is_ready(gpus):
     """The NVSwitch fabric has taken in every GPU
 
-    State 3 is completed, status 0 success. Otherwise start nvidia-fabricmanager (of exactly the driver's version) and
-    read its log; without it GPUs with NVSwitch cannot talk to each other.
+    State 3 is completed, status 0 success. Otherwise start nvidia-fabricmanager (of exactly the driver's version; for a
+    virtual machine or container, on its host) and read its log; without it GPUs with NVSwitch cannot talk to each other.
     """
     if all(gpu["fabric"] == {"state": 0, "status": 0} for gpu in gpus):
         not_applicable("these GPUs are in no NVSwitch fabric")
@@ -228,6 +228,57 @@ def test_memory_may_be_locked(machine):
     if not machine.gpus:
         not_applicable("a rehearsal locks no memory")
     assert machine.host["locked_memory_limit"] == "unlimited"
+
+
+def test_files_may_be_opened(machine):
+    """Programs may open at least 16,384 files at once (hard limit)
+
+    Data loaders and NCCL pass memory and connections along as open files. Raise `ulimit -Hn`: --ulimit nofile=1048576 for
+    containers, limits.conf on the host.
+    """
+    if not machine.gpus or (limit := machine.host["open_files_hard_limit"]) is None:
+        not_applicable("a rehearsal opens few files" if not machine.gpus else "this system does not tell")
+    assert limit == "unlimited" or limit >= 16_384
+
+
+def test_processors_run_at_full_clock(machine):
+    """The host's processors are not slowed down to save power
+
+    The processors launch every GPU kernel: at a low clock the GPUs wait for them. Set the governor "performance":
+    `cpupower frequency-set -g performance`.
+    """
+    if not machine.gpus or (governor := machine.host["cpu_governor"]) is None:
+        not_applicable("a rehearsal" if not machine.gpus else "the host (a virtual machine?) has no CPU governor")
+    assert governor == "performance"
+
+
+def test_processors_near_each_gpu_may_be_used(gpus, machine):
+    """Programs may run on processors next to every GPU
+
+    A container or job that was given processors on the other side of the machine only sends everything over the link
+    between the sockets. Give it the processors that `nvidia-smi topo -m` lists under CPU affinity.
+    """
+    allowed = {*(machine.host["processor_set"] or ())}
+    far = [
+        gpu.identity
+        for gpu in gpus
+        if isinstance(words := gpu["cpu_affinity"], list)
+        and not any(words[number // 64] >> number % 64 & 1 for number in allowed if number // 64 < len(words))
+    ]
+    assert not far, f"no processor near these GPUs may be used (allowed: {sorted(allowed)}):\n" + "\n".join(far)
+
+
+def test_network_ports_are_active(gpus, machine):
+    """All InfiniBand and RoCE ports are up, at one speed
+
+    A port that is down or slower than the others takes its share of every transfer between machines. Look at cable,
+    transceiver and switch port: `ibstat`.
+    """
+    ports = machine.host["network_ports"]
+    if not ports:
+        not_applicable("no InfiniBand or RoCE port here")
+    down = [port for port in ports if "ACTIVE" not in port["state"] or port["rate"] != ports[0]["rate"]]
+    assert not down, f"not like the others: {down}"
 
 
 @pytest.mark.spmd

@@ -1,7 +1,24 @@
-"""What the load of this run has left behind."""
+"""Load that lasts, and what it and the whole run have left behind."""
+
+import pytest
 
 from pytest_gpufleet import not_applicable
 from pytest_gpufleet.verdict.health import link_errors
+
+
+@pytest.mark.level("burnin")
+def test_burn_in(nccl_group, burn_in, judge):
+    """All GPUs work at full load for as long as was asked for, without a wrong bit, a fault or a slowdown
+
+    Matrix products on the tensor cores, reductions over all GPUs, patterns in all free memory and ResNet-50 training
+    take turns. Every result is compared with the first, bit for bit, and the health of all GPUs is read after every
+    turn; the first fault ends the test and names its GPU. A wrong bit: replace that GPU. A GPU that becomes slower or
+    too hot: look at its cooling (fans, cold plate, thermal paste, blocked air) and at its power supply. Power that never
+    comes near the limit: the load was too light to prove anything; look for a lowered power limit or a busy host.
+    """
+    products, *rest = burn_in(nccl_group)
+    judge(products, required=False)
+    judge(*rest)
 
 
 def test_nvlinks_stayed_clean(machine, machine_now):

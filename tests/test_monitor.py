@@ -169,6 +169,15 @@ def test_running_check_is_followed_until_the_verdict(tmp_path: Path) -> None:
     assert running() == ""
 
 
+def test_running_check_with_progress(tmp_path: Path) -> None:
+    evidence, running = tmp_path / "host-1" / "evidence.jsonl", RunningCheck(tmp_path)
+    progress = {"event": "progress", "check": "x.py::test_a", "done": 150, "of": 600, "doing": "training"}
+    write(evidence, started("x.py::test_a"), progress)
+    assert running() == "test_a ███░░░░░░░░░ 2 min 30 s of 10 min 0 s, 7 min 30 s left: training"
+    write(evidence, {"event": "check_finished"})
+    assert running() == ""
+
+
 def test_running_check_of_an_old_or_removed_run(tmp_path: Path) -> None:
     evidence, running = tmp_path / "host-1" / "evidence.jsonl", RunningCheck(tmp_path)
     write(evidence, started("a"))
@@ -362,6 +371,23 @@ def test_live_gives_the_whole_terminal_back() -> None:
     after = terminal.text[terminal.text.rindex("\x1b[r") :]
     assert after.endswith("\x1b8 and its end\r\n")
     assert "655" not in after
+
+
+def test_pytest_shows_the_table_while_a_test_runs(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_a.py").write_text("def test_b():\n    print('hidden')\n    input_file = open('go')\n")
+    os.mkfifo(tmp_path / "go")
+    code = f"import os; os.chdir({str(tmp_path)!r}); import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
+    options = ("--gpus=4", "--fleet-dir=runs", "--fleet-monitor", "--fleet-interval=0.1", "-p", "recorded")
+    recorded = Path(__file__).parent / "hardware"
+    change = "for gpu in gpus: gpu['power_watts'] = 655.4"
+    terminal = Terminal(code, *options, PYTHONPATH=str(recorded), CHANGE=change)
+    terminal.until("running: test_a.py::test_b")
+    terminal.until("655")
+    (tmp_path / "go").open("w").close()
+    terminal.end()
+    assert "1 passed" in terminal.text
+    assert "hidden" not in terminal.text
 
 
 @pytest.mark.parametrize("rows", [24, 10], ids=["no terminal", "too small"])

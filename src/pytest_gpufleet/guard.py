@@ -9,11 +9,12 @@ from pytest_gpufleet.hardware import facts
 from pytest_gpufleet.hardware.facts import Source
 from pytest_gpufleet.hardware.machine import GpuFacts, Machine
 from pytest_gpufleet.hardware.telemetry import Sample
-from pytest_gpufleet.hardware.xids import KernelLog
+from pytest_gpufleet.hardware.xids import KernelLog, Xid
 from pytest_gpufleet.verdict import health
 
 # Identity and what the rules need besides the counters; these do not change.
 CONSTANT = ("name", "serial", "pci_bus_id", "uuid", "pcie_generation_max", "pcie_width")
+TEMPERATURES = ("temperature_c", "memory_temperature_c")
 
 
 class HealthWorsened(AssertionError):
@@ -27,15 +28,23 @@ class Guard:
         self._source = source
         self._machine = machine
         self._log = log
-        self._samples: list[Sample] = []
         self._lock = threading.Lock()
+        self._forget()
+        source.xids()  # from here on
         self._before = self._read()
         self._since = time.monotonic()
 
     def note(self, sample: Sample) -> None:
         """Take in a sample of telemetry: what happens between two readings counts too."""
         with self._lock:
-            self._samples.append(sample)
+            for readings, reasons, hottest in zip(sample.gpus, self._reasons, self._hottest, strict=True):
+                reasons.add(readings["clock_event_reasons"] or 0)
+                for name in hottest:
+                    hottest[name] = max(hottest[name], readings[name] or 0)
+
+    def _forget(self) -> None:
+        self._reasons: list[set[int]] = [set() for _ in self._machine.gpus]
+        self._hottest: list[dict[str, float]] = [dict.fromkeys(TEMPERATURES, 0) for _ in self._machine.gpus]
 
     def check(self) -> list[str]:
         """What got worse since the last call, one line a finding; each names its GPU."""
@@ -46,19 +55,28 @@ class Guard:
             for old, new in zip(self._before, after, strict=True)
             for problem in health.worsened(old, new, minutes)
         ]
-        problems += health.xids_of(self._machine.gpus, self._log.new())
+        problems += self._xids()
         with self._lock:
-            samples, self._samples = self._samples, []
-        for position, gpu in enumerate(after):
-            seen = [gpu["clock_event_reasons"], *(sample.gpus[position]["clock_event_reasons"] for sample in samples)]
-            problems += health.slowdowns(gpu.identity, [reasons for reasons in seen if isinstance(reasons, int)])
-            hottest = {
-                name: max((t for sample in samples if (t := sample.gpus[position][name]) is not None), default=0)
-                for name in ("temperature_c", "memory_temperature_c")
-            }
-            problems += health.too_hot(gpu.identity, self._machine.gpus[position], hottest)
+            all_reasons, all_hottest = self._reasons, self._hottest
+            self._forget()
+        for gpu, reasons, hottest, facts_of in zip(after, all_reasons, all_hottest, self._machine.gpus, strict=True):
+            now_seen = gpu["clock_event_reasons"]
+            seen = {*reasons, now_seen} if isinstance(now_seen, int) else reasons
+            problems += health.slowdowns(gpu.identity, seen)
+            problems += health.too_hot(gpu.identity, facts_of, hottest)
         self._before, self._since = after, now
         return problems
+
+    def _xids(self) -> list[str]:
+        """What the kernel log and NVML have told since the last time; most XIDs are told by both."""
+        gpus = self._machine.gpus
+        logged = self._log.new()
+        told = [
+            Xid(str(gpus[index]["pci_bus_id"]), number, "")
+            for index, number in self._source.xids()
+            if not any(xid.number == number and xid.of(str(gpus[index]["pci_bus_id"])) for xid in logged)
+        ]
+        return health.xids_of(gpus, [*logged, *told])
 
     def _read(self) -> list[GpuFacts]:
         names = {**facts.COUNTERS, "clock_event_reasons": None}

@@ -20,7 +20,7 @@ from pytest_gpufleet.hardware.xids import KernelLog
 document = json.loads((Path(__file__).parent / "snapshots" / "h200x4.json").read_text())
 taken = machine.from_json(document)
 gpus = [dict(gpu.facts) for gpu in taken.gpus]
-host_facts = dict(taken.host)
+host_facts = {"open_files_hard_limit": None, "processor_set": list(range(64)), **taken.host}
 state = SimpleNamespace(count=len(gpus), driver="580.159.04", cuda_driver="13.0", processes={}, log="", problems=())
 exec(os.environ.get("CHANGE", ""), {"gpus": gpus, "host": host_facts, "machine": state, "Unavailable": Unavailable})
 gpus = gpus[: state.count]

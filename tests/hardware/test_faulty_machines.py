@@ -68,6 +68,19 @@ FAULTS = {
         "test_no_harmful_variable",
         "NCCL_P2P_DISABLE",
     ),
+    "too few open files": ("host['open_files_hard_limit'] = 1024", "test_files_may_be_opened", "1024"),
+    "power-saving governor": ("host['cpu_governor'] = 'powersave'", "test_processors_run_at_full_clock", "powersave"),
+    "processors far away": (
+        "gpus[2]['cpu_affinity'] = [0, 1] + [0] * 14",
+        "test_processors_near_each_gpu_may_be_used",
+        SERIAL,
+    ),
+    "network port down": (
+        "host['network_ports'] = [dict(port=f'mlx5_{i}/1', state='4: ACTIVE', rate='400 Gb/sec') for i in range(4)]\n"
+        "host['network_ports'][2]['state'] = '1: DOWN'",
+        "test_network_ports_are_active",
+        "mlx5_2/1",
+    ),
     "InfoROM corrupted": ("gpus[2]['inforom_valid'] = False", "test_inforom_is_valid", SERIAL),
     "recovery pending": ("gpus[2]['recovery_action'] = 2", "test_no_recovery_is_pending", SERIAL),
 }
@@ -130,6 +143,25 @@ def test_xid_during(run_pytest):
     assert SERIAL in run.check("test_during").message
 
 
+def test_xid_that_only_nvml_tells(run_pytest):
+    """As in a container that may not read the kernel log."""
+    inner = """
+    from recorded import machine
+
+    def test_during():
+        told = [(2, 79)]
+        machine.Recorded.xids = lambda self: [told.pop()] if told else []
+    def test_after():
+        pass
+    """
+    run = run_pytest(
+        "--gpus=4", "--fleet-dir=runs", "-p", "recorded", files={"test_inner.py": inner}, PYTHONPATH=str(HERE)
+    )
+    assert run.outcomes == {"test_during": "failed", "test_after": "passed"}, run.text
+    assert "XID 79 (GPU has fallen off the bus)" in run.check("test_during").message
+    assert SERIAL in run.check("test_during").message
+
+
 def test_power_cap_alone_is_normal(run_pytest):
     files = {"test_inner.py": CHANGES_LATER % "'clock_event_reasons', 0x4"}
     run = run_pytest("--gpus=4", "--fleet-dir=runs", "-p", "recorded", files=files, PYTHONPATH=str(HERE))
@@ -157,7 +189,7 @@ def test_too_hot_during(run_pytest):
     from pytest_gpufleet.plugin import FLEET
 
     def test_during(pytestconfig):
-        while not pytestconfig.stash[FLEET].guard._samples:  # the first sample of telemetry
+        while not any(pytestconfig.stash[FLEET].guard._reasons):  # until the first sample of telemetry
             pass
     """
     run = run_pytest(

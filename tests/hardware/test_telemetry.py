@@ -12,8 +12,8 @@ from statistics import median
 
 import pytest
 
-from pytest_gpufleet.hardware.facts import READINGS, FactError
-from pytest_gpufleet.hardware.telemetry import Sample, Sampler, clock_event_reasons, sample, summary
+from pytest_gpufleet.hardware.facts import READINGS, SLOW_READINGS, FactError
+from pytest_gpufleet.hardware.telemetry import SLOW_BEAT, Activity, Sample, Sampler, clock_event_reasons, sample
 
 MANY_SECONDS = 30  # a deadline for what takes milliseconds
 
@@ -71,6 +71,24 @@ def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again()
         assert None not in taken.gpus[0].values()
     assert source.asked[1, "memory_temperature_c"] == 1
     assert source.asked[1, "power_watts"] == source.asked[0, "memory_temperature_c"] == 3
+
+
+def test_readings_that_cost_much_are_in_one_sample_of_several() -> None:
+    taken: list[Sample] = []
+    done = threading.Event()
+
+    def on_sample(one: Sample) -> None:
+        taken.append(one)
+        if len(taken) == SLOW_BEAT + 1:
+            done.set()
+
+    sampler = Sampler(StandIn(), 0.01, on_sample)
+    sampler.start()
+    assert done.wait(MANY_SECONDS)
+    sampler.stop()
+    slow = [one.gpus[1][SLOW_READINGS[0]] for one in taken]
+    assert slow == [1, *[None] * (SLOW_BEAT - 1), 1]
+    assert None not in [one.gpus[1]["power_watts"] for one in taken]
 
 
 def test_sampler_goes_on_after_failures_and_tells_the_last() -> None:
@@ -185,22 +203,17 @@ SAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("since", "until", "expected"),
-    [
-        (100.5, 103, [
-            {"power_watts": [400, 550, 700], "clock_event_reasons": ["hw slowdown", "sw power cap"]},
-            {"power_watts": [250, 300, 350], "clock_event_reasons": []},
-        ]),
-        (101.2, 101.9, [{"power_watts": [400, 400, 400], "clock_event_reasons": ["sw power cap"]}, {}]),
-        (200, 300, [{"clock_event_reasons": []}, {"power_watts": [250, 250, 250], "clock_event_reasons": []}]),
-        (1, 99, []),
-    ],
-    ids=["several", "between two", "after the last", "before the first"],
-)  # fmt: skip
-def test_summary_of_a_span(since: float, until: float, expected: list[dict[str, list[object]]]) -> None:
-    assert summary(SAMPLES, since, until) == expected
-    assert json.loads(json.dumps(expected)) == expected
+def test_activity_from_one_end_to_the_next() -> None:
+    activity = Activity()
+    assert activity.end() == []
+    for taken in SAMPLES[1:]:
+        activity.add(taken)
+    assert activity.end() == [
+        {"power_watts": [400, 550, 700], "clock_event_reasons": ["hw slowdown", "sw power cap"]},
+        {"power_watts": [250, 300, 350], "clock_event_reasons": []},
+    ]
+    # Between two samples, the one before stands for what happened.
+    assert activity.end() == [{"clock_event_reasons": []}, {"power_watts": [250, 250, 250], "clock_event_reasons": []}]
 
 
 @pytest.mark.parametrize(

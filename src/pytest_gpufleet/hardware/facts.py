@@ -25,6 +25,7 @@ THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
 NVLINK_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
 P2P = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3}
 PCIE_TX, PCIE_RX = 0, 1
+EVENT_XID = 0x8
 FIELD_MEMORY_TEMPERATURE = 82
 FIELD_NVLINK_SPEED = 164
 FIELD_RECOVERY_ACTION = 230
@@ -62,6 +63,9 @@ class Source(Protocol):
 
     def ask(self, index: int, fact: str) -> Any:
         """One fact of one GPU as plain JSON values. Raises FactError."""
+
+    def xids(self) -> list[tuple[int, int]]:
+        """The XIDs that the driver has reported since the last call (the first one arms it): (GPU, number)."""
 
 
 def _field(nvml: Any, handle: Any, *fields: Any) -> list[int]:
@@ -188,6 +192,9 @@ READINGS: dict[str, Callable[[Any, Any], Any]] = {
     "pcie_received_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_RX),
 }
 
+# Readings that cost more than all others together (on an H200 a millisecond of CPU each): not in every sample.
+SLOW_READINGS = ("pcie_transmitted_kilobytes_per_second", "pcie_received_kilobytes_per_second")
+
 
 class Nvml:
     """The Source that is the driver of this machine. `handles` are the GPUs of the run, in their order."""
@@ -195,6 +202,7 @@ class Nvml:
     def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
         self._nvml = nvml
         self._handles = handles
+        self._events: list[Any] | None = None  # for each GPU a set of events, None where there are none
 
     def count(self) -> int:
         return len(self._handles)
@@ -204,6 +212,26 @@ class Nvml:
             return self._call(self._p2p, self._handles[index])
         table = next(table for table in (FACTS, COUNTERS, SLOW_COUNTERS, READINGS) if fact in table)
         return self._call(table[fact], self._handles[index])
+
+    def xids(self) -> list[tuple[int, int]]:
+        if self._events is None:
+            self._events = [self._armed(handle) for handle in self._handles]
+        return [(index, number) for index, events in enumerate(self._events) for number in self._arrived(events)]
+
+    def _armed(self, handle: Any) -> Any:
+        try:
+            events = self._nvml.nvmlEventSetCreate()
+            self._nvml.nvmlDeviceRegisterEvents(handle, EVENT_XID, events)
+        except (self._nvml.NVMLError, AttributeError):  # the kernel log tells of XIDs too
+            return None
+        return events
+
+    def _arrived(self, events: Any) -> Iterator[int]:
+        while events is not None:
+            try:
+                yield int(self._nvml.nvmlEventSetWait_v2(events, 0).eventData)
+            except self._nvml.NVMLError:  # most often: nothing has happened
+                return
 
     def _p2p(self, nvml: Any, handle: Any) -> dict[str, list[int]]:
         """For each capability the nvmlGpuP2PStatus_t with every GPU (0 is OK), in the order of the GPUs."""

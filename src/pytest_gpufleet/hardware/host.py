@@ -18,9 +18,9 @@ def _shared_memory() -> int:
     return state.f_blocks * state.f_frsize
 
 
-def _limit(which: int) -> int | str:
-    soft, _ = resource.getrlimit(which)
-    return "unlimited" if soft == resource.RLIM_INFINITY else soft
+def _limit(which: int, hard: bool = False) -> int | str:
+    limit = resource.getrlimit(which)[hard]
+    return "unlimited" if limit == resource.RLIM_INFINITY else limit
 
 
 def _text(path: str) -> str:
@@ -58,6 +58,7 @@ FACTS: dict[str, Callable[[], Any]] = {
     "system": lambda: platform.freedesktop_os_release()["PRETTY_NAME"],
     "processors": lambda: os.cpu_count(),
     "processors_allowed": lambda: len(os.sched_getaffinity(0)),
+    "processor_set": lambda: sorted(os.sched_getaffinity(0)),
     "memory_bytes": lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     "container_memory_limit": _memory_limit,
     "numa_nodes": lambda: len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
@@ -65,6 +66,7 @@ FACTS: dict[str, Callable[[], Any]] = {
     "shared_memory_bytes": _shared_memory,
     "locked_memory_limit": lambda: _limit(resource.RLIMIT_MEMLOCK),
     "open_files_limit": lambda: _limit(resource.RLIMIT_NOFILE),
+    "open_files_hard_limit": lambda: _limit(resource.RLIMIT_NOFILE, hard=True),
     "fabric_manager": _fabric_manager,
     "network_ports": _network_ports,
     "environment": relevant,

@@ -99,6 +99,9 @@ class Recorded:
     def count(self) -> int:
         return len(self._machine.gpus)
 
+    def xids(self) -> list[tuple[int, int]]:
+        return []
+
     def ask(self, index: int, fact: str) -> Any:
         value = self._broken.get(fact, self._machine.gpus[index][fact])
         if isinstance(value, Unavailable):

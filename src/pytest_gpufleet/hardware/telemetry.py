@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -9,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_gpufleet.hardware.facts import READINGS, Source, Unavailable, in_thread, read
+from pytest_gpufleet.hardware.facts import READINGS, SLOW_READINGS, Source, Unavailable, in_thread, read
+
+SLOW_BEAT = 5  # of so many samples one has the slow readings too
 
 # nvml.h, nvmlClocksEventReasons: why the clocks are not higher than they are, the most alarming first.
 CLOCK_EVENT_REASONS = {
@@ -43,19 +46,21 @@ def clock_event_reasons(mask: int) -> list[str]:
     return words + ([f"unknown reason {unknown:#x}"] if unknown else [])
 
 
-def sample(source: Source, not_applicable: set[tuple[int, str]] | None = None) -> Sample:
+def sample(source: Source, not_applicable: set[tuple[int, str]] | None = None, slow: bool = True) -> Sample:
     """The readings of all GPUs now. The GPUs are read at the same time, for some calls block for tens of milliseconds.
 
     `not_applicable` remembers, from one sample to the next, what some GPU does not have and is not asked for again.
+    `slow`: also those of SLOW_READINGS, which are None otherwise.
     """
     skip = set() if not_applicable is None else not_applicable
+    names = [name for name in READINGS if slow or name not in SLOW_READINGS]
     now = round(time.time(), 3)
-    readings = [in_thread(_read, source, index, skip) for index in range(source.count())]
+    readings = [in_thread(_read, source, index, names, skip) for index in range(source.count())]
     return Sample(now, tuple(future.result() for future in readings))
 
 
-def _read(source: Source, index: int, skip: set[tuple[int, str]]) -> dict[str, Any]:
-    values = read(source, index, {name: call for name, call in READINGS.items() if (index, name) not in skip})
+def _read(source: Source, index: int, names: Sequence[str], skip: set[tuple[int, str]]) -> dict[str, Any]:
+    values = read(source, index, {name: None for name in names if (index, name) not in skip})
     absent = {name: value for name, value in values.items() if isinstance(value, Unavailable)}
     skip.update((index, name) for name, value in absent.items() if not value.applicable)
     return {name: None if name in absent else values.get(name) for name in READINGS}
@@ -87,10 +92,11 @@ class Sampler:
 
     def _run(self) -> None:
         not_applicable: set[tuple[int, str]] = set()
+        beats = itertools.count()
         due = time.monotonic()
         while not self._stopped.wait(max(0.0, due - time.monotonic())):
             try:
-                taken = sample(self._source, not_applicable)
+                taken = sample(self._source, not_applicable, slow=next(beats) % SLOW_BEAT == 0)
                 if not self._stopped.is_set():
                     self._on_sample(taken)
             except Exception as error:
@@ -99,31 +105,55 @@ class Sampler:
             due += self._interval * max(1, math.ceil((time.monotonic() - due) / self._interval))
 
 
-def summary(samples: Sequence[Sample], since: float, until: float) -> list[dict[str, list[Any]]]:
-    """What each GPU did from `since` to `until` (seconds since the epoch): reading -> [minimum, mean, maximum].
+class Activity:
+    """What each GPU does from one moment to the next, without keeping the samples: a test may last for days."""
 
-    `clock_event_reasons` is a set of bits and has no mean: it gives the words of all reasons that were seen. A reading
-    that was never had is left out. If no sample fell into the span, the nearest one before stands for it; without
-    one, the list is empty.
-    """
-    within = [one for one in samples if since <= one.time <= until]
-    before = [one for one in samples if one.time < since]
-    chosen = within or before[-1:]
-    count = max((len(one.gpus) for one in chosen), default=0)
-    return [_summary([one.gpus[index] for one in chosen if index < len(one.gpus)]) for index in range(count)]
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # samples come from a thread of their own
+        self._latest: Sample | None = None
+        self._seen: list[dict[str, list[Any]]] = []  # for each GPU: reading -> [minimum, sum, maximum, count]
+        self._reasons: list[int | None] = []
 
+    def add(self, sample: Sample) -> None:
+        with self._lock:
+            self._add(sample)
 
-def _summary(readings: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    result: dict[str, list[Any]] = {}
-    for name in READINGS:
-        values = [value for reading in readings if (value := reading.get(name)) is not None]
-        if not values:
-            continue
-        if name == "clock_event_reasons":
-            seen = 0
-            for value in values:
-                seen |= value
-            result[name] = clock_event_reasons(seen)
-        else:
-            result[name] = [min(values), round(sum(values) / len(values), 3), max(values)]
-    return result
+    def _add(self, sample: Sample) -> None:
+        self._latest = sample
+        for index, readings in enumerate(sample.gpus):
+            if index == len(self._seen):
+                self._seen.append({})
+                self._reasons.append(None)
+            for name, value in readings.items():
+                if value is None:
+                    continue
+                if name == "clock_event_reasons":
+                    self._reasons[index] = (self._reasons[index] or 0) | value
+                else:
+                    low, total, high, count = self._seen[index].get(name, (value, 0, value, 0))
+                    self._seen[index][name] = [min(low, value), total + value, max(high, value), count + 1]
+
+    def highest(self, name: str) -> list[float]:
+        """The highest value of a reading of every GPU so far; 0 where there was none."""
+        with self._lock:
+            return [seen[name][2] if name in seen else 0.0 for seen in self._seen]
+
+    def end(self) -> list[dict[str, list[Any]]]:
+        """reading -> [minimum, mean, maximum] of every GPU since the last end, and begin again.
+
+        `clock_event_reasons` is a set of bits and has no mean: it gives the words of all reasons that were seen. A
+        reading that was never had is left out. If no sample came, the one before stands for it.
+        """
+        with self._lock:
+            if not self._seen and self._latest is not None:
+                self._add(self._latest)
+            seen_by_gpu, reasons_by_gpu = self._seen, self._reasons
+            self._seen, self._reasons = [], []
+        result: list[dict[str, list[Any]]] = []
+        for seen, reasons in zip(seen_by_gpu, reasons_by_gpu, strict=True):
+            result.append(
+                {name: [low, round(sum_ / count, 3), high] for name, (low, sum_, high, count) in seen.items()}
+            )
+            if reasons is not None:
+                result[-1]["clock_event_reasons"] = clock_event_reasons(reasons)
+        return result

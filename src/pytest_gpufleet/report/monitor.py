@@ -28,9 +28,10 @@ SPARKS = "▁▂▃▄▅▆▇█"
 EIGHTHS = " ▏▎▍▌▋▊▉"
 # Many a serial console knows ASCII only.
 ASCII = str.maketrans(
-    {**dict(zip(SPARKS, "_.-:=+*#", strict=True)), **dict.fromkeys(EIGHTHS[1:], "#"), "°": " ", "·": ","}
+    {**dict(zip(SPARKS, "_.-:=+*#", strict=True)), **dict.fromkeys(EIGHTHS[1:], "#"), "░": ".", "°": " ", "·": ","}
 )
 BAR = 5  # characters
+PROGRESS_BAR = 12
 STALE_SECONDS = 3600
 # How clock-event reasons are shown, by their most alarming one; a power cap is what full load looks like.
 ALARMING = ("hw", "sw thermal")
@@ -182,6 +183,16 @@ def _fitting(width: int) -> tuple[list[Column], int]:
     return [column for column in COLUMNS if column in chosen], max(0, width - taken)
 
 
+def _progress(began: float, whole: float, doing: str) -> str:
+    """A bar, the time that has passed and the time left."""
+    done = min(time.time() - began, whole)
+    full = round(PROGRESS_BAR * done / whole)
+    bar = "█" * full + "░" * (PROGRESS_BAR - full)
+    return (
+        f"{bar} {wording.duration(done)} of {wording.duration(whole)}, {wording.duration(whole - done)} left: {doing}"
+    )
+
+
 class RunningCheck:
     """Called, it tells the check that a run with its evidence under `folder` is at; "" if no run is on.
 
@@ -193,6 +204,7 @@ class RunningCheck:
         self._path: Path | None = None
         self._offset = 0
         self._running = ""
+        self._progress: tuple[float, float, str] | None = None  # when it began, how long it takes, what it does now
 
     def __call__(self) -> str:
         try:
@@ -211,10 +223,12 @@ class RunningCheck:
                     self._follow(line)
         except OSError:  # somebody removed the folder
             return ""
-        return self._running
+        if self._progress is None:
+            return self._running
+        return f"{self._running.rpartition('::')[2]} {_progress(*self._progress)}"
 
     def _follow(self, line: bytes) -> None:
-        if b'"event": "check_' not in line and b'"event": "verdict"' not in line:
+        if not any(b'"event": "%s' % event in line for event in (b"check_", b"verdict", b"progress")):
             return
         try:
             event = json.loads(line)
@@ -222,9 +236,11 @@ class RunningCheck:
             return
         match event:
             case {"event": "check_started", "check": str(check)}:
-                self._running = check
+                self._running, self._progress = check, None
+            case {"event": "progress", "done": done, "of": whole, "doing": str(doing)}:
+                self._progress = time.time() - done, whole, doing
             case {"event": "check_finished" | "verdict"}:
-                self._running = ""
+                self._running, self._progress = "", None
 
 
 class Live:

@@ -1,0 +1,81 @@
+"""The burn-in as the controller sees it: turn after turn on all ranks, the first trouble ends it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from pytest_gpufleet.probes import burn
+from pytest_gpufleet.probes.compute import dissenters
+from pytest_gpufleet.probes.reading import WORLD, Condition
+from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.world.world import World
+
+ROUND_SECONDS = 30.0
+ROUNDS = 10  # at least: the last tenth is compared with the first
+
+# What was done, seconds since the beginning, bytes of host memory of each process: the controller, then the ranks.
+AfterTurn = Callable[[str, float, list[int]], None]
+
+
+def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measurement]:
+    """Load all ranks of `world` for `seconds`, and give the rates of matrix products and how well rates were kept.
+
+    `after_turn` is called after each turn and ends the burn-in if it raises. Raises AssertionError, which names the
+    ranks, as soon as a result differs from the first in one bit.
+    """
+    _no_trouble(world, "preparing", dissenters(world.run(burn.prepare)))
+    round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
+    turns: dict[str, list[list[burn.Turn]]] = {name: [] for name in burn.LOADS}
+    began = time.monotonic()
+    while time.monotonic() - began < seconds or len(turns["training"]) < 2:
+        for name, load in burn.LOADS.items():
+            results: list[burn.Turn] = world.run(burn.turn, name, load.share * round_seconds)
+            turns[name].append(results)
+            _no_trouble(world, name, {index: result.trouble for index, result in enumerate(results) if result.trouble})
+            resident = [burn.resident_bytes(), *(result.resident_bytes for result in results)]
+            after_turn(name, time.monotonic() - began, resident)
+    world.run(burn.put_away)
+    products = _by_place(world, turns["matrix products"])
+    training = {WORLD: [min(result.rate for result in results) for results in turns["training"]]}
+    return [
+        _sustained(products, world.size, seconds),
+        _retention("matrix products", products),
+        _retention("training", training),
+    ]
+
+
+def _no_trouble(world: World, what: str, troubles: dict[int, str]) -> None:
+    lines = [f"{world.name_of(index)}: {trouble}" for index, trouble in troubles.items()]
+    if lines:
+        raise AssertionError("\n".join([f"burn-in, {what}:", *lines]))
+
+
+def _by_place(world: World, turns: Sequence[Sequence[burn.Turn]]) -> dict[str, list[float]]:
+    return {place: [results[index].rate for results in turns] for index, place in enumerate(world.places)}
+
+
+def _sustained(rates: dict[str, list[float]], ranks: int, seconds: float) -> Measurement:
+    """The rate of each GPU over the whole burn-in, for comparison with its peers."""
+    conditions: dict[str, Condition] = {"work": "burn-in", "seconds": round(seconds), "ranks": ranks}
+    return Measurement("gemm", {place: median(each) for place, each in rates.items()}, conditions)
+
+
+def _retention(work: str, rates: dict[str, list[float]]) -> Measurement:
+    """The rate in the last tenth of the turns over that in the first tenth after the first turn, which warms up."""
+    values = {}
+    for place, each in rates.items():
+        steady = each[1:]
+        tenth = max(1, math.ceil(len(steady) / 10))
+        values[place] = median(steady[-tenth:]) / median(steady[:tenth])
+    return Measurement("burn_retention", values, {"work": work})
+
+
+def peak_power(world: World, watts: Sequence[float]) -> Measurement:
+    """The highest power that telemetry saw, of each GPU's limit."""
+    values = {
+        gpu.place: high / (gpu.power_limit_watts or math.nan) for gpu, high in zip(world.gpus, watts, strict=False)
+    }
+    return Measurement("burn_peak_power", values, {})

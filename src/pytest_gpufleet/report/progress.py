@@ -1,0 +1,40 @@
+"""How far a long check has come, for whoever reads a log: on a terminal the table of monitor.py shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from pytest_gpufleet.hardware.telemetry import Sample
+from pytest_gpufleet.report import wording
+
+EVERY_SECONDS = 60.0
+
+Tell = Callable[[float, "Sample | None"], None]
+
+
+def lines(stream: TextIO, whole: float) -> Tell:
+    """tell(seconds done, latest sample) writes a line, once a minute; nothing if `stream` is a terminal."""
+    due = 0.0
+
+    def tell(done: float, sample: Sample | None) -> None:
+        nonlocal due
+        if done < due or stream.isatty():
+            return
+        due = done + EVERY_SECONDS
+        state = [
+            f"{_range(sample, name)} {unit}"
+            for name, unit in (("temperature_c", "°C"), ("power_watts", "W"))
+            if sample is not None and _range(sample, name)
+        ]
+        left = wording.duration(max(0.0, whole - done))
+        parts = [f"{wording.duration(done)} of {wording.duration(whole)}", f"{left} left", *state]
+        stream.write(f"\n  {', '.join(parts)}")
+        stream.flush()
+
+    return tell
+
+
+def _range(sample: Sample, name: str) -> str:
+    values: list[Any] = [value for readings in sample.gpus if (value := readings.get(name)) is not None]
+    return f"{min(values):.0f}-{max(values):.0f}" if values else ""

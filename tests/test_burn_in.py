@@ -1,0 +1,104 @@
+"""The burn-in: load that lasts, ended by the first fault, by its time, or by whoever waits for it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.verdict.evidence import Check, Record, read
+from pytest_gpufleet.verdict.verdict import conclude
+
+ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
+BURN_IN = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_burn_in"
+FOLDER = "--fleet-dir=runs"
+
+# On rank 1 one product in the middle of a turn has one wrong bit.
+WRONG_BIT = """
+import pytest
+
+def plant(rank):
+    import torch
+
+    genuine, calls = torch.mm, []
+
+    def mm(*args):
+        result = genuine(*args)
+        calls.append(None)
+        if rank.index == 1 and len(calls) == 30:
+            result.view(-1)[5:6].view(torch.uint8)[0] ^= 1
+        return result
+
+    torch.mm = mm
+
+@pytest.fixture(autouse=True, scope="session")
+def fault(nccl_group):
+    nccl_group.run(plant)
+"""
+
+
+def test_it_lasts_as_long_as_asked_and_every_load_has_its_turn(run_pytest):
+    run = run_pytest(BURN_IN, "--rehearse", "--fleet-burn-in=3s", FOLDER)
+    assert run.status == 0, run.text
+    (name,) = run.record.progress
+    done, whole = run.record.progress[name]
+    assert whole == 3 <= done + 1
+    assert {finding.measurement.metric for finding in run.record.findings} == {"gemm", "burn_retention"}
+    evidence = (run.folders[0] / "evidence.jsonl").read_text()
+    for load in ("matrix products", "all_reduce", "memory patterns", "training"):
+        assert f'"doing": "{load}"' in evidence
+    assert "of 3 s, " in run.text
+
+
+def test_a_wrong_bit_ends_it_at_once_and_names_the_rank(run_pytest):
+    files = {"faulty.py": WRONG_BIT}
+    run = run_pytest(BURN_IN, "--rehearse", "--fleet-burn-in=60s", FOLDER, "-p", "faulty", files=files, PYTHONPATH=".")
+    assert run.status == 1
+    message = run.check("test_burn_in").message
+    assert "burn-in, matrix products:\nrank 1 of 2, CPU: wrong elements: 1, in 1 of " in message
+    assert "rank 0 of 2" not in message
+    assert "row 0, column 5 is 0x" in message
+
+
+def test_ctrl_c_leaves_a_report_that_says_how_far_it_came(tmp_path):
+    command = [sys.executable, "-m", "pytest", BURN_IN, "--rehearse", "--fleet-burn-in=10m", FOLDER]
+    run = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    printed = ""
+    for line in run.stdout:
+        printed += line
+        if "of 10 min" in line:  # the first turn is over
+            os.killpg(run.pid, signal.SIGINT)
+            break
+    printed += run.stdout.read()
+    assert run.wait() == 2
+    (folder,) = (tmp_path / "runs").iterdir()
+    record = read(folder / "evidence.jsonl")
+    assert re.search(r"test_burn_in did not finish: it came to \d+ s of 600 s without a fault", "\n".join(record.reasons))
+    assert (folder / "report.html").stat().st_size
+    assert "INTERNALERROR" not in printed
+
+
+@pytest.mark.parametrize("text", ["", "15", "m", "0m", "1.5h", "-3m", "15 m", "15w"])
+def test_what_is_no_duration(run_pytest, text):
+    run = run_pytest(BURN_IN, "--rehearse", f"--fleet-burn-in={text}")
+    assert run.status == 4
+    assert f"{text!r} is no duration: write a whole number and s, m, h or d, like 15m or 72h" in run.text
+
+
+def test_it_belongs_to_its_level(run_pytest):
+    run = run_pytest(BURN_IN, "--rehearse", "--fleet-burn-in=2h", "--fleet-level=quick")
+    assert run.status == 4
+    assert "--fleet-burn-in is part of level burnin, but --fleet-level quick was given" in run.text
+
+
+@pytest.mark.parametrize(("seconds", "short"), [(899.0, True), (900.0, False), (259200.0, False)])
+def test_a_short_one_accepts_nothing(seconds, short):
+    record = Record(run={"level": "burnin", "burn_in_seconds": seconds})
+    record.checks["x"] = Check("x", "passed", 1.0)
+    _, reasons = conclude(record)
+    assert any("level burnin asks for 900 s" in reason for reason in reasons) is short
