@@ -126,8 +126,8 @@ def test_nvlinks_are_equally_fast(gpus):
 def test_fabric_is_ready(gpus):
     """The NVSwitch fabric has taken in every GPU
 
-    State 3 is completed, status 0 success. Otherwise start nvidia-fabricmanager (of exactly the driver's version; for a
-    virtual machine or container, on its host) and read its log; without it GPUs with NVSwitch cannot talk to each other.
+    State 3 is completed, status 0 success. Otherwise start nvidia-fabricmanager (of exactly the driver's version; on the
+    host of a virtual machine or container) and read its log; without it GPUs with NVSwitch cannot talk to each other.
     """
     if all(gpu["fabric"] == {"state": 0, "status": 0} for gpu in gpus):
         not_applicable("these GPUs are in no NVSwitch fabric")
@@ -233,8 +233,8 @@ def test_memory_may_be_locked(machine):
 def test_files_may_be_opened(machine):
     """Programs may open at least 16,384 files at once (hard limit)
 
-    Data loaders and NCCL pass memory and connections along as open files. Raise `ulimit -Hn`: --ulimit nofile=1048576 for
-    containers, limits.conf on the host.
+    Data loaders and NCCL pass memory and connections along as open files. Raise `ulimit -Hn`: --ulimit nofile=1048576
+    for containers, limits.conf on the host.
     """
     if not machine.gpus or (limit := machine.host["open_files_hard_limit"]) is None:
         not_applicable("a rehearsal opens few files" if not machine.gpus else "this system does not tell")

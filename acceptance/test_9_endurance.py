@@ -13,8 +13,8 @@ def test_burn_in(nccl_group, burn_in, judge):
     Matrix products on the tensor cores, reductions over all GPUs, patterns in all free memory and ResNet-50 training
     take turns. Every result is compared with the first, bit for bit, and the health of all GPUs is read after every
     turn; the first fault ends the test and names its GPU. A wrong bit: replace that GPU. A GPU that becomes slower or
-    too hot: look at its cooling (fans, cold plate, thermal paste, blocked air) and at its power supply. Power that never
-    comes near the limit: the load was too light to prove anything; look for a lowered power limit or a busy host.
+    too hot: look at its cooling (fans, cold plate, thermal paste, blocked air) and at its power supply. Power that
+    never comes near the limit: the load was too light to prove anything; look for a lowered power limit or a busy host.
     """
     products, *rest = burn_in(nccl_group)
     judge(products, required=False)

@@ -14,7 +14,7 @@ ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
 HARDWARE = Path(__file__).parent / "hardware"  # holds fake_nvml
 FOLDER = "--fleet-dir=runs"
 EXACT, EXACT_TEST = "test_3_exactness.py", "test_collective_is_exact"
-TRAINING, PHASE_3 = "test_7_training.py", "test_phase_3_ranks_stay_identical"
+TRAINING, PHASE_3 = "test_7_training.py", "test_phase_3_ranks_stay_identical[every batch]"
 
 # Changes torch.distributed on the ranks, where it lasts: they are warm processes.
 FAULT = """
@@ -40,7 +40,7 @@ def plant(rank, fault):
         if tensor.numel() < 1000:  # the small ones that only line ranks up
             return
         flat = tensor.view(-1)
-        if fault == "flip":
+        if fault in ("flip", "flip in the input"):
             flat[7:8].view(torch.uint8)[0] ^= 1
         if fault == "swap":
             flat[[7, 8]] = flat[[8, 7]]
@@ -48,8 +48,10 @@ def plant(rank, fault):
             flat[-1] = 0
 
     def all_reduce(tensor, *args, async_op=False, **kwargs):
+        if rank.index == 1 and fault == "flip in the input":
+            damage(tensor)
         work = genuine(tensor, *args, async_op=async_op, **kwargs)
-        if rank.index != 1:
+        if rank.index != 1 or fault == "flip in the input":
             return work
         if async_op:
             return Damaged(work, tensor)
@@ -143,23 +145,24 @@ def test_levels_require_exactly_what_the_suite_contains(run_pytest):
 
 
 @pytest.mark.parametrize(
-    ("fault", "ranks", "file", "check", "words"),
+    ("fault", "ranks", "file", "check", "blame", "words"),
     [
-        ("flip", 2, EXACT, f"{EXACT_TEST}[all_reduce-torch.float32]", "1 of 1,048,576 elements are wrong: [7] is"),
-        ("swap", 2, EXACT, f"{EXACT_TEST}[all_reduce-torch.int64]", "2 of 1,048,576 elements are wrong: [7] is"),
-        ("lose", 2, EXACT, f"{EXACT_TEST}[all_reduce-torch.bfloat16]", "1 of 1,048,576 elements are wrong: [1048575]"),
-        ("parameter", 3, TRAINING, PHASE_3, "0.weight: 1 of 288 bytes, first in element 0"),
+        ("flip", 2, EXACT, f"{EXACT_TEST}[all_reduce-sum]", " has wrong data", "1 of 16,384 elements are wrong: [7]"),
+        ("flip in the input", 3, EXACT, f"{EXACT_TEST}[all_reduce-max]", " corrupts data", "all ranks alike"),
+        ("swap", 3, EXACT, f"{EXACT_TEST}[all_reduce-sum]", " corrupts data", "2 of 16,384 elements are wrong: [7]"),
+        ("lose", 3, EXACT, f"{EXACT_TEST}[all_reduce-min]", " corrupts data", "1 of 16,384 elements are wrong: [163"),
+        ("parameter", 3, TRAINING, PHASE_3, ": raised AssertionError", "0.weight: 1 of 288 bytes, first in element 0"),
     ],
-    ids=["flipped bit", "swapped elements", "lost element", "parameter"],
+    ids=["flipped bit", "flipped bit in the input", "swapped elements", "lost element", "parameter"],
 )
-def test_a_planted_fault_is_found_and_the_rank_named(run_pytest, fault, ranks, file, check, words):
+def test_a_planted_fault_is_found_and_the_rank_named(run_pytest, fault, ranks, file, check, blame, words):
     node = ACCEPTANCE / f"{file}::{check}"
     run = run_pytest(
         node, f"--rehearse={ranks}", FOLDER, "-p", "faulty", files={"faulty.py": FAULT}, PYTHONPATH=".", FAULT=fault
     )
     assert run.status == 1, run.text
     message = run.check(check).message
-    assert message.startswith(f"rank 1 of {ranks}, CPU: raised AssertionError"), message
+    assert message.removeprefix("Failed: ").startswith(f"rank 1 of {ranks}, CPU{blame}"), message
     assert words in message
     assert f"rank 0 of {ranks}, CPU: raised" not in message
 

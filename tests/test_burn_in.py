@@ -78,7 +78,9 @@ def test_ctrl_c_leaves_a_report_that_says_how_far_it_came(tmp_path):
     assert run.wait() == 2
     (folder,) = (tmp_path / "runs").iterdir()
     record = read(folder / "evidence.jsonl")
-    assert re.search(r"test_burn_in did not finish: it came to \d+ s of 600 s without a fault", "\n".join(record.reasons))
+    assert re.search(
+        r"test_burn_in did not finish: it came to \d+ s of 600 s without a fault", "\n".join(record.reasons)
+    )
     assert (folder / "report.html").stat().st_size
     assert "INTERNALERROR" not in printed
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import linecache
+import traceback
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from pytest_gpufleet.guard import HealthWorsened
-from pytest_gpufleet.verdict.evidence import Check
+from pytest_gpufleet.verdict.evidence import Check, FailedBy
 from pytest_gpufleet.verdict.judge import LimitMissed
 from pytest_gpufleet.world.failures import RankFailure
 from pytest_gpufleet.world.outcomes import NotApplicable
@@ -25,7 +28,16 @@ def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
     title, _, doc = (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")
     outcome, message = _outcome(phases)
     seconds = sum(report.duration for report, _ in phases)
-    return asdict(Check(item.nodeid, outcome, round(seconds, 3), title, doc.strip(), message[:MESSAGE_LIMIT]))
+    check = Check(
+        item.nodeid,
+        outcome,
+        round(seconds, 3),
+        title,
+        doc.strip(),
+        message[:MESSAGE_LIMIT],
+        failed_by=_failed_by(item, phases),
+    )
+    return asdict(check)
 
 
 def _outcome(phases: Phases) -> tuple[str, str]:
@@ -33,11 +45,59 @@ def _outcome(phases: Phases) -> tuple[str, str]:
         if report.failed:
             own = isinstance(error, (LimitMissed, RankFailure, HealthWorsened))
             crash = getattr(report.longrepr, "reprcrash", None)
-            headline = f"{crash.message}\n\n" if crash else ""
-            return "failed", str(error) if own else headline + report.longreprtext
+            text = report.longreprtext
+            headline = "" if crash is None or text.startswith(crash.message) else f"{crash.message}\n\n"
+            return "failed", str(error) if own else headline + text
     for report, error in phases:
         if isinstance(error, NotApplicable):
             return "not applicable", str(error)
         if report.skipped:  # an expected failure is reported as skipped too
             return "skipped", str(getattr(report, "wasxfail", "") or error)
     return "passed", ""
+
+
+def _failed_by(item: pytest.Item, phases: Phases) -> FailedBy:
+    failed = [(report, error) for report, error in phases if report.failed]
+    if not failed:
+        return ""
+    report, error = failed[0]
+    worsened = any("GPU health" in title for title, _ in report.sections)
+    if len(failed) > 1 or worsened or not isinstance(error, LimitMissed):
+        return "other"
+    return "limits" if isinstance(item, pytest.Function) and _was_last(item, error) else "limits, with more to do"
+
+
+def _was_last(item: pytest.Function, error: LimitMissed) -> bool:
+    """Whether the test's body ends with the judge(...) that raised."""
+    code = inspect.unwrap(item.function).__code__
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code is code]
+    return bool(lines) and _ends_by_judging(code.co_name, lines[0], "".join(linecache.getlines(code.co_filename)))
+
+
+def _ends_by_judging(function: str, line: int, source: str) -> bool:
+    """Whether on this line of a function stands a judge(...) that is the last thing the function does."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # somebody edits the test while it runs
+        return False
+    return any(
+        isinstance(last, ast.Expr)
+        and isinstance(last.value, ast.Call)
+        and isinstance(last.value.func, ast.Name)
+        and last.value.func.id == "judge"
+        and last.lineno <= line <= (last.end_lineno or last.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == function
+        for last in _last_statements(node.body)
+    )
+
+
+def _last_statements(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements by which a block can end; a loop may come round again, so nothing in it is the last."""
+    match body[-1]:
+        case ast.If(body=then, orelse=otherwise):
+            return _last_statements(then) + (_last_statements(otherwise) if otherwise else [])
+        case ast.With(body=inner):
+            return _last_statements(inner)
+        case last:
+            return [last]

@@ -3,53 +3,52 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import os
-import queue
-import signal
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from pytest_gpufleet.hardware import facts, machine, telemetry
+from pytest_gpufleet.commands.calibrate import CALIBRATE
+from pytest_gpufleet.commands.command import CommandFailed
+from pytest_gpufleet.commands.compare import COMPARE
+from pytest_gpufleet.commands.judge import JUDGE
+from pytest_gpufleet.commands.monitor import MONITOR
+from pytest_gpufleet.commands.report import REPORT_AGAIN
+from pytest_gpufleet.commands.snapshot import SNAPSHOT
+from pytest_gpufleet.commands.verify import VERIFY
 from pytest_gpufleet.hardware.nvml import NoGpus
-from pytest_gpufleet.hardware.telemetry import Sample
-from pytest_gpufleet.hardware.topology import GpuTopology
-from pytest_gpufleet.options import seconds
 
-SILENCE_SECONDS = 30.0  # after which a driver that gives no sample is taken for dead
+COMMANDS = {
+    "snapshot": SNAPSHOT,
+    "monitor": MONITOR,
+    "report": REPORT_AGAIN,
+    "verify": VERIFY,
+    "judge": JUDGE,
+    "compare": COMPARE,
+    "calibrate": CALIBRATE,
+}
 
-
-class CommandFailed(Exception):
-    """What the user has to know, in one sentence."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: what its help says, its arguments, and what it does."""
-
-    help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], None]
+STATUSES = "Exit status: 0 if all is well, 1 if it could not be done, 2 for arguments that make no sense."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, also after Ctrl-C; 1 if it could not be done; 2 for arguments that make no sense."""
-    parser = argparse.ArgumentParser(prog="gpufleet", description="Looks after machines full of GPUs.")
+    """The exit status: the command's own (0 also after Ctrl-C); 1 if it could not be done; 2 for bad arguments."""
+    parser = argparse.ArgumentParser(
+        prog="gpufleet",
+        description="Looks after machines full of GPUs.",
+        epilog="Each COMMAND has a --help of its own.",
+    )
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=command.help, description=command.help)
+        epilog = " ".join(filter(None, (STATUSES, command.statuses)))
+        description = f"{command.help[:1].upper()}{command.help[1:]}. {command.details}"
+        subparser = subparsers.add_parser(name, help=command.help, description=description, epilog=epilog)
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     given = parser.parse_args(arguments)
     try:
-        given.run(given)
+        status: int = given.run(given)
         sys.stdout.flush()
+        return status
     except (CommandFailed, NoGpus) as error:
         print(f"gpufleet: {error}", file=sys.stderr)
         return 1
@@ -59,151 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
-
-# ---------------------------------------------------------------- monitor
-
-Show = Callable[[Sample], None]
-
-
-def _monitor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--once", action="store_true", help="show one sample and end")
-    parser.add_argument("--json", action="store_true", help="no table, but a JSON object a sample, each on its line")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="append a row for each GPU and sample to FILE")
-    parser.add_argument(
-        "--interval", type=seconds, default=1.0, metavar="SECONDS", help="between two samples (default: 1)"
-    )
-    parser.add_argument(
-        "--fleet-dir", type=Path, default=Path("reports"), metavar="DIR",
-        help="where runs leave their evidence, which names the running test (default: reports)",
-    )  # fmt: skip
-
-
-def _monitor(given: argparse.Namespace) -> None:
-    from pytest_gpufleet.report.monitor import RunningCheck
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor
-    running = RunningCheck(given.fleet_dir)
-    with ExitStack() as stack:
-        source, topology = stack.enter_context(facts.open_source())
-        shows = [stack.enter_context(_csv(given.csv, topology))] if given.csv else []
-        shows.append(_json(topology, running) if given.json else stack.enter_context(_tables(topology, running, given)))
-        for sample in stack.enter_context(_samples(source, given.interval)):
-            for show in shows:
-                show(sample)
-            if given.once:
-                return
-
-
-@contextmanager
-def _samples(source: facts.Source, interval: float) -> Iterator[Iterator[Sample]]:
-    """One sample after the other. This thread only waits for them, so that Ctrl-C works even where a driver hangs."""
-    taken: queue.SimpleQueue[Sample] = queue.SimpleQueue()
-    sampler = telemetry.Sampler(source, interval, taken.put)
-
-    def arriving() -> Iterator[Sample]:
-        while True:
-            try:
-                yield taken.get(timeout=interval + SILENCE_SECONDS)
-            except queue.Empty:
-                trouble = sampler.trouble or "the driver hangs: see the kernel log"
-                raise CommandFailed(f"no answer from the GPUs for {SILENCE_SECONDS:g} s: {trouble}") from None
-
-    sampler.start()
-    try:
-        yield arriving()
-    finally:
-        sampler.stop()
-
-
-@contextmanager
-def _tables(topology: GpuTopology, running: Callable[[], str], given: argparse.Namespace) -> Iterator[Show]:
-    """On a terminal one table that changes, elsewhere (and for --once) one below the other."""
-    from rich import live
-    from rich.console import Console
-
-    from pytest_gpufleet.report import monitor
-
-    console = Console()
-    history: deque[Sample] = deque(maxlen=monitor.HISTORY)
-
-    def drawing(sample: Sample) -> Any:
-        history.append(sample)
-        return monitor.table(sample, history, topology, running(), console.width, console.options.ascii_only)
-
-    if given.once or not sys.stdout.isatty() or console.is_dumb_terminal:
-        yield lambda sample: console.print(drawing(sample), "", sep="\n", end="")
-    else:
-        with live.Live(
-            "waiting for the first sample",
-            console=console,
-            screen=True,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        ) as screen:
-            yield lambda sample: screen.update(drawing(sample), refresh=True)
-
-
-def _json(topology: GpuTopology, running: Callable[[], str]) -> Show:
-    def show(sample: Sample) -> None:
-        gpus = [
-            {
-                "gpu": gpu.place,
-                "name": gpu.name,
-                "uuid": gpu.uuid,
-                "memory_bytes": gpu.memory_bytes,
-                "power_limit_watts": gpu.power_limit_watts,
-                **readings,
-                "clock_event_reasons_in_words": telemetry.clock_event_reasons(readings["clock_event_reasons"] or 0),
-            }
-            for gpu, readings in zip(topology.gpus, sample.gpus, strict=True)
-        ]
-        print(json.dumps({"time": sample.time, "running": running() or None, "gpus": gpus}), flush=True)
-
-    return show
-
-
-@contextmanager
-def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
-    """A row for each GPU and sample; the first line of a new file has the names. What cannot be had is empty."""
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(path.open("a", newline="", encoding="utf-8"))
-        except OSError as error:
-            raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None
-        writer = csv.DictWriter(file, ["time", "gpu", "uuid", *facts.READINGS])
-        if file.tell() == 0:
-            writer.writeheader()
-
-        def show(sample: Sample) -> None:
-            for gpu, readings in zip(topology.gpus, sample.gpus, strict=True):
-                writer.writerow({"time": sample.time, "gpu": gpu.place, "uuid": gpu.uuid, **readings})
-            file.flush()
-
-        yield show
-
-
-# ---------------------------------------------------------------- snapshot
-
-
-def _snapshot_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--anonymous", action="store_true", help="aliases instead of serials, UUIDs and the host's name"
-    )
-
-
-def _snapshot(given: argparse.Namespace) -> None:
-    with facts.open_source() as (source, topology):
-        document = machine.to_json(machine.take(source, tuple(gpu.index for gpu in topology.gpus)))
-    print(json.dumps(machine.anonymous(document) if given.anonymous else document, indent=1))
-
-
-COMMANDS = {
-    "snapshot": Command(
-        "print everything the inventory reads, as one JSON document without secrets", _snapshot_arguments, _snapshot
-    ),
-    "monitor": Command("show what all GPUs do, once a second", _monitor_arguments, _monitor),
-}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,6 +15,7 @@ ENGINES = ("local",)
 REHEARSAL_RANKS = 2
 DEFAULT_TIMEOUT_SECONDS = 300.0
 DEFAULT_INTERVAL_SECONDS = 1.0
+DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Gpus = int | Literal["all", "auto"]
 
@@ -32,6 +33,8 @@ class Options:
     resume: Path | None = None
     interval: float = DEFAULT_INTERVAL_SECONDS
     monitor: bool = False
+    prometheus: Path | None = None
+    burn_in: float | None = None  # seconds
     asked: bool = False
 
 
@@ -51,6 +54,10 @@ def add(parser: pytest.Parser) -> None:
         choices=LEVELS,
         help="how thorough: quick, standard (the default: the handover) or burnin",
     )
+    group.addoption(
+        "--fleet-burn-in", type=duration, metavar="DURATION",
+        help="how long the sustained load of level burnin lasts, like 15m (the default), 2h or 72h; implies that level",
+    )  # fmt: skip
     group.addoption(
         "--fleet-profile",
         type=Path,
@@ -81,11 +88,15 @@ def add(parser: pytest.Parser) -> None:
     group.addoption(
         "--fleet-monitor", action="store_const", const=True, help="show what the GPUs do below pytest's own output"
     )
+    group.addoption(
+        "--fleet-prometheus", type=Path, metavar="FILE",
+        help="write verdict and figures to FILE for the textfile collector of node_exporter, which reads *.prom",
+    )  # fmt: skip
 
 
 FLEET_OPTIONS = (
     "gpus", "rehearse", "fleet_level", "fleet_profile", "fleet_dir", "fleet_engine", "fleet_timeout", "fleet_resume",
-    "fleet_interval", "fleet_monitor",
+    "fleet_interval", "fleet_monitor", "fleet_prometheus", "fleet_burn_in",
 )  # fmt: skip
 
 
@@ -93,16 +104,22 @@ def from_config(config: pytest.Config) -> Options:
     given = {name: config.getoption(name) for name in FLEET_OPTIONS}
     if isinstance(given["gpus"], int) and given["rehearse"]:
         raise pytest.UsageError("--gpus N runs on GPUs and --rehearse on CPUs: give one of them")
+    if given["fleet_burn_in"] and given["fleet_level"] not in (None, "burnin"):
+        raise pytest.UsageError(
+            f"--fleet-burn-in is part of level burnin, but --fleet-level {given['fleet_level']} was given"
+        )
     return Options(
         gpus=given["gpus"] or "auto",
         rehearse=given["rehearse"],
-        level=given["fleet_level"] or "standard",
+        level=given["fleet_level"] or ("burnin" if given["fleet_burn_in"] else "standard"),
         profile=given["fleet_profile"],
         folder=given["fleet_dir"] or Path("reports"),
         timeout=given["fleet_timeout"] or DEFAULT_TIMEOUT_SECONDS,
         resume=given["fleet_resume"],
         interval=given["fleet_interval"] or DEFAULT_INTERVAL_SECONDS,
         monitor=bool(given["fleet_monitor"]),
+        prometheus=given["fleet_prometheus"],
+        burn_in=given["fleet_burn_in"],
         asked=any(value is not None for value in given.values()) and not config.getoption("collectonly"),
     )
 
@@ -127,6 +144,16 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
+
+
+def duration(text: str) -> float:
+    """Seconds of "90s", "15m", "2h" or "3d"."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in DURATIONS or not number.isascii() or not number.isdigit() or int(number) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no duration: write a whole number and s, m, h or d, like 15m or 72h"
+        )
+    return float(int(number) * DURATIONS[unit])
 
 
 def _at_least_one(text: str, wanted: str) -> int:

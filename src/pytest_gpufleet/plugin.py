@@ -137,6 +137,12 @@ def gpu_profile(pytestconfig: pytest.Config) -> Profile | None:
 
 
 @pytest.fixture(scope="session")
+def fleet_level(pytestconfig: pytest.Config) -> str:
+    """The level of this run: quick, standard or burnin."""
+    return pytestconfig.stash[FLEET].options.level
+
+
+@pytest.fixture(scope="session")
 def world(pytestconfig: pytest.Config) -> World:
     """One warm process a GPU: `world.run(function)` runs function(rank) on each and gives the results by rank."""
     return pytestconfig.stash[FLEET].world(with_group=False)
@@ -183,6 +189,16 @@ def judge(request: pytest.FixtureRequest) -> Judge:
             raise verdict.LimitMissed(missed, fleet.ground.topology, on_miss() if on_miss else "")
 
     return judge
+
+
+@pytest.fixture
+def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measurement]]:
+    """burn_in(world) keeps all ranks under full load for as long as --fleet-burn-in says, and gives its measurements.
+
+    It ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse.
+    """
+    fleet, check = request.config.stash[FLEET], request.node.nodeid
+    return lambda world: fleet.burn_in(check, world)
 
 
 # ---------------------------------------------------------------- running tests
@@ -267,18 +283,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """Hold the GPUs' health after a test against what it was before: what got worse fails the test."""
     fleet = item.config.stash[FLEET]
-    guard = fleet.guard if fleet.evidence is not None else None
     try:
         yield
     except BaseException:
-        if guard is not None and (problems := guard.check()):
-            fleet.record_event("health", check=item.nodeid, problems=problems)
+        if problems := fleet.check_health(item.nodeid):
             item.add_report_section("call", "GPU health", "\n".join(problems))
         raise
-    if guard is not None and (problems := guard.check()):
+    if problems := fleet.check_health(item.nodeid):
         from pytest_gpufleet.guard import HealthWorsened
 
-        fleet.record_event("health", check=item.nodeid, problems=problems)
         raise HealthWorsened("\n".join(problems))
 
 
@@ -303,7 +316,7 @@ def pytest_runtest_makereport(
         phases = item.stash.setdefault(PHASES, [])
         phases.append((report, error))
         if report.when == "teardown":
-            fleet.record_event("check_finished", check=checks.finished(item, phases), **fleet.activity(item.nodeid))
+            fleet.record_event("check_finished", check=checks.finished(item, phases), **fleet.activity())
     return report
 
 

@@ -7,7 +7,8 @@ import itertools
 import os
 import platform
 import socket
-import time
+import sys
+import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -19,13 +20,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 import pytest
 
 from pytest_gpufleet.options import REHEARSAL_RANKS, Options
+from pytest_gpufleet.verdict import levels
 
 # Everything below imports at its first use: this module is loaded in every pytest run.
 if TYPE_CHECKING:
     from pytest_gpufleet.guard import Guard
     from pytest_gpufleet.hardware.facts import Source
     from pytest_gpufleet.hardware.machine import Machine
-    from pytest_gpufleet.hardware.telemetry import Sampler
+    from pytest_gpufleet.hardware.telemetry import Sample, Sampler
     from pytest_gpufleet.hardware.topology import GpuTopology
     from pytest_gpufleet.verdict.evidence import Evidence
     from pytest_gpufleet.verdict.finding import Finding
@@ -44,6 +46,7 @@ CUT_SHORT = {
 
 
 REPORT_BYTES = 4 << 20
+REHEARSED_BURN_IN_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Fleet:
         self._locks: ExitStack | None = None
         self._open = ExitStack()
         self.sampler: Sampler | None = None
+        self._terminal: TextIO = sys.stdout
+        self._latest_sample: Sample | None = None
 
     @cached_property
     def ground(self) -> Ground:
@@ -101,19 +106,24 @@ class Fleet:
 
     def watch(self, terminal: TextIO) -> None:
         """Start telemetry, and with --fleet-monitor show it on the terminal. Nothing without GPUs."""
-        from pytest_gpufleet.hardware.telemetry import Sample, Sampler
+        from pytest_gpufleet.hardware.telemetry import Activity, Sampler
         from pytest_gpufleet.report.monitor import Live, RunningCheck
 
+        self._terminal = terminal = self._uncaptured(terminal)
         ground, guard = self.ground, self.guard
         if ground.source is None or guard is None:
             return
+        activity = self._activity = Activity()
         live = None
-        if self.options.monitor:
+        # A burn-in is long: whoever waits for it sees how far it is, and how hot.
+        if self.options.monitor or self.options.level == "burnin":
             live = self._open.enter_context(Live(ground.topology, terminal, RunningCheck(self.options.folder)))
 
         def take_in(sample: Sample) -> None:
             self.record_event("telemetry", sample=sample.to_json())
             guard.note(sample)
+            activity.add(sample)
+            self._latest_sample = sample
             if live is not None:
                 live.show(sample)
 
@@ -121,15 +131,18 @@ class Fleet:
         self._open.callback(self.sampler.stop)
         self.sampler.start()
 
-    def activity(self, check: str) -> dict[str, Any]:
-        """What the GPUs did during a check that ends now: minimum, mean and maximum of every reading of telemetry."""
-        from pytest_gpufleet.hardware.telemetry import Sample, summary
+    def _uncaptured(self, terminal: TextIO) -> TextIO:
+        """The same terminal by a file descriptor of its own, since pytest redirects its own while tests run."""
+        try:
+            descriptor = os.dup(terminal.fileno())
+        except (OSError, ValueError):
+            return terminal
+        encoding = getattr(terminal, "encoding", None) or "utf-8"
+        return self._open.enter_context(os.fdopen(descriptor, "w", encoding=encoding, errors="replace"))
 
-        if self.evidence is None or self.sampler is None:
-            return {}
-        record, now = self.evidence.record, time.time()
-        samples = [Sample(sample["time"], tuple(sample["gpus"])) for sample in list(record.telemetry)]
-        return {"telemetry": summary(samples, record.begun(check), now)}
+    def activity(self) -> dict[str, Any]:
+        """What the GPUs did during a check that ends now: minimum, mean and maximum of every reading of telemetry."""
+        return {"telemetry": self._activity.end()} if self.sampler is not None else {}
 
     def read_now(self, fact: str) -> list[Any]:
         """A fact of every GPU at this moment."""
@@ -155,19 +168,43 @@ class Fleet:
         """The profile for this run's GPUs, None if there is none. UsageError if a given one is bad or does not fit."""
         from pytest_gpufleet.verdict import profile
 
-        path = self.options.profile
         try:
-            given = profile.load(path) if path else None
+            return profile.choose(self.options.profile, (gpu.name for gpu in self.ground.topology.gpus))
         except profile.ProfileError as error:
             raise pytest.UsageError(f"--fleet-profile: {error}") from None
-        names = sorted({gpu.name for gpu in self.ground.topology.gpus})
-        if given is None:
-            return profile.for_gpu(names[0]) if len(names) == 1 else None
-        if strangers := [name for name in names if name not in given.match]:
-            raise pytest.UsageError(
-                f"--fleet-profile {path} is for {', '.join(given.match)}, but this machine has {', '.join(strangers)}"
-            )
-        return given
+
+    def check_health(self, check: str) -> list[str]:
+        """What got worse on any GPU since the last time; it is on record as having happened in this check."""
+        problems = self.guard.check() if self.evidence is not None and self.guard is not None else []
+        if problems:
+            self.record_event("health", check=check, problems=problems)
+        return problems
+
+    @property
+    def burn_in_seconds(self) -> float:
+        if self.options.burn_in:
+            return self.options.burn_in
+        return REHEARSED_BURN_IN_SECONDS if self.ground.rehearsal_ranks else levels.BURN_IN_SECONDS
+
+    def burn_in(self, check: str, world: World) -> list[Measurement]:
+        """Keep `world` under full load for the time that was asked for. Raises at the first fault."""
+        from pytest_gpufleet import burn_in
+        from pytest_gpufleet.guard import HealthWorsened
+        from pytest_gpufleet.report import progress
+
+        seconds = self.burn_in_seconds
+        tell = progress.lines(self._terminal, seconds)
+
+        def after_turn(doing: str, done: float, resident: list[int]) -> None:
+            self.record_event("progress", check=check, done=round(done), of=seconds, doing=doing, resident=resident)
+            tell(done, self._latest_sample)
+            if problems := self.check_health(check):
+                raise HealthWorsened("\n".join(problems))
+
+        measurements = burn_in.burn_in(world, seconds, after_turn)
+        if self.sampler is not None:
+            measurements.append(burn_in.peak_power(world, self._activity.highest("power_watts")))
+        return measurements
 
     def judged(self, check: str, measurement: Measurement, required: bool) -> Finding:
         """A measurement of a check, held against this run's limits."""
@@ -226,6 +263,7 @@ class Fleet:
         from pytest_gpufleet.hardware.environment import relevant
         from pytest_gpufleet.verdict.evidence import SCHEMA, Evidence
 
+        self._check_prometheus()
         profile, ground, host = self.profile, self.ground, socket.gethostname()
         started = datetime.now(timezone.utc)
         run = {
@@ -234,6 +272,7 @@ class Fleet:
             "utc": started.isoformat(timespec="seconds"),
             "command": " ".join(["pytest", *self._arguments]),
             "level": self.options.level,
+            "burn_in_seconds": self.burn_in_seconds if self.options.level == "burnin" else 0,
             "gpus": str(self.options.gpus),
             "rehearsal": bool(ground.rehearsal_ranks),
             "ranks": ground.rehearsal_ranks or len(ground.topology.gpus),
@@ -254,6 +293,19 @@ class Fleet:
         for name, content in carried:
             self.record_event(name, **content)
         self.carried = set(self.evidence.record.checks)
+
+    def _check_prometheus(self) -> None:
+        """UsageError if the textfile could not be put in its place when the run is over."""
+        path = self.options.prometheus
+        if path is None:
+            return
+        problem: str | None = "it is a folder" if path.is_dir() else None
+        try:
+            tempfile.TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            problem = error.strerror
+        if problem:
+            raise pytest.UsageError(f"--fleet-prometheus {path} cannot be written: {problem}")
 
     def _new_folder(self, name: str) -> Path:
         """A folder that no other run has, not even one that starts in the same second."""
@@ -312,10 +364,28 @@ class Fleet:
             exitstatus = 0
         broken = CUT_SHORT.get(exitstatus, "") or self.evidence.trouble
         verdict, reasons = conclude(self.evidence.record, broken)
-        self.record_event("verdict", verdict=verdict, reasons=reasons)
-        if exitstatus in CUT_SHORT or (verdict == "REHEARSAL" and not broken):
-            return exitstatus
-        return EXIT_STATUS.get(verdict, EXIT_STATUS["INCOMPLETE"])
+        if not (exitstatus in CUT_SHORT or (verdict == "REHEARSAL" and not broken)):
+            exitstatus = EXIT_STATUS.get(verdict, EXIT_STATUS["INCOMPLETE"])
+        self.record_event("verdict", verdict=verdict, reasons=reasons, broken=broken, exit_status=exitstatus)
+        self.evidence.seal()
+        self._write_results()
+        return exitstatus or (EXIT_STATUS["INCOMPLETE"] if self.evidence.trouble else 0)
+
+    def _write_results(self) -> None:
+        """What machines read: summary.json, and Prometheus' textfile if it was asked for."""
+        from pytest_gpufleet.verdict import summary
+
+        assert self.evidence is not None
+        record, path = self.evidence.record, self.folder / summary.FILE
+        try:
+            path.write_text(summary.text(record, self.evidence.sha256), encoding="utf-8")
+            if self.options.prometheus is not None:
+                from pytest_gpufleet.report import prometheus
+
+                path = self.options.prometheus
+                prometheus.write(path, record)
+        except OSError as error:
+            self.evidence.trouble = f"{path} could not be written: {error.strerror}"
 
     def report_can_be_written(self) -> bool:
         """Whether there is room for the report in the run's folder, which is made again if it is gone."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import standard_run
+from page import Page
 
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 from pytest_gpufleet.probes.reading import GiB, MiB
+from pytest_gpufleet.report.html import summary
 from pytest_gpufleet.verdict.evidence import Check, Evidence, Record
 from pytest_gpufleet.verdict.finding import Finding, Limit
 from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.verdict.verdict import conclude
 
-BANDWIDTH = "acceptance/test_5_collectives.py::test_bandwidth"
-TRAINING = "acceptance/test_7_training.py::test_throughput"
+BANDWIDTH = "acceptance/test_6_collectives.py::test_bus_bandwidth"
+TRAINING = "acceptance/test_8_resnet50.py::test_each_gpu_alone"
 RING = {"dtype": "float32", "ranks": 8, "nvls": False}
 RUN = {
     "host": "node17.example",
@@ -132,7 +138,7 @@ INVENTORY = passed(
     "acceptance/test_1_inventory.py::test_count",
     "acceptance/test_1_inventory.py::test_same_model",
     "acceptance/test_2_health.py::test_no_ecc_errors",
-    "acceptance/test_4_links.py::test_all_nvlinks_active",
+    "acceptance/test_1_inventory.py::test_nvlinks_are_up",
 )
 
 
@@ -152,6 +158,7 @@ def written(
     deselected: list[str] | tuple[str, ...] = (),
     verdict: str | None = None,
     reasons: list[str] | tuple[str, ...] = (),
+    telemetry: Iterable[dict[str, Any]] = (),
 ) -> Record:
     evidence = Evidence(folder / "evidence.jsonl")
     evidence.add("run", **run)
@@ -165,6 +172,8 @@ def written(
         evidence.add("check_finished", check=asdict(check))
     for check_id in unfinished:
         evidence.add("check_started", check=check_id)
+    for sample in telemetry:
+        evidence.add("telemetry", sample=sample)
     if deselected:
         evidence.add("deselected", checks=list(deselected))
     if verdict:
@@ -197,7 +206,7 @@ def rejected_record(folder: Path) -> Record:
             slow.append(finding)
     alone = tuple(7093.0 if index == 5 else value for index, value in enumerate(ALONE))
     link = Check(
-        "acceptance/test_4_links.py::test_all_nvlinks_active",
+        "acceptance/test_1_inventory.py::test_nvlinks_are_up",
         "failed",
         0.8,
         "Every NVLink is active",
@@ -216,7 +225,10 @@ def rejected_record(folder: Path) -> Record:
         "LimitMissed: bus bandwidth (all_reduce, 8 GiB): 301.3 GB/s, limit >= 329.4 GB/s",
     )
     slow_gpu = Check(TRAINING, "failed", 95.0, "Training throughput", "", "LimitMissed: GPU 5")
-    log, unread = "acceptance/test_3_host.py::test_kernel_log", "the kernel log cannot be read: run as root"
+    log, unread = (
+        "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log",
+        "the kernel log cannot be read: run as root",
+    )
     skipped = Check(log, "skipped", 0.1, "The kernel log is clean", "", unread)
     return written(
         folder,
@@ -257,14 +269,30 @@ def incomplete_record(folder: Path) -> Record:
         folder,
         findings=curves(),
         checks=[*INVENTORY, *passed(BANDWIDTH)],
-        unfinished=["acceptance/test_8_burn_in.py::test_burn_in"],
+        unfinished=["acceptance/test_9_endurance.py::test_nvlinks_stayed_clean"],
         deselected=[TRAINING],
         verdict="INCOMPLETE",
         reasons=["1 required check was deselected.", "1 required check never finished."],
     )
 
 
+def standard_record(folder: Path, bad: bool = False, seconds: int = 30) -> Record:
+    """A whole run at level standard; with `bad`, GPU 5 is slow and has lost links."""
+    run, failed = standard_run.bad_gpu(H200X8) if bad else (standard_run.measured(H200X8, {}), {})
+    run.findings += standard_run.compared(H200X8)
+    checks = standard_run.checks(run, failed)
+    verdict, reasons = conclude(Record(run=RUN, checks={check.id: check for check in checks}, findings=run.findings))
+    telemetry = standard_run.telemetry(seconds)
+    return written(folder, findings=run.findings, checks=checks, verdict=verdict, reasons=reasons, telemetry=telemetry)
+
+
+def bad_gpu_record(folder: Path) -> Record:
+    return standard_record(folder, bad=True)
+
+
 RECORDS = {
+    "STANDARD": standard_record,
+    "BAD GPU": bad_gpu_record,
     "ACCEPTED": accepted_record,
     "REJECTED": rejected_record,
     "REHEARSAL": rehearsal_record,
@@ -272,26 +300,44 @@ RECORDS = {
 }
 
 
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Record]:
+    """The record of a run by its name in RECORDS, made once."""
+
+    @cache
+    def record(name: str) -> Record:
+        return RECORDS[name](tmp_path_factory.mktemp("run"))
+
+    return record
+
+
 @pytest.fixture(params=RECORDS)
-def every_record(request: pytest.FixtureRequest, tmp_path: Path) -> Record:
-    return RECORDS[request.param](tmp_path)
+def every_record(request: pytest.FixtureRequest, recorded: Callable[[str], Record]) -> Record:
+    return deepcopy(recorded(request.param))
 
 
-@pytest.fixture
-def accepted(tmp_path: Path) -> Record:
-    return accepted_record(tmp_path)
+@pytest.fixture(scope="session")
+def page_of(recorded: Callable[[str], Record]) -> Callable[[str], Page]:
+    """The report of a run by its name in RECORDS, made once."""
+    return cache(lambda name: Page(summary(recorded(name), sha256="5e0" * 21 + "1")))
 
 
-@pytest.fixture
-def rejected(tmp_path: Path) -> Record:
-    return rejected_record(tmp_path)
+@pytest.fixture(params=RECORDS)
+def every_page(request: pytest.FixtureRequest, page_of: Callable[[str], Page]) -> Page:
+    return page_of(request.param)
 
 
-@pytest.fixture
-def rehearsal(tmp_path: Path) -> Record:
-    return rehearsal_record(tmp_path)
+def _fixture(name: str) -> Callable[..., Record]:
+    @pytest.fixture
+    def record(recorded: Callable[[str], Record]) -> Record:
+        return deepcopy(recorded(name))
+
+    return record
 
 
-@pytest.fixture
-def incomplete(tmp_path: Path) -> Record:
-    return incomplete_record(tmp_path)
+standard = _fixture("STANDARD")
+bad_gpu = _fixture("BAD GPU")
+accepted = _fixture("ACCEPTED")
+rejected = _fixture("REJECTED")
+rehearsal = _fixture("REHEARSAL")
+incomplete = _fixture("INCOMPLETE")

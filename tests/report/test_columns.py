@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from pytest_gpufleet.probes.reading import Metric
 from pytest_gpufleet.report import columns
 from pytest_gpufleet.verdict.evidence import Record
 from pytest_gpufleet.verdict.finding import Finding
@@ -67,7 +68,9 @@ def test_row_without_cells_stays_without() -> None:
 
 
 def test_cells_are_escaped() -> None:
-    finding = Finding("a", Measurement("<b>", {"<script>": 1.0}, {}), "not judged")
+    finding = Finding(
+        "a", Measurement("<b>", {"<script>": 1.0}, {}, definition=Metric("<b>", "<i>", "higher", "<b>")), "not judged"
+    )
     cells = list(ROW)
     columns.row(cells, [finding])
     assert "<script>" not in "".join(cells)

@@ -2,49 +2,115 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from xml.etree import ElementTree
 
 import pytest
 
-from pytest_gpufleet.report.plots import busbw_svg, training_svg
+from pytest_gpufleet.report.methods import comparison
+from pytest_gpufleet.report.plots import draw
+from pytest_gpufleet.report.plots.bars import bars
+from pytest_gpufleet.report.plots.curves import curves
+from pytest_gpufleet.report.plots.methods import compared
+from pytest_gpufleet.report.plots.scaling import scaling
 from pytest_gpufleet.verdict.evidence import Record
 from pytest_gpufleet.verdict.finding import Finding
 from pytest_gpufleet.verdict.measurement import Measurement
 
-
-def words_in(svg: str) -> list[str]:
-    return ["".join(element.itertext()) for element in ElementTree.fromstring(svg).iter() if "text" in element.tag]
+Plot = Callable[[list[Finding]], list[tuple[str, str]]]
 
 
-def test_busbw_names_lines_sizes_and_limits(rejected: Record) -> None:
-    svg = busbw_svg(rejected.findings)
-    assert svg is not None
+def words_in(svg: str) -> set[str]:
+    return {"".join(each.itertext()).strip() for each in ElementTree.fromstring(svg).iter() if "text" in each.tag}
+
+
+def by_caption(drawn: list[tuple[str, str]]) -> dict[str, str]:
+    assert len(dict(drawn)) == len(drawn)
+    return dict(drawn)
+
+
+def test_curves_have_a_panel_a_collective_with_limits_and_what_was_published(standard: Record) -> None:
+    drawn = by_caption(curves(standard.findings))
+    assert [*drawn] == [
+        "Bus bandwidth against message size",
+        "Latency of a collective against message size",
+        "Training throughput against batch of each GPU",
+    ]
+    bandwidth = drawn["Bus bandwidth against message size"]
+    panels = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv", "gather", "scatter"}
+    assert panels | {"limit", "published for a healthy machine", "1\u2009MiB", "4\u2009GiB"} <= words_in(bandwidth)
+    assert "published for a healthy machine" not in words_in(drawn["Latency of a collective against message size"])
+    assert {"16", "1,024"} <= words_in(drawn["Training throughput against batch of each GPU"])
+
+
+def test_bars_name_every_gpu_its_figure_and_what_missed(bad_gpu: Record) -> None:
+    drawn = by_caption(bars(bad_gpu.findings))
+    assert len(drawn) == 4
+    assert not any("memory that training takes" in caption for caption in drawn)  # for information only
+    gemm = drawn["Matrix product, by GPU"]
+    slow = next(finding for finding in bad_gpu.findings if finding.measurement.metric == "gemm")
+    assert {f"GPU {index}" for index in range(8)} <= words_in(gemm)
+    assert {f"{slow.measurement.values['gpu5']:.2f}", "missed", "limit", "median"} <= words_in(gemm)
+    assert "url(#" in gemm  # hatched, for paper without colour
+    assert "missed" not in words_in(drawn["Memory bandwidth, by GPU"])
+
+
+def test_scaling_says_what_share_of_the_ideal_is_reached(standard: Record) -> None:
+    ((_, svg),) = scaling(standard.findings)
     words = words_in(svg)
-    assert {"all_reduce", "all_gather", "reduce_scatter", "64 MiB", "1 GiB", "8 GiB"} <= set(words)
-    assert any("limit" in word for word in words)
+    assert {"resnet50, fp32", "resnet50, peak", "ideal: nothing lost", "limit", "1", "2", "4", "8"} <= words
+    eight = next(f for f in standard.findings if f.measurement.conditions.get("ranks") == 8 and _amp(f))
+    one = next(f for f in standard.findings if f.measurement.conditions.get("ranks") == 1 and _amp(f))
+    share = eight.measurement.values["world"] / one.measurement.values["world"] / 8
+    assert f"{100 * share:.3g} %" in words
 
 
-def test_training_has_a_bar_for_one_and_for_all(accepted: Record) -> None:
-    svg = training_svg(accepted.findings)
-    assert svg is not None
-    assert {"7,541", "58,100", "1 rank", "8 ranks", "limit"} <= set(words_in(svg))
+def _amp(finding: Finding) -> bool:
+    return finding.measurement.metric == "train_throughput" and finding.measurement.conditions["recipe"] == "amp"
 
 
-@pytest.mark.parametrize("draw", [busbw_svg, training_svg])
-def test_drawing_is_small_repeatable_and_described(accepted: Record, draw: object) -> None:
-    assert callable(draw)
-    svg = draw(accepted.findings)
-    assert svg == draw(accepted.findings)
-    assert len(svg) < 60_000
-    assert svg.startswith('<svg role="img" aria-label="')
-    assert "#ffffff" not in svg
-    assert "currentColor" in svg  # readable in dark mode and on paper
+def test_methods_stand_side_by_side(standard: Record) -> None:
+    methods = comparison(standard.findings)
+    assert methods is not None
+    assert [method.name for method in methods.methods] == ["DataParallel", "DDP", "FSDP"]
+    assert methods.methods[1].share == 1.0
+    assert methods.in_short.startswith("DDP trains fastest")
+    words = words_in(compared(methods)[1])
+    assert {"DataParallel", "DDP", "FSDP", "images/s", "GiB", "Memory on the fullest GPU"} <= words
+    one = [f for f in standard.findings if f.measurement.conditions.get("method") in (None, "ddp")]
+    assert comparison(one) is None
 
 
-@pytest.mark.parametrize("draw", [busbw_svg, training_svg])
-def test_nothing_to_draw_draws_nothing(draw: object) -> None:
-    assert callable(draw)
-    assert draw([]) is None
-    broken = [Finding("a", Measurement(m, {"world": float("nan")}, {"bytes": 8}), "not judged")
-              for m in ("busbw", "train_throughput")]  # fmt: skip
-    assert draw(broken) is None
+def test_drawings_are_small_repeatable_described_and_share_no_ids(bad_gpu: Record) -> None:
+    drawn = draw(bad_gpu.findings)
+    assert drawn == draw(bad_gpu.findings)
+    for caption, svg in drawn:
+        assert len(svg) < 150_000
+        assert svg.startswith(f'<svg role="img" aria-label="{caption}')
+        assert "#ffffff" not in svg
+        assert "currentColor" in svg  # readable in dark mode and on paper
+    ids = [each for _, svg in drawn for each in set(re.findall(r'\bid="([^"]+)"', svg))]
+    assert len(ids) == len(set(ids))
+    for _, svg in drawn:
+        assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= set(ids)
+
+
+@pytest.mark.parametrize("plot", [curves, bars, scaling, draw])
+def test_nothing_to_draw_draws_nothing(plot: Plot) -> None:
+    assert plot([]) == []
+    nan = float("nan")
+    broken = [
+        Finding("a", Measurement(metric, {place: nan}, {"bytes": 8 << step, "ranks": step}), "not judged")
+        for metric in ("busbw", "train_throughput")
+        for place in ("world", "gpu0")
+        for step in range(1, 5)
+    ]
+    assert plot(broken) == []
+
+
+@pytest.mark.parametrize("values", [{"gpu0": 1.0, "gpu1": float("nan")}, {"cpu0": 0.0, "cpu1": 0.0}])
+def test_bars_of_broken_figures_and_of_cpu_ranks(values: dict[str, float]) -> None:
+    ((_, svg),) = bars([Finding("a", Measurement("gemm", values, {"<b>&$x^2$": "\x1b[31m"}), "not judged")])
+    assert "<b>" not in svg
+    assert any(word.endswith(" 1") or word == "cpu1" for word in words_in(svg))

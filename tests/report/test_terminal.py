@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_gpufleet.report.stamp import reasons
 from pytest_gpufleet.report.terminal import lines
+from pytest_gpufleet.report.why import why
 from pytest_gpufleet.verdict.evidence import Check, Record
 
 
@@ -17,7 +19,8 @@ def test_verdict_stands_first_in_its_colour(every_record: Record) -> None:
     word, markup = lines(every_record)[0]
     assert word == every_record.verdict
     assert markup == {colours[word]: True, "bold": True}
-    assert all(reason in text_of(every_record) for reason in every_record.reasons)
+    assert why(every_record) in text_of(every_record)
+    assert all(reason in text_of(every_record) for reason in reasons(every_record))
 
 
 def test_rejected_names_gpu_value_limit_source_and_what_to_do(rejected: Record) -> None:

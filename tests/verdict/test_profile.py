@@ -1,15 +1,29 @@
-"""Profiles: what is refused and how it is said, which limit decides, whether shipped figures make sense."""
+"""Profiles: what is refused and how it is said, which limit decides, what a contract changes."""
 
+import json
 import re
+from dataclasses import asdict
+from html import unescape
+from pathlib import Path
 
+import jsonschema
 import pytest
 
-from pytest_gpufleet.probes.reading import METRICS, GiB, KiB, MiB
+from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
+from pytest_gpufleet.probes.reading import GiB, KiB, Metric, MiB
+from pytest_gpufleet.report.html import summary
+from pytest_gpufleet.verdict import profile_table
+from pytest_gpufleet.verdict.evidence import Record
+from pytest_gpufleet.verdict.finding import Finding, Limit
+from pytest_gpufleet.verdict.judge import LimitMissed, judge
 from pytest_gpufleet.verdict.measurement import Measurement
-from pytest_gpufleet.verdict.profile import ProfileError, for_gpu, load, shipped
+from pytest_gpufleet.verdict.profile import ProfileError, choose, for_gpu, load, shipped
+from pytest_gpufleet.verdict.profile_schema import FILE as SCHEMA_FILE
+from pytest_gpufleet.verdict.profile_schema import profile_schema
+from pytest_gpufleet.verdict.profile_schema import text as schema_text
+from pytest_gpufleet.verdict.vocabulary import CONDITIONS, FACTS, KINDS, MEASURED_UNDER
 
 HEAD = 'name = "Card"\nmatch = ["NVIDIA Card"]\n'
-PEAKS = {"fp32": "peak_tflops_fp32", "tf32": "peak_tflops_tf32", "amp": "peak_tflops_fp16"}
 LIMIT = """
 [[limit]]
 metric = "busbw"
@@ -18,111 +32,164 @@ unit = "GB/s"
 kind = "published gate"
 source = "somebody"
 """
+OWN = """
+[metric.decode_rate]
+unit = "tokens/s"
+better = "higher"
+title = "decode rate"
+
+[[limit]]
+metric = "decode_rate"
+min = 1000
+unit = "tokens/s"
+kind = "contract"
+source = "contract 4711, annex 2"
+when = { model = "our own", batch = 0, load = 0.5, bytes = "8 GiB" }
+"""
+TRAINING = """
+[[limit]]
+metric = "train_throughput"
+min = 100
+unit = "images/s"
+kind = "contract"
+source = "somebody"
+"""
 MODELS = (
     "Tesla V100-SXM2-16GB",
     "Tesla V100-SXM2-32GB",
     "Tesla T4",
     "NVIDIA A100-SXM4-40GB",
     "NVIDIA A100-SXM4-80GB",
-    "NVIDIA H100 80GB HBM3",
-    "NVIDIA H200",
+    "NVIDIA A100-PCIE-40GB",
+    "NVIDIA A100 80GB PCIe",
+    "NVIDIA A10",
+    "NVIDIA RTX A6000",
+    "NVIDIA L4",
+    "NVIDIA L40S",
     "NVIDIA GeForce RTX 3090",
     "NVIDIA GeForce RTX 4090",
+    "NVIDIA GeForce RTX 5090",
+    "NVIDIA H100 80GB HBM3",
+    "NVIDIA H100 PCIe",
+    "NVIDIA H100 NVL",
+    "NVIDIA H200",
+    "NVIDIA H20",
+    "NVIDIA B200",
+    "NVIDIA GB200",
 )
 
 
-def write(tmp_path, text):
-    path = tmp_path / "card.toml"
+def write(tmp_path, text, name="card.toml"):
+    path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def limit(old="", new="", when=""):
+def limit(old="", new="", when="", of=LIMIT):
     """The text of a limit, with one thing changed."""
-    assert old in LIMIT
-    return LIMIT.replace(old, new, 1) + (f"when = {{ {when} }}\n" if when else "")
+    assert old in of
+    return of.replace(old, new, 1) + (f"when = {{ {when} }}\n" if when else "")
 
 
 def busbw(**conditions):
     return Measurement("busbw", {"world": 1.0}, conditions)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("name = x\n", ["valid TOML", "line 1"]),
-        ("match = ['x']", ['"name"', "missing"]),
-        ("name = ' '\nmatch = ['x']", ['"name"', "empty"]),
-        ("name = 'x'", ['"match"', "NVML"]),
-        ("name = 'x'\nmatch = 'NVIDIA H200'", ['"match"', "list"]),
-        ("name = 'x'\nmatch = []", ['"match"', "list"]),
-        (HEAD + "facs = {}", ['"facs"', 'did you mean "facts"?']),
-        (HEAD + "colour = 'red'", ['"colour"', "write name or match"]),
-        (HEAD + "facts = 3", ['"facts"', "table"]),
-        (HEAD + "[facts]\npower_wats = 3", ["[facts]", 'did you mean "power_watts"?']),
-        (HEAD + "[facts]\npower_watts = 'much'", ["[facts]", '"power_watts"', "number"]),
-        (HEAD + "[facts]\npower_watts = nan", ["[facts]", '"power_watts"', "number"]),
-        (HEAD + "[limit]\nmin = 3", ['"limit"', "[[limit]]"]),
-        (HEAD + "limit = [1]", ['"limit"', "[[limit]]"]),
-        (HEAD + "limit = [{ metric = 'buzbw' }]", ["limit 1:", 'did you mean "busbw"?']),
-        (HEAD + limit("metric", "metrik"), ["limit 1 (line 4)", 'did you mean "metric"?']),
-        (HEAD + limit('"busbw"', '"busbv"'), ['"metric"', 'did you mean "busbw"?']),
-        (HEAD + limit('"busbw"', "3"), ['"metric"', "text"]),
-        (HEAD + limit("min = 100\n"), ['"min"', "missing"]),
-        (HEAD + limit("min", "max"), ['"max"', "higher is better", 'write only "min"']),
-        (HEAD + limit("min = 100", "min = 100\nmax = 200"), ['"max"', 'write only "min"']),
-        (HEAD + limit("100", "0"), ['"min"', "positive", "not 0"]),
-        (HEAD + limit("100", "-1.5"), ['"min"', "positive", "not -1.5"]),
-        (HEAD + limit("100", "inf"), ['"min"', "positive", "not inf"]),
-        (HEAD + limit("100", "nan"), ['"min"', "positive", "not nan"]),
-        (HEAD + limit("100", "1" + "0" * 400), ['"min"', "positive"]),
-        (HEAD + limit("100", "true"), ['"min"', "positive", "not True"]),
-        (HEAD + limit("100", "'100'"), ['"min"', "positive", "not '100'"]),
-        (HEAD + limit('"GB/s"', '"Gb/s"'), ['"unit"', '"Gb/s"', 'did you mean "GB/s"?']),
-        (HEAD + limit('"GB/s"', '"images"'), ['"unit"', "write GB/s"]),
-        (HEAD + limit('unit = "GB/s"\n'), ['"unit"', "missing"]),
-        (HEAD + limit("published gate", "publishd gate"), ['"kind"', 'did you mean "published gate"?']),
-        (HEAD + limit('kind = "published gate"\n'), ['"kind"', "missing"]),
-        (HEAD + limit('source = "somebody"\n'), ['"source"', "missing"]),
-        (HEAD + limit("somebody", "  "), ['"source"', "empty"]),
-        (HEAD + limit() + "when = 8\n", ['"when"', "table"]),
-        (HEAD + limit(when="rank = 8"), ['"when"', 'did you mean "ranks"?']),
-        (HEAD + limit(when="ranks = true"), ['"ranks"', "positive whole number", "not True"]),
-        (HEAD + limit(when="ranks = 8.0"), ['"ranks"', "positive whole number"]),
-        (HEAD + limit(when="ranks = 0"), ['"ranks"', "positive whole number"]),
-        (HEAD + limit(when="nvls = 1"), ['"nvls"', "true or false"]),
-        (HEAD + limit(when="collective = 'allreduce'"), ['"collective"', 'did you mean "all_reduce"?']),
-        (HEAD + limit(when="dtype = 'fp32'"), ['"dtype"', '"fp32"']),
-        (HEAD + limit(when="model = 'resnet18'"), ['"model"', 'did you mean "resnet50"?']),
-        (HEAD + limit(when="recipe = 'tf23'"), ['"recipe"', 'did you mean "tf32"?']),
-        (HEAD + limit(when="bytes = '8 GB'"), ['"bytes"', "KiB, MiB or GiB", '"8 GB"']),
-        (HEAD + limit(when="bytes = '0.5 GiB'"), ['"bytes"', "KiB, MiB or GiB"]),
-        (HEAD + limit(when="bytes = '0 GiB'"), ['"bytes"', "positive"]),
-        (HEAD + limit(when="bytes = -8"), ['"bytes"', "positive"]),
-        (HEAD + limit() + limit("min", "max"), ["limit 2 (line 11)", '"max"']),
-        (HEAD + limit() + limit(), ["limit 1 (line 4)", "limit 2 (line 11)", "busbw", '"when"']),
-        (
-            HEAD + limit(when="ranks = 8, nvls = true") + limit(when="ranks = 8, bytes = 8"),
-            ["limit 1 (line 4)", "limit 2 (line 12)", "neither is more specific"],
-        ),
-    ],
-)
-def test_a_bad_profile_is_refused_in_one_sentence(tmp_path, text, words):
+def trained(**conditions):
+    return Measurement("train_throughput", {"world": 1.0}, conditions)
+
+
+# ---------------- what is refused: the text, the line that is named, and words of the sentence
+
+REFUSED = [
+    ("match = ['x']", None, ['"name" is missing']),
+    ("name = ' '\nmatch = ['x']", 1, ['"name"', "empty"]),
+    ("name = 'x'", None, ['"match" is missing', "NVML", "extend"]),
+    ("name = 'x'\nmatch = 'NVIDIA H200'", 2, ['"match"', "list"]),
+    ("name = 'x'\nmatch = []", 2, ['"match"', "list"]),
+    (HEAD + "extends = 'H100 SMX'", 3, ['"extends"', '"H100 SMX"', 'did you mean "H100 SXM"?']),
+    (HEAD + "facs = {}", 3, ['"facs"', 'did you mean "facts"?']),
+    (HEAD + "colour = 'red'", 3, ['"colour"', "write name or match"]),
+    (HEAD + "facts = 3", 3, ['"facts"', "table"]),
+    (HEAD + "[facts]\n\npower_wats = 3", 5, ["[facts]", 'did you mean "power_watts"?']),
+    (HEAD + "[facts]\npower_watts = 'much'", 4, ["[facts]", '"power_watts"', "number"]),
+    (HEAD + "facts.power_watts = 'much'", 3, ["[facts]", '"power_watts"', "number"]),
+    (HEAD + "[limit]\nmin = 3", 3, ['"limit"', "[[limit]]"]),
+    (HEAD + "limit = [1]", 3, ['"limit"', "[[limit]]"]),
+    (HEAD + "\nlimit = [{ metric = 'buzbw' }]", 4, ["limit 1:", 'did you mean "busbw"?']),
+    (HEAD + limit("metric", "metrik"), 5, ["limit 1", 'did you mean "metric"?']),
+    (HEAD + limit('"busbw"', '"busbv"'), 5, ['"metric"', 'did you mean "busbw"?']),
+    (HEAD + limit('"busbw"', '"spread"'), 5, ['"metric" cannot be "spread"']),
+    (HEAD + limit('"busbw"', "3"), 5, ['"metric"', "text"]),
+    (HEAD + limit("min = 100\n"), 4, ["limit 1", '"min"', "missing"]),
+    (HEAD + limit("min", "max"), 6, ['"max"', "higher is better", 'write only "min"']),
+    (HEAD + limit("min = 100", "min = 100\nmax = 200"), 7, ['"max"', 'write only "min"']),
+    (HEAD + limit("100", "0"), 6, ['"min"', "positive", "not 0"]),
+    (HEAD + limit("100", "-1.5"), 6, ['"min"', "positive", "not -1.5"]),
+    (HEAD + limit("100", "inf"), 6, ['"min"', "positive", "not inf"]),
+    (HEAD + limit("100", "1" + "0" * 400), 6, ['"min"', "positive"]),
+    (HEAD + limit("100", "true"), 6, ['"min"', "positive", "not True"]),
+    (HEAD + limit("100", "'100'"), 6, ['"min"', "positive", "not '100'"]),
+    (HEAD + limit('"GB/s"', '"Gb/s"'), 7, ['"unit"', '"Gb/s"', 'did you mean "GB/s"?']),
+    (HEAD + limit('"GB/s"', '"images"'), 7, ['"unit"', "write GB/s"]),
+    (HEAD + limit('unit = "GB/s"\n'), 4, ['"unit"', "missing"]),
+    (HEAD + limit("published gate", "publishd gate"), 8, ['"kind"', 'did you mean "published gate"?']),
+    (HEAD + limit('kind = "published gate"\n'), 4, ['"kind"', "missing"]),
+    (HEAD + limit('source = "somebody"\n'), 4, ['"source"', "missing"]),
+    (HEAD + limit("somebody", "  "), 9, ['"source"', "empty"]),
+    (HEAD + limit().replace("busbw", "burn_retention").replace("GB/s", "ratio"), 6, ["ratio from 0 to 1", "not 100"]),
+    (HEAD + limit() + "when = 8\n", 10, ['"when"', "table"]),
+    (HEAD + limit(when="rank = 8"), 10, ["limit 1", '"when"', 'did you mean "ranks"?']),
+    (HEAD + limit() + "\n[limit.when]\nranks = 8\nnvls = 1", 13, ['"nvls"', "true or false"]),
+    (HEAD + limit(when="recipe = 'amp'"), 10, ['busbw is not measured under "recipe"', "collective and bytes"]),
+    (HEAD + limit(when="ranks = true"), 10, ['"ranks"', "positive whole number", "not True"]),
+    (HEAD + limit(when="ranks = 0"), 10, ['"ranks"', "positive whole number"]),
+    (HEAD + limit(when="nvls = 1"), 10, ['"nvls"', "true or false"]),
+    (HEAD + limit(when="collective = 'allreduce'"), 10, ['"collective"', 'did you mean "all_reduce"?']),
+    (HEAD + limit(when="dtype = 'fp32'"), 10, ['"dtype"', '"fp32"']),
+    (HEAD + limit(when="model = 'resnet18'", of=TRAINING), 10, ['"model" cannot be "resnet18"']),
+    (HEAD + limit(when="recipe = 'tf23'", of=TRAINING), 10, ['"recipe"', 'did you mean "tf32"?']),
+    (HEAD + limit(when="bytes = '8 GB'"), 10, ['"bytes"', "KiB, MiB or GiB", '"8 GB"']),
+    (HEAD + limit(when="bytes = '0.5 GiB'"), 10, ['"bytes"', "KiB, MiB or GiB"]),
+    (HEAD + limit(when="bytes = '0 GiB'"), 10, ['"bytes"', "positive"]),
+    (HEAD + limit(when="bytes = -8"), 10, ['"bytes"', "positive"]),
+    (HEAD + limit() + limit("min", "max"), 13, ["limit 2", '"max"']),
+    (HEAD + "[metric.busbw]\nunit = 'x'\nbetter = 'higher'\ntitle = 'x'", 3, ['"busbw"', "another name"]),
+    (HEAD + limit("unit", "units", of=OWN), 5, ["[metric.decode_rate]", 'did you mean "unit"?']),
+    (HEAD + limit('"higher"', '"more"', of=OWN), 6, ["[metric.decode_rate]", '"better"', "higher or lower"]),
+    (HEAD + limit('title = "decode rate"\n', of=OWN), 4, ["[metric.decode_rate]", '"title"', "missing"]),
+    (HEAD + limit("load = 0.5", "load = [1]", of=OWN), 15, ['"load"', "text, a number, true or false"]),
+]
+# What no schema can say.
+REFUSED_BY_THE_LOADER = [
+    ("name = x\n", 1, ["valid TOML"]),
+    (HEAD + "[facts]\npower_watts = nan", 4, ["[facts]", '"power_watts"', "number"]),
+    (HEAD + limit("100", "nan"), 6, ['"min"', "positive", "not nan"]),
+    (HEAD + limit("load = 0.5", "load = nan", of=OWN), 15, ['"load"', "not nan"]),
+    (HEAD + limit("8 GiB", "8 GB", of=OWN), 15, ['"bytes"', '"8 GB"']),
+    (HEAD + limit("min = 1000", "max = 1000", of=OWN), 11, ['"max"', "decode_rate", "higher is better"]),
+    (HEAD + limit('"decode_rate"', '"decode"', of=OWN), 10, ['did you mean "decode_rate"?']),
+    (HEAD + limit('unit = "tokens/s"\nkind', 'unit = "tokens/min"\nkind', of=OWN), 12, ['"unit"', "tokens/min"]),
+    (HEAD + limit(when="ranks = 8.0"), 10, ['"ranks"', "positive whole number"]),
+    (HEAD + limit() + limit(), 11, ["limit 2", "limit 1 (line 4)", "busbw", '"when"']),
+    (
+        HEAD + limit(when="ranks = 8, nvls = true") + limit(when="ranks = 8, bytes = 8"),
+        12,
+        ["limit 2", "limit 1 (line 4)", "neither is more specific"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "words"), [*REFUSED, *REFUSED_BY_THE_LOADER])
+def test_a_bad_profile_is_refused_in_one_sentence_that_names_the_line(tmp_path, text, line, words):
     path = write(tmp_path, text)
     with pytest.raises(ProfileError) as caught:
         load(path)
     message = str(caught.value)
-    assert message.startswith(f"{path}: ")
+    assert message.startswith(f"{path}:{line}: " if line else f"{path}: ")
     assert message[-1] in ".?"
     assert "\n" not in message
-    for word in words:
-        assert word in message
-
-
-def test_a_ratio_is_no_percentage(tmp_path):
-    text = limit('"busbw"', '"scaling_efficiency"').replace('"GB/s"', '"ratio"').replace("100", "95")
-    with pytest.raises(ProfileError, match=r"limit 1 .* ratio from 0 to 1, not 95"):
-        load(write(tmp_path, HEAD + text))
+    assert [word for word in words if word not in message] == []
 
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path):
@@ -133,16 +200,18 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path):
         load(tmp_path / "binary.toml")
 
 
+# ---------------- what is read, and which limit decides
+
+
 def test_what_is_read_is_what_was_written(tmp_path):
     text = HEAD + "[facts]\nnvlinks = 0\npower_watts = 70.5\n" + limit(when="bytes = '8 GiB', nvls = false")
     profile = load(write(tmp_path, text))
-    assert (profile.name, profile.match) == ("Card", ("NVIDIA Card",))
+    assert (profile.name, profile.match, profile.base) == ("Card", ("NVIDIA Card",), None)
     assert profile.facts == {"nvlinks": 0, "power_watts": 70.5}
     assert profile.path == tmp_path / "card.toml"
-    (only,) = profile.limits
-    assert (only.metric, only.sense, only.value, only.unit) == ("busbw", "min", 100.0, "GB/s")
-    assert (only.kind, only.source, only.profile) == ("published gate", "somebody", "card.toml")
-    assert only.conditions == {"bytes": 8 * GiB, "nvls": False}
+    conditions = {"bytes": 8 * GiB, "nvls": False}
+    only = Limit("busbw", "min", 100.0, "GB/s", "published gate", "somebody", conditions, "card.toml", contract=True)
+    assert profile.limits == (only,)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +232,7 @@ def test_the_most_specific_limit_wins(tmp_path):
     assert profile.limit_for(busbw(ranks=8)) is eight
     assert profile.limit_for(busbw(ranks=4, nvls=True)) is always
     assert profile.limit_for(busbw()) is always
-    assert profile.limit_for(Measurement("train_throughput", {"world": 1.0}, {"ranks": 8})) is None
+    assert profile.limit_for(trained(ranks=8)) is None
 
 
 def test_a_condition_that_was_not_measured_does_not_hold(tmp_path):
@@ -176,7 +245,119 @@ def test_limits_that_cannot_both_hold_may_be_equally_specific(tmp_path):
     assert len(load(write(tmp_path, text)).limits) == 2
 
 
-# The shipped profiles.
+def test_training_out_of_the_ordinary_meets_only_limits_that_name_it(tmp_path):
+    text = HEAD + limit(of=TRAINING) + limit(when="method = 'fsdp'", of=TRAINING)
+    usual, fsdp = (profile := load(write(tmp_path, text))).limits
+    assert profile.limit_for(trained(recipe="amp")) is usual
+    assert profile.limit_for(trained(recipe="amp", method="fsdp")) is fsdp
+    for extra in ({"optimizer": "adam"}, {"workload": "custom"}, {"method": "dp"}):
+        assert profile.limit_for(trained(recipe="amp", **extra)) is None
+
+
+# ---------------- contracts: limits of the customer's own
+
+H200 = "NVIDIA H200"
+ALL_REDUCE = {"collective": "all_reduce", "bytes": 8 * GiB, "dtype": "float32", "ranks": 8, "nvls": True}
+WHEN = "collective = 'all_reduce', bytes = '8 GiB', dtype = 'float32', ranks = 8, nvls = true"
+
+
+def contract(tmp_path, *limits, head=""):
+    return load(write(tmp_path, f"name = 'Contract'\nextends = 'H200'\n{head}" + "".join(limits), "contract.toml"))
+
+
+def test_a_contract_has_everything_of_what_it_extends(tmp_path):
+    profile, base = contract(tmp_path), for_gpu(H200)
+    assert (profile.name, profile.match, profile.facts) == ("Contract", base.match, base.facts)
+    for one in base.limits:
+        measured = Measurement(one.metric, {"world": 1.0}, one.conditions)
+        assert profile.limit_for(measured) is base.limit_for(measured) is one
+    assert profile.limit_for(Measurement("burn_peak_power", {"gpu0": 1.0}, {})).profile == "every-gpu.toml"
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        WHEN,  # the same
+        f"{WHEN}, in_place = true",  # more specific
+        "ranks = 8",  # covers it
+        "in_place = true",  # neither is more specific
+    ],
+)
+def test_a_contracts_limit_goes_before_the_shipped_one(tmp_path, when):
+    profile = contract(tmp_path, limit(when=when))
+    measured = busbw(**ALL_REDUCE, in_place=True)
+    assert profile.limit_for(measured) is profile.limits[0]
+    assert profile.limit_for(measured).contract
+    elsewhere = busbw(**{**ALL_REDUCE, "ranks": 4, "nvls": False})
+    assert profile.limit_for(elsewhere) is for_gpu(H200).limit_for(elsewhere)
+
+
+def test_a_contract_overrides_facts_and_may_be_for_other_names(tmp_path):
+    profile = contract(tmp_path, head="match = ['NVIDIA H200 X']\nfacts.power_watts = 600\n")
+    assert profile.match == ("NVIDIA H200 X",)
+    assert profile.facts == {**for_gpu(H200).facts, "power_watts": 600}
+
+
+def test_who_reads_a_finding_sees_whose_the_limit_is(tmp_path):
+    topology = GpuTopology(gpus=(Gpu(0, H200, "GPU-0", "00000000:01:00.0", 141 << 30),))
+    strict = contract(tmp_path, limit("published gate", "contract", when=WHEN))
+    for profile, line, marked in (
+        (strict, "limit from the customer's profile contract.toml, contract: somebody", True),
+        (for_gpu(H200), "limit from profile h200.toml, published gate: ", False),
+    ):
+        finding = judge(busbw(**ALL_REDUCE), profile, topology, "test_a.py::test_it", rehearsal=False)
+        assert line in str(LimitMissed([finding], topology))
+        page = unescape(summary(Record(run={"level": "standard"}, topology=topology, findings=[finding])))
+        for shown in (dict(finding.properties())["busbw limit"], page):
+            assert ("contract, customer's limit from contract.toml" in shown) == marked
+            assert ("customer's" in shown) == marked
+
+
+def test_evidence_from_before_there_were_contracts_can_be_read():
+    found = judge(busbw(**ALL_REDUCE), for_gpu(H200), GpuTopology(), "test_a.py::test_it", rehearsal=False)
+    old = json.loads(json.dumps(asdict(found)))
+    del old["limit"]["contract"]
+    assert Finding.from_json(old) == found
+
+
+def test_the_profile_is_chosen_by_the_gpus(tmp_path):
+    given = write(tmp_path, HEAD)
+    assert choose(None, [H200] * 8) is for_gpu(H200)
+    assert choose(None, [H200, "NVIDIA B200"]) is choose(None, []) is choose(None, ["NVIDIA Card"]) is None
+    assert choose(given, ["NVIDIA Card"]).name == choose(given, []).name == "Card"
+    with pytest.raises(ProfileError, match=r"card\.toml: is for NVIDIA Card, but this machine has NVIDIA H200;"):
+        choose(given, [H200, "NVIDIA Card"])
+
+
+# ---------------- metrics of an author's own
+
+
+def test_a_limit_for_a_figure_of_an_authors_own_check(tmp_path):
+    profile = load(write(tmp_path, HEAD + OWN))
+    metric = Metric("decode_rate", "tokens/s", "higher", "decode rate")
+    conditions = {"model": "our own", "batch": 0, "load": 0.5, "bytes": 8 * GiB, "more": True}
+    slow = Measurement("decode_rate", {"gpu0": 999.0}, conditions, definition=metric)
+    assert profile.limit_for(slow) is profile.limits[0]
+    assert judge(slow, profile, GpuTopology(), "test_a.py::test_it", rehearsal=False).missed == ("gpu0",)
+
+
+@pytest.mark.parametrize(
+    ("unit", "better", "words"),
+    [
+        ("tokens/min", "higher", ["decode_rate was measured in tokens/min", '"min" in tokens/s', "card.toml"]),
+        ("tokens/s", "lower", ["lower is better", '"min" in tokens/s']),
+    ],
+)
+def test_a_figure_in_another_unit_is_never_judged_in_silence(tmp_path, unit, better, words):
+    profile = load(write(tmp_path, HEAD + OWN))
+    conditions = profile.limits[0].conditions
+    metric = Metric("decode_rate", unit, better, "decode rate")
+    with pytest.raises(ProfileError) as caught:
+        profile.limit_for(Measurement("decode_rate", {"gpu0": 5.0}, conditions, definition=metric))
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+# ---------------- the shipped profiles
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -186,7 +367,7 @@ def test_every_promised_model_has_a_profile(model):
     assert model in profile.match
 
 
-@pytest.mark.parametrize("model", ["NVIDIA H100 NVL", "NVIDIA H100", "nvidia h200", ""])
+@pytest.mark.parametrize("model", ["NVIDIA H100", "nvidia h200", "NVIDIA H200 NVL", "NVIDIA GeForce RTX 4090 D", ""])
 def test_a_profile_is_found_by_the_exact_name_only(model):
     assert for_gpu(model) is None
 
@@ -197,46 +378,9 @@ def test_no_two_profiles_claim_one_model():
     assert len({profile.name for profile in shipped()}) == len(shipped())
 
 
-def shipped_limits(*metrics):
-    return [
-        pytest.param(
-            profile,
-            one,
-            id=f"{profile.path.stem}-{'-'.join(map(str, (one.metric, *one.conditions.values())))}",
-        )
-        for profile in shipped()
-        for one in profile.limits
-        if one.metric in (metrics or METRICS)
-    ]
-
-
-@pytest.mark.parametrize(("profile", "one"), shipped_limits())
-def test_a_shipped_limit_names_its_source_and_the_figure_it_comes_from(profile, one):
-    assert one.source.strip()
-    assert one.profile == profile.path.name
-    assert one.conditions["ranks"] >= 1
-    if one.kind == "0.90 x published measurement":
-        # The first number after the source's last colon is the lowest that was published.
-        figure = float(re.findall(r": (\d[\d,]*(?:\.\d+)?)", one.source)[-1].rstrip(",").replace(",", ""))
-        assert one.value == pytest.approx(0.9 * figure, rel=0.005)
-
-
-@pytest.mark.parametrize(("profile", "one"), shipped_limits("busbw"))
-def test_no_bandwidth_floor_is_above_what_the_links_can_carry(profile, one):
-    # Without these three a floor for gigabytes would meet a message of eight bytes.
-    assert {"collective", "bytes", "ranks"} <= one.conditions.keys()
-    link, ranks = profile.facts["nvlink_gigabytes_per_second"], one.conditions["ranks"]
-    # With NVLS a GPU sends 1 + 1/n of the message instead of 2(n-1)/n, which is what busbw counts.
-    nvls_gain = 2 * (ranks - 1) / (ranks + 1) if one.conditions.get("nvls") else 1
-    assert one.value <= link * nvls_gain
-
-
 def test_on_hopper_an_all_reduce_limit_knows_about_nvls():
     for model in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
-        on, off = (
-            for_gpu(model).limit_for(busbw(collective="all_reduce", bytes=8 * GiB, dtype="float32", ranks=8, nvls=nvls))
-            for nvls in (True, False)
-        )
+        on, off = (for_gpu(model).limit_for(busbw(**{**ALL_REDUCE, "nvls": nvls})) for nvls in (True, False))
         assert on.value > 1.2 * off.value
         assert all(
             "nvls" in one.conditions
@@ -256,21 +400,74 @@ def test_the_h200_has_a_limit_for_every_collective(collective, nbytes, nvls):
     assert for_gpu("NVIDIA H200").limit_for(measured) is not None
 
 
-@pytest.mark.parametrize(("profile", "one"), shipped_limits("train_throughput", "solo_train_throughput"))
-def test_no_training_floor_is_absurd(profile, one):
-    each = one.value / one.conditions["ranks"]
-    assert each > 100  # the slowest card here is published at 369
-    peak = profile.facts.get(PEAKS[one.conditions["recipe"]])
-    assert peak is None or each * 24.3e9 < 0.6 * peak * 1e12  # 24.3 GFLOP an image, forward and backward
-    if one.conditions["ranks"] > 1:
-        alone = profile.limit_for(
-            Measurement("train_throughput", {"world": 1.0}, {**one.conditions, "ranks": 1, "batch": 256})
-        )
-        assert each < 1.05 * alone.value
+def test_scaling_efficiency_is_asked_for_all_recipes():
+    for profile in shipped():
+        for one in (one for one in profile.limits if one.metric == "scaling_efficiency"):
+            for recipe in ("fp32", "tf32", "amp"):
+                measured = {"model": "resnet50", "recipe": recipe, "ranks": one.conditions["ranks"], "batch": 256}
+                assert profile.limit_for(Measurement("scaling_efficiency", {"world": 1.0}, measured)) is one
 
 
-@pytest.mark.parametrize(("profile", "one"), shipped_limits("scaling_efficiency"))
-def test_scaling_efficiency_is_asked_for_all_recipes(profile, one):
-    for recipe in ("fp32", "tf32", "amp"):
-        measured = {"model": "resnet50", "recipe": recipe, "ranks": 8, "batch": 256}
-        assert profile.limit_for(Measurement("scaling_efficiency", {"world": 1.0}, measured)) is one
+# ---------------- the JSON Schema
+
+
+def as_json(tmp_path, text):
+    """What a schema is held against: the values of the file, before anybody gives them a meaning."""
+    return profile_table.read(write(tmp_path, text)).values
+
+
+@pytest.fixture(scope="module")
+def schema():
+    validator = jsonschema.Draft202012Validator(profile_schema())
+    validator.check_schema(profile_schema())
+    return validator
+
+
+def test_the_shipped_schema_is_up_to_date():
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), (
+        "run python -m pytest_gpufleet.verdict.profile_schema"
+    )
+
+
+@pytest.mark.parametrize("profile", shipped(), ids=lambda profile: profile.path.stem)
+def test_shipped_profiles_are_valid_by_the_schema(schema, profile):
+    schema.validate(profile_table.read(profile.path).values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD,
+        HEAD + OWN + limit(when="bytes = 8, in_place = true") + limit(when="bytes = '8 GiB'"),
+        "name = 'x'\nextends = 'H200'\nfacts.power_watts = 600" + limit(of=TRAINING, when="method = 'fsdp'"),
+    ],
+)
+def test_what_the_loader_takes_is_valid_by_the_schema(tmp_path, schema, text):
+    assert load(write(tmp_path, text))
+    schema.validate(as_json(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", [text for text, _, _ in REFUSED])
+def test_what_the_loader_refuses_is_not_valid_by_the_schema(tmp_path, schema, text):
+    assert not schema.is_valid(as_json(tmp_path, text))
+
+
+# ---------------- the documentation
+
+
+def test_the_documentation_has_every_word_and_every_profile():
+    text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    words = [*FACTS, *MEASURED_UNDER, *KINDS, *CONDITIONS]
+    words += [value for values in CONDITIONS.values() if isinstance(values, tuple) for value in values]
+    assert [word for word in words if f"`{word}`" not in text] == []
+    rows = [f"| `{profile.path.name}` | {', '.join(profile.match)} |" for profile in shipped()]
+    assert [row for row in rows if row not in text] == []
+    assert SCHEMA_FILE.name in text
+
+
+def test_what_the_documentation_shows_can_be_loaded(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert len(examples) == 4
+    for example in examples:
+        assert load(write(tmp_path, example if example.startswith("name") else HEAD + example)).limits

@@ -1,65 +1,73 @@
-"""Collectives: what each must deliver, and how fast it does.
+"""Collectives: one table of them, and how fast they are.
 
 Bus bandwidth as nccl-tests defines it (doc/PERFORMANCE.md there): algbw = S / t, busbw = algbw x factor, GB = 1e9
-bytes. S is the size of the larger of a rank's two buffers, so for all_gather, reduce_scatter and all_to_all the bytes
-of all ranks together.
+bytes. S is the size of the larger of a rank's two buffers, so where a rank has a part for each rank (all_gather,
+reduce_scatter, all_to_all, gather, scatter) the bytes of all ranks together.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pytest_gpufleet.probes.reading import WORLD, Reading
+from pytest_gpufleet.probes.reading import WORLD, Condition, Reading
+from pytest_gpufleet.probes.stopwatch import Timing, timing
 from pytest_gpufleet.world.rank import Rank
 
-# As nccl-tests: so many launches one after the other, then one synchronisation. Fewer where that would take longer
-# than SAMPLE_SECONDS: on a broken machine an operation can take a hundred times as long.
-ITERATIONS = 20
-MIN_ITERATIONS = 2
-SAMPLE_SECONDS = 2.0
-WARM_UP = 3
 SAMPLES = 3
+LATENCY_SAMPLES = 5
 
-# How many bits of an integer each dtype holds exactly.
-EXACT_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53, torch.int64: 62}
+Combine = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Collective:
     """One collective over n ranks.
 
-    `launch(group, output, input, root)` starts it and gives what to wait for; in-place ones get their input as a copy
-    in `output`.
-    `expected(inputs, me, root)` is rank `me`'s output from every rank's input, None where it is undefined.
-    `input_parts`, `output_parts`: which buffer holds only one of n parts of S.
+    `launch(group, output, input, root, op)` starts it and gives what to wait for.
+    `expected(inputs, me, root, combine)` is rank `me`'s output from the stacked inputs of all ranks, None where it is
+    undefined; `combine` is what the operation makes of stacked inputs.
+    `in_parts`: S has a part for each rank; `one_part`: the buffer that holds only one of them.
+    `in_place`: whether torch has it in place only, also, or never.
     """
 
-    launch: Callable[[ProcessGroup, Tensor, Tensor, int], list[dist.Work]]
-    expected: Callable[[list[Tensor], int, int], Tensor | None]
+    launch: Callable[[ProcessGroup, Tensor, Tensor, int, Any], list[dist.Work]]
+    expected: Callable[[Tensor, int, int, Combine], Tensor | None]
     factor: Callable[[int], float]
-    one_part_in: bool = False
-    one_part_out: bool = False
-    in_place: bool = False
+    in_parts: bool = False
+    one_part: Literal["input", "output"] | None = None
+    in_place: Literal["always", "also", "never"] = "never"
+    reduces: bool = False
+    rooted: bool = False
 
-    def counts(self, total: int, n: int) -> tuple[int, int]:
-        """Elements of a rank's input and output when S has `total` elements, a multiple of n."""
-        return total // n if self.one_part_in else total, total // n if self.one_part_out else total
+    def total(self, count: int, n: int) -> int:
+        """Elements of S: at least `count`, and as many for each part."""
+        return -(-count // n) * n if self.in_parts else count
+
+    def buffers(
+        self, total: int, n: int, me: int, in_place: bool, empty: Callable[[int], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Rank `me`'s input and output, made by `empty(count)`; in place they share memory."""
+        part = total // n
+        if in_place:
+            whole = empty(total)
+            mine = whole[part * me : part * (me + 1)]
+            return mine if self.one_part == "input" else whole, mine if self.one_part == "output" else whole
+        sizes = [part if self.one_part == buffer else total for buffer in ("input", "output")]
+        return empty(sizes[0]), empty(sizes[1])
 
 
-def _start(function: Callable[..., Any], *tensors: Any, group: ProcessGroup) -> list[dist.Work]:
-    return [function(*tensors, group=group, async_op=True)]
+def _start(function: Callable[..., Any], *tensors: Any, **how: Any) -> list[dist.Work]:
+    return [function(*tensors, **how, async_op=True)]
 
 
 def _send_to_next(group: ProcessGroup, output: Tensor, input: Tensor) -> list[dist.Work]:
@@ -74,138 +82,126 @@ def _global(group: ProcessGroup, rank: int) -> int:
     return dist.get_global_rank(group, rank)
 
 
-def _chunk(tensor: Tensor, index: int, n: int) -> Tensor:
+def _at_root(group: ProcessGroup, root: int, whole: Tensor) -> list[Tensor] | None:
+    """The parts of a buffer that only the root has."""
+    return list(whole.chunk(dist.get_world_size(group))) if dist.get_rank(group) == root else None
+
+
+def _part(tensor: Tensor, index: int, n: int) -> Tensor:
     return tensor.chunk(n)[index]
-
-
-def _sum(inputs: list[Tensor]) -> Tensor:
-    return torch.stack(inputs).sum(0)
 
 
 COLLECTIVES = {
     "all_reduce": Collective(
-        launch=lambda group, output, input, root: _start(dist.all_reduce, output, group=group),
-        expected=lambda inputs, me, root: _sum(inputs),
+        launch=lambda group, output, input, root, op: _start(dist.all_reduce, output, op, group=group),
+        expected=lambda inputs, me, root, combine: combine(inputs),
         factor=lambda n: 2 * (n - 1) / n,
-        in_place=True,
+        in_place="always",
+        reduces=True,
     ),
     "all_gather": Collective(
-        launch=lambda group, output, input, root: _start(dist.all_gather_into_tensor, output, input, group=group),
-        expected=lambda inputs, me, root: torch.cat(inputs),
+        launch=lambda group, output, input, root, op: _start(dist.all_gather_into_tensor, output, input, group=group),
+        expected=lambda inputs, me, root, combine: inputs.flatten(),
         factor=lambda n: (n - 1) / n,
-        one_part_in=True,
+        in_parts=True,
+        one_part="input",
+        in_place="also",
     ),
     "reduce_scatter": Collective(
-        launch=lambda group, output, input, root: _start(dist.reduce_scatter_tensor, output, input, group=group),
-        expected=lambda inputs, me, root: _chunk(_sum(inputs), me, len(inputs)),
+        launch=lambda group, output, input, root, op: _start(
+            dist.reduce_scatter_tensor, output, input, op, group=group
+        ),
+        expected=lambda inputs, me, root, combine: _part(combine(inputs), me, len(inputs)),
         factor=lambda n: (n - 1) / n,
-        one_part_out=True,
+        in_parts=True,
+        one_part="output",
+        in_place="also",
+        reduces=True,
     ),
     "broadcast": Collective(
-        launch=lambda group, output, input, root: _start(dist.broadcast, output, _global(group, root), group=group),
-        expected=lambda inputs, me, root: inputs[root],
+        launch=lambda group, output, input, root, op: _start(dist.broadcast, output, _global(group, root), group=group),
+        expected=lambda inputs, me, root, combine: inputs[root],
         factor=lambda n: 1.0,
-        in_place=True,
+        in_place="always",
+        rooted=True,
     ),
     "reduce": Collective(
-        launch=lambda group, output, input, root: _start(dist.reduce, output, _global(group, root), group=group),
-        expected=lambda inputs, me, root: _sum(inputs) if me == root else None,
+        launch=lambda group, output, input, root, op: _start(
+            dist.reduce, output, _global(group, root), op, group=group
+        ),
+        expected=lambda inputs, me, root, combine: combine(inputs) if me == root else None,
         factor=lambda n: 1.0,
-        in_place=True,
+        in_place="always",
+        reduces=True,
+        rooted=True,
     ),
     "all_to_all": Collective(
-        launch=lambda group, output, input, root: _start(dist.all_to_all_single, output, input, group=group),
-        expected=lambda inputs, me, root: torch.cat([_chunk(each, me, len(inputs)) for each in inputs]),
+        launch=lambda group, output, input, root, op: _start(dist.all_to_all_single, output, input, group=group),
+        expected=lambda inputs, me, root, combine: torch.cat([_part(each, me, len(inputs)) for each in inputs]),
         factor=lambda n: (n - 1) / n,
+        in_parts=True,
+    ),
+    "gather": Collective(
+        launch=lambda group, output, input, root, op: _start(
+            dist.gather, input, _at_root(group, root, output), _global(group, root), group=group
+        ),
+        expected=lambda inputs, me, root, combine: inputs.flatten() if me == root else None,
+        factor=lambda n: (n - 1) / n,
+        in_parts=True,
+        one_part="input",
+        rooted=True,
+    ),
+    "scatter": Collective(
+        launch=lambda group, output, input, root, op: _start(
+            dist.scatter, output, _at_root(group, root, input), _global(group, root), group=group
+        ),
+        expected=lambda inputs, me, root, combine: _part(inputs[root], me, len(inputs)),
+        factor=lambda n: (n - 1) / n,
+        in_parts=True,
+        one_part="output",
+        rooted=True,
     ),
     "sendrecv": Collective(
-        launch=lambda group, output, input, root: _send_to_next(group, output, input),
-        expected=lambda inputs, me, root: inputs[me - 1],
+        launch=lambda group, output, input, root, op: _send_to_next(group, output, input),
+        expected=lambda inputs, me, root, combine: inputs[me - 1],
         factor=lambda n: 1.0,
     ),
 }
 
 
-def pattern(index: int, count: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rank `index`'s data: `count` int64 values that look random, differ by position and rank, and of which `n` can be
-    added up in `dtype` without rounding. A swapped, lost or doubled element changes the result."""
-    # Fibonacci hashing. Tensors of int64 wrap around; the offset must be made to.
-    offset = ((index + 1) * -4417276706812531889 + 2**63) % 2**64 - 2**63
-    values = torch.arange(1, count + 1, device=device) * -7046029254386353131 + offset
-    values ^= values >> 29
-    return values.remainder(2 ** EXACT_BITS[dtype] // n)
+def bus_bandwidth(
+    rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32, in_place: bool | None = None
+) -> Reading:
+    """Bus bandwidth in GB/s of one collective with S = `nbytes`, by the method of nccl-tests: launches in a row, one
+    synchronisation, random data, sum, root 0. The median of three samples; the slowest rank counts.
+
+    torch has all_reduce, broadcast and reduce in place only; the others are measured out of place, or `in_place` where
+    the table says "also". nccl-tests has a column for each.
+    """
+    took, moved, conditions = _timed(rank, name, nbytes, dtype, in_place, SAMPLES)
+    rates = tuple(moved / seconds * COLLECTIVES[name].factor(rank.size) / 1e9 for seconds in took.seconds)
+    return Reading("busbw", median(rates), conditions, rates, WORLD, {"iterations": took.iterations})
 
 
-def exchange(rank: Rank, name: str, dtype: torch.dtype, total: int, root: int = 0) -> str:
-    """Run a collective on `pattern` data with S of about `total` elements; "" if every element of this rank's result is
-    exactly right (0 ULP), else how many are wrong and the first of them."""
-    collective, n = COLLECTIVES[name], rank.size
-    count_in, count_out = collective.counts(total // n * n, n)
-    inputs = [pattern(index, count_in, n, dtype, rank.device) for index in range(n)]
-    mine = inputs[rank.index].to(dtype)
-    output = mine.clone() if collective.in_place else torch.full((count_out,), -1, dtype=dtype, device=rank.device)
-    with rank.phase(f"{name} of {dtype}"):
-        for work in collective.launch(rank.group, output, mine, root):
-            work.wait()
-        result = output.cpu()
-    expected = collective.expected(inputs, rank.index, root)
-    return "" if expected is None else wrong_elements(result, expected.to(dtype).cpu())
+def latency(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32) -> Reading:
+    """Time in us from one launch of a collective to the next, as `bus_bandwidth` measures it, for small S = `nbytes`
+    (at least one element for each part). The median of five samples; the slowest rank counts."""
+    took, _, conditions = _timed(rank, name, nbytes, dtype, None, LATENCY_SAMPLES)
+    times = tuple(seconds * 1e6 for seconds in took.seconds)
+    return Reading("collective_latency", median(times), conditions, times, WORLD, {"iterations": took.iterations})
 
 
-def wrong_elements(result: Tensor, expected: Tensor) -> str:
-    """ "" if all elements are equal (NaN is not), else the count of wrong ones and the first three."""
-    wrong = (result != expected).nonzero().flatten()
-    if not len(wrong):
-        return ""
-    first = "; ".join(f"[{i}] is {result[i].item()}, expected {expected[i].item()}" for i in wrong[:3].tolist())
-    return f"{len(wrong):,} of {len(expected):,} elements are wrong: {first}"
-
-
-def bus_bandwidth(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32) -> Reading:
-    """Bus bandwidth in GB/s of one collective with S = `nbytes`, by the method of nccl-tests: back-to-back launches,
-    one synchronisation, random data. The median of three samples; the slowest rank counts."""
-    collective, n = COLLECTIVES[name], rank.size
-    count_in, count_out = collective.counts(nbytes // dtype.itemsize // n * n, n)
-    input = torch.rand(count_in, dtype=dtype, device=rank.device)
-    # In place, the two are one buffer.
-    output = input if collective.in_place else torch.empty(count_out, dtype=dtype, device=rank.device)
-
-    def seconds(iterations: int) -> float:
-        input.uniform_()  # sums in place would grow out of all bounds
-        _line_up(rank)
-        began = time.perf_counter()
-        # Not waited for one by one: the launches follow each other without a gap, as those of nccl-tests do.
-        works = [collective.launch(rank.group, output, input, 0) for _ in range(iterations)]
-        for work in itertools.chain(*works):
-            work.wait()
-        _synchronize(rank)
-        return (time.perf_counter() - began) / iterations
-
-    with rank.phase(f"{name} {nbytes:,} bytes"):
-        seconds(WARM_UP)
-        iterations = _agree(rank, min(ITERATIONS, max(MIN_ITERATIONS, int(SAMPLE_SECONDS / seconds(1)))))
-        samples = tuple(nbytes / seconds(iterations) * collective.factor(n) / 1e9 for _ in range(SAMPLES))
-    return Reading(
-        metric="busbw",
-        value=median(samples),
-        samples=samples,
-        conditions={
-            "collective": name,
-            "bytes": nbytes,
-            "dtype": str(dtype).removeprefix("torch."),
-            "ranks": n,
-            "nvls": nvls(rank.device),
-        },
-        place=WORLD,
-        details={"iterations": iterations},
-    )
+def sweep(rank: Rank, figure: Callable[..., Reading], name: str, sizes: Sequence[int], **how: Any) -> list[Reading]:
+    """`bus_bandwidth` or `latency` (`figure`) of a collective at several sizes: a curve."""
+    return [figure(rank, name, nbytes, **how) for nbytes in sizes]
 
 
 def buffer_bytes(name: str, nbytes: int, n: int) -> int:
-    """GPU memory that `bus_bandwidth` needs for its buffers."""
+    """GPU memory that `bus_bandwidth` needs for its buffers, out of place where there is a choice."""
     collective = COLLECTIVES[name]
-    count_in, count_out = collective.counts(nbytes, n)
-    return count_in if collective.in_place else count_in + count_out
+    if collective.in_place == "always":
+        return nbytes
+    return nbytes + nbytes // n if collective.one_part else 2 * nbytes
 
 
 def nvls(device: torch.device) -> bool:
@@ -218,19 +214,41 @@ def nvls(device: torch.device) -> bool:
     return bool(value.value)
 
 
-def _line_up(rank: Rank) -> None:
-    """All ranks start the clock together."""
-    dist.all_reduce(torch.zeros(1, device=rank.device), group=rank.group)
-    _synchronize(rank)
-
-
-def _agree(rank: Rank, number: int) -> int:
-    """The smallest number any rank came with: all must launch equally often."""
-    smallest = torch.tensor(number, device=rank.device)
-    dist.all_reduce(smallest, dist.ReduceOp.MIN, group=rank.group)
-    return int(smallest.item())
-
-
-def _synchronize(rank: Rank) -> None:
+def _timed(
+    rank: Rank, name: str, nbytes: int, dtype: torch.dtype, in_place: bool | None, samples: int
+) -> tuple[Timing, int, dict[str, Condition]]:
+    """The time of one collective, the bytes of S, and the conditions."""
+    collective, n = COLLECTIVES[name], rank.size
+    if in_place is None:
+        in_place = collective.in_place == "always"
+    count = nbytes // dtype.itemsize
+    if collective.in_parts:
+        # As nccl-tests: each part a multiple of 16 bytes, or the figure would depend on how the parts are aligned.
+        block = n * max(1, 16 // dtype.itemsize)
+        count = count // block * block or count
+    total = collective.total(count, n)
+    with rank.phase(f"{name} {nbytes:,} bytes"):
+        took = _timing(rank, collective, total, dtype, in_place, samples)
     if rank.device.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # the next check may need all memory
+    conditions: dict[str, Condition] = {
+        "collective": name,
+        "bytes": max(nbytes, n * dtype.itemsize) if collective.in_parts else nbytes,
+        "dtype": str(dtype).removeprefix("torch."),
+        "ranks": n,
+        "in_place": in_place,
+        "nvls": nvls(rank.device),
+    }
+    return took, total * dtype.itemsize, conditions
+
+
+def _timing(rank: Rank, collective: Collective, total: int, dtype: torch.dtype, in_place: bool, samples: int) -> Timing:
+    input, output = collective.buffers(
+        total, rank.size, rank.index, in_place, lambda count: torch.empty(count, dtype=dtype, device=rank.device)
+    )
+    return timing(
+        rank,
+        lambda: collective.launch(rank.group, output, input, 0, dist.ReduceOp.SUM),
+        samples,
+        before=input.uniform_,  # anew each time: sums in place grow out of all bounds
+    )

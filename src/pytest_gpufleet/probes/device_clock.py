@@ -10,7 +10,7 @@ import torch
 
 SAMPLES = 5
 # Long against the power control of a GPU, which works in steps of tens of milliseconds.
-SAMPLE_SECONDS = {"cuda": 0.1, "cpu": 0.002}
+SAMPLE_SECONDS = {"cuda": 0.2, "cpu": 0.002}
 
 
 def seconds_each(device: torch.device, work: Callable[[], object], repeats: int) -> float:

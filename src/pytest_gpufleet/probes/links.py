@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Literal
+
 import torch
 
-from pytest_gpufleet.probes.reading import MiB
+from pytest_gpufleet.probes import copies
+from pytest_gpufleet.probes.copies import Copied, Copier, Copy, Memory
+from pytest_gpufleet.probes.reading import METRICS, MiB, Reading
 from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import World
 
 COPIES = 20
+
+Direction = Literal["host to device", "device to host", "both"]
+ONE_WAY: tuple[Direction, ...] = ("host to device", "device to host")
+WAYS: dict[Direction, tuple[Direction, ...]] = {**{way: (way,) for way in ONE_WAY}, "both": ONE_WAY}
 
 
 def pcie_generation_under_load(rank: Rank) -> tuple[int, int]:
@@ -27,3 +38,68 @@ def pcie_generation_under_load(rank: Rank) -> tuple[int, int]:
         return int(now), int(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
     finally:
         pynvml.nvmlShutdown()
+
+
+def host_bandwidth(world: World, direction: Direction, at_once: Literal["one", "all"], nbytes: int) -> Copied:
+    """Bandwidth in GB/s between pinned host memory and each GPU, in buffers of `nbytes`, by the method of nvbandwidth.
+
+    `at_once`: each GPU alone, while the others rest, or all at the same time. "both" copies in both directions at the
+    same time, and the figure is the sum of the two. Only GPUs that copy in one direction and alone are held against
+    their peers: otherwise some share a path to the host, and which ones differs from machine to machine.
+    """
+    metric = METRICS["host_bandwidth"]
+    if direction == "both" or at_once == "all":
+        metric = replace(metric, peer_tolerance=None)
+    turns = [[index] for index in range(world.size)] if at_once == "one" else [list(range(world.size))]
+    world.run(_prepare, direction, nbytes)
+    samples = [each for turn in turns for each in world.subset(turn).run(_samples, direction)]
+    wrong = world.run(_wrong)
+    world.run(_free)
+    conditions = {"direction": direction, "at_once": at_once}
+    return Copied(
+        [[Reading(metric, median(each), conditions, each, details={"bytes": nbytes})] for each in samples],
+        {place: text for place, text in zip(world.places, wrong, strict=True) if text},
+    )
+
+
+@dataclass
+class _Link:
+    """What a rank copies between, from `_prepare` to `_free`: a source and a sink for each direction."""
+
+    copier: Copier
+    ways: list[tuple[Memory, Memory]]
+
+
+_link: _Link
+
+
+def _prepare(rank: Rank, direction: Direction, nbytes: int) -> None:
+    global _link
+    copier = copies.copier(rank)
+    memory = {"host": copier.host_memory, "device": copier.device_memory}
+    _link = _Link(copier, [])
+    for way in WAYS[direction]:
+        source, sink = (memory[side](nbytes) for side in way.split(" to "))
+        copies.fill(source.words, rank.index)
+        sink.words.fill_(copies.BLANK)
+        _link.ways.append((source, sink))
+
+
+def _samples(rank: Rank, direction: Direction) -> tuple[float, ...]:
+    with rank.phase(f"copies between host and device: {direction}"):
+        return copies.bandwidth(
+            _link.copier, [Copy(sink.address, source.address, sink.words.nbytes) for source, sink in _link.ways]
+        )
+
+
+def _wrong(rank: Rank) -> str:
+    """What did not arrive, in either direction."""
+    sinks = [sink.words for _, sink in _link.ways]
+    texts = [copies.difference(words, copies.fill(torch.empty_like(words), rank.index)) for words in sinks]
+    return "; ".join(filter(None, texts))
+
+
+def _free(rank: Rank) -> None:
+    global _link
+    _link.copier.free()
+    del _link

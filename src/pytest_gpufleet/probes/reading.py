@@ -43,6 +43,7 @@ METRICS = {
         Metric("train_throughput", "images/s", "higher", "training throughput"),
         # 22 healthy 8-GPU H100 machines differed by 0.12 %, and one GPU in 39 was 3.8 % slow (gpu-fryer): 3 % finds it.
         Metric("solo_train_throughput", "images/s", "higher", "training throughput, each GPU alone", 0.03),
+        Metric("train_memory", "GiB", "lower", "GPU memory that training takes"),
         Metric("scaling_efficiency", "ratio", "higher", "scaling efficiency"),
         Metric("communication_share", "ratio", "lower", "share of a training step that waits for communication"),
         Metric("loader_throughput", "images/s", "higher", "training throughput fed by a data loader"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 
 from pytest_gpufleet.report import wording
@@ -44,7 +43,7 @@ def _texts(findings: list[Finding]) -> tuple[str, str, str]:
     measured = [finding for finding in findings if finding.measurement.values]
     if not measured:
         return "", "", ""
-    finding = min(measured, key=lambda finding: (URGENCY.get(finding.state, 0), _margin(finding)))
+    finding = min(measured, key=lambda finding: (URGENCY.get(finding.state, 0), wording.margin(finding)))
     worst = wording.worst(finding)
     assert worst is not None  # it has values
     place, value = worst
@@ -57,14 +56,3 @@ def _texts(findings: list[Finding]) -> tuple[str, str, str]:
         limit = "none"
     more = f" (tightest of {len(measured)})" if len(measured) > 1 else ""
     return text + more, limit, wording.place(place)
-
-
-def _margin(finding: Finding) -> float:
-    """How far inside its limit the worst value is, as a fraction of it; without a limit, infinitely far."""
-    worst, limit = wording.worst(finding), finding.limit
-    if worst is None or limit is None or limit.value == 0:
-        return math.inf
-    if math.isnan(worst[1]):
-        return -math.inf
-    sign = 1 if limit.sense == "min" else -1
-    return sign * (worst[1] - limit.value) / abs(limit.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,12 +22,15 @@ class Gap:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The first few figures, since each has its row in a table above; of everything else all."""
-        return self.things[:MOST_FIGURES] if self.state == "not judged" else self.things
+        """The first few figures, since each stands in a table above; of the rest all, the cases of one together."""
+        if self.state == "not judged":
+            return self.things[:MOST_FIGURES]
+        cases = Counter(self.things).items()
+        return tuple(f"{thing} ({count} cases)" if count > 1 else thing for thing, count in cases)
 
     @property
     def more(self) -> int:
-        return len(self.things) - len(self.shown)
+        return len(self.things[MOST_FIGURES:]) if self.state == "not judged" else 0
 
 
 def gaps(record: Record) -> list[Gap]:
@@ -43,12 +47,12 @@ def _open(record: Record) -> Iterator[tuple[str, str, str]]:
             yield "never finished", "it was running when the record ends", check_id
     for finding in record.findings:
         if finding.state == "not judged":
-            conditions = wording.words(finding.measurement.conditions)
-            title = ", ".join([wording.metric(finding).title, *conditions])
-            yield "not judged", finding.reason or "no reason was given", title
+            what = ", ".join([wording.title(finding), *wording.conditions(finding)])
+            yield "not judged", finding.reason or "no reason was given", what
     for state in ("skipped", "not applicable"):
         for check_id, check in record.checks.items():
             if check.outcome == state:
-                yield state, check.message or "no reason was given", check.title or check_id
+                reason = check.message.removeprefix(f"{state}: ")
+                yield state, reason or "no reason was given", check.title or check_id
     for check_id in record.deselected:
         yield "deselected", "left out by the command line", check_id

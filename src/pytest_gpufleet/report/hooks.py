@@ -9,6 +9,11 @@ import pytest
 from pytest_gpufleet.report import columns, html
 from pytest_gpufleet.verdict.evidence import Evidence
 
+# The style sheet hides pytest-html's own tables until this is opened.
+EVERY_TEST = (
+    '<details class="fleet-every"><summary>Every test as pytest ran it, with what it printed</summary></details>'
+)
+
 
 class HtmlReport:
     def __init__(self, evidence: Evidence) -> None:
@@ -20,7 +25,7 @@ class HtmlReport:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_summary(self, prefix: list[str]) -> None:
-        prefix.append(html.summary(self._evidence.record))
+        prefix += [html.summary(self._evidence.record, self._evidence.sha256), EVERY_TEST]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_header(self, cells: list[str]) -> None:

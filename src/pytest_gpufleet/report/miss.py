@@ -1,66 +1,70 @@
-"""What was missed: every limit that a place did not meet, with the GPUs behind that place."""
+"""What was missed: every figure that did not reach its limit or its peers, with the places where."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 
 from pytest_gpufleet.hardware.topology import Gpu
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.verdict.evidence import Check, Record
+from pytest_gpufleet.verdict.evidence import Record
 from pytest_gpufleet.verdict.finding import Finding
 
 
 @dataclass(frozen=True)
 class Miss:
-    """One place that missed one limit, ready to be shown."""
+    """One figure that missed its limit, or its peers, or both, in one place or in several; ready to be shown."""
 
+    check: str
     metric: str
     conditions: str
     place: str
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[Gpu, ...]  # behind the place if it is one GPU or one pair, else none
     value: str
+    peers: str  # how much worse than its peers; empty if it is not
     limit: str
     kind: str
     source: str
 
 
 def misses(record: Record) -> list[Miss]:
-    """Every missed limit of the run, place by place, in the order in which they were found."""
-    return [miss for finding in record.findings if finding.state == "missed" for miss in _of(finding, record)]
+    """Every figure of the run that missed, in the order in which they were found."""
+    return [_miss(finding, record) for finding in record.findings if finding.state == "missed"]
 
 
-def failed_checks(record: Record) -> list[Check]:
-    return [check for check in record.checks.values() if check.outcome == "failed"]
-
-
-def _of(finding: Finding, record: Record) -> Iterator[Miss]:
+def _miss(finding: Finding, record: Record) -> Miss:
     metric, values, limit = wording.metric(finding), finding.measurement.values, finding.limit
-    slower = finding.slower_than_peers or {}
-    worst = wording.worst(finding)
+    slower, worst = finding.slower_than_peers or {}, wording.worst(finding)
     # A missed finding that names no place is still a miss: of the worst place.
-    missed = finding.missed or (() if slower or worst is None else (worst[0],))
-    for place in missed:
-        value = values.get(place, float("nan"))
-        texts = wording.beside(value, limit) if limit else (wording.quantity(value, metric.unit), finding.reason)
-        kind, source = (limit.kind, limit.source) if limit else ("", "")
-        yield _miss(finding, record, place, *texts, kind, source)
-    for place, fraction in slower.items():
-        text = wording.quantity(values.get(place, float("nan")), metric.unit)
-        tolerance = f"at most {wording.percent(metric.peer_tolerance)}" if metric.peer_tolerance else "not"
-        yield _miss(
-            finding,
-            record,
-            place,
-            f"{text}, {wording.percent(fraction)} worse than its peers",
-            f"{tolerance} worse than the median of its peers",
-            "peers",
-            "the other GPUs of this model in this run",
-        )
-
-
-def _miss(finding: Finding, record: Record, place: str, *texts: str) -> Miss:
+    places = tuple(dict.fromkeys((*finding.missed, *slower))) or ((worst[0],) if worst else ())
+    given = [values.get(place, math.nan) for place in places]
+    value, text, kind, source = wording.span(given, metric.unit), finding.reason, "", ""
+    tolerance = wording.percent(metric.peer_tolerance) if metric.peer_tolerance else ""
+    if limit and finding.missed:
+        nearest, text = wording.beside(given[0], limit)
+        value = nearest if len(given) == 1 else value
+        kind, source = limit.origin, limit.source
+    elif slower:
+        text = f"at most {tolerance} worse than its peers"
+        kind, source = "peers", "the median of the same kind in this run"
     by_place = {gpu.place: gpu for gpu in record.topology.gpus}
-    gpus = tuple(by_place[part] for part in place.split("-") if part in by_place)
-    conditions = ", ".join(wording.words(finding.measurement.conditions))
-    return Miss(wording.metric(finding).title, conditions, wording.place(place), gpus, *texts)
+    return Miss(
+        finding.check,
+        wording.title(finding),
+        ", ".join(wording.conditions(finding)),
+        _where(places),
+        tuple(by_place[part] for part in places[0].split("-") if part in by_place) if len(places) == 1 else (),
+        value,
+        f"{wording.span(slower.values(), 'ratio', 3)} worse than its peers" if slower else "",
+        text,
+        kind,
+        source,
+    )
+
+
+def _where(places: tuple[str, ...]) -> str:
+    parts = [place.split("-") for place in places]
+    common = set.intersection(*map(set, parts)) if parts else set()
+    if len(places) > 1 and len(common) == 1 and all(len(pair) == 2 for pair in parts):
+        return f"{len(places)} pairs with {wording.place(common.pop())}"
+    return wording.places(places)

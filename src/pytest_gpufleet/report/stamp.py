@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from pytest_gpufleet.verdict.evidence import Record
 
 MOST_REASONS = 10
+# "Its title (file.py::test_name[case])"
+_CASE = re.compile(r"(?<=\w)\[[^\n]*\]\)$")
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,16 @@ def stamp(record: Record) -> Stamp:
 
 
 def reasons(record: Record) -> list[str]:
-    """Why the verdict is what it is, or that there is none; the first few where there are many."""
+    """Why the verdict is what it is, or that there is none; the first few where there are many.
+
+    Of a check with parameters that failed in several cases there is one reason.
+    """
     if record.verdict is None:
         return [*record.reasons, "No verdict was recorded: the run did not reach its end."]
-    more = len(record.reasons) - MOST_REASONS
-    return record.reasons[:MOST_REASONS] + ([f"... and {more} more, which the report lists"] if more > 0 else [])
+    cases: dict[str, int] = {}
+    for reason in record.reasons:
+        merged = _CASE.sub(")", reason)
+        cases[merged] = cases.get(merged, 0) + 1
+    told = [f"{reason}, {count} cases" if count > 1 else reason for reason, count in cases.items()]
+    more = len(told) - MOST_REASONS
+    return told[:MOST_REASONS] + ([f"... and {more} more, which the report lists"] if more > 0 else [])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import PurePosixPath
 from typing import Any
 
-import matplotlib
+from matplotlib.figure import Figure
 
-from pytest_gpufleet.report import plots, wording
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.plots import canvas
 
 LONGEST_LINE = 600  # points
 LINE_STYLES = ("-", "--", ":", "-.")  # where there are more GPUs than colours
@@ -131,16 +131,16 @@ def _svg(
 ) -> str:
     known = [value for line in lines.values() for _, value in line if not math.isnan(value)]
     length = max(line[-1][0] for line in lines.values())
-    # Drawings on one page must not share ids: matplotlib makes them from this salt.
-    with matplotlib.rc_context({**plots.STYLE, "svg.hashsalt": quantity.title}):
-        figure, axes = plots._axes(height=2.6)
-        figure.set_layout_engine("none")  # its margins depend on the figures, and the time axes must lie in line
+    with canvas.style(quantity.title):
+        figure = Figure(figsize=(canvas.WIDTH, 2.6))
+        figure.patch.set_visible(False)
         columns = math.ceil(len(lines) / LEGEND_LINES)
-        axes.set_position((LEFT, BOTTOM, WIDTH - LEGEND_WIDTH * columns, HEIGHT))
+        # The same place in every plot: the time axes lie in line.
+        axes = canvas.plain(figure.add_axes((LEFT, BOTTOM, WIDTH - LEGEND_WIDTH * columns, HEIGHT)))
         axes.grid(visible=False, axis="x")
         for number, (place, line) in enumerate(lines.items()):
-            colour = plots.COLOURS[number % len(plots.COLOURS)]
-            style = LINE_STYLES[number // len(plots.COLOURS) % len(LINE_STYLES)]
+            colour = canvas.COLOURS[number % len(canvas.COLOURS)]
+            style = LINE_STYLES[number // len(canvas.COLOURS) % len(LINE_STYLES)]
             xs, ys = zip(*line, strict=True)
             axes.plot(xs, ys, color=colour, linestyle=style, linewidth=1.1, label=wording.place(place))
         axes.set_xlim(0, length)
@@ -159,9 +159,7 @@ def _svg(
                     columnspacing=0.8, handlelength=1.6)  # fmt: skip
         between = " to ".join(wording.quantity(ends(known), quantity.unit) for ends in (min, max))
         over = f"over {_elapsed(length, hours)} ({'hours:minutes' if hours else 'minutes:seconds'})"
-        svg = plots._svg(figure, f"{quantity.title} of {len(lines)} GPUs {over}: {between}")
-    # A tenth of a point is finer than the eye; with six digits the file would be twice as large.
-    return re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), svg)
+        return canvas.svg(figure, f"{quantity.title} of {len(lines)} GPUs {over}: {between}")
 
 
 def _elapsed(seconds: float, hours: bool) -> str:
@@ -174,13 +172,13 @@ def _mark(axes: Any, stripes: Sequence[Stripe], length: float) -> None:
     """Every other stripe shaded, and above it the name of each as far as there is room; the longest come first."""
     for number, stripe in enumerate(stripes):
         if number % 2:
-            axes.axvspan(stripe.start, stripe.end, color=plots.INK, alpha=0.09, linewidth=0)
+            axes.axvspan(stripe.start, stripe.end, color=canvas.INK, alpha=0.09, linewidth=0)
     room = int(1 / LABEL_GAP)
     longest = sorted(stripes, key=lambda stripe: stripe.start - stripe.end)[:room]
     named = [stripe for stripe in stripes if stripe in longest]
     wanted = [(stripe.start + stripe.end) / 2 / length for stripe in named]
     above = axes.get_xaxis_transform()
-    leader = {"arrowstyle": "-", "color": plots.INK, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
+    leader = {"arrowstyle": "-", "color": canvas.INK, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
     for stripe, at, shown_at in zip(named, wanted, _apart(wanted), strict=True):
         axes.annotate(
             stripe.name, (at * length, 1.0), (shown_at * length, 1.09), xycoords=above, textcoords=above,

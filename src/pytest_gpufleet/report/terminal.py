@@ -6,14 +6,18 @@ import textwrap
 from collections import Counter
 
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.blame import blames
+from pytest_gpufleet.report.failure import Failure, failures
 from pytest_gpufleet.report.gap import gaps
-from pytest_gpufleet.report.miss import Miss, failed_checks, misses
+from pytest_gpufleet.report.miss import Miss
 from pytest_gpufleet.report.stamp import reasons, stamp
-from pytest_gpufleet.verdict.evidence import Check, Record
+from pytest_gpufleet.report.why import why
+from pytest_gpufleet.verdict.evidence import Record
 
 Line = tuple[str, dict[str, bool]]
 
 WIDTH = 80
+MOST_MISSES = 3  # of one check
 PLAIN: dict[str, bool] = {}
 BAD = {"red": True}
 HEADING = {"bold": True}
@@ -24,18 +28,15 @@ SPOKEN = {"≥ ": "at least ", "≤ ": "at most "}
 def lines(record: Record) -> list[Line]:
     """The lines of the summary, each with pytest's markup; 80 columns wide where that cuts no identity."""
     verdict = stamp(record)
-    result: list[Line] = [(verdict.word, verdict.markup), *_wrapped(verdict.meaning, "  ")]
+    result: list[Line] = [(verdict.word, verdict.markup), *_wrapped(why(record), "  ")]
     for reason in reasons(record):
         result += _wrapped(reason, "  - ")
-    if missed := misses(record):
-        result.append((f"Missed limits: {len(missed)}", HEADING))
-        result += [line for miss in missed for line in _miss(miss)]
-    if failed := failed_checks(record):
+    if failed := failures(record, blames(record)):
         result.append((f"Failed checks: {len(failed)}", HEADING))
-        result += [line for check in failed for line in _check(check)]
+        result += [line for failure in failed for line in _failure(failure)]
     carried = Counter(check.run for check in record.checks.values() if check.run)
     for run, count in carried.items():
-        result += _wrapped(f"Carried over from {run}: {count} {'check' if count == 1 else 'checks'}", "")
+        result += _wrapped(f"Carried over from {run}: {wording.count(count, 'check')}", "")
     counts: dict[str, int] = {}
     for gap in gaps(record):
         counts[gap.state] = counts.get(gap.state, 0) + len(gap.things)
@@ -45,29 +46,37 @@ def lines(record: Record) -> list[Line]:
     return result
 
 
+def _failure(failure: Failure) -> list[Line]:
+    """What failed, why if that was found out, which GPUs, how far off, what it means and what to do."""
+    cases = f", {len(failure.cases)} cases" if len(failure.cases) > 1 else ""
+    result = _wrapped(failure.title, "  ", BAD)
+    if failure.title != failure.name:
+        result += _wrapped(f"{failure.name}{cases}", "    ")
+    for text in failure.causes:
+        result += [line for each in text.splitlines() for line in _wrapped(each, "    ", BAD)]
+    said = failure.messages[0].head if failure.messages and not failure.misses else ""
+    for gpu in failure.gpus:
+        if gpu.identity not in "\n".join((said, *failure.causes)):
+            result += _wrapped(gpu.identity, "    ", BAD)
+    for miss in failure.misses[:MOST_MISSES]:
+        result += _miss(miss)
+    if (more := len(failure.misses) - MOST_MISSES) > 0:
+        result += _wrapped(f"... and {wording.count(more, 'figure')} more, which the report lists", "    ")
+    first_line = next((line for line in said.splitlines() if line.strip()), "")
+    result += _wrapped(textwrap.shorten(first_line, 400, placeholder=" ..."), "    ")
+    return result + [line for paragraph in failure.advice for line in _wrapped(paragraph, "    ")]
+
+
 def _miss(miss: Miss) -> list[Line]:
     limit = miss.limit
     for sign, spoken in SPOKEN.items():
         limit = limit.replace(sign, spoken)
-    result = [line for gpu in miss.gpus for line in _wrapped(gpu.identity, "  ", BAD)]
-    if not miss.gpus:
-        result = _wrapped(miss.place, "  ", BAD)
-    what = f"{miss.metric}: {miss.conditions}" if miss.conditions else miss.metric
-    result += _wrapped(what, "    ")
-    result += _wrapped(f"{miss.value}, limit: {limit}", "    ")
-    if miss.source:
-        result += _wrapped(f"source of the limit: {miss.kind}, {miss.source}", "    ")
+    what = ", ".join(filter(None, (miss.metric, miss.conditions)))
+    result = _wrapped(f"{miss.place}: {what}", "    ", BAD)
+    result += _wrapped(", ".join(filter(None, (miss.value, miss.peers, f"limit: {limit}"))), "      ")
+    if miss.kind != "peers" and miss.source:
+        result += _wrapped(f"source of the limit: {miss.kind}, {miss.source}", "      ")
     return result
-
-
-def _check(check: Check) -> list[Line]:
-    first_line = next((line for line in wording.clean(check.message).splitlines() if line.strip()), "")
-    return [
-        *_wrapped(check.title or check.id, "  ", BAD),
-        *(_wrapped(check.id, "    ") if check.title else []),
-        *_wrapped(textwrap.shorten(first_line, 400, placeholder=" ..."), "    "),
-        *_wrapped(check.doc, "    "),
-    ]
 
 
 def _wrapped(text: str, indent: str, markup: dict[str, bool] = PLAIN) -> list[Line]:

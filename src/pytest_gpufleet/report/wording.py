@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 
-from pytest_gpufleet.probes.reading import WORLD, Condition, Metric
+from pytest_gpufleet.probes.reading import METRICS, WORLD, Condition, Metric
 from pytest_gpufleet.verdict.finding import Finding, Limit
 
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -18,9 +19,11 @@ SYMBOLS = {
     "passed": "✓",
     "failed": "✗",
     "skipped": "○",
+    "unfinished": "✗",
     "not applicable": "·",
     "for information": "·",
 }
+METHODS = {"ddp": "DDP", "fsdp": "FSDP", "dp": "DataParallel", "data_parallel": "DataParallel"}
 SIGNS = {"min": "≥", "max": "≤"}
 
 # Colour codes first, as whole sequences; then every control character that is not white space, and the
@@ -69,6 +72,37 @@ def quantity(value: float, unit: str, digits: int = 4) -> str:
             return f"{number(value, digits)} {unit}"
 
 
+def duration(seconds: float) -> str:
+    """ "0.4 s", "41 s", "12 min 5 s", "71 h 59 min" """
+    if seconds < 0.1:
+        return "under 0.1 s"
+    if seconds < 60:
+        return f"{number(seconds, 2)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def moment(utc: object) -> str:
+    """ "2026-11-20T09:14:03+00:00" as people write it; anything else as it is."""
+    text = str(utc or "")
+    try:
+        return f"{datetime.fromisoformat(text.replace('Z', '+00:00')):%Y-%m-%d %H:%M:%S} UTC"
+    except ValueError:
+        return text
+
+
+def span(values: Iterable[float], unit: str, digits: int = 4) -> str:
+    """One value, or the lowest and the highest of several: "11.9 to 12.3 GB/s"."""
+    every = list(values)
+    numbers = [value for value in every if not math.isnan(value)]
+    if not numbers:
+        return number(math.nan)
+    low, high = quantity(min(numbers), unit, digits), quantity(max(numbers), unit, digits)
+    sign = "%" if unit == "ratio" else unit
+    text = low if low == high else f"{low.removesuffix(f' {sign}')} to {high}"
+    return text if len(numbers) == len(every) else f"{text}, and {number(math.nan)}"
+
+
 def beside(value: float, limit: Limit) -> tuple[str, str]:
     """A value and the limit it is held against, with as many digits as it takes to tell them apart.
 
@@ -89,6 +123,10 @@ def _counted(noun: str) -> Callable[[Condition], str]:
     return lambda value: f"{value} {noun}" if value == 1 else f"{value} {noun}s"
 
 
+def _either(true: str, false: str) -> Callable[[Condition], str]:
+    return lambda value: (true if value else false) if isinstance(value, bool) else _plain(value)
+
+
 def _plain(value: Condition) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -102,13 +140,23 @@ def _bytes(value: Condition) -> str:
 # In the order in which a reader wants to hear them; a condition that is not here follows under its own name.
 CONDITIONS: dict[str, Callable[[Condition], str]] = {
     "collective": _plain,
+    "operation": _plain,
     "model": _plain,
+    "method": lambda value: METHODS.get(str(value), _plain(value)),
     "recipe": _plain,
+    "precision": _plain,
+    "direction": lambda value: _plain(value).replace("_", " "),
+    "link": lambda value: f"over {_plain(value)}",
+    "op": _plain,
     "bytes": _bytes,
     "dtype": _plain,
     "ranks": _counted("rank"),
+    "group": _plain,
+    "in_place": _either("in place", "out of place"),
+    "at_once": lambda value: {"all": "all GPUs at once", "one": "one GPU at a time"}.get(str(value), _plain(value)),
     "batch": _named("batch"),
     "image": lambda value: f"{_plain(value)} pixels",
+    "optimizer": _plain,
     "nvls": _named("NVLS"),
 }
 
@@ -118,6 +166,24 @@ def words(conditions: Mapping[str, Condition]) -> list[str]:
     order = [key for key in CONDITIONS if key in conditions]
     order += [key for key in conditions if key not in CONDITIONS]
     return [CONDITIONS.get(key, _named(key.replace("_", " ")))(conditions[key]) for key in order]
+
+
+def conditions(finding: Finding) -> list[str]:
+    """The conditions of a finding in plain words, without what its title says already."""
+    given = finding.measurement.conditions
+    return words({key: value for key, value in given.items() if not (_is_spread(finding) and key == "metric")})
+
+
+def title(finding: Finding) -> str:
+    """What was measured: "bus bandwidth", "spread of bus bandwidth"."""
+    if not _is_spread(finding):
+        return metric(finding).title
+    of = str(finding.measurement.conditions.get("metric", ""))
+    return f"spread of {METRICS[of].title}" if of in METRICS else f"spread of {of}"
+
+
+def _is_spread(finding: Finding) -> bool:
+    return finding.measurement.metric == "spread" and "metric" in finding.measurement.conditions
 
 
 def metric(finding: Finding) -> Metric:
@@ -138,3 +204,26 @@ def worst(finding: Finding) -> tuple[str, float] | None:
     sign = 1 if metric(finding).better == "higher" else -1
     # NaN compares as neither better nor worse, and is worse than any figure.
     return min(candidates, key=lambda item: -math.inf if math.isnan(item[1]) else sign * item[1], default=None)
+
+
+def places(names: Iterable[str], most: int = 4) -> str:
+    """Several places as people say them: "GPU 1, GPU 3", "GPU 0 to GPU 5, GPU 1 to GPU 5 and 12 more"."""
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(place(name) for name in every[:most]) + more
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 check", "3 checks" """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def margin(finding: Finding) -> float:
+    """How far inside its limit the worst value is, as a fraction of it; without a limit, infinitely far."""
+    furthest, limit = worst(finding), finding.limit
+    if furthest is None or limit is None or limit.value == 0:
+        return math.inf
+    if math.isnan(furthest[1]):
+        return -math.inf
+    sign = 1 if limit.sense == "min" else -1
+    return sign * (furthest[1] - limit.value) / abs(limit.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -9,12 +10,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pytest_gpufleet.hardware.topology import GpuTopology
 from pytest_gpufleet.verdict.finding import Finding
 
 SCHEMA = 1
+MOST_SAMPLES = 4096
+
+# What made a check fail: figures that missed their limits and nothing else, as the last thing it had to do or with more
+# to do after it; or anything else. Only the first can be undone by judging the figures against other limits.
+FailedBy = Literal["", "limits", "limits, with more to do", "other"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Check:
     doc: str = ""  # the rest: why it matters, what to do
     message: str = ""  # why it failed, was skipped or does not apply
     run: str = ""  # the earlier run that this was carried over from
+    failed_by: FailedBy = ""
 
 
 @dataclass
@@ -41,11 +48,16 @@ class Record:
     checks: dict[str, Check] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     deselected: list[str] = field(default_factory=list)
+    progress: dict[str, tuple[float, float]] = field(default_factory=dict)  # check: seconds done, and of how many
     telemetry: list[dict[str, Any]] = field(default_factory=list)  # samples: "time" and "gpus"
     spans: list[tuple[str, float, float]] = field(default_factory=list)  # check, begin, end: seconds since the epoch
     _begun: dict[str, float] = field(default_factory=dict)
+    _samples: int = 0
+    _stride: int = 1
     verdict: str | None = None
     reasons: list[str] = field(default_factory=list)
+    broken: str = ""  # why the run did not come to its end
+    exit_status: int | None = None
 
     def begun(self, check: str) -> float:
         """When a check began, in seconds since the epoch."""
@@ -62,8 +74,10 @@ class Record:
             case {"event": "check_started", "check": check}:
                 self.started.append(check)
                 self._begun[check] = _seconds(event)
+            case {"event": "progress", "check": check, "done": done, "of": whole}:
+                self.progress[check] = (done, whole)
             case {"event": "telemetry", "sample": sample}:
-                self.telemetry.append(sample)
+                self._keep(sample)
             case {"event": "finding", "finding": finding}:
                 self.findings.append(Finding.from_json(finding))
             case {"event": "check_finished", "check": check}:
@@ -74,6 +88,16 @@ class Record:
                 self.deselected += checks
             case {"event": "verdict", "verdict": verdict, "reasons": reasons}:
                 self.verdict, self.reasons = verdict, reasons
+                self.broken, self.exit_status = event.get("broken", ""), event.get("exit_status")
+
+    def _keep(self, sample: dict[str, Any]) -> None:
+        """Telemetry for the plots: of a run of days every second sample, every fourth, and so on. The file has all."""
+        if self._samples % self._stride == 0:
+            self.telemetry.append(sample)
+        self._samples += 1
+        if len(self.telemetry) == MOST_SAMPLES:
+            del self.telemetry[1::2]
+            self._stride *= 2
 
 
 def _seconds(event: Mapping[str, Any]) -> float:
@@ -86,6 +110,8 @@ class Evidence:
     If the disk is full or the folder is removed, the run goes on: `trouble` then says what happened.
     """
 
+    sha256 = ""  # of the whole file, once it is sealed
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.record = Record()
@@ -97,6 +123,8 @@ class Evidence:
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         line = json.dumps({"t": now, "event": event, **content})
         with self._lock:
+            if self._file.closed:  # a GPU that hung in its driver may answer after the verdict
+                return
             self.record.add(json.loads(line))
             self._write(line)
 
@@ -118,22 +146,47 @@ class Evidence:
         self._file.write(removed.read())
         removed.close()
 
+    def seal(self) -> None:
+        """The verdict was the last event: nothing is added from here on, and `sha256` is known."""
+        self.close()
+        try:
+            self.sha256 = sha256(self.path)
+        except OSError as error:
+            self.trouble = f"the evidence could not be read again from {self.path}: {error.strerror}"
+
     def close(self) -> None:
-        self._file.close()
+        with self._lock:
+            self._file.close()
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file in hexadecimal, as `sha256sum` prints it. OSError if it cannot be read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def read(path: Path) -> Record:
-    """The record of a run from its evidence.jsonl. A last line cut short by a dying machine is left out."""
+    """The record of a run from its evidence.jsonl. A last line cut short by a dying machine is left out.
+
+    OSError if it cannot be read; ValueError that names the line if one is no event.
+    """
     record = Record()
-    for event in _events(path.read_text(encoding="utf-8").splitlines()):
-        record.add(event)
+    for number, event in _events(path):
+        try:
+            record.add(event)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}, line {number}: not an event of a run ({error!r})") from None
     return record
 
 
-def _events(lines: list[str]) -> Iterable[dict[str, Any]]:
-    for number, line in enumerate(lines):
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            if number != len(lines) - 1:
-                raise
+def _events(path: Path) -> Iterable[tuple[int, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield number, json.loads(line)
+            except ValueError:  # UnicodeDecodeError is one
+                if file.read(1):
+                    raise ValueError(f"{path}, line {number}: not JSON") from None

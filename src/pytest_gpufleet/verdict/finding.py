@@ -10,12 +10,15 @@ from pytest_gpufleet.probes.reading import Condition
 from pytest_gpufleet.verdict.measurement import Measurement
 
 State = Literal["met", "missed", "not judged", "for information"]
-Kind = Literal["published gate", "0.90 x published measurement", "data sheet", "calibrated", "project gate"]
+Kind = Literal["published gate", "0.90 x published measurement", "data sheet", "calibrated", "project gate", "contract"]
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A minimum or maximum (`sense`) of a metric, in its unit, where every one of `conditions` holds."""
+    """A minimum or maximum (`sense`) of a metric, in its unit, where every one of `conditions` holds.
+
+    `contract`: it comes from a profile that the customer gave, and not from one of the shipped ones.
+    """
 
     metric: str
     sense: Literal["min", "max"]
@@ -25,6 +28,12 @@ class Limit:
     source: str
     conditions: Mapping[str, Condition]
     profile: str  # the file it stands in, by its name
+    contract: bool = False
+
+    @property
+    def origin(self) -> str:
+        """How far it can be trusted, and whose it is if it is the customer's."""
+        return f"{self.kind}, customer's limit from {self.profile}" if self.contract else self.kind
 
     def met_by(self, value: float) -> bool:
         # Written so that NaN meets no limit.
@@ -40,7 +49,8 @@ class Finding:
     """A measurement after judgement.
 
     `missed` names the places that missed `limit`; `slower_than_peers` those too far below the median of their
-    peers, with that fraction; `reason` says in one sentence why it was not judged, or what missed.
+    peers, with that fraction; `reason` says in one sentence why it was not judged, or what missed. `required`: without
+    a limit the verdict is incomplete.
     """
 
     check: str  # the node id of the test
@@ -50,12 +60,13 @@ class Finding:
     missed: tuple[str, ...] = ()
     slower_than_peers: Mapping[str, float] | None = None
     reason: str = ""
+    required: bool = True
 
     def properties(self) -> list[tuple[str, str]]:
         """The figures as names and values, for junit.xml."""
         metric, unit = self.measurement.metric, self.measurement.unit
         figures = [(f"{metric} {place}", f"{value:g} {unit}") for place, value in self.measurement.values.items()]
-        limit = f"{self.limit} ({self.limit.kind}: {self.limit.source})" if self.limit else "none"
+        limit = f"{self.limit} ({self.limit.origin}: {self.limit.source})" if self.limit else "none"
         conditions = ", ".join(f"{name}={value}" for name, value in self.measurement.conditions.items())
         return [
             *figures,

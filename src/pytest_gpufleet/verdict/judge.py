@@ -45,24 +45,26 @@ def judge(
     `required`: without a limit the finding is "not judged", which makes a verdict incomplete; else "for information".
     """
     if rehearsal:
-        return Finding(check, measurement, "not judged", reason="rehearsal: figures of CPU ranks are not judged")
+        reason = "rehearsal: figures of CPU ranks are not judged"
+        return Finding(check, measurement, "not judged", reason=reason, required=required)
     limit = profile.limit_for(measurement) if profile else None
     missed = tuple(place for place, value in measurement.values.items() if limit and not limit.met_by(value))
     slower = _slower_than_peers(measurement, topology)
     if missed or slower:
         reason = _missed_reason(len(missed), len(slower))
-        return Finding(check, measurement, "missed", limit, missed, slower, reason)
+        return Finding(check, measurement, "missed", limit, missed, slower, reason, required)
     if limit is None and not required:
-        return Finding(check, measurement, "for information")
+        return Finding(check, measurement, "for information", required=False)
     if limit is None:
         return Finding(check, measurement, "not judged", reason=_no_limit(profile, topology))
-    return Finding(check, measurement, "met", limit)
+    return Finding(check, measurement, "met", limit, required=required)
 
 
 def unsteady(finding: Finding) -> Finding | None:
-    """A finding of its own for a judged figure whose samples differ by more than 5 %; None if it is steady."""
+    """A finding of its own for a required and judged figure whose samples differ by more than 5 %; else None."""
     measurement = finding.measurement
-    if finding.state not in ("met", "missed") or all(spread <= STEADY for spread in measurement.spread.values()):
+    judged = finding.required and finding.state in ("met", "missed")
+    if not judged or all(spread <= STEADY for spread in measurement.spread.values()):
         return None
     limit = Limit("spread", "max", STEADY, "ratio", "project gate", STEADINESS, {}, "")
     spread = Measurement("spread", measurement.spread, {"metric": measurement.metric, **measurement.conditions})
@@ -125,6 +127,7 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
             f"its peers (tolerance {measurement.definition.peer_tolerance:.0%})"
         )
     if limit is not None:
-        origin = f"profile {limit.profile}, " if limit.profile else ""
+        whose = "the customer's profile" if limit.contract else "profile"
+        origin = f"{whose} {limit.profile}, " if limit.profile else ""
         lines.append(f"  limit from {origin}{limit.kind}: {limit.source}")
     return lines

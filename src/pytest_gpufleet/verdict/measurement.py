@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -81,7 +81,11 @@ def measure(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 def measure_all(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Measurement]:
     """As `measure`, for a probe that gives a list of readings: one Measurement for each metric and its conditions."""
-    by_rank = [each if isinstance(each, list) else [each] for each in world.run(probe, *args, **kwargs)]
+    return together(world, [each if isinstance(each, list) else [each] for each in world.run(probe, *args, **kwargs)])
+
+
+def together(world: World, by_rank: Sequence[Sequence[Reading]]) -> list[Measurement]:
+    """The readings of each rank as one Measurement for each metric and its conditions."""
     groups: dict[tuple[Any, ...], list[tuple[int, Reading]]] = {}
     for index, readings in enumerate(by_rank):
         for reading in readings:

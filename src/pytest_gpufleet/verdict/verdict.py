@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record
 
+DIED = "the run did not come to its end"
 # 0 and 1 as pytest means them; pytest does not use 10.
 EXIT_STATUS = {"ACCEPTED": 0, "REJECTED": 1, "INCOMPLETE": 10}
 
@@ -19,18 +21,28 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     """
     level, rehearsal = record.run.get("level", "standard"), record.run.get("rehearsal", False)
     failed = [check for check in record.checks.values() if check.outcome == "failed"]
+    cut_short = ([broken] if broken else []) + _unfinished(record)
     if rehearsal:
         reasons = ["CPU ranks stood in for GPUs: this says nothing about any GPU"]
-        return "REHEARSAL", reasons + _failures(failed) + ([broken] if broken else [])
+        return "REHEARSAL", reasons + _failures(failed) + cut_short
     # A check may have swallowed LimitMissed; the finding is recorded all the same.
     swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - {c.id for c in failed}
     if failed or swallowed:
         missed = [f"{check} missed a limit" for check in sorted(swallowed)]
-        return "REJECTED", _failures(failed) + missed + ([broken] if broken else [])
-    gaps = ([broken] if broken else []) + _gaps(record, level)
+        return "REJECTED", _failures(failed) + missed + cut_short
+    gaps = cut_short + _gaps(record, level)
     if gaps:
         return "INCOMPLETE", gaps
     return "ACCEPTED", [f"all {len(levels.required(level))} checks of level {level} ran and met their limits"]
+
+
+def settled(record: Record, broken: str) -> Record:
+    """The record with the verdict, its reasons and the exit status that follow from all else in it."""
+    verdict, reasons = conclude(record, broken)
+    failed = any(check.outcome == "failed" for check in record.checks.values())
+    rehearsed = EXIT_STATUS["REJECTED"] if failed else EXIT_STATUS["INCOMPLETE"] if broken else 0
+    status = EXIT_STATUS.get(verdict, rehearsed)
+    return replace(record, verdict=verdict, reasons=reasons, broken=broken, exit_status=status)
 
 
 def _failures(failed: list[Check]) -> list[str]:
@@ -58,5 +70,17 @@ def _gaps(record: Record, level: str) -> list[str]:
     )
     for (name, reason), count in unjudged.items():
         gaps.append(f"{name}: {count} {'figure was' if count == 1 else 'figures were'} not judged: {reason}")
-    unfinished = [check for check in record.started if check not in record.checks]
-    return gaps + [f"{check} did not finish" for check in unfinished]
+    if level == "burnin" and (seconds := record.run.get("burn_in_seconds", 0)) < levels.BURN_IN_SECONDS:
+        gaps.append(f"the burn-in was {seconds:g} s long, level burnin asks for {levels.BURN_IN_SECONDS:g} s")
+    return gaps
+
+
+def _unfinished(record: Record) -> list[str]:
+    """Checks that began and did not end, with how far they came if they told."""
+    lines = []
+    for check in record.started:
+        if check not in record.checks:
+            done, whole = record.progress.get(check, (0, 0))
+            came_to = f": it came to {done:.0f} s of {whole:.0f} s without a fault" if whole else ""
+            lines.append(f"{check} did not finish{came_to}")
+    return lines

@@ -1,0 +1,44 @@
+"""What the checks of ResNet training do, by option. A figure of work that is not the usual one needs a limit that names
+it, so that easier work buys no acceptance."""
+
+import argparse
+
+import pytest
+
+from pytest_gpufleet.verdict.vocabulary import CONDITIONS
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("ResNet of the acceptance suite")
+    group.addoption("--resnet-model", choices=CONDITIONS["model"], default="resnet50", help="default: resnet50")
+    group.addoption(
+        "--resnet-batch",
+        type=_count,
+        metavar="N",
+        help="images a GPU and step (default: as many as the recipe has, halved until they fit into the memory)",
+    )
+    group.addoption("--resnet-steps", type=_count, metavar="N", help="steps of each sample (default: about a second)")
+    group.addoption(
+        "--resnet-warm-up", type=_count, metavar="N", help="steps before the first sample (default: 8 to 30)"
+    )
+    group.addoption("--resnet-optimizer", choices=CONDITIONS["optimizer"], default="sgd", help="default: sgd")
+
+
+def _count(text):
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+    return int(text)
+
+
+@pytest.fixture(scope="session")
+def resnet(pytestconfig):
+    """What was asked of the ResNet checks (a Workload)."""
+    from pytest_gpufleet.probes.recipes import Workload  # torch, which a check must be able to find broken
+
+    return Workload(
+        model=pytestconfig.getoption("resnet_model"),
+        batch=pytestconfig.getoption("resnet_batch"),
+        steps=pytestconfig.getoption("resnet_steps"),
+        warm_up=pytestconfig.getoption("resnet_warm_up"),
+        optimizer=pytestconfig.getoption("resnet_optimizer"),
+    )

@@ -1,0 +1,57 @@
+"""`gpufleet calibrate`: limits from known-good runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_gpufleet.commands.command import Command, CommandFailed
+from pytest_gpufleet.commands.folder import records_of, write
+from pytest_gpufleet.verdict import profile
+from pytest_gpufleet.verdict.calibration import CannotCalibrate, calibrate
+
+MARGIN = 0.95
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="the folders of known-good runs")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="the profile to write, a TOML file"
+    )
+    parser.add_argument(
+        "--margin", type=_margin, default=MARGIN, metavar="RATIO",
+        help=f"a limit is the worst known-good figure times this (default: {MARGIN:g})",
+    )  # fmt: skip
+
+
+def _run(given: argparse.Namespace) -> int:
+    try:
+        text = calibrate(records_of(given.folders), given.margin)
+    except CannotCalibrate as error:
+        raise CommandFailed(f"no profile can be made of these runs: {error}") from None
+    write(given.output, text)
+    try:
+        written = profile.load(given.output)
+    except profile.ProfileError as error:
+        raise CommandFailed(f"the profile was written but is not valid; please report this: {error}") from None
+    print(f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile")
+    return 0
+
+
+def _margin(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and at most 1")
+    return value
+
+
+CALIBRATE = Command(
+    "write a profile with limits from runs on machines that are known to be good",
+    _arguments,
+    _run,
+    "It refuses runs that were not clean, and runs that differ in GPU model, in software, or by more than 10 % in a "
+    "figure.",
+)

@@ -1,0 +1,48 @@
+"""`gpufleet compare`: runs side by side."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_gpufleet.commands.command import Command, CommandFailed
+from pytest_gpufleet.commands.folder import records_of, write
+
+FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folders", type=Path, nargs="+", metavar="DIR",
+        help="the folders of two or more runs",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the comparison as HTML")
+
+
+def _run(given: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from pytest_gpufleet.report import comparison as report
+    from pytest_gpufleet.verdict.comparison import compare
+
+    if len(given.folders) < 2:
+        raise CommandFailed("compare needs the folders of at least two runs")
+    comparison = compare(records_of(given.folders))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_COLUMNS
+    console.print(report.screen(comparison))
+    if given.output:
+        write(given.output, report.page(comparison))
+        console.print(f"report: {given.output}")
+    return 1 if comparison.outliers or not comparison.rows else 0
+
+
+COMPARE = Command(
+    "set runs side by side: one node over time, or many nodes of one GPU model, and name the outliers",
+    _arguments,
+    _run,
+    "An outlier is worse than the median of the same place over all runs by more than 3 % and by more than three "
+    "standard deviations; of two runs, the second is held against the first.",
+    "1 also if there is an outlier, or nothing to compare.",
+)

@@ -1,0 +1,82 @@
+"""The folders that runs leave behind."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_gpufleet.commands.command import CommandFailed
+from pytest_gpufleet.verdict import summary
+from pytest_gpufleet.verdict.evidence import Record, read
+
+EVIDENCE = "evidence.jsonl"
+REPORT = "report.html"
+
+# As the report's template writes it. No message of a check can look so: they are escaped.
+_SUM_IN_REPORT = re.compile(r'<code id="fleet-sha256">([0-9a-f]{64})</code>')
+
+
+def record_of(folder: Path) -> Record:
+    """The record of the run in `folder`. CommandFailed if there is none."""
+    path = folder / EVIDENCE
+    try:
+        record = read(path)
+    except OSError as error:
+        raise CommandFailed(f"{folder} is not the folder of a run: {path} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise CommandFailed(f"{folder}: the evidence is damaged: {error}") from None
+    if not record.run:
+        raise CommandFailed(f"{folder} is not the folder of a run: {path} does not begin with one")
+    return record
+
+
+def records_of(folders: Sequence[Path]) -> dict[str, Record]:
+    """The records of several runs by a name for each: its folder's, or the path where that is not clear enough."""
+    short = [folder.resolve().name for folder in folders]
+    names = short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise CommandFailed("the same folder is given twice")
+    return {name: record_of(folder) for name, folder in zip(names, folders, strict=True)}
+
+
+def stated_sums(folder: Path) -> dict[str, str | None]:
+    """The SHA-256 of the evidence that report and summary of a run say they were made of.
+
+    None where there is no such file, "" where it says nothing.
+    """
+    texts = {name: _text(folder / name) for name in _SUMS}
+    return {name: None if text is None else _SUMS[name](text) for name, text in texts.items()}
+
+
+def _in_report(page: str) -> str:
+    found = _SUM_IN_REPORT.search(page)
+    return found[1] if found else ""
+
+
+def _in_summary(document: str) -> str:
+    try:
+        return str(json.loads(document)["evidence_sha256"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+_SUMS = {REPORT: _in_report, summary.FILE: _in_summary}
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CommandFailed(f"{path} cannot be read: {error.strerror}") from None
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that was asked for. CommandFailed if that cannot be done."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None

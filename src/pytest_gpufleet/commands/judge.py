@@ -1,0 +1,58 @@
+"""`gpufleet judge`: recorded figures held against other limits."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_gpufleet.commands.command import Command, CommandFailed
+from pytest_gpufleet.commands.folder import EVIDENCE, record_of, write
+from pytest_gpufleet.verdict import profile
+from pytest_gpufleet.verdict.evidence import Record, sha256
+from pytest_gpufleet.verdict.rejudgement import rejudged
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run")
+    parser.add_argument(
+        "--fleet-profile", type=Path, metavar="PATH",
+        help="limits from this TOML file (default: the shipped ones for this GPU model)",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a report of this judgement as HTML")
+
+
+def _run(given: argparse.Namespace) -> int:
+    record = record_of(given.folder)
+    try:
+        limits = profile.choose(given.fleet_profile, {gpu.name for gpu in record.topology.gpus})
+        record = rejudged(record, limits)
+    except profile.ProfileError as error:
+        raise CommandFailed(f"--fleet-profile: {error}") from None
+    _print(record)
+    if given.output:
+        from pytest_gpufleet.report.page import page
+
+        write(given.output, page(record, sha256(given.folder / EVIDENCE)))
+        print(f"report: {given.output}")
+    assert record.exit_status is not None
+    return record.exit_status
+
+
+def _print(record: Record) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from pytest_gpufleet.report import terminal
+
+    console = Console(highlight=False, soft_wrap=True)
+    for text, markup in terminal.lines(record):
+        console.print(Text(text, style=" ".join(markup)))
+
+
+JUDGE = Command(
+    "hold the figures that a run recorded against other limits, without the machine",
+    _arguments,
+    _run,
+    "What a check compared itself, like the number of GPUs, is not judged again.",
+    "Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE.",
+)

@@ -1,0 +1,147 @@
+"""`gpufleet monitor`: what all GPUs do, now."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import queue
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet.commands.command import Command, CommandFailed
+from pytest_gpufleet.hardware import facts, telemetry
+from pytest_gpufleet.hardware.telemetry import Sample
+from pytest_gpufleet.hardware.topology import GpuTopology
+from pytest_gpufleet.options import seconds
+
+SILENCE_SECONDS = 30.0  # after which a driver that gives no sample is taken for dead
+
+Show = Callable[[Sample], None]
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--once", action="store_true", help="show one sample and end")
+    parser.add_argument("--json", action="store_true", help="no table, but a JSON object a sample, each on its line")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="append a row for each GPU and sample to FILE")
+    parser.add_argument(
+        "--interval", type=seconds, default=1.0, metavar="SECONDS", help="between two samples (default: 1)"
+    )
+    parser.add_argument(
+        "--fleet-dir", type=Path, default=Path("reports"), metavar="DIR",
+        help="where runs leave their evidence, which names the running test (default: reports)",
+    )  # fmt: skip
+
+
+def _run(given: argparse.Namespace) -> int:
+    from pytest_gpufleet.report.monitor import RunningCheck
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor
+    running = RunningCheck(given.fleet_dir)
+    with ExitStack() as stack:
+        source, topology = stack.enter_context(facts.open_source())
+        shows = [stack.enter_context(_csv(given.csv, topology))] if given.csv else []
+        shows.append(_json(topology, running) if given.json else stack.enter_context(_tables(topology, running, given)))
+        for sample in stack.enter_context(_samples(source, given.interval)):
+            for show in shows:
+                show(sample)
+            if given.once:
+                break
+    return 0
+
+
+@contextmanager
+def _samples(source: facts.Source, interval: float) -> Iterator[Iterator[Sample]]:
+    """One sample after the other. This thread only waits for them, so that Ctrl-C works even where a driver hangs."""
+    taken: queue.SimpleQueue[Sample] = queue.SimpleQueue()
+    sampler = telemetry.Sampler(source, interval, taken.put)
+
+    def arriving() -> Iterator[Sample]:
+        while True:
+            try:
+                yield taken.get(timeout=interval + SILENCE_SECONDS)
+            except queue.Empty:
+                trouble = sampler.trouble or "the driver hangs: see the kernel log"
+                raise CommandFailed(f"no answer from the GPUs for {SILENCE_SECONDS:g} s: {trouble}") from None
+
+    sampler.start()
+    try:
+        yield arriving()
+    finally:
+        sampler.stop()
+
+
+@contextmanager
+def _tables(topology: GpuTopology, running: Callable[[], str], given: argparse.Namespace) -> Iterator[Show]:
+    """On a terminal one table that changes, elsewhere (and for --once) one below the other."""
+    from rich import live
+    from rich.console import Console
+
+    from pytest_gpufleet.report import monitor
+
+    console = Console()
+    history: deque[Sample] = deque(maxlen=monitor.HISTORY)
+
+    def drawing(sample: Sample) -> Any:
+        history.append(sample)
+        return monitor.table(sample, history, topology, running(), console.width, console.options.ascii_only)
+
+    if given.once or not sys.stdout.isatty() or console.is_dumb_terminal:
+        yield lambda sample: console.print(drawing(sample), "", sep="\n", end="")
+    else:
+        with live.Live(
+            "waiting for the first sample",
+            console=console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        ) as screen:
+            yield lambda sample: screen.update(drawing(sample), refresh=True)
+
+
+def _json(topology: GpuTopology, running: Callable[[], str]) -> Show:
+    def show(sample: Sample) -> None:
+        gpus = [
+            {
+                "gpu": gpu.place,
+                "name": gpu.name,
+                "uuid": gpu.uuid,
+                "memory_bytes": gpu.memory_bytes,
+                "power_limit_watts": gpu.power_limit_watts,
+                **readings,
+                "clock_event_reasons_in_words": telemetry.clock_event_reasons(readings["clock_event_reasons"] or 0),
+            }
+            for gpu, readings in zip(topology.gpus, sample.gpus, strict=True)
+        ]
+        print(json.dumps({"time": sample.time, "running": running() or None, "gpus": gpus}), flush=True)
+
+    return show
+
+
+@contextmanager
+def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
+    """A row for each GPU and sample; the first line of a new file has the names. What cannot be had is empty."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("a", newline="", encoding="utf-8"))
+        except OSError as error:
+            raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None
+        writer = csv.DictWriter(file, ["time", "gpu", "uuid", *facts.READINGS])
+        if file.tell() == 0:
+            writer.writeheader()
+
+        def show(sample: Sample) -> None:
+            for gpu, readings in zip(topology.gpus, sample.gpus, strict=True):
+                writer.writerow({"time": sample.time, "gpu": gpu.place, "uuid": gpu.uuid, **readings})
+            file.flush()
+
+        yield show
+
+
+MONITOR = Command("show what all GPUs do, once a second", _arguments, _run)

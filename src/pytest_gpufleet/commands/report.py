@@ -1,0 +1,43 @@
+"""`gpufleet report`: the report of a run, made again from its evidence."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_gpufleet.commands.command import Command, CommandFailed
+from pytest_gpufleet.commands.folder import EVIDENCE, REPORT, record_of, stated_sums, write
+from pytest_gpufleet.verdict import summary
+from pytest_gpufleet.verdict.evidence import sha256
+from pytest_gpufleet.verdict.verdict import DIED, settled
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report there, and nothing else")
+
+
+def _run(given: argparse.Namespace) -> int:
+    from pytest_gpufleet.report.page import page
+
+    folder, output = given.folder, given.output
+    record, digest = record_of(folder), sha256(folder / EVIDENCE)
+    if record.verdict is None:
+        record = settled(record, DIED)
+    if output is None:
+        # A report that belongs to other evidence may be the only trace of what this evidence was before.
+        for name, stated in stated_sums(folder).items():
+            if stated and stated != digest:
+                raise CommandFailed(f"{folder / name} was made of other evidence: write this report to another -o FILE")
+        write(folder / summary.FILE, summary.text(record, digest))
+    output = output or folder / REPORT
+    write(output, page(record, digest))
+    print(f"{output}: {record.verdict}")
+    return 0
+
+
+REPORT_AGAIN = Command(
+    "write report.html and summary.json of a run again from its evidence alone, also of a run that died",
+    _arguments,
+    _run,
+)

@@ -1,0 +1,45 @@
+"""FSDP: every rank keeps a part of the weights, their gradients and the state of the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from pytest_gpufleet.world.outcomes import not_applicable
+from pytest_gpufleet.world.rank import Rank
+
+try:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+except ImportError:  # before torch 2.6
+    from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[attr-defined]
+
+
+def fully_sharded(
+    rank: Rank, model: nn.Module, dtype: torch.dtype = torch.float32, parts: Iterable[nn.Module] | None = None
+) -> nn.Module:
+    """`model` under FSDP: the parameters of one of `parts` (submodules, by default its children) are gathered when it
+    is their turn. It computes in `dtype` and reduces gradients in fp32. FSDP takes no channels_last parameters."""
+    if rank.device.type == "cpu" and torch.__version__ < "2.11":
+        # https://github.com/pytorch/pytorch/issues/162338; before torch 2.7 it does not run there at all.
+        not_applicable("FSDP on CPU ranks needs torch 2.11: older ones sum gradients where they should average")
+    mesh = DeviceMesh.from_group(rank.group, rank.device.type)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for module in (*(model.children() if parts is None else parts), model):
+        if next(module.parameters(), None) is not None:
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def own_shard(rank: Rank, whole: Tensor) -> Tensor:
+    """The part of a tensor that FSDP keeps on this rank; empty if there are fewer rows than ranks."""
+    shards = whole.chunk(rank.size)
+    return shards[rank.index] if rank.index < len(shards) else whole[:0]
+
+
+def held(parameter: Tensor) -> Tensor:
+    """What this rank holds of a parameter: its shard under FSDP, else all of it."""
+    local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local.detach()

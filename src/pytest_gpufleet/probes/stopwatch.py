@@ -1,0 +1,96 @@
+"""How operations of all ranks are timed, as nccl-tests does: launches in a row, one synchronisation at the end."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from pytest_gpufleet.world.rank import Rank
+
+Launch = Callable[[], list[dist.Work]]
+
+# nccl-tests launches 20 times. More often where that is too short to be steady; less often where it would take too
+# long, since on a broken machine an operation can take a hundred times as long. Figures of CPU ranks are not judged.
+ITERATIONS = {"cuda": 20, "cpu": 2}
+MAX_ITERATIONS = 1000
+MIN_ITERATIONS = 2
+MIN_SECONDS = {"cuda": 0.02, "cpu": 0.001}
+MAX_SECONDS = 2.0
+WARM_UP = {"cuda": 5, "cpu": 1}
+WARM_UP_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds from one launch to the next: one figure for each sample, of `iterations` launches each."""
+
+    seconds: tuple[float, ...]
+    iterations: int
+
+
+def timing(
+    rank: Rank,
+    launch: Launch,
+    samples: int,
+    before: Callable[[], object] = lambda: None,
+    longest: float = MAX_SECONDS,
+) -> Timing:
+    """Time an operation of all ranks. Every rank calls it.
+
+    `launch` starts the operation and gives what to wait for; `before` is called ahead of each sample, outside its time;
+    `longest` is about how many seconds a sample may take, unless two operations take longer.
+    """
+
+    device = rank.device.type
+
+    def sample(iterations: int) -> float:
+        before()
+        return seconds(rank, launch, iterations)
+
+    sample(1)  # connects the ranks and loads the kernels
+    warm_up = agree(rank, min(WARM_UP[device], max(1, int(WARM_UP_SECONDS / sample(1)))))
+    trial = sample(warm_up)
+    iterations = min(MAX_ITERATIONS, max(ITERATIONS[device], math.ceil(MIN_SECONDS[device] / trial)))
+    iterations = agree(rank, max(MIN_ITERATIONS, min(iterations, int(longest / trial))))
+    return Timing(tuple(sample(iterations) for _ in range(samples)), iterations)
+
+
+def seconds(rank: Rank, launch: Launch, iterations: int) -> float:
+    """Seconds from one launch to the next, of `iterations` in a row without a gap, as this rank sees it."""
+    line_up(rank)
+    began = time.perf_counter()
+    works = [launch() for _ in range(iterations)]
+    if rank.device.type == "cuda":
+        # Of all streams, so NCCL's too. To wait for each operation costs host time, and nccl-tests does not.
+        torch.cuda.synchronize()
+        took = time.perf_counter() - began
+        wait(works)  # lets go of the buffers
+    else:
+        wait(works)
+        took = time.perf_counter() - began
+    return took / iterations
+
+
+def wait(works: Iterable[Iterable[dist.Work]]) -> None:
+    for work in itertools.chain(*works):
+        work.wait()
+
+
+def line_up(rank: Rank) -> None:
+    """All ranks go on from here together."""
+    dist.all_reduce(torch.zeros(1, device=rank.device), group=rank.group)
+    if rank.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def agree(rank: Rank, number: int) -> int:
+    """The smallest number any rank came with: all must launch equally often."""
+    smallest = torch.tensor(number, device=rank.device)
+    dist.all_reduce(smallest, dist.ReduceOp.MIN, group=rank.group)
+    return int(smallest.item())

@@ -1,0 +1,106 @@
+"""The groups of checks that the report is divided into: one a file of the suite, and one a file of anybody else's."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.verdict import levels
+from pytest_gpufleet.verdict.evidence import Check, Record
+from pytest_gpufleet.verdict.finding import Finding
+
+# Of the shipped suite: the names of checks as verdict.levels has them, the heading, and the question that they answer.
+# The first pattern that fits decides.
+SUITE = (
+    ("test_1_inventory.py::*", "Inventory", "Is everything there that was ordered, and set up as it should be?"),
+    ("test_2_health.py::*", "Health", "Does any GPU, or the kernel, report an error?"),
+    ("test_3_exactness.py::*", "Exactness", "Do the GPUs exchange data without changing a single bit?"),
+    ("test_4_each_gpu.py::*memory*", "Memory", "Is each GPU's memory sound, and as fast as it should be?"),
+    ("test_4_each_gpu.py::*", "Compute", "Does each GPU compute right, and as fast as it should?"),
+    ("test_5_links.py::*", "Links", "Are the links between the GPUs, and to the host, as fast as they should be?"),
+    ("test_6_collectives.py::*", "Collectives", "Do all GPUs together exchange data as fast as they should?"),
+    ("test_7_training.py::*", "Training", "Do the GPUs train a network together, and come to the same result?"),
+    ("test_8_resnet50.py::*", "ResNet-50", "How fast is real training, on one GPU and on all?"),
+    ("test_9_endurance.py::*", "Endurance", "Did the machine stay sound and fast under load?"),
+)
+QUESTIONS = {title: question for _, title, question in SUITE}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Checks of one kind and what they measured. Without any check: the level requires some that did not run."""
+
+    title: str
+    checks: dict[str, Check | None]  # by id; None for one that began and never ended
+    findings: tuple[Finding, ...]
+
+    @property
+    def question(self) -> str:
+        return QUESTIONS.get(self.title, "")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A check with all of its cases."""
+
+    name: str
+    title: str
+    state: str  # the gravest of its cases
+    result: str
+    duration: str
+
+
+# The gravest first.
+GRAVITY = ("failed", "unfinished", "skipped", "passed", "not applicable")
+
+
+def lines(group: Group, blamed: Collection[str]) -> list[Line]:
+    """The checks of a group, each with how it ended. `blamed`: ids of those that count as failed."""
+    cases: dict[str, list[str]] = defaultdict(list)
+    for check_id in group.checks:
+        cases[check_id.partition("[")[0]].append(check_id)
+    return [_line(name, ids, group, blamed) for name, ids in cases.items()]
+
+
+def _line(name: str, ids: list[str], group: Group, blamed: Collection[str]) -> Line:
+    ended = [check for check_id in ids if (check := group.checks[check_id])]
+    outcomes = Counter("failed" if check.id in blamed else check.outcome for check in ended)
+    outcomes["unfinished"] += len(ids) - len(ended)
+    told = [(outcomes[state], state) for state in GRAVITY if outcomes[state]]
+    result = told[0][1] if len(ids) == 1 else ", ".join(f"{count} {state}" for count, state in told)
+    title = next((check.title for check in ended if check.title), name)
+    duration = wording.duration(sum(check.seconds for check in ended)) if ended else ""
+    return Line(name, title, told[0][1], result, duration)
+
+
+def group_title(check_id: str) -> str:
+    """The heading under which a check stands, by its node id; for a file that is not of the suite, its name."""
+    name = levels.check_name(check_id)
+    for pattern, title, _ in SUITE:
+        if fnmatchcase(name, pattern):
+            return title
+    stem = PurePosixPath(wording.clean(name).partition("::")[0]).stem
+    title = stem.removeprefix("test_").replace("_", " ").strip() or stem
+    return title[:1].upper() + title[1:]
+
+
+def groups(record: Record) -> list[Group]:
+    """The groups of a run that have checks or should have some: those of the suite in its order, then the others."""
+    checks: dict[str, dict[str, Check | None]] = {title: {} for _, title, _ in SUITE}
+    findings: dict[str, list[Finding]] = defaultdict(list)
+    for finding in record.findings:
+        findings[group_title(finding.check)].append(finding)
+    for check_id in dict.fromkeys((*record.started, *record.checks)):
+        checks.setdefault(group_title(check_id), {})[check_id] = record.checks.get(check_id)
+    level = record.run.get("level")
+    real = level in levels.LEVELS and not record.run.get("rehearsal")
+    wanted = {group_title(name) for name in levels.required(str(level))} if real else set()
+    return [
+        Group(title, checks.get(title, {}), tuple(findings[title]))
+        for title in dict.fromkeys((*checks, *findings))
+        if checks.get(title) or findings[title] or title in wanted
+    ]

@@ -1,0 +1,106 @@
+"""The machine and the run as tables: software, environment, GPUs, and how these are linked."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.verdict.evidence import Record
+
+# Kinds of links from `nvidia-smi topo -m`, nearest first, and what the report says of them.
+LINKS = {
+    "NV": "NVLink",
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "a PCIe host bridge",
+    "NODE": "one NUMA node",
+    "SYS": "across NUMA nodes",
+}
+INVENTORY = (
+    "GPU",
+    "Name",
+    "Serial",
+    "UUID",
+    "PCI bus id",
+    "Memory, GiB",
+    "VBIOS",
+    "Board part number",
+    "PCIe",
+    "NVLinks",
+    "Power limit",
+)
+
+
+def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
+    """The run and the software, as they stand in the two halves of one table."""
+    run, topology = record.run, record.topology
+    command = run.get("command")
+    return {
+        "The run": [
+            ("Host", run.get("host")),
+            ("Date", wording.moment(run.get("utc"))),
+            ("Command", shlex.join(command) if isinstance(command, list | tuple) else command),
+            ("Level", run.get("level")),
+            ("GPUs asked for", run.get("gpus")),
+            ("Profile", run.get("profile")),
+            ("SHA-256 of the profile", run.get("profile_sha256")),
+        ],
+        "The software": [
+            ("Driver", topology.driver),
+            ("CUDA (driver, torch)", ", ".join(filter(None, (topology.cuda_driver, topology.cuda)))),
+            ("cuDNN", topology.cudnn),
+            ("NCCL", topology.nccl),
+            ("torch", topology.torch),
+            ("Python, pytest", ", ".join(str(run[key]) for key in ("python", "pytest") if run.get(key))),
+            ("pytest-gpufleet", run.get("plugin")),
+        ],
+    }
+
+
+def environment(record: Record) -> list[tuple[str, str]]:
+    variables = record.run.get("environment")
+    return sorted((str(name), str(value)) for name, value in variables.items()) if variables else []
+
+
+def inventory(topology: GpuTopology) -> list[tuple[str, list[Any]]]:
+    """The rows of the table whose heads are INVENTORY: the GPU, and the rest."""
+    return [(wording.place(gpu.place), _identity(gpu)) for gpu in topology.gpus]
+
+
+def links(topology: GpuTopology) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The rows of the link matrix: the GPU, then the word and the kind of each of its links."""
+    if len(topology.gpus) < 2:
+        return []
+    return [
+        (
+            wording.place(gpu.place),
+            [(link, next((kind for kind in LINKS if link.startswith(kind)), "")) for link in row],
+        )
+        for gpu, row in zip(topology.gpus, topology.links, strict=False)
+    ]
+
+
+def _identity(gpu: Gpu) -> list[Any]:
+    generation = _of(gpu.pcie_generation, gpu.pcie_generation_max, "gen {}")
+    width = _of(gpu.pcie_width, gpu.pcie_width_max, "x{}")
+    return [
+        gpu.name,
+        gpu.serial,
+        gpu.uuid,
+        gpu.pci_bus_id,
+        wording.number(gpu.memory_bytes / (1 << 30)),
+        gpu.vbios,
+        gpu.board_part_number,
+        ", ".join(filter(None, (generation, width))),
+        gpu.nvlinks_active,
+        None if gpu.power_limit_watts is None else f"{wording.number(gpu.power_limit_watts)} W",
+    ]
+
+
+def _of(now: int | None, most: int | None, form: str) -> str:
+    """A PCIe figure, and its maximum where the two differ."""
+    if now is None:
+        return ""
+    return form.format(now) + (f" of {most}" if most not in (None, now) else "")

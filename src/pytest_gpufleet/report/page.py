@@ -1,0 +1,48 @@
+"""The whole report as one file, made from evidence alone: where pytest-html had no chance to write it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import jinja2
+
+from pytest_gpufleet.report import html, wording
+from pytest_gpufleet.verdict.evidence import Check, Record
+
+
+def page(record: Record, sha256: str) -> str:
+    """A self-contained HTML page: the report as pytest-html's page has it, and a plain table of every check.
+
+    `sha256`: of the whole evidence file.
+    """
+    return render(
+        "page.html.jinja",
+        host=record.run.get("host") or "unknown host",
+        fragment=html.summary(record, sha256),
+        checks=[_row(check) for check in record.checks.values()],
+    )
+
+
+def _row(check: Check) -> tuple[str, ...]:
+    return (
+        check.outcome,
+        wording.SYMBOLS.get(check.outcome, "○"),
+        wording.clean(check.title),
+        wording.clean(check.id),
+        f"{check.seconds:,.1f}",
+        wording.clean(check.message),
+    )
+
+
+def render(template: str, **content: object) -> str:
+    """A template of this folder as a page that needs no other file."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    style = html.stylesheet().read_text(encoding="utf-8")
+    return environment.get_template(template).render(style=style, version=version("pytest-gpufleet"), **content)

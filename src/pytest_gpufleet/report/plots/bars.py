@@ -1,0 +1,103 @@
+"""One bar a GPU, beside the limit and its peers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from matplotlib.colors import to_rgba
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.figures import ONE_GPU, for_information, per_gpu, told_apart
+from pytest_gpufleet.report.plots import canvas
+from pytest_gpufleet.verdict.finding import Finding
+
+COLUMNS = 3
+BAR = 0.155  # inches
+MOST = 12
+LONGEST_TITLE = 36
+MEASURED: Any = {"facecolor": to_rgba(canvas.COLOURS[0], 0.8), "linewidth": 0}
+# Hatched, for paper without colour.
+MISSED: Any = {"facecolor": "#e8938a", "edgecolor": canvas.BAD, "hatch": "//////", "linewidth": 0.8}
+
+
+def bars(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """(caption, SVG) for each metric of which every GPU has a figure of its own: a panel for each of its conditions.
+
+    Metrics of which nothing has to have a limit are left to the tables.
+    """
+    drawn = []
+    some = [finding for finding in findings if per_gpu(finding)]
+    for metric in dict.fromkeys(finding.measurement.metric for finding in some):
+        of_metric = [finding for finding in some if finding.measurement.metric == metric]
+        # What was judged comes first if there is more than anybody wants to look at.
+        of_metric.sort(key=for_information)
+        if not for_information(of_metric[0]):
+            drawn.append(_drawn(of_metric[:MOST]))
+    return drawn
+
+
+def _drawn(findings: Sequence[Finding]) -> tuple[str, str]:
+    metric = wording.metric(findings[0])
+    caption = metric.title[:1].upper() + metric.title[1:] + ("" if "GPU" in metric.title else ", by GPU")
+    scale, unit = (100, "%") if metric.unit == "ratio" else (1, metric.unit)
+    shared, names = told_apart(findings)
+    places = sorted({place for finding in findings for place in finding.measurement.values}, key=_number)
+    with canvas.style(caption):
+        height = 0.1 + BAR * len(places)
+        figure, axes = canvas.panels(len(findings), COLUMNS, height, legend=True)
+        for number, (each, finding, name) in enumerate(zip(axes, findings, names, strict=True)):
+            _panel(each, finding, places, scale)
+            most = LONGEST_TITLE if len(findings) >= COLUMNS else LONGEST_TITLE * COLUMNS // 2
+            canvas.title(each, name if len(name) <= most else f"{name[: most - 3]}...")
+            each.set_yticks(range(len(places)), [wording.place(place) for place in places], fontsize=7.5)
+            if number % COLUMNS:
+                each.tick_params(axis="y", labelleft=False)
+            if number + COLUMNS >= len(findings):
+                canvas.labels(each, x=unit)
+        canvas.legend(figure, _legend(findings))
+        return caption, canvas.svg(figure, f"{caption}: {'; '.join(filter(None, names))}. {shared}")
+
+
+def _panel(axes: Any, finding: Finding, places: Sequence[str], scale: float) -> None:
+    values = {place: value * scale for place, value in finding.measurement.values.items() if math.isfinite(value)}
+    bad = {*finding.missed, *(finding.slower_than_peers or ())}
+    limit = finding.limit.value * scale if finding.limit else 0.0
+    top = max([*values.values(), limit, 1e-9])
+    for row, place in enumerate(places):
+        value = values.get(place)
+        if value is not None:
+            axes.barh(row, value, height=0.72, **(MISSED if place in bad else MEASURED))
+        text = wording.number(value) if value is not None else "-"
+        weight = "bold" if place in bad else "normal"
+        axes.annotate(text, (top * 1.03, row), va="center", fontsize=7.5, fontweight=weight)
+    if len(values) > 1:
+        axes.axvline(median(values.values()), color=canvas.INK, linewidth=0.9, linestyle=":")
+    if finding.limit:
+        axes.axvline(limit, color=canvas.INK, linewidth=1.6)
+    axes.set_xlim(0, top * 1.24)
+    axes.set_ylim(len(places) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.locator_params(axis="x", nbins=4)
+    axes.xaxis.set_major_formatter(lambda value, _: wording.number(value))
+    axes.tick_params(axis="x", labelsize=7.5)
+
+
+def _legend(findings: Sequence[Finding]) -> list[Any]:
+    handles: list[Any] = [Patch(**MEASURED, label="measured")]
+    if any(finding.state == "missed" for finding in findings):
+        handles.append(Patch(**MISSED, label="missed"))
+    handles.append(Line2D([], [], color=canvas.INK, linewidth=0.9, linestyle=":", label="median"))
+    if any(finding.limit for finding in findings):
+        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.6, label="limit"))
+    return handles
+
+
+def _number(place: str) -> int:
+    found = ONE_GPU.fullmatch(place)
+    return int(found[1]) if found else 0

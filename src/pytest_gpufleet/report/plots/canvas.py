@@ -1,0 +1,122 @@
+"""What every plot of the report is drawn on: SVG to stand inside HTML.
+
+matplotlib's objects are used without pyplot, which keeps global state. Text and axes take the colour of the
+text around them (`currentColor`), so that one drawing serves on paper, in light and in dark; the lines have
+mid-tones that stand out on both. Places are computed here and not by matplotlib's layout engines, which draw
+everything twice to find them.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.verdict.finding import Limit
+
+COLOURS = ("#2f7ed8", "#cc5c1d", "#1a935f", "#b0529c", "#8d7d0e", "#7b6be0", "#c8434f")
+BAD = "#d03b2f"
+MARKERS = "os^DvPX"
+# Stands for currentColor: matplotlib takes real colours only.
+INK = "#123457"
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+}
+
+WIDTH = 8.2  # of every plot, in inches
+# Room around panels, in inches. The reader's font may be wider than the one that was measured here.
+LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.3, 0.28, 0.5
+LEGEND = 0.34
+
+
+def style(salt: str) -> Any:
+    """The context to draw in. matplotlib makes ids from `salt`, and drawings on one page must not share them."""
+    return matplotlib.rc_context({**_STYLE, "svg.hashsalt": wording.clean(salt)})
+
+
+def panels(
+    count: int, columns: int, height: float, legend: bool, left: float = LEFT, gap: float = 0.42
+) -> tuple[Figure, list[Any]]:
+    """A figure with `count` panels side by side in as many rows as it takes, each `height` inches high."""
+    columns = max(2, min(columns, count))  # one alone is not drawn wider than two
+    rows = math.ceil(count / columns)
+    head = TOP + (LEGEND if legend else 0.0)
+    total = head + rows * height + (rows - 1) * (TOP + BOTTOM) + BOTTOM
+    width = (WIDTH - left - RIGHT - (columns - 1) * gap) / columns
+    figure = Figure(figsize=(WIDTH, total))
+    figure.patch.set_visible(False)  # the page shows through, be it light or dark
+    axes = []
+    for number in range(count):
+        row, column = divmod(number, columns)
+        bottom = total - head - (row + 1) * height - row * (TOP + BOTTOM)
+        box = ((left + column * (width + gap)) / WIDTH, bottom / total, width / WIDTH, height / total)
+        axes.append(plain(figure.add_axes(box)))
+    return figure, axes
+
+
+def plain(axes: Any) -> Any:
+    """Axes without what carries no information."""
+    axes.patch.set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color=INK, alpha=0.15, linewidth=0.8)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def title(axes: Any, text: str) -> None:
+    axes.set_title(wording.clean(text), fontsize=9, loc="left", pad=5, fontweight="bold", parse_math=False)
+
+
+def labels(axes: Any, x: str = "", y: str = "") -> None:
+    """What the axes show; empty leaves one as it is."""
+    if x:
+        axes.set_xlabel(wording.clean(x), parse_math=False)
+    if y:
+        axes.set_ylabel(wording.clean(y), parse_math=False)
+
+
+def legend(figure: Figure, handles: list[Any]) -> None:
+    if handles:
+        shown = figure.legend(
+            handles=handles, loc="upper left", bbox_to_anchor=(0.0, 1.0), ncols=6, frameon=False, fontsize=8.5,
+            borderaxespad=0.1, handlelength=1.8, columnspacing=1.4,
+        )  # fmt: skip
+        for text in shown.get_texts():
+            text.set_parse_math(False)
+            text.set_text(wording.clean(text.get_text()))
+
+
+def published(limit: Limit | None) -> float | None:
+    """What a healthy machine was measured at, where the limit was made from that."""
+    return limit.value / 0.90 if limit and limit.kind == "0.90 x published measurement" else None
+
+
+def ticks(values: Iterable[float], most: int) -> list[float]:
+    """At most so many of the values, from the largest down."""
+    every = sorted(set(values))
+    return every[::-1][:: math.ceil(len(every) / most)]
+
+
+def svg(figure: Figure, description: str) -> str:
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # the date would make every file differ
+    canvas: Any = FigureCanvasSVG(figure)  # some versions of matplotlib come without its types
+    canvas.print_svg(file, metadata=nothing)
+    _, tag, body = file.getvalue().partition("<svg ")
+    # Two drawings on one page must not share ids; none of matplotlib's names is referred to, its hashes are.
+    body = re.sub(r' id="[\w.]+_\d+"', "", body).replace(INK, "currentColor")
+    # A tenth of a point is finer than the eye; with six digits the file would be twice as large.
+    body = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), body)
+    return f'{tag}role="img" aria-label="{escape(wording.clean(description))}" {body}'

@@ -1,0 +1,140 @@
+"""Figures against a size: bandwidth and latency against bytes, throughput against the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib.lines import Line2D
+
+from pytest_gpufleet.probes.reading import WORLD
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.figures import for_information, told_apart
+from pytest_gpufleet.report.plots import canvas
+from pytest_gpufleet.verdict.finding import Finding
+
+# What may stand on the horizontal axis, and how many points are worth a curve.
+SIZES: dict[str, tuple[int, str, Callable[[float], str]]] = {
+    "bytes": (3, "message size", wording.size),
+    "batch": (3, "batch of each GPU", wording.number),
+}
+PANEL = ("collective", "operation", "recipe")  # the first of these that a figure has gives it its panel
+COLUMNS = 3
+HEIGHT = 1.35
+
+Point = tuple[float, float, Finding]
+
+
+def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """(caption, SVG) for each metric that was measured for all ranks together at several sizes.
+
+    One panel for each collective or recipe, limits as short marks, and what was published for a healthy machine as
+    open circles.
+    """
+    drawn = []
+    for key, (fewest, label, _) in SIZES.items():
+        for metric in dict.fromkeys(finding.measurement.metric for finding in findings):
+            some = [f for f in findings if f.measurement.metric == metric and _size(f, key) > 0 and _value(f)]
+            panels = _panels(some, key, fewest)
+            if panels:
+                definition = wording.metric(some[0])
+                caption = f"{definition.title[:1].upper()}{definition.title[1:]} against {label}"
+                drawn.append((caption, _svg(panels, key, caption, definition.unit)))
+    return drawn
+
+
+def _panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[str, dict[str, list[Point]]]:
+    """Panel -> line -> points by size; lines with fewer points are no curves."""
+    if not findings:
+        return {}
+    _, names = told_apart(findings, without=key)
+    panels: dict[str, dict[str, dict[float, Point]]] = {}
+    for finding, name in zip(findings, names, strict=True):
+        conditions = finding.measurement.conditions
+        panel = next((str(conditions[each]) for each in PANEL if each in conditions), "")
+        line = ", ".join(part for part in name.split(", ") if part != panel)
+        value = _value(finding)
+        assert value is not None  # filtered before
+        points = panels.setdefault(panel, {}).setdefault(line, {})
+        size = _size(finding, key)
+        if size not in points or not for_information(finding):  # measured twice: what was judged counts
+            points[size] = (size, value, finding)
+    curves = {
+        panel: {
+            line: [points[size] for size in sorted(points)] for line, points in lines.items() if len(points) >= fewest
+        }
+        for panel, lines in panels.items()
+    }
+    return {panel: lines for panel, lines in curves.items() if lines}
+
+
+def _svg(panels: dict[str, dict[str, list[Point]]], key: str, caption: str, unit: str) -> str:
+    _, label, show = SIZES[key]
+    names = list(dict.fromkeys(line for lines in panels.values() for line in lines))
+    points = [point for lines in panels.values() for line in lines.values() for point in line]
+    limits = any(finding.limit for _, _, finding in points)
+    healthy = [value for _, _, finding in points if (value := canvas.published(finding.limit))]
+    top = max([value for _, value, _ in points] + healthy + [f.limit.value for _, _, f in points if f.limit])
+    sizes = sorted({size for size, _, _ in points})
+    handles = _legend(names, limits, bool(healthy))
+    with canvas.style(caption):
+        figure, axes = canvas.panels(len(panels), COLUMNS, HEIGHT, legend=bool(handles))
+        for number, (each, (panel, lines)) in enumerate(zip(axes, panels.items(), strict=True)):
+            for name, line in lines.items():
+                _draw(each, line, names.index(name))
+            canvas.title(each, panel)
+            marks = canvas.ticks(sizes, 5)
+            labels = [show(mark).replace(" ", "\u2009") for mark in marks]
+            each.set_xticks([math.log2(mark) for mark in marks], labels, fontsize=7.5)
+            each.set_xlim(math.log2(sizes[0]) - 0.7, math.log2(sizes[-1]) + 0.7)
+            each.set_ylim(0, top * 1.08)
+            each.yaxis.set_major_formatter(lambda value, _: wording.number(value))
+            if number % COLUMNS:
+                each.tick_params(axis="y", labelleft=False)
+            else:
+                canvas.labels(each, y=unit)
+            if number + COLUMNS >= len(panels):
+                canvas.labels(each, x=label)
+        canvas.legend(figure, handles)
+        return canvas.svg(figure, f"{caption}: {'; '.join(filter(None, panels))}")
+
+
+def _draw(axes: Any, line: Sequence[Point], index: int) -> None:
+    # Logarithms on a plain axis: matplotlib's own logarithmic axis takes twice as long.
+    colour = canvas.COLOURS[index % len(canvas.COLOURS)]
+    xs, ys = [math.log2(size) for size, _, _ in line], [value for _, value, _ in line]
+    axes.plot(xs, ys, color=colour, marker=canvas.MARKERS[index % len(canvas.MARKERS)], markersize=3.5, linewidth=1.4)
+    for x, (_, value, finding) in zip(xs, line, strict=True):
+        if finding.limit:
+            axes.plot([x - 0.6, x + 0.6], [finding.limit.value] * 2, color=canvas.INK, linewidth=1.8)
+        if healthy := canvas.published(finding.limit):
+            axes.plot([x], [healthy], "o", markersize=6, markerfacecolor="none", markeredgecolor=canvas.INK,
+                      markeredgewidth=0.9)  # fmt: skip
+        if finding.state == "missed":
+            axes.plot([x], [value], "X", color=canvas.BAD, markersize=8, markeredgewidth=0)
+
+
+def _legend(names: Sequence[str], limits: bool, healthy: bool) -> list[Any]:
+    handles = [
+        Line2D([], [], color=canvas.COLOURS[index % len(canvas.COLOURS)], linewidth=1.4, markersize=4,
+               marker=canvas.MARKERS[index % len(canvas.MARKERS)], label=name or "measured")
+        for index, name in enumerate(names)
+    ]  # fmt: skip
+    if limits:
+        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.8, label="limit"))
+    if healthy:
+        handles.append(Line2D([], [], color=canvas.INK, marker="o", markersize=6, markerfacecolor="none",
+                              linestyle="", label="published for a healthy machine"))  # fmt: skip
+    return handles if len(handles) > 1 else []
+
+
+def _value(finding: Finding) -> float | None:
+    """The figure of all ranks together."""
+    value = finding.measurement.values.get(WORLD)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _size(finding: Finding, key: str) -> float:
+    size = finding.measurement.conditions.get(key, 0)
+    return float(size) if isinstance(size, int | float) else 0

@@ -1,0 +1,92 @@
+"""How training grows with the number of GPUs, and how its methods compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.lines import Line2D
+
+from pytest_gpufleet.probes.reading import WORLD
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.plots import canvas
+from pytest_gpufleet.verdict.finding import Finding
+
+COLUMNS = 3
+HEIGHT = 1.5
+THROUGHPUT = "train_throughput"
+# What a line of the plot is named by; figures that differ in anything else are other lines.
+NAMED_BY = ("model", "method", "recipe", "workload", "optimizer")
+
+Points = dict[int, tuple[float, Finding]]
+
+
+def scaling(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """(caption, SVG) of training throughput against the number of GPUs: a panel for each recipe, with the line on which
+    no GPU would lose anything and the efficiency of each point. Nothing where only one number was measured."""
+    panels: dict[str, Points] = {}
+    for finding in findings:
+        measurement = finding.measurement
+        ranks, value = measurement.conditions.get("ranks"), measurement.values.get(WORLD)
+        if measurement.metric == THROUGHPUT and isinstance(ranks, int) and value is not None and math.isfinite(value):
+            panels.setdefault(_name(finding), {})[ranks] = (value, finding)
+    panels = {name: points for name, points in panels.items() if len(points) > 1}
+    if not panels:
+        return []
+    caption = "Training throughput against the number of GPUs"
+    with canvas.style(caption):
+        figure, axes = canvas.panels(len(panels), COLUMNS, HEIGHT, legend=True, gap=0.75)
+        for number, (each, (name, points)) in enumerate(zip(axes, panels.items(), strict=True)):
+            _panel(each, points)
+            canvas.title(each, name)
+            if number % COLUMNS == 0:
+                canvas.labels(each, y="images/s")
+            if number + COLUMNS >= len(panels):
+                canvas.labels(each, x="ranks")
+        canvas.legend(figure, _legend(panels))
+        told = [f"{name}: {', '.join(_told(points))}" for name, points in panels.items()]
+        return [(caption, canvas.svg(figure, f"{caption}. {'; '.join(told)}"))]
+
+
+def _panel(axes: Any, points: Points) -> None:
+    ranks = sorted(points)
+    fewest = ranks[0]
+    one = points[fewest][0] / fewest
+    axes.plot([0, ranks[-1]], [0, one * ranks[-1]], color=canvas.INK, linewidth=0.9, linestyle=":")
+    axes.plot(ranks, [points[each][0] for each in ranks], color=canvas.COLOURS[0], marker="o", markersize=4)
+    for each in ranks:
+        value, finding = points[each]
+        if finding.limit:
+            reach = 0.03 * ranks[-1]
+            axes.plot([each - reach, each + reach], [finding.limit.value] * 2, color=canvas.INK, linewidth=1.8)
+        if finding.state == "missed":
+            axes.plot([each], [value], "X", color=canvas.BAD, markersize=8, markeredgewidth=0)
+        if each != fewest:
+            text = f"{wording.number(value)}\n{wording.percent(value / (each * one))}"
+            axes.annotate(text, (each, value), (-3, 2), textcoords="offset points", ha="right", va="bottom", fontsize=7)
+    axes.set_xlim(0, ranks[-1] * 1.08)
+    axes.set_ylim(0, max(one * ranks[-1], max(value for value, _ in points.values())) * 1.25)
+    axes.set_xticks(ranks)
+    axes.locator_params(axis="y", nbins=5)
+    axes.yaxis.set_major_formatter(lambda value, _: wording.number(value))
+    axes.tick_params(labelsize=7.5)
+
+
+def _legend(panels: dict[str, Points]) -> list[Any]:
+    handles = [
+        Line2D([], [], color=canvas.COLOURS[0], marker="o", markersize=4, label="measured, and share of the ideal"),
+        Line2D([], [], color=canvas.INK, linewidth=0.9, linestyle=":", label="ideal: nothing lost"),
+    ]
+    if any(finding.limit for points in panels.values() for _, finding in points.values()):
+        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.8, label="limit"))
+    return handles
+
+
+def _told(points: Points) -> list[str]:
+    return [f"{wording.number(points[ranks][0])} images/s on {ranks}" for ranks in sorted(points)]
+
+
+def _name(finding: Finding) -> str:
+    conditions = finding.measurement.conditions
+    return ", ".join(wording.words({key: conditions[key] for key in NAMED_BY if key in conditions}))

@@ -1,0 +1,102 @@
+"""One paragraph that says why a verdict is what it is, to somebody who knows none of the checks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.blame import Blame, blames, cause, times_named
+from pytest_gpufleet.report.gap import gaps
+from pytest_gpufleet.report.stamp import STAMPS, stamp
+from pytest_gpufleet.verdict.evidence import Record
+
+MOST_GPUS = 3
+
+
+def why(record: Record) -> str:
+    """The paragraph for the top of the report."""
+    word = stamp(record).word
+    if word == "REHEARSAL":
+        return " ".join((f"{_rehearsed(record)}.", STAMPS[word].meaning))
+    if record.verdict is None:
+        return f"The run did not reach its end, so there is no verdict. {_open(record)}".rstrip()
+    accused = blames(record)
+    if word == "REJECTED" and accused:
+        failed = f"{len(accused)} of {wording.count(len(record.checks), 'check')} failed."
+        return " ".join(filter(None, (failed, _named(record, accused), _first_cause(record, accused))))
+    if word == "ACCEPTED":
+        return f"{_judged(record)} {_tightest(record)}".rstrip()
+    return " ".join(filter(None, (STAMPS[word].meaning, _open(record))))
+
+
+def _rehearsed(record: Record) -> str:
+    outcomes = Counter(check.outcome for check in record.checks.values())
+    told = [f"{wording.count(outcomes['passed'], 'check')} passed", f"{outcomes['failed'] or 'none'} failed"]
+    if outcomes["not applicable"]:
+        told.append(f"{outcomes['not applicable']} {_s('need', outcomes['not applicable'])} a GPU")
+    return ", ".join(told)
+
+
+def _named(record: Record, accused: Mapping[str, Blame]) -> str:
+    """ "GPU 5 (serial 1654124046124) is named in 2 of them." """
+    times = times_named(accused.values()).most_common()
+    if not times:
+        return "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
+    serials = {gpu.place: f"serial {gpu.serial}" if gpu.serial else gpu.pci_bus_id for gpu in record.topology.gpus}
+    told = [f"{wording.place(place)} ({serials[place]}) is named in {count}" for place, count in times[:MOST_GPUS]]
+    text = ", ".join(told) + (f", and {len(times) - MOST_GPUS} more GPUs in some" if len(times) > MOST_GPUS else "")
+    nobody = sum(not blame.named for blame in accused.values())
+    return f"{text} of them" + (f"; {nobody} {_s('point', nobody)} to no single GPU." if nobody else ".")
+
+
+def _s(verb: str, count: int) -> str:
+    return f"{verb}s" if count == 1 else verb
+
+
+def _first_cause(record: Record, accused: Mapping[str, Blame]) -> str:
+    for check_id in accused:
+        findings = [finding for finding in record.findings if finding.check == check_id]
+        if check_id in record.checks and (text := cause(record.checks[check_id], findings)):
+            return _briefly(text.splitlines()[0], record).rstrip(".") + "."
+    return ""
+
+
+def _briefly(text: str, record: Record) -> str:
+    """Without the identities of GPUs, which stand in the table below."""
+    for gpu in record.topology.gpus:
+        text = text.replace(gpu.identity, wording.place(gpu.place))
+    return re.sub(r"rank \d+ of \d+, ", "", text)
+
+
+def _judged(record: Record) -> str:
+    gpus, level = wording.count(len(record.topology.gpus), "GPU"), record.run.get("level")
+    figures = sum(finding.state == "met" for finding in record.findings)
+    return f"Every check that level {level} requires ran on {gpus}, and all {figures} judged figures met their limits."
+
+
+def _tightest(record: Record) -> str:
+    """The figure that came nearest to its limit."""
+    judged = [finding for finding in record.findings if finding.state == "met" and finding.limit]
+    nearest = min(judged, key=wording.margin, default=None)
+    worst = wording.worst(nearest) if nearest else None
+    if nearest is None or nearest.limit is None or worst is None:
+        return ""
+    value, limit = wording.beside(worst[1], nearest.limit)
+    what = ", ".join([wording.title(nearest), *wording.conditions(nearest)])
+    inside = wording.percent(wording.margin(nearest), 2)
+    return f"Nearest to its limit came {what}: {value} against {limit}, {inside} inside."
+
+
+def _open(record: Record) -> str:
+    counts: Counter[str] = Counter()
+    for gap in gaps(record):
+        counts[gap.state] += len(gap.things)
+    nouns = {"not judged": "figure"}
+    told = [
+        f"{wording.count(count, nouns.get(state, 'check'))} {state}"
+        for state, count in counts.items()
+        if state != "not applicable"
+    ]
+    return f"Open: {', '.join(told)}." if told else ""

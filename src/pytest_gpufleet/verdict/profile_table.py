@@ -1,0 +1,133 @@
+"""A table of a profile's TOML file, whose errors name the file, the line and the key."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# The way from the top of the file to a table or a key: ("limit", 2, "when", "ranks"), arrays counted from 1.
+Way = tuple[str | int, ...]
+
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
+_KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*[.=]""")
+
+
+class ProfileError(ValueError):
+    """A profile cannot be used; the message says in one sentence where, what, and what to write instead."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Keys and values, and where they stand."""
+
+    values: Mapping[str, Any]
+    path: Path
+    lines: Mapping[Way, int]
+    way: Way = ()
+
+    def error(self, message: str, key: str = "") -> ProfileError:
+        return ProfileError(f"{self.place(key)}: {self.name}{message}")
+
+    def place(self, key: str = "") -> str:
+        """The file, and the line of the key or of the nearest thing around it whose line is known."""
+        line = self.line(key)
+        return f"{self.path}:{line}" if line else f"{self.path}"
+
+    def line(self, key: str = "") -> int | None:
+        way = (*self.way, key)
+        return next((self.lines[way[:end]] for end in range(len(way), 0, -1) if way[:end] in self.lines), None)
+
+    @property
+    def name(self) -> str:
+        """The table at the beginning of a sentence: "limit 2: ", "[facts]: "; empty for the top of the file."""
+        match self.way:
+            case ():
+                return ""
+            case ("limit", number):
+                return f"limit {number}: "
+            case ("limit", number, key):
+                return f'limit {number}: "{key}": '
+            case way:
+                return f"[{'.'.join(map(str, way))}]: "
+
+    def check_keys(self, known: Iterable[str]) -> None:
+        known = tuple(known)
+        for key in self.values:
+            if key not in known:
+                raise self.error(f'unknown key "{key}"; {hint(key, known)}', key)
+
+    def required(self, key: str) -> Any:
+        if key not in self.values:
+            raise self.error(f'"{key}" is missing; add it.')
+        return self.values[key]
+
+    def text(self, key: str) -> str:
+        value = self.required(key)
+        if not isinstance(value, str) or not value.strip():
+            raise self.error(f'"{key}" must be a text that is not empty, not {value!r}.', key)
+        return value
+
+    def choice(self, key: str, choices: Iterable[str]) -> str:
+        value, choices = self.text(key), tuple(choices)
+        if value not in choices:
+            raise self.error(f'"{key}" cannot be "{value}"; {hint(value, choices)}', key)
+        return value
+
+    def table(self, key: str) -> Table:
+        """The table below this one; an empty one if there is none."""
+        value = self.values.get(key, {})
+        if not isinstance(value, dict):
+            raise self.error(f'"{key}" must be a table of keys and values, not {value!r}.', key)
+        return Table(value, self.path, self.lines, (*self.way, key))
+
+    def tables(self, key: str) -> list[Table]:
+        """The list of tables below this one."""
+        values = self.values.get(key, [])
+        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+            raise self.error(f'"{key}" must be a list; begin each {key} with [[{key}]] in two brackets.', key)
+        return [Table(value, self.path, self.lines, (*self.way, key, n)) for n, value in enumerate(values, 1)]
+
+
+def read(path: Path) -> Table:
+    """The top of a TOML file. ProfileError if it cannot be read or is not TOML."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return Table(tomllib.loads(text), path, _lines(text))
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file.") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        line = re.search(r"\(at line (\d+)", str(error))
+        place = f"{path}:{line[1]}" if line else f"{path}"
+        raise ProfileError(f"{place}: is not valid TOML: {error}.") from None
+
+
+def _lines(text: str) -> dict[Way, int]:
+    """Where tables and keys begin, since tomllib does not tell. Keys inside of braces have no line of their own."""
+    lines: dict[Way, int] = {}
+    seen: Counter[str] = Counter()
+    here: Way = ()
+    for number, line in enumerate(text.split("\n"), 1):
+        if header := _HEADER.match(line):
+            first, *rest = (part.strip(" \"'") for part in header[2].split("."))
+            seen[first] += header[1] == "[[" and not rest
+            here = (first, *([seen[first]] if seen[first] else []), *rest)
+            lines.setdefault(here, number)
+        elif key := _KEY.match(line):
+            lines.setdefault((*here, key[1]), number)
+    return lines
+
+
+def hint(word: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f'did you mean "{near[0]}"?' if near else f"write {' or '.join(known)}."

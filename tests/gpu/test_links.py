@@ -1,0 +1,147 @@
+"""The links of real GPUs, sound ones and ones made faulty. Skipped without them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.hardware import nvml
+
+LINKS = Path(__file__).parents[2] / "acceptance" / "test_5_links.py"
+
+
+def gpu_count():
+    try:
+        return len(nvml.read_topology().gpus)
+    except nvml.NoGpus:
+        return 0
+
+
+GPUS = gpu_count()
+pytestmark = pytest.mark.skipif(GPUS < 2, reason="needs 2 GPUs")
+
+MODULE = """
+from itertools import combinations
+
+from pytest_gpufleet import MiB
+from pytest_gpufleet.probes import cuda_driver
+from pytest_gpufleet.probes.pairs import pair_bandwidth, wrong_data
+from pytest_gpufleet.verdict.measurement import together
+
+def figures(world, topology, direction):
+    copied = pair_bandwidth(world, topology, direction, 512 * MiB)
+    assert copied.wrong == {}
+    (measurement,) = together(world, copied.by_rank)
+    return measurement
+"""
+
+ALONE = """
+def test_alone(world, gpu_topology):
+    for direction in ("read", "write", "both"):
+        crowded = figures(world, gpu_topology, direction).values
+        for pair in combinations(range(world.size), 2):
+            alone = figures(world.subset(pair), gpu_topology, direction).values
+            for place, value in alone.items():
+                print(f"SHARE {crowded[place] / value:.4f} {direction} {place} {value:.1f} GB/s alone")
+"""
+
+THROUGH_HOST_MEMORY = """
+def cut_off(rank):
+    cuda_driver.genuine, cuda_driver.can_access_peer = cuda_driver.can_access_peer, lambda device, peer: False
+
+def connect(rank):
+    cuda_driver.can_access_peer = cuda_driver.genuine
+
+def test_through_host_memory(world, gpu_topology):
+    world.run(cut_off)  # first: peer access that was enabled once may stay enabled
+    assert wrong_data(world, gpu_topology, 16 * MiB) == {}
+    staged = figures(world, gpu_topology, "read")
+    world.run(connect)
+    direct = figures(world, gpu_topology, "read")
+    assert all(staged.values[place] < value for place, value in direct.values.items())
+    assert staged.conditions["link"] == ("NVLink" if gpu_topology.fabric in ("nvlink", "nvswitch") else "host")
+"""
+
+# On rank 1 a bit of what it has read changes, before anybody looks.
+FLIP = """
+import pytest
+from pytest_gpufleet.probes import pairs
+
+def plant(rank):
+    from pytest_gpufleet.probes.cuda_copies import CudaCopier
+
+    genuine = CudaCopier.seconds
+
+    def seconds(self, *args):
+        taken = genuine(self, *args)
+        if rank.index == 1:
+            pairs._ends.sink.words[-1] ^= 4
+        return taken
+
+    CudaCopier.seconds = seconds
+
+@pytest.fixture(autouse=True, scope="session")
+def flip(world):
+    world.run(plant)
+"""
+
+# Copies to and from one GPU until it is killed.
+HOG = """
+import sys
+import torch
+
+device = f"cuda:{sys.argv[1]}"
+here, there = (torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True) for _ in range(2))
+down, up = (torch.empty(256 << 20, dtype=torch.uint8, device=device) for _ in range(2))
+streams = [torch.cuda.Stream(device) for _ in range(2)]
+print("loaded", flush=True)
+while True:
+    for _ in range(10):
+        with torch.cuda.stream(streams[0]):
+            down.copy_(here, non_blocking=True)
+        with torch.cuda.stream(streams[1]):
+            there.copy_(up, non_blocking=True)
+    torch.cuda.synchronize()
+"""
+
+
+def test_sound_links_pass(run_pytest):
+    run = run_pytest(LINKS, "--gpus=all", "--fleet-dir=runs")
+    assert set(run.outcomes.values()) <= {"passed", "not applicable"}, run.text
+
+
+@pytest.mark.skipif(GPUS < 4, reason="needs 4 GPUs")
+def test_a_pair_is_as_fast_alone_as_while_others_copy(run_pytest):
+    run = run_pytest("--gpus=all", "--fleet-dir=runs", "-s", files={"test_inner.py": MODULE + ALONE})
+    shares = [float(share) for share in re.findall(r"SHARE (\S+)", run.text)]
+    assert len(shares) == 5 * GPUS * (GPUS - 1) // 2, run.text
+    assert all(abs(share - 1) < 0.02 for share in shares), run.text
+
+
+def test_gpus_that_cannot_reach_each_other_copy_through_host_memory(run_pytest):
+    run = run_pytest("--gpus=2", "--fleet-dir=runs", files={"test_inner.py": MODULE + THROUGH_HOST_MEMORY})
+    assert set(run.outcomes.values()) == {"passed"}, run.text
+
+
+def test_a_flipped_bit_is_found_and_its_pair_named(run_pytest):
+    check = f"{LINKS}::test_data_crosses_every_pair_unharmed"
+    run = run_pytest(check, "--gpus=2", "--fleet-dir=runs", "-p", "faulty", files={"faulty.py": FLIP}, PYTHONPATH=".")
+    message = run.check("test_data_crosses_every_pair_unharmed").message
+    assert re.search(r"GPU 1 .* and GPU 0 .*: 1 of 2,097,152 words of 8 bytes are wrong: word 2,097,151 is 0x", message)
+    assert not re.search("GPU 0 .* and GPU 1 ", message)
+
+
+@pytest.mark.skipif(GPUS < 3, reason="needs 3 GPUs: with two, nobody can say which one is off")
+def test_a_host_link_that_somebody_else_uses_is_named(run_pytest):
+    with subprocess.Popen([sys.executable, "-c", HOG, "1"], stdout=subprocess.PIPE, text=True) as hog:
+        try:
+            assert hog.stdout.readline() == "loaded\n"
+            check = f"{LINKS}::test_host_bandwidth_of_each_gpu"
+            run = run_pytest(check, "--gpus=all", "--fleet-dir=runs", "-k", "not both")
+        finally:
+            hog.kill()
+    for way in ("host to device", "device to host"):
+        message = run.check(f"test_host_bandwidth_of_each_gpu[{way}]").message
+        assert set(re.findall(r"^  GPU (\d+) ", message, re.MULTILINE)) == {"1"}, run.text

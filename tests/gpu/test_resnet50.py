@@ -1,0 +1,137 @@
+"""ResNet training on real GPUs: what it computes, and what it leaves behind. Skipped without them."""
+
+import os
+import sys
+
+import pytest
+import torch
+
+from pytest_gpufleet.hardware import nvml
+from pytest_gpufleet.options import Options
+from pytest_gpufleet.probes import batch_size, comparison, peak, training
+from pytest_gpufleet.probes.reading import GiB
+from pytest_gpufleet.probes.recipes import RECIPES, Workload, plan
+from pytest_gpufleet.probes.replicas import differences
+from pytest_gpufleet.session import Fleet
+from pytest_gpufleet.verdict.measurement import measure_all
+from pytest_gpufleet.world import shipping
+
+STEPS = 150
+SMALL = Workload(batch=64, warm_up=2, steps=5)
+COMPILING_SECONDS = 900
+
+
+def gpu_count():
+    try:
+        return len(nvml.read_topology().gpus)
+    except nvml.NoGpus:
+        return 0
+
+
+GPUS = gpu_count()
+pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU here")
+
+
+@pytest.fixture(scope="module")
+def group():
+    shipping.ship_by_value(sys.modules[__name__])
+    fleet = Fleet(Options(gpus="all", timeout=COMPILING_SECONDS), ())
+    yield fleet.world(with_group=True)
+    fleet.close()
+
+
+def free(rank):
+    return torch.cuda.mem_get_info()[0]
+
+
+def process(rank):
+    return os.getpid()
+
+
+def learn(rank, recipe):
+    """The losses of training on one batch, and where the ranks' networks differ after it."""
+    what = plan(recipe, SMALL, rank.device)
+    with training.precision(what.recipe):
+        if recipe == "peak":
+            network = training.network(what, rank.device)
+            step, _ = peak.steps(network, what, *training.synthetic_batch(rank, what), rank.group)
+        else:
+            network = training.ddp_of(rank, what) if rank.size > 1 else training.module_of(rank, what)
+            data = training.synthetic_batch(rank, what)
+            fed = training.eager(network, what, rank.device)
+
+            def step():
+                return fed(*data)
+
+        losses = [step().item() for _ in range(STEPS)]
+    return losses, differences(rank, dict(network.named_parameters())) if rank.size > 1 else []
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "fp32"])
+def test_every_recipe_learns_as_fp32_does(group, recipe):
+    usual, learned = group.run(learn, "fp32"), group.run(learn, recipe)
+    ahead = peak.WARM_UP if recipe == "peak" else 0  # steps that were done before the first one that is seen
+    for (expected, _), (losses, different) in zip(usual, learned, strict=True):
+        assert not different
+        assert max(expected[-1], losses[-1]) < 0.2 * expected[0], (losses, expected)
+        # Rounding lets trainings drift apart; at first they go the same way.
+        pairs = list(zip(losses, expected[ahead:], strict=False))[:20]
+        assert max(abs(ours - theirs) for ours, theirs in pairs) < 0.1 * expected[0], pairs
+
+
+def test_peak_is_faster_than_amp_and_its_memory_comes_back(group):
+    asked = Workload(batch=256, warm_up=10, steps=10)
+    (amp,) = measure_all(group, training.train_throughput, "amp", asked)
+    before = group.run(free)
+    fast, share = measure_all(group, training.train_throughput, "peak", asked, communication=True)
+    after = group.run(free)
+    assert fast.values["world"] > amp.values["world"]
+    assert share.values["world"] < 0.2
+    assert all(now > 0.98 * then for then, now in zip(before, after, strict=True))
+
+
+def test_the_largest_batch_is_found_without_losing_a_rank(group):
+    pids = group.run(process)
+    one = group.subset([0])
+    measured = measure_all(one, batch_size.throughput_by_batch, "tf32", Workload(warm_up=1, steps=1))
+    batches = sorted({each.conditions["batch"] for each in measured})
+    used = {each.conditions["batch"]: each.values for each in measured if each.metric == "train_memory"}
+    memory = one.gpus[0].memory_bytes / GiB
+    assert used[batches[-1]].popitem()[1] > 0.75 * memory
+    assert group.run(process) == pids
+
+
+def test_full_memory(group):
+    for each in group.run(batch_size.fill_memory, "tf32", seconds=10):
+        assert each.used >= batch_size.FILLED * each.total
+        assert each.free_after >= 0.99 * each.free_before
+        assert each.steps >= 2
+
+
+def test_memory_that_does_not_come_back_shows(group):
+    kept = 4 << 30
+
+    def leak(rank):
+        genuine, held = batch_size._filling_batch, []
+
+        def leaking(*args):
+            held.append(torch.empty(kept, dtype=torch.uint8, device=rank.device))
+            return genuine(*args)
+
+        batch_size._filling_batch = leaking
+        try:
+            return batch_size.fill_memory(rank, "tf32", seconds=1)
+        finally:
+            batch_size._filling_batch = genuine
+
+    for each in group.run(leak):
+        assert each.free_before - each.free_after > 0.9 * kept
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPUs")
+def test_data_parallel_uses_all_gpus(group):
+    fast, *memory = measure_all(group.subset([0]), comparison.throughput_by, "dp", "bf16", SMALL, places=group.places)
+    assert fast.conditions["ranks"] == GPUS
+    (used,) = (each.values for each in memory)
+    assert set(used) == set(group.places)
+    assert min(used.values()) > 0.5  # GiB

@@ -1,0 +1,97 @@
+"""Bandwidth and latency of collectives on CPU ranks: what is counted, and under which conditions it is told."""
+
+import json
+
+import pytest
+
+from pytest_gpufleet import GiB
+from pytest_gpufleet.probes.collectives import COLLECTIVES, buffer_bytes
+
+# doc/PERFORMANCE.md of nccl-tests, for 8 ranks.
+FACTORS = {
+    "all_reduce": 1.75, "all_gather": 0.875, "reduce_scatter": 0.875, "broadcast": 1, "reduce": 1, "all_to_all": 0.875,
+    "gather": 0.875, "scatter": 0.875, "sendrecv": 1,
+}  # fmt: skip
+
+MODULE = """
+import json
+
+from pytest_gpufleet import measure_all
+from pytest_gpufleet.probes.collectives import COLLECTIVES, bus_bandwidth, latency, sweep
+
+def test_figures(nccl_group):
+    told = []
+    for name in COLLECTIVES:
+        told += measure_all(nccl_group, sweep, latency, name, [8, 1024])
+        told += measure_all(nccl_group, sweep, bus_bandwidth, name, [65536])
+    told += measure_all(nccl_group, sweep, bus_bandwidth, "all_gather", [65536], in_place=True)
+    for one in told:
+        assert one.definition.unit == {"busbw": "GB/s", "collective_latency": "us"}[one.metric]
+        assert len(one.samples["world"]) == {"busbw": 3, "collective_latency": 5}[one.metric]
+        assert one.values["world"] > 0
+    with open("figures.json", "w") as file:
+        json.dump([[one.metric, dict(one.conditions)] for one in told], file)
+
+def test_a_slow_rank_counts(nccl_group):
+    import time
+
+    import torch.distributed as dist
+
+    def slow(rank):
+        genuine = dist.all_to_all_single
+        if rank.index == 1:
+            dist.all_to_all_single = lambda *args, **kwargs: (time.sleep(0.01), genuine(*args, **kwargs))[1]
+        return latency(rank, "all_to_all", 8)
+
+    (one,) = measure_all(nccl_group, slow)
+    assert one.values["world"] > 10_000
+"""
+
+
+def test_factors_are_those_of_nccl_tests():
+    assert {name: collective.factor(8) for name, collective in COLLECTIVES.items()} == FACTORS
+
+
+def test_buffers_count_what_a_rank_holds():
+    counted = {name: buffer_bytes(name, 8 * GiB, 8) // GiB for name in COLLECTIVES}
+    assert counted == {
+        "all_reduce": 8, "all_gather": 9, "reduce_scatter": 9, "broadcast": 8, "reduce": 8, "all_to_all": 16,
+        "gather": 9, "scatter": 9, "sendrecv": 16,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_parts_are_equal_and_in_place_shares_memory(name, n):
+    collective = COLLECTIVES[name]
+    total = collective.total(1_000_003, n)
+    assert total - 1_000_003 in range(n if collective.in_parts else 1)
+    assert collective.total(1, n) == (n if collective.in_parts else 1)
+    for me in range(n):
+        sizes = []
+
+        def empty(count, sizes=sizes):
+            sizes.append(count)
+            return range(count)
+
+        input, output = collective.buffers(total, n, me, True, empty)
+        assert sizes == [total]  # one buffer
+        part = range(total)[total // n * me :][: total // n]
+        assert input == (part if collective.one_part == "input" else range(total))
+        assert output == (part if collective.one_part == "output" else range(total))
+
+
+def test_figures_say_what_they_were_measured_with(fleet):
+    run = fleet(MODULE, ranks=3)
+    assert set(run.outcomes.values()) == {"passed"}, run.text
+
+    told = json.loads((run.root / "figures.json").read_text())
+    assert len(told) == 3 * len(COLLECTIVES) + 1
+    for metric, conditions in told:
+        collective = COLLECTIVES[conditions["collective"]]
+        least = 3 * 4 if collective.in_parts else 4
+        assert conditions["bytes"] in ((max(8, least), 1024) if metric == "collective_latency" else (65536,))
+        assert (conditions["ranks"], conditions["dtype"], conditions["nvls"]) == (3, "float32", False)
+    in_place = {conditions["collective"]: conditions["in_place"] for _, conditions in told[:-1]}
+    assert {name for name, shared in in_place.items() if shared} == {"all_reduce", "broadcast", "reduce"}
+    assert told[-1][1]["in_place"] is True

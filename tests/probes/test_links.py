@@ -1,0 +1,162 @@
+"""Pairs of ranks and their links: the schedule, which figure belongs to which pair, and faults that must be named."""
+
+import re
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
+from pytest_gpufleet.probes.pairs import culprit, rounds
+from pytest_gpufleet.verdict.judge import judge
+from pytest_gpufleet.verdict.measurement import Measurement
+
+ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
+
+# Replaces the copies of the stand-in for a GPU on every rank, before any test.
+PLANT = """
+import os
+import pytest
+
+def plant(rank, fault):
+    import ctypes
+    from pytest_gpufleet.probes.copies import HostCopier
+
+    genuine = HostCopier.seconds
+
+    def seconds(self, copies, warm_up, timed):
+        if fault == "nothing is copied" and rank.index == 2:
+            return [1e-3 for _ in copies]
+        taken = genuine(self, copies, warm_up, timed)
+        if fault == "a bit is flipped" and rank.index == 2:
+            last = copies[-1]
+            ctypes.c_uint8.from_address(last.destination + last.nbytes - 1).value ^= 4
+        return taken
+
+    HostCopier.seconds = seconds
+
+@pytest.fixture(autouse=True, scope="session")
+def fault(world):
+    world.run(plant, os.environ["FAULT"])
+"""
+
+# GB/s by who takes part: 10 x the one that copies + the one whose memory is copied, which its first word tells.
+BOOKKEEPING = """
+import ctypes
+import pytest
+from pytest_gpufleet.probes.copies import HostCopier
+from pytest_gpufleet.probes.links import host_bandwidth
+from pytest_gpufleet.probes.pairs import pair_bandwidth
+from pytest_gpufleet.verdict.measurement import together
+
+PAIRS = [(i, j) for i in (1, 2, 3) for j in (1, 2, 3) if i != j]
+
+def plant(rank):
+    genuine = HostCopier.seconds
+
+    def seconds(self, copies, warm_up, timed):
+        genuine(self, copies, warm_up, timed)
+        owners = [ctypes.c_int64.from_address(copy.source).value for copy in copies]
+        return [copy.nbytes / 1e9 / (10 * (rank.index + 1) + owner + 1) for copy, owner in zip(copies, owners)]
+
+    HostCopier.seconds = seconds
+
+@pytest.fixture(scope="module")
+def three(world):
+    three = world.subset(range(1, 4))  # ranks that are counted anew, but keep their places
+    three.run(plant)
+    return three
+
+def figures(world, copied):
+    assert copied.wrong == {}
+    (measurement,) = together(world, copied.by_rank)
+    assert all(len(samples) == 3 for samples in measurement.samples.values())
+    return {place: round(value) for place, value in measurement.values.items()}, dict(measurement.conditions)
+
+@pytest.mark.parametrize("direction, expected", [
+    ("read", {f"cpu{i}-cpu{j}": 10 * i + j for i, j in PAIRS}),
+    ("write", {f"cpu{i}-cpu{j}": 11 * i for i, j in PAIRS}),
+    ("both", {f"cpu{i}-cpu{j}": 11 * (i + j) for i, j in PAIRS if i < j}),
+])
+def test_pairs(three, gpu_topology, direction, expected):
+    copied = pair_bandwidth(three, gpu_topology, direction, 4096)
+    assert figures(three, copied) == (expected, {"direction": direction, "link": "host"})
+
+@pytest.mark.parametrize("at_once", ["one", "all"])
+def test_host(three, at_once):
+    copied = host_bandwidth(three, "both", at_once, 4096)
+    expected = {f"cpu{i}": 22 * i for i in (1, 2, 3)}
+    assert figures(three, copied) == (expected, {"direction": "both", "at_once": at_once})
+"""
+
+
+@pytest.mark.parametrize("n", range(2, 10))
+def test_a_round_robin_has_every_pair_once_and_no_rank_twice_in_a_round(n):
+    schedule = rounds(n)
+    assert sorted(tuple(sorted(pair)) for pairs in schedule for pair in pairs) == list(combinations(range(n), 2))
+    assert all(len({rank for pair in pairs for rank in pair}) == 2 * len(pairs) for pairs in schedule)
+    assert len(schedule) == (n if n % 2 else n - 1)
+
+
+def test_every_figure_belongs_to_its_pair_and_its_rank(fleet):
+    run = fleet(BOOKKEEPING, ranks=4)
+    assert set(run.outcomes.values()) == {"passed"}, run.text
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("a bit is flipped", "1 of 131,072 words of 8 bytes are wrong: word 131,071 is 0x"),
+        ("nothing is copied", "131,072 of 131,072 words of 8 bytes are wrong: word 0 is 0xffffffffffffffff, expected"),
+    ],
+    ids=["a flipped bit", "a copy that does nothing"],
+)
+def test_wrong_data_fails_the_links_that_it_crossed_and_no_others(run_pytest, fault, words):
+    links = ACCEPTANCE / "test_5_links.py"
+    files = {"faulty.py": PLANT}
+    run = run_pytest(
+        links, "--rehearse=3", "--fleet-dir=runs", "-p", "faulty", files=files, PYTHONPATH=".", FAULT=fault
+    )
+    assert set(run.outcomes.values()) == {"failed"}, run.text
+    for check in run.record.checks.values():
+        host, latency = "host_bandwidth" in check.id, "latency" in check.id
+        for place in ("cpu2",) if host else ("cpu2 and cpu0", "cpu2 and cpu1"):
+            assert f"{place}: {'' if latency else words}" in check.message
+        assert not re.search("cpu[01]:" if host else "cpu[01] and", check.message)
+
+
+def machine(gpus=8, link="NV18"):
+    cards = [Gpu(i, "Card", f"GPU-{i}", f"00000000:{i:02X}:00.0", 80 << 30, serial=f"S{i}") for i in range(gpus)]
+    links = tuple(tuple("X" if i == j else link for j in range(gpus)) for i in range(gpus))
+    return GpuTopology(gpus=tuple(cards), links=links, fabric="nvswitch")
+
+
+def figures(slow, gpus=8):
+    """390 GB/s for every pair, but `slow` ones."""
+    places = (f"gpu{i}-gpu{j}" for i in range(gpus) for j in range(gpus) if i != j)
+    return {place: slow(place) or 390.0 for place in places}
+
+
+@pytest.mark.parametrize(
+    ("slow", "named", "words"),
+    [
+        (lambda place: 12.0 if "gpu5" in place else None, "GPU 5 ", "14 of the 14 figures of pairs with it are slow"),
+        (lambda place: 370.0 if place.endswith("gpu5") else None, "GPU 5 ", "7 of the 14 figures of pairs with it"),
+        (lambda place: 300.0 if place == "gpu1-gpu3" else None, "GPU 1 ", "only the way between these two is slow"),
+        (lambda place: 12.0 if place in ("gpu0-gpu1", "gpu2-gpu3") else None, "", "and have none in common"),
+        (lambda place: 12.0, "", "no single GPU: all pairs are about equally slow"),
+    ],
+    ids=["a slow GPU", "a GPU that is slow to be read", "a slow pair", "two pairs", "all"],
+)
+def test_the_gpu_that_slow_pairs_have_in_common_is_named(slow, named, words):
+    text = culprit([figures(slow)], machine())
+    assert words in text
+    assert text.startswith(named)
+    assert ("serial S" in text) == bool(named)
+
+
+def test_a_gpu_with_slow_links_is_slower_than_its_peers_without_any_limit():
+    values = figures(lambda place: 370.0 if "gpu5" in place else None)
+    finding = judge(Measurement("pair_bandwidth", values, {}), None, machine(), "check", rehearsal=False)
+    assert finding.state == "missed"
+    assert finding.slower_than_peers.keys() == {place for place in values if "gpu5" in place}

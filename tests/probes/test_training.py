@@ -1,0 +1,197 @@
+"""How ResNets are trained and timed: on real ranks, some of them slowed down on purpose."""
+
+import re
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from pytest_gpufleet.probes.batch_size import largest, within_memory
+from pytest_gpufleet.probes.comparison import in_words
+from pytest_gpufleet.probes.loader import bound
+
+MODULE = """
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_gpufleet import measure, measure_all
+from pytest_gpufleet.probes import loader, peak, recipes, training
+from pytest_gpufleet.probes.recipes import Workload, plan
+from pytest_gpufleet.probes.replicas import differences
+
+QUICK = Workload(batch=4, steps=2, warm_up=1)
+PAUSE = 0.1
+
+
+@contextmanager
+def slowed(owner, name, seconds=PAUSE):
+    genuine = getattr(owner, name)
+
+    def slow(*args, **kwargs):
+        time.sleep(seconds)
+        return genuine(*args, **kwargs)
+
+    setattr(owner, name, slow)
+    try:
+        yield
+    finally:
+        setattr(owner, name, genuine)
+
+
+def few_steps(rank, name, *, alone=False):
+    with training.precision(recipes.RECIPES[name]):
+        made = []
+        genuine = training.network
+        training.network = lambda *args: made.append(genuine(*args)) or made[-1]
+        try:
+            step, quiet = training.steps_of(rank, plan(name, QUICK, rank.device), together=True)
+        finally:
+            training.network = genuine
+        losses = [step().item(), *((quiet if alone else step)().item() for _ in range(5))]
+    return losses, differences(rank, dict(made[0].named_parameters()))
+
+
+def test_peak_trains_as_ddp_does(nccl_group):
+    for (usual, _), (peak, different) in zip(nccl_group.run(few_steps, "fp32"), nccl_group.run(few_steps, "peak")):
+        assert torch.allclose(torch.tensor(peak), torch.tensor(usual), atol=0.01), (usual, peak)
+        assert peak[-1] < 0.5 * peak[0]
+        assert not different
+
+
+@pytest.mark.parametrize("name", ["fp32", "peak"])
+def test_a_step_alone_does_not_communicate(nccl_group, name):
+    assert all(different for _, different in nccl_group.run(few_steps, name, alone=True))
+
+
+def throughput(rank, slow, *args, **options):
+    if rank.index in slow:
+        with slowed(torch.optim.SGD, "step"):
+            return training.train_throughput(rank, *args, **options)
+    return training.train_throughput(rank, *args, **options)
+
+
+def test_a_slow_rank_is_named(nccl_group):
+    alone = measure(nccl_group, throughput, [1], "amp", QUICK, together=False)
+    assert alone.values["cpu1"] < alone.values["cpu0"]
+    together, _ = measure_all(nccl_group, throughput, [1], "amp", QUICK, communication=True)
+    assert together.details["slowest"].startswith("rank 1 with "), together.details
+
+
+def slow_network(rank, *args, **options):
+    with slowed(dist, "all_reduce"):
+        return training.train_throughput(rank, *args, **options)
+
+
+def test_communication_has_its_share(nccl_group):
+    _, share = measure_all(nccl_group, slow_network, "peak", QUICK, communication=True)
+    assert 0.2 < share.values["world"] < 1.0, share
+
+
+def fed(rank, folder):
+    with slowed(loader.datasets.ImageFolder, "__getitem__"):
+        return loader.fed_throughput(rank, folder, "amp", QUICK)
+
+
+def test_a_slow_loader_is_host_bound(nccl_group, tmp_path):
+    loader.write_photos(tmp_path, 8)
+    measured = measure(nccl_group, fed, str(tmp_path))
+    assert measured.details["training"].startswith("is host-bound: the loader gives"), measured.details
+
+
+def die_with_workers(rank, folder, file):
+    photos = loader.photo_loader(rank, folder, plan("amp", QUICK, rank.device), 2, 2)
+    batches = iter(photos)
+    next(batches)
+    Path(f"{file}.{rank.index}").write_text(" ".join(str(worker.pid) for worker in batches._workers))
+    dist.barrier()
+    if rank.index == 1:
+        os.kill(os.getpid(), 9)
+    time.sleep(3600)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_workers_end_with_their_rank(nccl_group, tmp_path):
+    loader.write_photos(tmp_path, 8)
+    with pytest.raises(Exception, match="SIGKILL"):
+        nccl_group.run(die_with_workers, str(tmp_path), str(tmp_path / "workers"))
+    pids = [int(pid) for rank in range(2) for pid in (tmp_path / f"workers.{rank}").read_text().split()]
+    assert len(pids) == 4
+    deadline = time.monotonic() + 2
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(fleet):
+    return fleet(MODULE)
+
+
+@pytest.mark.parametrize("name", re.findall(r"^def (test_\w+)", MODULE, re.MULTILINE))
+def test_on_ranks(run, name):
+    outcomes = {each: outcome for each, outcome in run.outcomes.items() if each.partition("[")[0] == name}
+    assert outcomes
+    assert set(outcomes.values()) == {"passed"}, run.text
+
+
+@pytest.mark.parametrize("most", [1, 16, 17, 100, 999, 1023])
+def test_the_largest_batch_that_works_is_found(most):
+    tried = []
+
+    def works(batch):
+        tried.append(batch)
+        return batch <= most
+
+    found = largest(works, 1, 1024)
+    assert found <= most <= found * (1 + 1 / 16) + 1
+    assert len(tried) <= 10
+
+
+def test_who_holds_up_whom():
+    assert bound(3100, 25000) == "host-bound: the loader gives 3,100 images/s of the 25,000 that the GPUs could take"
+    assert bound(24500, 25000) == "GPU-bound: 24,500 images/s, and 25,000 without the loader"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_answer"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("FIND was unable to find an engine to execute this computation"), True),
+        (RuntimeError("an illegal memory access was encountered"), False),
+    ],
+)
+def test_out_of_memory_is_an_answer(error, is_answer):
+    def attempt():
+        raise error
+
+    with nullcontext() if is_answer else pytest.raises(RuntimeError, match=str(error)):
+        assert within_memory(attempt, torch.device("cpu")) is None
+    assert within_memory(lambda: 5, torch.device("cpu")) == 5
+
+
+def test_a_comparison_in_words():
+    throughput = {"dp": 4000.0, "ddp": 20000.0, "fsdp": 18000.0}
+    memory = {
+        "dp": {"gpu0": 20.0, "gpu1": 12.0},
+        "ddp": {"gpu0": 12.1, "gpu1": 12.1},
+        "fsdp": {"gpu0": 11.9, "gpu1": 11.8},
+    }
+    assert in_words(throughput, memory) == (
+        "DDP trains fastest; DataParallel reaches 20% of it; FSDP reaches 90% of it. "
+        "FSDP needs the least memory on its fullest GPU (11.9 GiB); "
+        "DataParallel takes 20.0 GiB on the first GPU and 12.0 GiB on the others."
+    )

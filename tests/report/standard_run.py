@@ -1,0 +1,231 @@
+"""The record of a run at level standard on 8 GPUs, with all kinds of figures; and what a bad GPU 5 does to it."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet.hardware.topology import GpuTopology
+from pytest_gpufleet.probes.reading import GiB, KiB, MiB
+from pytest_gpufleet.verdict import levels
+from pytest_gpufleet.verdict.evidence import Check
+from pytest_gpufleet.verdict.finding import Finding, Limit
+from pytest_gpufleet.verdict.judge import LimitMissed, judge
+from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.verdict.profile import Profile
+
+ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
+GPUS = range(8)
+PAIRS = [f"gpu{i}-gpu{j}" for i in GPUS for j in GPUS if i != j]
+START = 1795166043.0
+
+# nccl-tests' figures for a healthy machine with NVLS off, GB/s.
+SIZES = (MiB, 4 * MiB, 16 * MiB, 64 * MiB, 256 * MiB, GiB, 4 * GiB)
+BUSBW = {
+    "all_reduce": (21, 83, 245, 318.5, 346.3, 358.9, 365.2),
+    "all_gather": (11, 66, 218, 285.3, 322.9, 343.5, 353.6),
+    "reduce_scatter": (16, 64, 209, 291.1, 324.7, 345.2, 358.4),
+    "broadcast": (12, 42, 149, 292.4, 346.0, 357.2, 361.5),
+    "reduce": (11, 41, 151, 297.4, 349.1, 362.0, 365.5),
+    "all_to_all": (7, 31, 158, 269.3, 305.2, 330.2, 342.0),
+    "gather": (9, 33, 120, 240.1, 280.2, 301.0, 309.3),
+    "scatter": (9, 34, 121, 241.0, 281.7, 300.4, 310.2),
+    "sendrecv": (14, 55, 74, 80.9, 300.6, 359.5, 364.8),
+}
+JUDGED = (64 * MiB, GiB, 4 * GiB)
+GEMM = {"fp32": 50.7, "tf32": 371.0, "fp16": 716.0, "bf16": 766.0, "fp8": 1398.0, "fp64": 60.1}
+TRAINING = {"fp32": (925, 0.993), "tf32": (2114, 0.992), "amp": (6380, 0.972), "peak": (7562, 0.976)}
+SOURCE = "8x NVIDIA H200, driver 580.159.04, NCCL 2.28.9, nccl-tests 2.19.6, 2026-11-20"
+
+
+class Run:
+    """A run in the making: every measurement is judged as in a real one, against limits made from healthy figures."""
+
+    def __init__(self, topology: GpuTopology, bad: dict[str, float]) -> None:
+        self.topology = topology
+        self.bad = bad  # metric -> the factor by which GPU 5, or what all GPUs do together, is off
+        self.findings: list[Finding] = []
+        self.failed: dict[str, str] = {}
+        self._noise = random.Random(5)
+
+    def each(self, check: str, metric: str, value: float, required: bool = True, **conditions: Any) -> None:
+        self._measured(check, metric, [f"gpu{i}" for i in GPUS], value, required, conditions)
+
+    def pairs(self, check: str, metric: str, value: float, **conditions: Any) -> None:
+        self._measured(check, metric, PAIRS, value, True, conditions)
+
+    def all(self, check: str, metric: str, value: float, required: bool = True, **conditions: Any) -> None:
+        self._measured(check, metric, ["world"], value, required, conditions)
+
+    def _measured(
+        self, name: str, metric: str, places: list[str], value: float, required: bool, conditions: Any
+    ) -> None:
+        check = f"acceptance/{name}"
+        samples = {place: self._samples(metric, place, value) for place in places}
+        values = {place: sorted(three)[1] for place, three in samples.items()}
+        details = {"computed": "in fp16 autocast, gradient scaling, channels_last"} if "recipe" in conditions else {}
+        measurement = Measurement(metric, values, conditions, samples, details)
+        profile = Profile(
+            "H200", ("NVIDIA H200",), {}, (floor(measurement, value),) if required else (), Path("h200.toml")
+        )
+        finding = judge(measurement, profile, self.topology, check, rehearsal=False, required=required)
+        self.findings.append(finding)
+        if finding.state == "missed":
+            found = (
+                f"GPU 5 (serial {self.topology.gpus[5].serial}): every pair with it reaches 212 GB/s, all others 394"
+            )
+            cause = found if metric in ("pair_bandwidth", "busbw") else ""
+            self.failed[check] = str(LimitMissed([finding], self.topology, cause))
+
+    def _samples(self, metric: str, place: str, value: float) -> tuple[float, ...]:
+        factor = self.bad.get(metric, 1.0) if place == "world" or "gpu5" in place.split("-") else 1.0
+        place_noise = 1 + 0.008 * (self._noise.random() - 0.5)
+        return tuple(value * factor * place_noise * (1 + 0.002 * (self._noise.random() - 0.5)) for _ in range(3))
+
+
+def floor(measurement: Measurement, value: float) -> Limit:
+    lower = measurement.definition.better == "lower"
+    published = 0.9 * value if not lower else value / 0.9
+    sense, source = ("max", "our own judgement") if lower else ("min", f"{SOURCE}: {value:g}")
+    kind = "project gate" if lower else "0.90 x published measurement"
+    return Limit(
+        measurement.metric,
+        sense,
+        round(published, 3),
+        measurement.unit,
+        kind,
+        source,
+        measurement.conditions,
+        "h200.toml",
+    )
+
+
+def measured(topology: GpuTopology, bad: dict[str, float]) -> Run:
+    run = Run(topology, bad)
+    for precision, value in GEMM.items():
+        check = f"test_4_each_gpu.py::test_matrix_product_is_fast[{precision}]"
+        run.each(check, "gemm", value, precision in ("fp16", "bf16"), precision=precision, at_once="all")
+    run.each("test_4_each_gpu.py::test_one_gpu_at_a_time", "gemm", 762, precision="fp16", at_once="one")
+    for operation, value in (("copy", 4248), ("triad", 4310)):
+        check = "test_4_each_gpu.py::test_memory_bandwidth"
+        run.each(check, "memory_bandwidth", value, operation=operation, at_once="all")
+    for at_once, values in (("one", (54.1, 54.4, 47.7)), ("all", (36.2, 20.4, 30.3))):
+        for direction, value in zip(("host_to_device", "device_to_host", "both"), values, strict=True):
+            check = "test_5_links.py::test_host_links"
+            run.each(check, "host_bandwidth", value, at_once == "one", direction=direction, at_once=at_once)
+    for direction, value in (("read", 394.0), ("write", 396.4), ("both", 778.8)):
+        run.pairs("test_5_links.py::test_pairs", "pair_bandwidth", value, direction=direction, link="NVLink")
+    run.pairs("test_5_links.py::test_pair_latency", "pair_latency", 2.1, link="NVLink")
+    ring = {"dtype": "float32", "ranks": 8, "nvls": False}
+    for collective, curve in BUSBW.items():
+        for nbytes, value in zip(SIZES, curve, strict=True):
+            check = f"test_6_collectives.py::test_bus_bandwidth[{collective}-{nbytes // MiB}MiB]"
+            run.all(check, "busbw", value, nbytes in JUDGED, collective=collective, bytes=nbytes, **ring)
+        for nbytes in (8, KiB, 32 * KiB):
+            check = f"test_6_collectives.py::test_latency[{collective}-{nbytes}]"
+            run.all(check, "collective_latency", 31 + nbytes / 4096, True, collective=collective, bytes=nbytes, **ring)
+    image = {"model": "resnet50", "image": 224}
+    for recipe, (one, efficiency) in TRAINING.items():
+        check = f"test_8_resnet50.py::test_throughput_and_scaling[{recipe}]"
+        for ranks in (1, 2, 4, 8):
+            share = 1 - (1 - efficiency) * (ranks - 1) / 7
+            run.all(check, "train_throughput", one * ranks * share, recipe=recipe, ranks=ranks, batch=256, **image)
+        run.all(check, "scaling_efficiency", efficiency, recipe=recipe, ranks=8, batch=256, **image)
+    run.each("test_8_resnet50.py::test_each_gpu_alone", "solo_train_throughput", 6380, recipe="amp", ranks=1, **image)
+    return run
+
+
+def compared(topology: GpuTopology) -> list[Finding]:
+    """The comparison of methods and the sweep over batches, which are for information."""
+    run = Run(topology, {})
+    in_short = "DDP trains fastest; DataParallel reaches 21 % of it; FSDP reaches 93 % of it."
+    work = {"model": "resnet50", "recipe": "amp", "image": 224}
+    for method, rate, memory in (("dp", 9000, 25.0), ("ddp", 43000, 11.2), ("fsdp", 40100, 10.1)):
+        check = "test_8_resnet50.py::test_methods"
+        same = {**work, "ranks": 8, "batch": 256, "workload": "comparison", "method": method}
+        run.all(check, "train_throughput", rate, False, **same)
+        run.all(check, "scaling_efficiency", rate / 44000, False, **same)
+        run.each(check, "train_memory", memory, False, **same)
+    for batch, rate in ((16, 1900), (32, 3300), (64, 4700), (128, 5600), (256, 6200), (512, 6400), (1024, 6500)):
+        same = {**work, "ranks": 1, "batch": batch, "workload": "sweep"}
+        run.all("test_8_resnet50.py::test_batches", "train_throughput", rate, False, **same)
+    first = run.findings[0]
+    run.findings[0] = replace(first, measurement=replace(first.measurement, details={"in_short": in_short}))
+    return run.findings
+
+
+@cache
+def described() -> dict[str, tuple[str, str]]:
+    """Title and text of every check of the suite, from its docstring."""
+    docs = {}
+    for path in ACCEPTANCE.glob("test_*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                title, _, doc = (ast.get_docstring(node) or "").partition("\n")
+                docs[f"{path.name}::{node.name}"] = title, doc.strip()
+    return docs
+
+
+def checks(run: Run, failed: dict[str, str]) -> list[Check]:
+    """Every check that level standard requires, and those that made the figures; `failed` with their messages."""
+    ids = dict.fromkeys((*(finding.check for finding in run.findings), *failed))
+    for name in levels.required("standard"):
+        there = [check for check in ids if levels.check_name(check) == name]
+        missing = levels.CASES.get(name, 1) - len(there)
+        ids |= dict.fromkeys(f"acceptance/{name}" + (f"[{case}]" if missing > 1 else "") for case in range(missing))
+    order = sorted(ids, key=lambda check: check.partition("::")[0])
+    return [_check(check, {**run.failed, **failed}.get(check)) for check in order]
+
+
+def _check(check: str, message: str | None) -> Check:
+    title, doc = described().get(levels.check_name(check), ("", ""))
+    title = title or check.partition("::")[2].partition("[")[0].removeprefix("test_").replace("_", " ")
+    return Check(check, "passed" if message is None else "failed", 1.4, title, doc, message or "")
+
+
+def telemetry(seconds: int) -> Iterator[dict[str, Any]]:
+    noise = random.Random(7)
+
+    def reading(second: int, index: int) -> dict[str, Any]:
+        busy = (second // 40) % 3 > 0
+        return {
+            "utilization_percent": 97 if busy else 4,
+            "memory_used_bytes": (64 if busy else 2) << 30,
+            "temperature_c": 38 + index // 2 + (18 if busy else 4) + noise.randrange(3),
+            "memory_temperature_c": 44 + (22 if busy else 6) + noise.randrange(3),
+            "power_watts": (640 if busy else 120) + noise.randrange(40),
+            "sm_clock_mhz": 1980 if not busy else 1750 + noise.randrange(60),
+            "clock_event_reasons": 4 if busy else 1,
+            "pcie_transmitted_kilobytes_per_second": 1_200_000 if busy else 1000,
+            "pcie_received_kilobytes_per_second": 300_000 if busy else 1000,
+        }
+
+    for second in range(seconds):
+        yield {"time": START + second, "gpus": [reading(second, index) for index in GPUS]}
+
+
+SLOW = {"gemm": 0.87, "pair_bandwidth": 0.54, "busbw": 0.61, "solo_train_throughput": 0.86}
+
+
+def bad_gpu(topology: GpuTopology) -> tuple[Run, dict[str, str]]:
+    """A run in which GPU 5 is slow and has lost NVLinks, and the messages of the checks that say so."""
+    identity = topology.gpus[5].identity
+    link = f"AssertionError: {identity}: nvlinks_active is 9, should be 18\nassert not [...]\n\ntest_1.py:77: in x"
+    return measured(topology, SLOW), {"acceptance/test_1_inventory.py::test_nvlinks_are_up": link}
+
+
+def without_some(run: Run) -> Run:
+    """The same run with a profile that knows no limits for collectives."""
+    findings = []
+    for finding in run.findings:
+        if finding.measurement.metric == "busbw" and finding.limit:
+            reason = "profile H200 has no limit for these conditions: calibrate on a known-good machine"
+            finding = replace(finding, state="not judged", limit=None, reason=reason)
+        findings.append(finding)
+    run.findings = findings
+    return run

@@ -1,0 +1,112 @@
+"""Folders of runs on machines that are not here, written as a run writes them: through Evidence, judged for real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
+from pytest_gpufleet.probes.reading import GiB, MiB
+from pytest_gpufleet.verdict import levels, profile, summary
+from pytest_gpufleet.verdict.evidence import Check, Evidence, FailedBy
+from pytest_gpufleet.verdict.judge import LimitMissed, judge, unsteady
+from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
+
+H200 = "NVIDIA H200"
+UNKNOWN = "NVIDIA X9000"  # no shipped profile knows it
+BANDWIDTH = "acceptance/test_6_collectives.py::test_bus_bandwidth"
+ALONE = "acceptance/test_8_resnet50.py::test_each_gpu_alone"
+GPUS = ("gpu0", "gpu1", "gpu2", "gpu3")
+RING = {"collective": "all_reduce", "dtype": "float32", "ranks": 4, "nvls": False}
+
+# What a healthy machine gives, and whether a limit for it is required.
+FIGURES = (
+    (f"{BANDWIDTH}[0]", Measurement("busbw", {"world": 360.0}, {**RING, "bytes": 8 * GiB}), True),
+    (f"{BANDWIDTH}[1]", Measurement("busbw", {"world": 21.0}, {**RING, "bytes": MiB}), False),
+    (f"{BANDWIDTH}[2]", Measurement("collective_latency", {"world": 31.4159}, {**RING, "bytes": 8}), True),
+    (
+        ALONE,
+        Measurement(
+            "solo_train_throughput",
+            dict.fromkeys(GPUS, 6200.0),
+            {"model": "resnet50", "recipe": "amp", "ranks": 1, "batch": 256},
+        ),
+        True,
+    ),
+)
+
+
+def topology(host: str, model: str = UNKNOWN, driver: str = "580.159.04") -> GpuTopology:
+    gpus = tuple(
+        Gpu(
+            index,
+            model,
+            f"GPU-{host}-{index}",
+            f"00000000:{0x5D + 8 * index:02X}:00.0",
+            150754820096,
+            serial=f"{host}-S{index}",
+        )
+        for index in range(4)
+    )
+    links = tuple(tuple("X" if i == j else "NV18" for j in range(4)) for i in range(4))
+    return GpuTopology(gpus, links, "nvswitch", driver, "13.0", "13.0", "9.13.0", "2.28.9", "2.11.0+cu130")
+
+
+def record(
+    folder: Path,
+    host: str = "node7",
+    values: Mapping[str, float] | None = None,
+    limits: Path | None = None,
+    failed: Mapping[str, FailedBy] | None = None,
+    machine: GpuTopology | None = None,
+    ends: bool = True,
+    utc: str = "2026-11-21T01:40:06+00:00",
+) -> Path:
+    """The folder of a run of level standard on 4 GPUs in which every check ran; it can be ACCEPTED if `limits` has one
+    for each figure. `values`: other values, by "metric place". `failed`: checks that failed, and by what."""
+    machine, values, failed = machine or topology(host), values or {}, failed or {}
+    folder.mkdir(parents=True)
+    evidence = Evidence(folder / "evidence.jsonl")
+    limit = profile.choose(limits, (gpu.name for gpu in machine.gpus))
+    evidence.add(
+        "run", schema=1, host=host, utc=utc, command="pytest acceptance/ --gpus 4", level="standard", gpus="4",
+        rehearsal=False, ranks=4, profile=limit.name if limit else None, profile_sha256=None, environment={},
+        python="3.12.3", pytest="9.2.0", plugin="0.1.0",
+    )  # fmt: skip
+    evidence.add("topology", topology=asdict(machine))
+    for check in _checks():
+        evidence.add("check_started", check=check.id)
+        findings = [
+            judge(replace(measurement, values=_values(measurement, values)), limit, machine, name,
+                  rehearsal=False, required=required)
+            for name, measurement, required in FIGURES
+            if name == check.id
+        ]  # fmt: skip
+        findings += [finding for each in findings if (finding := unsteady(each))]
+        for finding in findings:
+            evidence.add("finding", finding=finding.to_json())
+        if missed := [finding for finding in findings if finding.state == "missed"]:
+            message = str(LimitMissed(missed, machine))
+            check = replace(check, outcome="failed", message=message, failed_by="limits")
+        if check.id in failed:
+            check = replace(check, outcome="failed", message=check.message or "broken", failed_by=failed[check.id])
+        evidence.add("check_finished", check=asdict(check))
+    if ends:
+        verdict, reasons = conclude(evidence.record)
+        evidence.add("verdict", verdict=verdict, reasons=reasons, broken="", exit_status=EXIT_STATUS[verdict])
+        evidence.seal()
+        (folder / summary.FILE).write_text(summary.text(evidence.record, evidence.sha256))
+    evidence.close()
+    return folder
+
+
+def _values(measurement: Measurement, other: Mapping[str, float]) -> dict[str, float]:
+    return {place: other.get(f"{measurement.metric} {place}", value) for place, value in measurement.values.items()}
+
+
+def _checks() -> Iterable[Check]:
+    for name in levels.required("standard"):
+        cases = [f"[{case}]" for case in range(levels.CASES.get(name, 0))] or [""]
+        yield from (Check(f"acceptance/{name}{case}", "passed", 1.5, name.split("::")[1]) for case in cases)

@@ -1,0 +1,171 @@
+"""The documents say what the code does: what is generated is up to date, what is written by hand leaves nothing out."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet import cli, options
+from pytest_gpufleet.probes.reading import METRICS
+from tests.conftest import REPORTS, FleetRun
+
+ROOT = Path(__file__).parents[1]
+ACCEPTANCE, SOURCES, DOCS = ROOT / "acceptance", ROOT / "src" / "pytest_gpufleet", ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+README = PAGES[0].read_text(encoding="utf-8")
+
+# One case of each check that measures something and rehearses within a second or two, and one of training.
+MEASURING = (
+    "test_4_each_gpu.py::test_matrix_product_is_fast[bf16]",
+    "test_4_each_gpu.py::test_one_gpu_at_a_time",
+    "test_4_each_gpu.py::test_memory_bandwidth",
+    "test_5_links.py::test_host_bandwidth_of_each_gpu[host to device]",
+    "test_5_links.py::test_host_bandwidth_of_all_gpus[both]",
+    "test_5_links.py::test_pair_bandwidth[read]",
+    "test_5_links.py::test_pair_latency",
+    "test_6_collectives.py::test_latency[broadcast]",
+    "test_6_collectives.py::test_bandwidth_curve[broadcast]",
+    "test_6_collectives.py::test_bus_bandwidth[broadcast-64MiB]",
+    "test_8_resnet50.py::test_throughput_and_scaling[amp]",
+)
+
+
+@pytest.fixture(scope="module")
+def make_checks() -> dict[str, Any]:
+    """What docs/make_checks.py defines."""
+    return runpy.run_path(str(DOCS / "make_checks.py"))
+
+
+# ---------------------------------------------------------------- docs/checks.md
+
+
+def test_page_of_checks_is_up_to_date(make_checks: dict[str, Any]) -> None:
+    written = make_checks["PAGE"].read_text(encoding="utf-8")
+    assert written == make_checks["page"](), f"docs/checks.md is out of date: run `{make_checks['COMMAND']}`"
+
+
+def test_page_of_checks_has_figures_of_every_check_that_judges(make_checks: dict[str, Any]) -> None:
+    judging = {name for path in ACCEPTANCE.glob("test_*.py") for name in _judging(ast.parse(path.read_text()))}
+    assert set(make_checks["FIGURES"]) == judging
+
+
+def test_page_of_checks_says_what_each_measures(
+    run_pytest: Callable[..., FleetRun], make_checks: dict[str, Any]
+) -> None:
+    run = run_pytest(*(ACCEPTANCE / node for node in MEASURING), "--rehearse=2", f"--fleet-dir={REPORTS}")
+    assert run.status == 0, run.text
+    measured: dict[str, set[str]] = defaultdict(set)
+    required: dict[str, set[str]] = defaultdict(set)
+    for finding in run.record.findings:
+        name = finding.check.rpartition("::")[2].partition("[")[0]
+        if finding.measurement.metric in METRICS:
+            measured[name].add(finding.measurement.metric)
+            required[name] |= {finding.measurement.metric} if finding.required else set()
+    figures = {name: make_checks["FIGURES"][name] for name in measured}
+    assert len(figures) == len(MEASURING)
+    assert measured == {name: {*each.required, *each.shown} for name, each in figures.items()}
+    assert required == {name: {*each.required} for name, each in figures.items()}
+
+
+def _judging(module: ast.Module) -> set[str]:
+    """The tests of a module that get `judge`, themselves or through a fixture of the module."""
+    functions = [each for each in module.body if isinstance(each, ast.FunctionDef)]
+    arguments = {each.name: {argument.arg for argument in each.args.args} for each in functions}
+    judges = {"judge"} | {
+        name for name, names in arguments.items() if "judge" in names and not name.startswith(("test_", "_"))
+    }
+    return {name for name, names in arguments.items() if name.startswith("test_") and names & judges}
+
+
+# ---------------------------------------------------------------- README and the other pages
+
+
+@pytest.mark.parametrize("option", [f"--{name.replace('_', '-')}" for name in options.FLEET_OPTIONS])
+def test_readme_has_every_option(option: str) -> None:
+    assert re.search(rf"^\| `{option}\b", README, re.MULTILINE), f"the table of options has no {option}"
+
+
+def test_readme_has_the_options_of_the_suite() -> None:
+    offered = re.findall(r'"(--[a-z-]+)"', (ACCEPTANCE / "conftest.py").read_text())
+    assert offered
+    assert [option for option in offered if f"`{option}" not in README] == []
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_readme_has_every_command(name: str) -> None:
+    assert f"`gpufleet {name}`" in README
+
+
+def test_readme_has_every_file_of_the_suite() -> None:
+    named = re.findall(r"^\| `(test_\w+\.py)`", README, re.MULTILINE)
+    assert named == sorted(path.name for path in ACCEPTANCE.glob("test_*.py"))
+
+
+def test_architecture_has_every_module() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/]+/)` \| ([^|]*) \|", text, re.MULTILINE)
+    named = [room + module for room, modules in rows for module in re.findall(r"`(\w+\.py)`", modules)]
+    modules = (path.relative_to(SOURCES) for path in SOURCES.rglob("*.py") if path.name != "__init__.py")
+    assert sorted(named) == sorted(str(path if path.parent.name else SOURCES.name / path) for path in modules)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        assert other.exists(), target
+        assert not anchor or anchor in _anchors(other), target
+
+
+def _anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# ---------------------------------------------------------------- docs/troubleshooting.md
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    known = [parts for path in (*SOURCES.rglob("*.py"), *ACCEPTANCE.glob("*.py")) for parts in _texts(path)]
+    quoted = list(_quoted((DOCS / "troubleshooting.md").read_text(encoding="utf-8")))
+    assert len(quoted) > 20
+    strange = {line: words for line in quoted if (words := _unknown_words(line, known))}
+    assert strange == {}
+
+
+def _quoted(page: str) -> Iterator[str]:
+    """Every line in a block of text, and what the first cell of a table quotes."""
+    for block in re.findall(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        yield from block.splitlines()
+    yield from (cell for _, cell in re.findall(r"^\| (`+) ?(.+?) ?\1 \|", page, re.MULTILINE))
+
+
+def _texts(path: Path) -> Iterator[list[str]]:
+    """The literal parts of every text in a source file, in their order."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        if len("".join(texts).strip()) >= 4:
+            yield texts
+
+
+def _unknown_words(line: str, known: list[list[str]]) -> list[str]:
+    """The words of a message that are in none of the texts it can be made of. Capitals and digits are examples."""
+    covered: set[int] = set()
+    for parts in (parts for parts in known if all(part in line for part in parts)):
+        for found in re.finditer(".*?".join(f"({re.escape(part)})" for part in parts), line):
+            for group in range(1, len(parts) + 1):
+                covered |= set(range(*found.span(group)))
+    return [word[0] for word in re.finditer(r"\b[a-z]{4,}\b", line) if not covered.issuperset(range(*word.span()))]

@@ -1,0 +1,132 @@
+"""Checks of one's own, as the README teaches them. The examples are taken out of its text, so what is tested is what a
+reader copies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.verdict import judge, profile
+from pytest_gpufleet.verdict.measurement import Measurement
+from tests import runs
+from tests.conftest import REPORTS, FleetRun
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+# A block of code and the file that the text before it names.
+EXAMPLES = dict(re.findall(r"`([\w/]+\.(?:py|toml))`(?:(?!```|`[\w/]+\.\w+`).)*?```\w+\n(.*?)```", README, re.DOTALL))
+EXACT, SAME, FAST = "Every rank gets the same, right sum", "All GPUs compute the same bits", "All GPUs together reduce"
+SORTING = "Every GPU sorts as fast as agreed"
+
+# Rank 1 gets one element of every sum wrong. Planted before each test, since a failure is followed by fresh ranks.
+FAULT = """
+    import pytest
+
+    def plant(rank):
+        import torch.distributed as dist
+
+        genuine = dist.all_reduce
+
+        def all_reduce(tensor, *args, **kwargs):
+            work = genuine(tensor, *args, **kwargs)
+            if rank.index == 1:
+                tensor.view(-1)[7:8] += 1
+            return work
+
+        dist.all_reduce = all_reduce
+
+    @pytest.fixture(autouse=True)
+    def fault(nccl_group):
+        nccl_group.run(plant)
+"""
+
+Rehearse = Callable[..., FleetRun]
+
+
+@pytest.fixture(scope="module")
+def rehearse(run_pytest: Callable[..., FleetRun]) -> Rehearse:
+    """rehearse(*arguments, files={}): the README's command, in a folder with nothing but the README's files."""
+
+    def run(*arguments: str, files: dict[str, str] | None = None) -> FleetRun:
+        (command,) = re.findall(r"^    pytest (checks/ --rehearse)$", README, re.MULTILINE)
+        return run_pytest(*command.split(), *arguments, f"--fleet-dir={REPORTS}", files={**EXAMPLES, **(files or {})})
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def rehearsed(rehearse: Rehearse) -> FleetRun:
+    return rehearse("--fleet-profile=contract.toml")
+
+
+def test_readme_has_the_examples() -> None:
+    assert sorted(EXAMPLES) == ["checks/test_own.py", "checks/test_sorting.py", "contract.toml"]
+
+
+def test_own_checks_run_and_are_on_record(rehearsed: FleetRun) -> None:
+    assert rehearsed.status == 0, rehearsed.text
+    assert rehearsed.record.verdict == "REHEARSAL"
+    assert rehearsed.record.run["profile"] == "Contract 4711"
+    assert {check.outcome for check in rehearsed.record.checks.values()} == {"passed"}
+    titles = [check.title for check in rehearsed.record.checks.values()]
+    assert titles[:3] == [EXACT, EXACT, SAME]
+    assert titles[3].startswith(FAST)
+    assert titles[4:] == [SORTING]
+
+
+def test_own_figure_is_on_record_and_in_the_report(rehearsed: FleetRun) -> None:
+    measurement = _sorting(rehearsed)
+    assert (measurement.unit, measurement.definition.title) == ("Mkeys/s", "sorting")
+    assert set(measurement.values) == {"cpu0", "cpu1"}
+    assert {len(samples) for samples in measurement.samples.values()} == {5}
+    page = _text_of_report(rehearsed)
+    assert [title for title in (EXACT, SAME, FAST, SORTING) if title not in page] == []
+    _, heading, table = page.partition("Sorting, Mkeys/s")
+    assert heading
+    assert [value for value in measurement.values.values() if wording.number(value) not in table] == []
+
+
+@pytest.mark.parametrize(
+    ("slow", "state"), [({}, "met"), ({"gpu2": 1999.0}, "missed")], ids=["as agreed", "one GPU too slow"]
+)
+def test_contract_decides_about_the_own_figure(rehearsed: FleetRun, slow: dict[str, float], state: str) -> None:
+    contract = profile.load(rehearsed.root / "contract.toml")
+    healthy = {f"gpu{index}": 2050.0 for index in range(4)}
+    measurement = replace(_sorting(rehearsed), values={**healthy, **slow}, conditions={"keys": 1 << 26})
+    finding = judge.judge(measurement, contract, runs.topology("node7", runs.H200), "test", rehearsal=False)
+    assert (finding.state, finding.missed) == (state, tuple(slow))
+    assert finding.limit is not None
+    assert (finding.limit.value, finding.limit.kind, finding.limit.contract) == (2000, "contract", True)
+
+
+def test_own_check_that_fails_says_which_rank_and_what_to_do(rehearse: Rehearse) -> None:
+    run = rehearse("-k", "exact or same", files={"checks/conftest.py": FAULT})
+    assert run.status == 1, run.text
+    checks = run.record.checks.values()
+    assert [(check.title, check.outcome) for check in checks] == [
+        (EXACT, "failed"), (EXACT, "failed"), (SAME, "passed"),
+    ]  # fmt: skip
+    failed = [check for check in checks if check.outcome == "failed"]
+    assert all(check.message.startswith("rank 1 of 2, CPU: raised AssertionError") for check in failed)
+    assert sum(EXACT in reason for reason in run.record.reasons) == 2
+    page = _text_of_report(run)
+    assert "The rank that is named received wrong data: look at the NVLinks of its GPU." in page
+    assert "REHEARSAL" in page
+
+
+def _sorting(run: FleetRun) -> Measurement:
+    (measurement,) = (
+        finding.measurement for finding in run.record.findings if finding.measurement.metric == "sort_rate"
+    )
+    return measurement
+
+
+def _text_of_report(run: FleetRun) -> str:
+    (folder,) = run.folders
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    return " ".join(unescape(re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page, flags=re.DOTALL)).split())

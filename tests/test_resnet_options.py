@@ -1,0 +1,122 @@
+"""The options of the ResNet checks, and what they may not buy."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_gpufleet.probes.recipes import MODELS, OPTIMIZERS, Workload, plan
+from pytest_gpufleet.verdict import profile
+from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.verdict.vocabulary import CONDITIONS
+
+RESNET = Path(__file__).parent.parent / "acceptance" / "test_8_resnet50.py"
+OPTIONS = ("--rehearse", "--fleet-dir=runs")
+
+LIMITS = """
+name = "any"
+match = ["any"]
+
+[[limit]]
+metric = "train_throughput"
+min = 1000
+unit = "images/s"
+kind = "calibrated"
+source = "for any recipe and batch"
+
+[[limit]]
+metric = "train_throughput"
+min = 900
+unit = "images/s"
+kind = "calibrated"
+source = "for what was asked"
+when = {{ batch = 512, optimizer = "adam"{workload} }}
+"""
+
+
+CUSTOM = ', workload = "custom"'
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--resnet-model=resnet34", "argument --resnet-model: invalid choice: 'resnet34'"),
+        ("--resnet-batch=0", "argument --resnet-batch: '0' is not a whole number, 1 or more"),
+        ("--resnet-batch=1e3", "argument --resnet-batch: '1e3' is not a whole number, 1 or more"),
+        ("--resnet-steps=-1", "argument --resnet-steps: '-1' is not a whole number, 1 or more"),
+        ("--resnet-warm-up=none", "argument --resnet-warm-up: 'none' is not a whole number, 1 or more"),
+        ("--resnet-optimizer=lamb", "argument --resnet-optimizer: invalid choice: 'lamb'"),
+    ],
+)
+def test_bad_values(run_pytest, option, sentence):
+    run = run_pytest(RESNET, *OPTIONS, option)
+    assert run.status == 4, run.text
+    assert sentence in run.text
+    assert "Traceback" not in run.text
+    assert not run.folders
+
+
+def test_what_may_be_asked_is_what_can_be_done():
+    assert CONDITIONS["model"] == tuple(MODELS)
+    assert CONDITIONS["optimizer"] == tuple(OPTIMIZERS)
+
+
+def test_options_reach_the_ranks_and_stand_beside_the_figure(run_pytest):
+    asked = ["--resnet-batch=4", "--resnet-steps=3", "--resnet-warm-up=1", "--resnet-optimizer=adamw"]
+    run = run_pytest(f"{RESNET}::test_each_gpu_alone", *OPTIONS, *asked)
+    (finding,) = run.record.findings
+    assert dict(finding.measurement.conditions) == {
+        "model": "resnet18",
+        "recipe": "amp",
+        "ranks": 1,
+        "batch": 4,
+        "image": 64,
+        "optimizer": "adamw",
+        "workload": "custom",
+    }
+
+
+def test_only_a_limit_for_other_work_judges_it(tmp_path):
+    limits = {}
+    for workload in ("", CUSTOM):
+        path = tmp_path / f"{len(limits)}.toml"
+        path.write_text(LIMITS.format(workload=workload))
+        limits[workload] = profile.load(path)
+
+    def limit(workload, asked):
+        conditions = plan("amp", asked, torch.device("cpu")).conditions(ranks=8)
+        found = limits[workload].limit_for(Measurement("train_throughput", {"world": 1.0}, conditions))
+        return found and found.value
+
+    other = Workload(batch=512, optimizer="adam")
+    assert limit("", Workload()) == 1000
+    assert limit("", Workload(batch=512)) is None
+    assert limit("", Workload(steps=1)) is None
+    assert limit("", other) is None
+    assert limit(CUSTOM, other) == 900
+
+
+@pytest.fixture(scope="module")
+def thorough(run_pytest):
+    return run_pytest(RESNET, *OPTIONS, "--fleet-level=burnin", "-k", "peak or fsdp or sizes or full_memory")
+
+
+def test_thorough_checks_are_rehearsed(thorough):
+    assert thorough.outcomes == {
+        "test_peak_throughput_and_scaling": "passed",
+        "test_data_parallel_ddp_and_fsdp": "passed",
+        "test_batch_sizes": "passed",
+        "test_training_in_full_memory": "not applicable",
+    }, thorough.text
+
+
+def test_what_is_for_information_says_so(thorough):
+    found = {}
+    for finding in thorough.record.findings:
+        found.setdefault(finding.measurement.conditions.get("workload"), []).append(finding)
+    assert found.keys() == {None, "comparison", "sweep"}
+    assert not any(finding.required for kind in ("comparison", "sweep") for finding in found[kind])
+    methods = [finding.measurement.conditions["method"] for finding in found["comparison"]]
+    assert methods == ["ddp", "ddp", "fsdp", "fsdp"]  # throughput and efficiency; a CPU has no DataParallel
+    assert "trains fastest" in found["comparison"][0].measurement.details["in_short"]
+    assert [finding.measurement.conditions["batch"] for finding in found["sweep"]] == [16, 32]

@@ -1,0 +1,625 @@
+"""What can be done with the evidence of a run on a machine without GPUs: verify, report, judge, compare, calibrate."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pytest_gpufleet import cli
+from pytest_gpufleet.report import html
+from pytest_gpufleet.verdict import profile, summary
+from pytest_gpufleet.verdict.evidence import Evidence, read, sha256
+from tests import runs
+from tests.conftest import FleetRun
+
+RECORDED = sorted(path.parent for path in (Path(__file__).parent / "recorded").glob("*/evidence.jsonl"))
+SCHEMA = json.loads(summary.SCHEMA_FILE.read_text())
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def gpufleet(capsys: pytest.CaptureFixture[str]) -> Command:
+    """gpufleet(*arguments): the exit status and all that was printed, its lines joined as a reader joins them."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        status = cli.main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return status, " ".join((printed.out + printed.err).split())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def rehearsed(fleet: Callable[..., FleetRun], tmp_path_factory: pytest.TempPathFactory) -> FleetRun:
+    """A real run on two CPU ranks, with everything that it leaves behind."""
+    return fleet(
+        """
+        from pytest_gpufleet import MiB, bus_bandwidth, measure, not_applicable
+
+        def test_bandwidth(nccl_group, judge):
+            judge(measure(nccl_group, bus_bandwidth, "all_reduce", 1 * MiB))
+
+        def test_gpu_only():
+            '''Something with <GPUs> & more
+
+            What to do about it.
+            '''
+            not_applicable("there is no GPU")
+        """,
+        f"--fleet-prometheus={tmp_path_factory.mktemp('textfiles') / 'gpufleet.prom'}",
+    )
+
+
+@pytest.fixture
+def folder(rehearsed: FleetRun, tmp_path: Path) -> Path:
+    """A copy of its folder, to do to it what one likes."""
+    return shutil.copytree(rehearsed.folders[0], tmp_path / "run")
+
+
+def contract(path: Path, **limits: float) -> Path:
+    """A profile with limits for the figures of runs.FIGURES."""
+    given = {"busbw": 350.0, "collective_latency": 40.0, "solo_train_throughput": 6000.0, **limits}
+    units = {"busbw": "GB/s", "collective_latency": "us", "solo_train_throughput": "images/s"}
+    when = {"busbw": 'when = { bytes = "8 GiB" }\n'}
+    tables = "".join(
+        f'[[limit]]\nmetric = "{metric}"\n{"max" if metric == "collective_latency" else "min"} = {value}\n'
+        f'unit = "{units[metric]}"\nkind = "contract"\nsource = "order 4711"\n{when.get(metric, "")}'
+        for metric, value in given.items()
+    )
+    path.write_text(f'name = "Contract 4711"\nmatch = ["{runs.UNKNOWN}"]\n{tables}')
+    return path
+
+
+# ---------------------------------------------------------------- verify and summary.json
+
+
+def test_what_a_run_leaves_belongs_together(rehearsed: FleetRun, gpufleet: Command) -> None:
+    (folder,) = rehearsed.folders
+    digest = sha256(folder / "evidence.jsonl")
+    status, text = gpufleet("verify", folder)
+    assert (status, text.count(digest)) == (0, 1)
+    assert text.endswith("REHEARSAL")
+    assert digest in (folder / "report.html").read_text()
+    assert json.loads((folder / "summary.json").read_text())["evidence_sha256"] == digest
+    assert json.loads((folder / "evidence.jsonl").read_text().splitlines()[-1])["event"] == "verdict"
+
+
+def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        text = (folder / name).read_text()
+        assert text.count(old) == 1
+        (folder / name).write_text(text.replace(old, new))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (replace("evidence.jsonl", "there is no GPU", "there is a GPU "), "report.html was made of other evidence"),
+        (lambda folder: (folder / "report.html").unlink(), "report.html is missing"),
+        (lambda folder: (folder / "summary.json").unlink(), "summary.json is missing"),
+        (lambda folder: (folder / "summary.json").write_text("{"), "summary.json does not say of which evidence"),
+        (replace("summary.json", '"verdict": "REHEARSAL"', '"verdict": "ACCEPTED"'), "evidence says: verdict"),
+        (replace("summary.json", '"not applicable",', '"passed",'), "evidence says: checks"),
+        (replace("evidence.jsonl", '"event": "topology"', '"event": topology'), "line 2: not JSON"),
+        (replace("evidence.jsonl", '"gpus": [], "links"', '"links"'), "line 2: not an event of a run"),
+        (lambda folder: (folder / "evidence.jsonl").unlink(), "is not the folder of a run"),
+        (lambda folder: (folder / "evidence.jsonl").write_text("{}\n"), "is not the folder of a run"),
+    ],
+)
+def test_verify_finds_what_was_changed(
+    folder: Path, gpufleet: Command, change: Callable[[Path], None], said: str
+) -> None:
+    change(folder)
+    status, text = gpufleet("verify", folder)
+    assert status == 1
+    assert said in text
+
+
+def test_nothing_is_added_after_the_verdict(tmp_path: Path) -> None:
+    evidence = Evidence(tmp_path / "evidence.jsonl")
+    evidence.add("verdict", verdict="INCOMPLETE", reasons=[])
+    evidence.seal()
+    evidence.add("telemetry", sample={"time": 0.0, "gpus": []})  # of a GPU that hung
+    assert evidence.sha256 == sha256(evidence.path)
+    assert not evidence.record.telemetry
+
+
+def test_an_interrupted_run_says_so_everywhere(
+    fleet: Callable[..., FleetRun], tmp_path: Path, gpufleet: Command
+) -> None:
+    run = fleet("def test_x(): raise KeyboardInterrupt")
+    (folder,) = run.folders
+    document = json.loads((folder / "summary.json").read_text())
+    jsonschema.validate(document, SCHEMA)
+    assert run.status == document["exit_status"] == 2
+    assert run.record.broken == "the run was interrupted"
+    assert gpufleet("verify", folder)[0] == 0
+    assert gpufleet("judge", folder)[0] == 10
+
+
+def test_a_summary_that_cannot_be_written_is_no_success(fleet: Callable[..., FleetRun]) -> None:
+    run = fleet("""
+        from pathlib import Path
+
+        def test_x():
+            (folder,) = Path("runs").iterdir()
+            (folder / "summary.json").mkdir()
+    """)
+    assert run.status == 10
+    assert "summary.json could not be written: Is a directory" in run.text
+
+
+@pytest.mark.parametrize("values", [{}, {"busbw world": 300.0}, {"busbw world": math.nan}])
+def test_the_summary_is_as_its_schema_says(tmp_path: Path, values: dict[str, float]) -> None:
+    folder = runs.record(tmp_path / "run", values=values, limits=contract(tmp_path / "contract.toml"))
+    text = (folder / "summary.json").read_text()
+    document = json.loads(text, parse_constant=pytest.fail)  # no NaN
+    jsonschema.validate(document, SCHEMA, jsonschema.Draft202012Validator)
+    assert document["verdict"] == ("REJECTED" if values else "ACCEPTED")
+    assert document["exit_status"] == (1 if values else 0)
+    assert document["counts"]["checks"] == {"passed": len(document["checks"]) - bool(values)} | (
+        {"failed": 1} if values else {}
+    )
+    figure = document["findings"][0]
+    assert (figure["state"], figure["missed"]) == (("missed", ["world"]) if values else ("met", []))
+    assert figure["limit"]["value"] == 350.0
+    assert document["gpus"][3]["serial"] == "node7-S3"
+
+
+def test_the_summary_of_a_real_run(rehearsed: FleetRun) -> None:
+    document = json.loads((rehearsed.folders[0] / "summary.json").read_text())
+    jsonschema.validate(document, SCHEMA, jsonschema.Draft202012Validator)
+    assert document["exit_status"] == rehearsed.status == 0
+    assert [check["outcome"] for check in document["checks"]] == ["passed", "not applicable"]
+    assert document["findings"][0]["values"].keys() == {"world"}
+
+
+def test_the_schema_refuses_what_is_no_summary(rehearsed: FleetRun) -> None:
+    document = json.loads((rehearsed.folders[0] / "summary.json").read_text())
+    for wrong in ({"verdict": "FINE"}, {"evidence_sha256": ""}, {"more": 1}, {"exit_status": None}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**document, **wrong}, SCHEMA)
+
+
+# ---------------------------------------------------------------- report
+
+
+def test_a_run_that_died_has_a_report_after_all(tmp_path: Path, gpufleet: Command) -> None:
+    folder = runs.record(tmp_path / "run", ends=False)
+    evidence = folder / "evidence.jsonl"
+    evidence.write_bytes(evidence.read_bytes()[:-40])  # in the middle of a line
+    status, text = gpufleet("report", folder)
+    assert (status, text) == (0, f"{folder}/report.html: INCOMPLETE")
+    page = (folder / "report.html").read_text()
+    assert "the run did not come to its end" in page
+    assert "test_each_gpu_alone" in page
+    assert not re.search(r"(src|href)=\"(?!#|data:)", page)  # one file, no network
+    document = json.loads((folder / "summary.json").read_text())
+    jsonschema.validate(document, SCHEMA)
+    assert (document["verdict"], document["exit_status"]) == ("INCOMPLETE", 10)
+    status, text = gpufleet("verify", folder)
+    assert status == 0
+    assert "INCOMPLETE; the run did not come to its end" in text
+
+
+def test_a_run_that_died_after_a_failure_is_rejected(tmp_path: Path, gpufleet: Command) -> None:
+    folder = runs.record(tmp_path / "run", failed={runs.ALONE: "other"}, ends=False)
+    assert gpufleet("report", folder) == (0, f"{folder}/report.html: REJECTED")
+
+
+def test_both_ways_to_the_report_show_the_same(folder: Path, gpufleet: Command) -> None:
+    digest = sha256(folder / "evidence.jsonl")
+    written = (folder / "report.html").read_text()
+    again = folder / "again.html"
+    assert gpufleet("report", folder, "-o", again) == (0, f"{again}: REHEARSAL")
+    assert (folder / "report.html").read_text() == written
+    fragment = html.summary(read(folder / "evidence.jsonl"), digest)
+    # matplotlib's drawings have ids of their own in each process.
+    unnamed = [re.sub(r"[mp][0-9a-f]{10}", "", text) for text in (fragment, written, again.read_text())]
+    assert unnamed[0] in unnamed[1]
+    assert unnamed[0] in unnamed[2]
+    assert "Something with &lt;GPUs&gt; &amp; more" in unnamed[2]
+    assert gpufleet("report", folder)[0] == 0  # the same evidence: no harm in writing it again
+    assert gpufleet("verify", folder)[0] == 0
+
+
+def test_a_report_of_other_evidence_is_not_overwritten(folder: Path, gpufleet: Command) -> None:
+    replace("evidence.jsonl", "there is no GPU", "there is a GPU ")(folder)
+    status, text = gpufleet("report", folder)
+    assert status == 1
+    assert "report.html was made of other evidence" in text
+    assert gpufleet("verify", folder)[0] == 1
+
+
+# ---------------------------------------------------------------- judge
+
+
+@pytest.mark.parametrize(
+    ("limits", "changes", "judged_by", "status", "verdict"),
+    [
+        ({}, {}, {}, 0, "ACCEPTED"),
+        ({}, {}, {"busbw": 370.0}, 1, "REJECTED"),
+        ({}, {}, {"collective_latency": 30.0}, 1, "REJECTED"),
+        ({"busbw": 370.0}, {}, {}, 0, "ACCEPTED"),  # a check that failed for its limit alone passes
+        ({"busbw": 370.0}, {}, {"busbw": 365.0}, 1, "REJECTED"),
+        ({"busbw": 370.0}, {"failed": {f"{runs.BANDWIDTH}[0]": "other"}}, {}, 1, "REJECTED"),
+        ({"busbw": 370.0}, {"failed": {f"{runs.BANDWIDTH}[0]": "limits, with more to do"}}, {}, 10, "INCOMPLETE"),
+        ({}, {"failed": {f"{runs.BANDWIDTH}[7]": "other"}}, {"busbw": 1.0}, 1, "REJECTED"),
+        ({}, {"values": {"busbw world": math.nan}}, {"busbw": 1.0}, 1, "REJECTED"),
+        (
+            {},
+            {"values": {"solo_train_throughput gpu2": 5000.0}},
+            {"solo_train_throughput": 1.0},
+            1,
+            "REJECTED",
+        ),  # peers
+        ({}, {"ends": False}, {}, 10, "INCOMPLETE"),
+    ],
+)
+def test_recorded_figures_meet_other_limits_or_not(
+    tmp_path: Path,
+    gpufleet: Command,
+    limits: dict[str, float],
+    changes: dict[str, object],
+    judged_by: dict[str, float],
+    status: int,
+    verdict: str,
+) -> None:
+    folder = runs.record(tmp_path / "run", limits=contract(tmp_path / "then.toml", **limits), **changes)
+    before = sha256(folder / "evidence.jsonl")
+    path, page = contract(tmp_path / "contract.toml", **judged_by), tmp_path / "judged.html"
+    ended, text = gpufleet("judge", folder, "--fleet-profile", path, "-o", page)
+    assert (ended, text.split()[0]) == (status, verdict)
+    assert "judged again with the limits of profile Contract 4711" in text
+    assert f"<strong>{verdict}</strong>" in page.read_text()
+    assert "It is not the verdict that the run itself came to" in page.read_text()
+    assert sha256(folder / "evidence.jsonl") == before
+
+
+def test_judging_by_the_shipped_limits_again_changes_nothing(tmp_path: Path, gpufleet: Command) -> None:
+    folder = runs.record(tmp_path / "run")
+    status, text = gpufleet("judge", folder)
+    assert (status, text.split()[0]) == (10, "INCOMPLETE")
+    assert "no profile knows NVIDIA X9000" in text
+
+
+def test_a_rehearsal_stays_one(folder: Path, tmp_path: Path, gpufleet: Command) -> None:
+    status, text = gpufleet("judge", folder, "--fleet-profile", contract(tmp_path / "contract.toml", busbw=1e9))
+    assert (status, text.split()[0]) == (0, "REHEARSAL")
+
+
+def test_a_profile_for_other_gpus_is_refused(tmp_path: Path, gpufleet: Command) -> None:
+    folder = runs.record(tmp_path / "run", machine=runs.topology("node7", model="NVIDIA B300"))
+    status, text = gpufleet("judge", folder, "--fleet-profile", contract(tmp_path / "contract.toml"))
+    assert status == 1
+    assert "is for NVIDIA X9000, but this machine has NVIDIA B300" in text
+
+
+def test_why_a_check_failed_is_on_record(fleet: Callable[..., FleetRun]) -> None:
+    run = fleet("""
+        import pytest
+        from pytest_gpufleet import GpuTopology, LimitMissed
+
+        def judge(*figures):
+            raise LimitMissed([], GpuTopology(), "a limit is missed")
+
+        @pytest.fixture
+        def leak():
+            yield
+            raise OSError("cannot clean up")
+
+        def test_fine():
+            pass
+
+        def test_last():
+            figures = 1, 2
+            judge(
+                figures,
+            )
+
+        @pytest.mark.parametrize("branch", [True, False])
+        def test_last_of_a_branch(branch):
+            with open("/dev/null"):
+                if branch:
+                    judge(1)
+                else:
+                    judge(2)
+
+        def test_more_to_do():
+            judge(1)
+            assert True
+
+        def test_loop():
+            for one in (1, 2):
+                judge(one)
+
+        def test_through_a_function():
+            (lambda: judge(1))()
+
+        def test_teardown_fails_too(leak):
+            judge(1)
+
+        def test_assertion():
+            assert 1 == 2
+
+        class TestInAClass:
+            def test_method(self):
+                judge(1)
+    """)
+    more = "limits, with more to do"
+    assert {
+        check.id.split("::", 1)[1].removeprefix("test_"): check.failed_by for check in run.record.checks.values()
+    } == {
+        "fine": "",
+        "last": "limits",
+        "last_of_a_branch[True]": "limits",
+        "last_of_a_branch[False]": "limits",
+        "more_to_do": more,
+        "loop": more,
+        "through_a_function": more,
+        "teardown_fails_too": "other",
+        "assertion": "other",
+        "TestInAClass::test_method": "limits",
+    }
+
+
+# ---------------------------------------------------------------- compare
+
+
+def test_an_outlier_is_named_by_node_and_gpu(tmp_path: Path, gpufleet: Command) -> None:
+    slow = {"solo_train_throughput gpu2": 5800.0}
+    folders = [
+        runs.record(tmp_path / host, host, slow if host == "node9" else None) for host in ("node7", "node8", "node9")
+    ]
+    page = tmp_path / "comparison.html"
+    status, text = gpufleet("compare", *folders, "-o", page)
+    assert status == 1
+    assert "1 outlier; the worst: training throughput, each GPU alone of GPU 2 in node9, 6.45 % worse." in text
+    for told in (text, page.read_text()):
+        assert "node9-S2" in told
+        assert "node9-S1" not in told
+    assert not re.search(r"(src|href)=", page.read_text())
+
+
+def test_one_node_over_time(tmp_path: Path, gpufleet: Command) -> None:
+    may = runs.record(tmp_path / "may")
+    june = runs.record(tmp_path / "june", values={"busbw world": 340.0, "busbw world 1": 9.0})
+    july = runs.record(tmp_path / "july", values={"collective_latency world": 28.0})
+    status, text = gpufleet("compare", may, june)
+    assert status == 1
+    assert "bus bandwidth of all ranks together in june, 5.56 % worse" in text
+    assert gpufleet("compare", june, may)[0] == 0  # it got better
+    status, text = gpufleet("compare", may, july)
+    assert (status, "No outlier among 4 figures of 2 runs." in text, "-10.9 %" in text) == (0, True, True)
+
+
+def test_what_makes_runs_hard_to_compare_is_said(tmp_path: Path, gpufleet: Command) -> None:
+    first = runs.record(tmp_path / "first")
+    other = runs.record(tmp_path / "other", machine=runs.topology("node7b", "NVIDIA H100 80GB HBM3", "575.57.08"))
+    status, text = gpufleet("compare", first, other)
+    assert status == 0
+    assert "GPU model differs: NVIDIA X9000 (first), NVIDIA H100 80GB HBM3 (other)" in text
+    assert "driver differs: 580.159.04 (first), 575.57.08 (other)" in text
+    assert "gpu0 of node7 is another GPU in other than in first: now GPU 0" in text
+
+
+def test_compare_says_what_it_cannot_use(tmp_path: Path, folder: Path, gpufleet: Command) -> None:
+    run = runs.record(tmp_path / "good")
+    assert gpufleet("compare", run)[1] == "gpufleet: compare needs the folders of at least two runs"
+    assert gpufleet("compare", run, run)[1] == "gpufleet: the same folder is given twice"
+    assert "is not the folder of a run" in gpufleet("compare", run, tmp_path)[1]
+    status, text = gpufleet("compare", run, folder)
+    assert status == 1
+    assert "There is nothing to compare: the runs have no figure in common." in text
+    assert "CPU ranks (rehearsal)" in text
+
+
+# ---------------------------------------------------------------- calibrate
+
+
+def test_a_calibrated_profile_is_met_by_the_runs_it_comes_from(tmp_path: Path, gpufleet: Command) -> None:
+    second = {"busbw world": 352.3, "collective_latency world": 32.9, "solo_train_throughput gpu3": 6100.0}
+    folders = [
+        runs.record(tmp_path / "a"),
+        runs.record(tmp_path / "b", "node8", second, utc="2026-11-22T08:00:00+00:00"),
+    ]
+    path = tmp_path / "my.toml"
+    status, text = gpufleet("calibrate", *folders, "-o", path)
+    assert (status, "3 limits for NVIDIA X9000" in text) == (0, True)
+    written = {limit.metric: limit for limit in profile.load(path).limits}
+    assert {metric: (limit.sense, limit.value) for metric, limit in written.items()} == {
+        "busbw": ("min", 334.6),  # 352.3 x 0.95 = 334.685, never rounded up
+        "collective_latency": ("max", 34.64),  # 32.9 / 0.95 = 34.632, never rounded down
+        "solo_train_throughput": ("min", 5795.0),
+    }
+    assert written["busbw"].kind == "calibrated"
+    assert written["busbw"].source == (
+        "4x NVIDIA X9000, node7, node8, 2026-11-21 to 2026-11-22, driver 580.159.04, NCCL 2.28.9, torch 2.11.0+cu130: "
+        "lowest of 2 runs 352.3, margin 0.95"
+    )
+    for folder in folders:
+        assert gpufleet("judge", folder, "--fleet-profile", path)[0] == 0
+    first = path.read_text()
+    gpufleet("calibrate", *folders, "-o", path)
+    assert path.read_text() == first
+    assert gpufleet("calibrate", *folders, "-o", path, "--margin", "1")[0] == 0
+    assert gpufleet("judge", folders[1], "--fleet-profile", path)[0] == 0
+
+
+def test_a_calibrated_profile_extends_the_shipped_one_and_never_weakens_it(tmp_path: Path, gpufleet: Command) -> None:
+    shipped = profile.for_gpu(runs.H200)
+    alone = next(measurement for _, measurement, _ in runs.FIGURES if measurement.metric == "solo_train_throughput")
+    limit = shipped.limit_for(alone).value
+    good = {"busbw world": 9000.0, **{f"solo_train_throughput {gpu}": limit * 1.02 for gpu in runs.GPUS}}
+    folder = runs.record(tmp_path / "run", values=good, machine=runs.topology("node7", runs.H200))
+    path = tmp_path / "my.toml"
+    assert gpufleet("calibrate", folder, "-o", path)[0] == 0
+    written = profile.load(path)
+    assert (written.match, written.base) == ((runs.H200,), shipped)
+    assert [limit.value for limit in written.limits if limit.metric == "busbw"] == [8550.0]
+    assert written.limit_for(alone) == shipped.limit_for(alone)  # and not 0.95 x 1.02 of it
+    assert gpufleet("judge", folder, "--fleet-profile", path)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ({"values": {"busbw world": 310.0}}, "bus bandwidth (bytes=8589934592, collective=all_reduce"),
+        ({"values": {"busbw world": 310.0}}, "differs by 15%: 360 GB/s in a, 310 GB/s in b"),
+        ({"values": {"busbw world": math.nan}}, "is no number"),
+        ({"values": {"solo_train_throughput gpu1": 5900.0}}, f"b was rejected: {runs.ALONE} failed"),
+        ({"failed": {runs.ALONE: "other"}}, f"b was rejected: {runs.ALONE} failed"),
+        ({"ends": False}, "b did not come to its end"),
+        ({"machine": runs.topology("node8", driver="575.57.08")}, "driver differs: 580.159.04 (a), 575.57.08 (b)"),
+        ({"machine": runs.topology("node8", "NVIDIA B300")}, "GPU model differs: NVIDIA X9000 (a), NVIDIA B300 (b)"),
+    ],
+)
+def test_no_profile_is_made_of_doubtful_runs(
+    tmp_path: Path, gpufleet: Command, second: dict[str, object], said: str
+) -> None:
+    folders = [runs.record(tmp_path / "a"), runs.record(tmp_path / "b", "node8", **second)]
+    status, text = gpufleet("calibrate", *folders, "-o", tmp_path / "my.toml")
+    assert status == 1
+    assert said in text
+    assert not (tmp_path / "my.toml").exists()
+
+
+def test_no_profile_is_made_of_a_rehearsal(folder: Path, tmp_path: Path, gpufleet: Command) -> None:
+    status, text = gpufleet("calibrate", folder, "-o", tmp_path / "my.toml")
+    assert (status, "run is a rehearsal: its figures are those of CPU ranks" in text) == (1, True)
+
+
+@pytest.mark.parametrize("margin", ["0", "1.05", "much"])
+def test_a_margin_that_makes_no_sense(margin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["calibrate", str(tmp_path), "-o", "x.toml", "--margin", margin])
+    assert "is not a number above 0 and at most 1" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- Prometheus
+
+
+def families(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    return {
+        family.name: [(sample.labels, sample.value) for sample in family.samples]
+        for family in text_string_to_metric_families(text)
+    }
+
+
+def test_prometheus_can_read_what_a_run_writes(rehearsed: FleetRun) -> None:
+    (option,) = (word for word in rehearsed.record.run["command"].split() if "prometheus" in word)
+    path = Path(option.partition("=")[2])
+    assert [file.name for file in path.parent.iterdir()] == ["gpufleet.prom"]  # nothing half-written beside it
+    assert path.stat().st_mode & 0o044  # node_exporter is another user
+    found = families(path.read_text())
+    verdicts = {labels["verdict"]: value for labels, value in found["gpufleet_verdict"]}
+    assert verdicts == {"ACCEPTED": 0, "REJECTED": 0, "INCOMPLETE": 0, "REHEARSAL": 1}
+    assert {labels["outcome"]: value for labels, value in found["gpufleet_checks"]} == {
+        "passed": 1, "failed": 0, "skipped": 0, "not applicable": 1,
+    }  # fmt: skip
+    ((labels, value),) = found["gpufleet_figure"]
+    assert value == rehearsed.record.findings[0].measurement.values["world"]
+    assert labels["metric"] == "busbw"
+    assert labels["condition_collective"] == "all_reduce"
+    assert "gpufleet_limit" not in found
+
+
+def test_figures_and_limits_of_gpus_in_prometheus(tmp_path: Path) -> None:
+    from pytest_gpufleet.report import prometheus
+
+    folder = runs.record(
+        tmp_path / "run",
+        host='a "strange"\\host',
+        limits=contract(tmp_path / "c.toml"),
+        values={"busbw world": math.nan},
+    )
+    prometheus.write(tmp_path / "x.prom", read(folder / "evidence.jsonl"))
+    found = families((tmp_path / "x.prom").read_text())
+    assert {labels["host"] for labels, _ in found["gpufleet_verdict"]} == {'a "strange"\\host'}
+    solo = [labels for labels, _ in found["gpufleet_figure"] if labels["metric"] == "solo_train_throughput"]
+    assert [labels["serial"] for labels in solo] == [f'a "strange"\\host-S{index}' for index in range(4)]
+    assert any(math.isnan(value) for _, value in found["gpufleet_figure"])
+    assert {(labels["metric"], labels["sense"]): value for labels, value in found["gpufleet_limit"]} == {
+        ("busbw", "min"): 350.0,
+        ("collective_latency", "max"): 40.0,
+        ("solo_train_throughput", "min"): 6000.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("no/such/folder/x.prom", "No such file or directory"), (".", "it is a folder"), ("/proc/x.prom", "")],
+)
+def test_a_textfile_that_cannot_be_written_is_told_before_anything_starts(
+    run_pytest: Callable[..., FleetRun], path: str, why: str
+) -> None:
+    run = run_pytest(
+        "--rehearse", "--fleet-dir=runs", f"--fleet-prometheus={path}", files={"test_x.py": "def test_x(): pass"}
+    )
+    assert run.status == 4
+    assert f"--fleet-prometheus {path} cannot be written: {why}" in run.text
+    assert not run.folders
+
+
+# ---------------------------------------------------------------- all of them
+
+
+COMMANDS = ("verify", "report", "judge", "compare", "calibrate")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "monitor", "snapshot"])
+def test_help_tells_the_exit_status(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([command, "--help"])
+    assert "Exit status: 0" in capsys.readouterr().out
+
+
+def test_no_command_loads_torch(tmp_path: Path) -> None:
+    folders = [str(runs.record(tmp_path / name)) for name in ("a", "b")]
+    lines = [
+        ["verify", folders[0]],
+        ["report", folders[0], "-o", str(tmp_path / "again.html")],
+        ["judge", folders[0]],
+        ["compare", *folders],
+        ["calibrate", *folders, "-o", str(tmp_path / "my.toml")],
+    ]
+    program = (
+        "import sys; from pytest_gpufleet import cli; "
+        f"print([cli.main(line) for line in {lines!r}], 'torch' in sys.modules, file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.stderr.splitlines()[-1] == "[1, 0, 10, 0, 0] False"  # no report.html there to verify
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda folder: folder.name)
+def test_on_recorded_evidence(recorded: Path, tmp_path: Path, gpufleet: Command) -> None:
+    """What was measured on real machines: every command works on it, and a calibrated profile is met."""
+    folder = shutil.copytree(recorded, tmp_path / "run")
+    record = read(folder / "evidence.jsonl")
+    assert gpufleet("report", folder)[0] == 0
+    jsonschema.validate(json.loads((folder / "summary.json").read_text()), SCHEMA)
+    assert gpufleet("verify", folder)[0] == 0
+    status, text = gpufleet("judge", folder)
+    assert status in (0, 1, 10)
+    twin = shutil.copytree(recorded, tmp_path / "twin")
+    status, text = gpufleet("compare", folder, twin)
+    assert (status, "No outlier" in text) == (0, True)
+    status, text = gpufleet("calibrate", folder, "-o", tmp_path / "my.toml")
+    assert status == (0 if record.verdict in ("ACCEPTED", "INCOMPLETE") and not record.broken else 1)
+    if status == 0:
+        _, text = gpufleet("judge", folder, "--fleet-profile", tmp_path / "my.toml")
+        assert "Missed limits" not in text
+        assert "not judged" not in text

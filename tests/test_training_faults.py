@@ -1,0 +1,151 @@
+"""Training that goes wrong on purpose: each check of acceptance/test_7_training.py fails for its own fault."""
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
+TRAINING = ACCEPTANCE / "test_7_training.py"
+ALONE = f"{ACCEPTANCE / 'test_8_resnet50.py'}::test_each_gpu_alone[NaN]"
+
+# A pytest plugin that runs each check once for each fault that the environment variable FAULTS has for it.
+FAULTY = """
+import json
+import os
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch._dynamo  # every optimizer imports it
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from pytest_gpufleet.probes import sharding, training
+from pytest_gpufleet.world.engines import local
+
+local.PRELOAD.append(__name__)  # each check that fails costs a world: the next finds all this imported
+
+FAULTS = json.loads(os.environ["FAULTS"])
+LOWEST, EXPONENT = (0, 0), (3, 6)  # byte and bit of a float32
+
+
+def flip(tensor, bit=LOWEST):
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local.detach().view(-1)[:1].view(torch.uint8)[bit[0]] ^= 1 << bit[1]
+
+
+def change(owner, name, make):
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def around_step(before=lambda optimizer, weight: None, after=lambda optimizer, weight: None):
+    def make(genuine):
+        def step(self, *args, **kwargs):
+            weight = self.param_groups[0]["params"][0]
+            before(self, weight)
+            genuine(self, *args, **kwargs)
+            after(self, weight)
+        return step
+    change(torch.optim.SGD, "step", make)
+
+
+def after_saving(damage):
+    def make(genuine):
+        def save(state, **kwargs):
+            genuine(state, **kwargs)
+            damage(state)
+        return save
+    change(dcp, "save", make)
+
+
+ON_RANK_1 = {
+    "lost gradient": lambda: change(nn.Linear, "forward", lambda genuine: lambda self, x: genuine(self, 0 * x)),
+    "no step": lambda: change(torch.optim.SGD, "step", lambda genuine: lambda self: None),
+    "weight": lambda: around_step(after=lambda optimizer, weight: flip(weight)),
+    "momentum": lambda: around_step(after=lambda optimizer, weight: flip(optimizer.state[weight]["momentum_buffer"])),
+    "gradient": lambda: around_step(before=lambda optimizer, weight: flip(weight.grad)),
+    "shard": lambda: around_step(
+        after=lambda optimizer, weight: flip(weight, EXPONENT) if hasattr(weight, "to_local") else None
+    ),
+    "changed since": lambda: after_saving(lambda state: flip(state["model"]["3.weight"])),
+    "unseen overflow": lambda: change(
+        torch.amp.GradScaler, "_maybe_opt_step", lambda genuine: lambda self, optimizer, state: optimizer.step()
+    ),
+    "NaN": lambda: change(nn.functional, "cross_entropy", lambda genuine: lambda *args: genuine(*args) * torch.nan),
+}
+ON_ALL = {
+    "no_sync ignored": lambda: change(DDP, "no_sync", lambda genuine: lambda self: nullcontext()),
+    "buffers kept": lambda: change(DDP, "_sync_buffers", lambda genuine: lambda self: None),
+}
+
+
+def plant(rank, fault):
+    if fault in ON_ALL:
+        ON_ALL[fault]()
+    elif rank.index == 1:
+        ON_RANK_1[fault]()
+
+
+def pytest_generate_tests(metafunc):
+    metafunc.parametrize("fault", FAULTS.get(metafunc.function.__name__, []), indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def fault(nccl_group, request):
+    nccl_group.run(plant, request.param)
+"""
+
+# Check, fault and the check's own parameter, ranks that must be named, and words of the story. None: what one rank does
+# wrong is in everybody's average, and any may be named.
+CASES = [
+    ("test_phase_1_gradients_are_averaged", "lost gradient", None, "assert"),
+    ("test_gradients_accumulate_without_communication", "no_sync ignored", None, "assert"),
+    ("test_unused_parameters_are_found", "lost gradient", None, "layer 1 in step 0"),
+    ("test_buffers_come_from_rank_0", "buffers kept", {1, 2}, "running_mean"),
+    ("test_phase_2_loss_falls", "no step", {1}, "mean loss by epoch"),
+    ("test_phase_2_loss_falls", "NaN", None, "nan"),
+    ("test_phase_3_ranks_stay_identical", "weight-every batch", {1}, "weight 0.weight: 1 of 288 bytes"),
+    ("test_phase_3_ranks_stay_identical", "momentum-accumulated", {1}, "momentum 0.weight: 1 of 288 bytes"),
+    ("test_phase_3_ranks_stay_identical", "gradient-accumulated", {1}, "gradient 0.weight: 1 of 288 bytes"),
+    ("test_fsdp_is_exact", "weight", {1}, "own shard after step 0"),
+    ("test_ddp_and_fsdp_train_as_one_gpu", "shard-torch.float32", {1}, "FSDP: own shard of 0.weight after step 0"),
+    ("test_ddp_and_fsdp_train_as_one_gpu", "lost gradient-torch.bfloat16", None, "in step"),
+    ("test_checkpoint_loads_on_fewer_ranks", "changed since", {0}, "loaded shard of 3.weight"),
+    ("test_overflow_on_one_rank_skips_the_step_on_all", "unseen overflow-DDP", {1}, "rank 0 overflowed"),
+    ("test_overflow_on_one_rank_skips_the_step_on_all", "unseen overflow-FSDP", {1}, "rank 0 overflowed"),
+]
+
+
+def run_with_faults(run_pytest, ranks, **environment):
+    """Run each check of CASES with its fault, and the throughput of each GPU with a loss that is NaN."""
+    faults = defaultdict(set, {"test_each_gpu_alone": {"NaN"}})
+    for check, fault, _, _ in CASES:
+        faults[check].add(fault.partition("-")[0])
+    environment |= {"PYTHONPATH": ".", "FAULTS": json.dumps({check: sorted(each) for check, each in faults.items()})}
+    nodes = [f"{TRAINING}::{check}[{fault}]" for check, fault, _, _ in CASES]
+    options = (ranks, "-p", "faulty", "--fleet-dir=runs")
+    return run_pytest(*nodes, ALONE, *options, files={"faulty.py": FAULTY}, **environment)
+
+
+@pytest.fixture(scope="module")
+def broken(run_pytest):
+    return run_with_faults(run_pytest, "--rehearse=3")  # enough for a majority
+
+
+@pytest.mark.parametrize(("check", "fault", "named", "words"), CASES)
+def test_every_check_fails_for_its_fault(broken, check, fault, named, words):
+    message = broken.check(f"{check}[{fault}]").message
+    assert words in message
+    if named is not None:
+        assert {int(rank) for rank in re.findall(r"rank (\d) of \d, CPU: raised", message)} == named
+
+
+def test_a_loss_that_is_no_number_is_no_throughput(broken):
+    check = broken.check("test_each_gpu_alone[NaN]")
+    assert check.outcome == "failed"
+    assert "rank 1 of 3, CPU: raised FloatingPointError: the loss became nan" in check.message
+    assert broken.record.findings == []

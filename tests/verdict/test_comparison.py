@@ -1,0 +1,41 @@
+"""Which of many nodes, or of two runs, is worse than it should be."""
+
+import math
+
+import pytest
+
+from pytest_gpufleet.probes.reading import Metric
+from pytest_gpufleet.verdict.comparison import worse_ones
+from pytest_gpufleet.verdict.figures import Figure
+
+HIGHER = Figure("busbw", (), Metric("busbw", "GB/s", "higher", "bus bandwidth"))
+LOWER = Figure("collective_latency", (), Metric("collective_latency", "us", "lower", "latency"))
+TOLERANT = Figure("gemm", (), Metric("gemm", "TFLOP/s", "higher", "matrix product", 0.08))
+
+
+@pytest.mark.parametrize(
+    ("figure", "values", "worse"),
+    [
+        (HIGHER, [100, 100, 100, 96], {3: 0.04}),
+        (HIGHER, [100, 100, 100, 98], {}),
+        (HIGHER, [100, 100, 100, 104], {}),  # better is nothing bad
+        (LOWER, [100, 100, 100, 104], {3: 0.04}),
+        (LOWER, [100, 100, 100, 96], {}),
+        (TOLERANT, [100, 100, 100, 95], {}),
+        (TOLERANT, [100, 100, 100, 91], {3: 0.09}),
+        (HIGHER, [104, 98, 100, 102, 96], {}),  # so noisy that 4 % say nothing: sigma is 3 %
+        (HIGHER, [104, 98, 100, 102, 96, 80], {5: 19 / 99}),  # and one bad node does not widen it much
+        (HIGHER, [100, 100, 100, math.nan], {3: 1.0}),
+        (HIGHER, [math.nan, math.nan, math.nan], {}),
+        (HIGHER, [100, 96], {1: 0.04}),  # of two, the first is the reference
+        (HIGHER, [96, 100], {}),
+        (HIGHER, [100, 98], {}),
+        (LOWER, [100, 104], {1: 0.04}),
+        (HIGHER, [100, math.nan], {1: 1.0}),
+        (HIGHER, [math.nan, 100], {}),
+        (HIGHER, [100], {}),
+    ],
+)
+def test_a_value_is_an_outlier_on_the_bad_side_only(figure, values, worse):
+    found = worse_ones({str(index): value for index, value in enumerate(values)}, figure)
+    assert {int(name): fraction for name, (_, fraction) in found.items()} == pytest.approx(worse)

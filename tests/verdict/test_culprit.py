@@ -1,0 +1,137 @@
+"""The search for who is to blame, on ranks that are made slow or wrong on purpose."""
+
+import re
+from itertools import combinations
+
+import pytest
+
+from pytest_gpufleet.verdict.culprit import slow_pairs, slow_rank
+
+# Faults are planted in torch.distributed on the ranks, where they last until the world is a fresh one.
+SEARCHES = """
+import time
+
+import pytest
+import torch.distributed as dist
+
+from pytest_gpufleet.verdict import culprit
+
+pytestmark = pytest.mark.fresh_world
+
+USUAL, LONG = 0.01, 0.04  # seconds; every operation takes much longer than a busy machine adds or takes away
+
+class Slow:
+    def __init__(self, work, seconds):
+        self.work, self.seconds = work, seconds
+
+    def wait(self):
+        time.sleep(self.seconds)
+        self.work.wait()
+
+def plant(rank, late=None, links=None, link=None, end=None):
+    me, all_reduce, batch_isend_irecv = rank.index, dist.all_reduce, dist.batch_isend_irecv
+
+    def slow_all_reduce(*args, **kwargs):
+        time.sleep(LONG if me == late else USUAL)
+        work = all_reduce(*args, **kwargs)
+        return work and Slow(work, LONG if me == end else USUAL)
+
+    def slow_batch(ops):
+        time.sleep(LONG if me == links or {me, ops[0].peer} == link else USUAL)
+        return batch_isend_irecv(ops)
+
+    dist.all_reduce, dist.batch_isend_irecv = slow_all_reduce, slow_batch
+
+def fail(rank):
+    def batch(ops):
+        raise RuntimeError("no route")
+
+    dist.batch_isend_irecv = batch
+
+def find(group):
+    text = culprit.find(group, "all_reduce", 1 << 16)
+    print(text)
+    return text
+
+def test_a_rank_that_comes_late(nccl_group):
+    nccl_group.run(plant, late=2)
+    text = find(nccl_group)
+    assert text.startswith("rank 2 of 4, CPU comes ")
+    assert "ms late to every all_reduce" in text
+
+def test_a_rank_with_slow_links(nccl_group):
+    nccl_group.run(plant, links=2)
+    text = find(nccl_group)
+    assert text.startswith("rank 2 of 4, CPU: every pair with it takes ")
+    assert " us, all others " in text
+
+def test_a_slow_link(nccl_group):
+    nccl_group.run(plant, link={1, 3})
+    assert find(nccl_group).startswith("the link between rank 1 of 4, CPU and rank 3 of 4, CPU: this pair takes ")
+
+def test_a_rank_that_slows_nothing_but_the_collective(nccl_group):
+    nccl_group.run(plant, end=1)
+    text = find(nccl_group)
+    assert text.startswith("rank 1 of 4, CPU: without it all_reduce reaches ")
+    assert "without any other rank " in text
+
+def test_no_single_one_where_all_are_slow(nccl_group):
+    nccl_group.run(plant)
+    pairs, others, variables = find(nccl_group).splitlines()
+    assert pairs.startswith("no single GPU: each of the 6 pairs takes ")
+    assert others.startswith("without any one rank all_reduce reaches ")
+    assert "among ranks 0 to 1 " in others and "among ranks 2 to 3 " in others
+    assert variables == "variables that steer NCCL are set: NCCL_ALGO=Ring"
+
+@pytest.mark.world_size(2)
+def test_no_single_one_of_two(nccl_group):
+    nccl_group.run(plant, links=1)
+    assert find(nccl_group).startswith("with two ranks nobody can tell which one it is: their link takes ")
+
+@pytest.mark.world_size(3)
+def test_a_search_that_fails(nccl_group):
+    nccl_group.run(fail)
+    text = find(nccl_group)
+    assert text.startswith("the search for the cause failed: RankFailure")
+    assert "RuntimeError: no route" in text
+    assert nccl_group.run(lambda rank: rank.index) == [0, 1, 2]  # the next check has its ranks
+"""
+
+
+@pytest.fixture(scope="module")
+def searches(fleet):
+    return fleet(SEARCHES, "-rP", ranks=4, NCCL_ALGO="Ring")
+
+
+@pytest.mark.parametrize("search", re.findall(r"^def (test_\w+)", SEARCHES, re.MULTILINE))
+def test_search_finds(searches, search):
+    assert searches.outcomes[search] == "passed", searches.text
+
+
+def rates(n, slow=(), fast=380.0, low=12.0):
+    return {pair: low if pair in slow or set(pair) & set(slow) else fast for pair in combinations(range(n), 2)}
+
+
+@pytest.mark.parametrize("n", [3, 4, 8])
+def test_a_rank_is_slow_only_if_all_its_pairs_are(n):
+    for rank in range(n):
+        assert slow_rank(rates(n, slow=[rank])) == rank
+    assert slow_rank(rates(n)) is None
+    assert slow_rank(rates(n, slow=[(0, 1)])) is None
+    assert slow_rank(rates(n, slow=range(n))) is None
+
+
+def test_links_of_two_kinds_make_no_culprit():
+    # Two NVLink bridges in a machine with two sockets: pairs 0-1 and 2-3 are fast, the others cross the sockets.
+    mixed = {pair: 100.0 if pair in [(0, 1), (2, 3)] else 20.0 for pair in combinations(range(4), 2)}
+    assert slow_rank(mixed) is None
+    assert slow_pairs(mixed) == []
+    # GPU 3 has lost its bridge and half its lanes.
+    assert slow_rank({**mixed, (2, 3): 10.0, (0, 3): 10.0, (1, 3): 10.0}) == 3
+
+
+def test_slow_pairs_are_found():
+    assert slow_pairs(rates(8, slow=[(2, 5)])) == [(2, 5)]
+    assert slow_pairs(rates(8, slow=[(2, 5), (1, 7)])) == [(1, 7), (2, 5)]
+    assert slow_pairs({**rates(4), (0, 1): 12.0, (0, 2): 290.0, (1, 2): 330.0}) == [(0, 1)]  # others may vary a little
+    assert slow_pairs(rates(8)) == slow_pairs(rates(2)) == []
