@@ -1,10 +1,11 @@
-"""What the checks of ResNet training do, by option. A figure of work that is not the usual one needs a limit that names
-it, so that easier work buys no acceptance."""
+"""What several files of the suite share, and its own options: what the checks of ResNet training do. A figure of work
+that is not the usual one needs a limit that names it, so that easier work buys no acceptance."""
 
 import argparse
 
 import pytest
 
+from pytest_gpufleet import not_applicable
 from pytest_gpufleet.verdict.vocabulary import CONDITIONS
 
 
@@ -22,6 +23,16 @@ def pytest_addoption(parser):
         "--resnet-warm-up", type=_count, metavar="N", help="steps before the first sample (default: 8 to 30)"
     )
     group.addoption("--resnet-optimizer", choices=CONDITIONS["optimizer"], default="sgd", help="default: sgd")
+
+
+@pytest.fixture
+def gpus(machine, gpu_topology, pytestconfig):
+    """The facts of every GPU. Not applicable in a rehearsal; fails where GPUs were asked for and none is here."""
+    if not machine.gpus and not isinstance(pytestconfig.getoption("gpus"), int):
+        not_applicable("a rehearsal has no GPUs")
+    if not machine.gpus:
+        pytest.fail(f"no GPU is here: {'; '.join(gpu_topology.problems)}", pytrace=False)
+    return machine.gpus
 
 
 def _count(text):

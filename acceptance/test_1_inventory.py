@@ -14,15 +14,6 @@ HARMFUL = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def gpus(machine, pytestconfig):
-    if not machine.gpus and not isinstance(pytestconfig.getoption("gpus"), int):
-        not_applicable("a rehearsal has no GPUs")
-    if not machine.gpus:
-        pytest.fail("no GPU is here", pytrace=False)
-    return machine.gpus
-
-
 def test_gpu_count(gpus, gpu_topology, pytestconfig):
     """As many GPUs as ordered
 
@@ -126,8 +117,9 @@ def test_nvlinks_are_equally_fast(gpus):
 def test_fabric_is_ready(gpus):
     """The NVSwitch fabric has taken in every GPU
 
-    State 3 is completed, status 0 success. Otherwise start nvidia-fabricmanager (of exactly the driver's version; on the
-    host of a virtual machine or container) and read its log; without it GPUs with NVSwitch cannot talk to each other.
+    State 3 is completed, status 0 success. Otherwise start nvidia-fabricmanager (of exactly the driver's version; on
+    the host of a virtual machine or container) and read its log; without it GPUs with NVSwitch cannot talk to each
+    other.
     """
     if all(gpu["fabric"] == {"state": 0, "status": 0} for gpu in gpus):
         not_applicable("these GPUs are in no NVSwitch fabric")

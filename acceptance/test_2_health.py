@@ -2,16 +2,8 @@
 
 import pytest
 
-from pytest_gpufleet import not_applicable
 from pytest_gpufleet.hardware.xids import KernelLog
 from pytest_gpufleet.verdict.health import recorded_errors, xids_of
-
-
-@pytest.fixture
-def gpus(machine):
-    if not machine.gpus:
-        not_applicable("no GPU is here")
-    return machine.gpus
 
 
 def test_no_memory_error_is_recorded(gpus):

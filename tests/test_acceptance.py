@@ -102,7 +102,12 @@ def test_rehearsal_passes_and_is_stamped_everywhere(rehearsal):
 def test_report_is_one_file_with_figures_and_a_place_to_sign(rehearsal):
     (folder,) = rehearsal.folders
     html = (folder / "report.html").read_text()
-    assert sorted(path.name for path in folder.iterdir()) == ["evidence.jsonl", "junit.xml", "report.html"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "evidence.jsonl",
+        "junit.xml",
+        "report.html",
+        "summary.json",
+    ]
     assert not re.search(r"""<link|\bsrc=["'](?!data:|["'])""", html)
     for words in ("<svg", "bus bandwidth", "training throughput", "Vendor", "Customer", "not judged"):
         assert words.lower() in html.lower()

@@ -404,7 +404,12 @@ def test_scaling_efficiency_is_asked_for_all_recipes():
     for profile in shipped():
         for one in (one for one in profile.limits if one.metric == "scaling_efficiency"):
             for recipe in ("fp32", "tf32", "amp"):
-                measured = {"model": "resnet50", "recipe": recipe, "ranks": one.conditions["ranks"], "batch": 256}
+                measured = {
+                    "model": "resnet50",
+                    "recipe": recipe,
+                    "ranks": one.conditions.get("ranks", 4),
+                    "batch": 256,
+                }
                 assert profile.limit_for(Measurement("scaling_efficiency", {"world": 1.0}, measured)) is one
 
 

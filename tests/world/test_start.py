@@ -86,6 +86,25 @@ def test_a_broken_process_group_leaves_tests_that_need_only_the_world(fleet):
     assert 'process group: gloo"' in run.check("test_group").message
 
 
+def test_a_process_group_that_never_comes_up_is_not_tried_by_every_test(fleet):
+    module = """
+    import pytest
+
+    @pytest.mark.parametrize("number", range(5))
+    def test_group(nccl_group, number):
+        nccl_group.run(lambda rank: None)
+
+    def test_world(world):
+        assert world.run(lambda rank: rank.index) == [0, 1]
+    """
+    run = fleet(module, GLOO_SOCKET_IFNAME="no-such-interface")
+    assert [outcome for name, outcome in run.outcomes.items() if name != "test_world"] == ["failed"] * 5
+    assert run.outcomes["test_world"] == "passed"
+    assert 'process group: gloo"' in run.check("test_group[4]").message
+    tried = [line for line in (run.folders[0] / "evidence.jsonl").read_text().splitlines() if '"failure"' in line]
+    assert len(tried) == 3
+
+
 def test_two_failures_in_a_row(fleet):
     module = """
     import os

@@ -27,6 +27,8 @@ Shape = tuple[int, int, int]  # m, n, k of an m x k matrix times a k x n matrix
 MEAN = Metric("gemm_mean", "TFLOP/s", "higher", "matrix product, mean over shapes")
 BURST = Metric("gemm_burst", "TFLOP/s", "higher", "matrix product, first tenth of a second after rest")
 BURST_PRODUCTS = 50
+# At its power limit an H200 swings by 5 % within a second: samples of 0.2 s caught it at different points.
+LONG = 3.0
 
 # An H200 needs some seconds under full load until its clock has settled at the power limit.
 WARM_UP_SECONDS = {"cuda": 2.5, "cpu": 0.0}
@@ -138,7 +140,7 @@ def product_rate(rank: Rank, precision: str, shapes: int | None = None) -> list[
     the one to judge), the mean over all shapes ("gemm_mean"), and of one shape before power and heat limit the clock
     ("gemm_burst"), which is what benchmarks that run for a tenth of a second report.
 
-    `shapes`: only the first so many of the precision's shapes. Each is the median of five samples, after a warm-up;
+    `shapes`: only the first so many of the precision's shapes. Each is the median of three samples, after a warm-up;
     counts 2mnk operations a product. Not applicable where the GPU does not have the precision.
     """
     _must_have(precision, rank.device)
@@ -154,7 +156,7 @@ def product_rate(rank: Rank, precision: str, shapes: int | None = None) -> list[
                     seconds_each(rank.device, work, 3)  # the first call may load or choose a kernel
                     burst = 2 * m * n * k / seconds_each(rank.device, work, BURST_PRODUCTS) / 1e12
                     warm_up(rank.device, work, WARM_UP_SECONDS[rank.device.type])
-                rates[shape] = tuple(2 * m * n * k / seconds / 1e12 for seconds in samples(rank.device, work))
+                rates[shape] = tuple(2 * m * n * k / seconds / 1e12 for seconds in samples(rank.device, work, LONG))
     medians = {shape: median(each) for shape, each in rates.items()}
     best = max(medians, key=medians.__getitem__)
     conditions = {"precision": precision, "at_once": "all" if rank.size > 1 else "one"}

@@ -27,7 +27,7 @@ SHOWN = 3  # wrong words that are described
 
 def bandwidth(rank: Rank) -> list[Reading]:
     """GB/s of copy (c = a) and triad (a = b + scalar * c) on arrays of float64, counted as BabelStream does: copy moves
-    2, triad 3 arrays. Median of five samples."""
+    2, triad 3 arrays. Median of three samples."""
     kind = rank.device.type
     a, b, c = (torch.rand(ARRAY_BYTES[kind] // 8, dtype=torch.float64, device=rank.device) for _ in range(3))
     operations: dict[str, tuple[int, Callable[[], object]]] = {

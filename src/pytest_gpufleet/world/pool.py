@@ -62,6 +62,8 @@ class Pool:
         self._number = 0
         self._failed_starts = 0
         self._hopeless: RankFailure | None = None
+        self._failed_joins = 0
+        self._groupless: RankFailure | None = None  # why no process group is tried any more
 
     @property
     def started(self) -> bool:
@@ -127,6 +129,8 @@ class Pool:
     ) -> list[Any]:
         """Run `function(rank, *args, **kwargs)` on `ranks`; the results in their order."""
         __tracebackhide__ = True
+        if with_group and self._groupless is not None:
+            raise self._groupless
         self.start()
         assert self._scratch is not None
         if with_group and ranks not in self._groups:
@@ -160,9 +164,16 @@ class Pool:
 
         assert self._scratch is not None
         parcel = shipping.pack((group.join, (ranks, str(self._scratch / "store")), {}), self._scratch)
-        with self._killing_on_error():
-            what = f"process group of {len(ranks)} ranks"
-            self._round(self.everyone, what, False, parcel, max(self.timeout, MIN_START_SECONDS))
+        try:
+            with self._killing_on_error():
+                what = f"process group of {len(ranks)} ranks"
+                self._round(self.everyone, what, False, parcel, max(self.timeout, MIN_START_SECONDS))
+        except RankFailure as failure:
+            self._failed_joins += 1
+            if self._failed_joins == MAX_FAILED_STARTS:
+                self._groupless = failure
+            raise
+        self._failed_joins = 0
         self._groups.add(ranks)
 
     def _round(
