@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpufleet import GiB, MiB, measure_all, not_applicable
-from pytest_gpufleet.probes.compute import PRECISIONS, dissenters, exact_product, product_rate, repeat_product
+from pytest_gpufleet.probes.compute import PRECISIONS, product_rate
+from pytest_gpufleet.probes.corruption import dissenters, exact_product, repeat_product
 from pytest_gpufleet.probes.memory import bandwidth, hold_patterns
 
 REPEAT_SECONDS = 2  # for each precision

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from pytest_gpufleet.probes import burn
-from pytest_gpufleet.probes.compute import dissenters
+from pytest_gpufleet.probes.corruption import dissenters
 from pytest_gpufleet.probes.reading import WORLD, Condition
 from pytest_gpufleet.verdict.measurement import Measurement
 from pytest_gpufleet.world.world import World

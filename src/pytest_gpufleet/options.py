@@ -47,7 +47,7 @@ def add(parser: pytest.Parser) -> None:
     )  # fmt: skip
     group.addoption(
         "--rehearse", type=rank_count, nargs="?", const=REHEARSAL_RANKS, metavar="N",
-        help=f"use N CPU ranks with Gloo ({REHEARSAL_RANKS}) instead of GPUs; never accepts a machine",
+        help=f"use N CPU ranks with Gloo (default: {REHEARSAL_RANKS}) instead of GPUs; never accepts a machine",
     )  # fmt: skip
     group.addoption(
         "--fleet-level",
@@ -59,11 +59,10 @@ def add(parser: pytest.Parser) -> None:
         help="how long the sustained load of level burnin lasts, like 15m (the default), 2h or 72h; implies that level",
     )  # fmt: skip
     group.addoption(
-        "--fleet-profile",
-        type=Path,
-        metavar="PATH",
-        help="limits from this TOML file instead of the shipped ones",
-    )
+        "--fleet-profile", type=Path, metavar="PATH",
+        help="limits from this TOML file, which may extend a shipped profile (default: the shipped ones for this GPU "
+        "model)",
+    )  # fmt: skip
     group.addoption(
         "--fleet-dir",
         type=Path,
@@ -71,7 +70,9 @@ def add(parser: pytest.Parser) -> None:
         help="where the folder of each run is made (default: reports)",
     )
     group.addoption(
-        "--fleet-engine", choices=ENGINES, help="how ranks are run: local, one process a GPU on this machine"
+        "--fleet-engine",
+        choices=ENGINES,
+        help="how ranks are run: local (the default), one process a GPU on this machine",
     )
     group.addoption(
         "--fleet-timeout", type=seconds, metavar="SECONDS",

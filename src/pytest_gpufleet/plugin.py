@@ -172,21 +172,20 @@ def judge(request: pytest.FixtureRequest) -> Judge:
     """judge(measurement, ...) holds each against its limit and its peers, records all, and raises LimitMissed if one
     missed. With required=False a figure without a limit is only shown and leaves the verdict alone. on_miss() looks for
     the cause when one missed; what it says comes first in the failure."""
-    from pytest_gpufleet.verdict import judge as verdict
+    from pytest_gpufleet.verdict.judge import LimitMissed
 
     fleet, item = request.config.stash[FLEET], request.node
 
     def judge(*measurements: Measurement, required: bool = True, on_miss: Callable[[], str] | None = None) -> None:
         __tracebackhide__ = True
-        findings = [fleet.judged(item.nodeid, measurement, required) for measurement in measurements]
-        findings += [finding for each in findings if (finding := verdict.unsteady(each))]
+        findings = fleet.judged(item.nodeid, measurements, required)
         item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:
             item.user_properties += finding.properties()
             fleet.record_event("finding", finding=finding.to_json())
             request.config.hook.pytest_gpufleet_finding(finding=finding, config=request.config)
         if missed := [finding for finding in findings if finding.state == "missed"]:
-            raise verdict.LimitMissed(missed, fleet.ground.topology, on_miss() if on_miss else "")
+            raise LimitMissed(missed, fleet.ground.topology, on_miss() if on_miss else "")
 
     return judge
 

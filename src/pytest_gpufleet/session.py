@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import platform
 import socket
 import sys
-import tempfile
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
+from pytest_gpufleet import files
 from pytest_gpufleet.options import REHEARSAL_RANKS, Options
 from pytest_gpufleet.verdict import levels
 
@@ -45,7 +45,6 @@ CUT_SHORT = {
 }
 
 
-REPORT_BYTES = 4 << 20
 REHEARSED_BURN_IN_SECONDS = 10.0
 
 
@@ -206,13 +205,15 @@ class Fleet:
             measurements.append(burn_in.peak_power(world, self._activity.highest("power_watts")))
         return measurements
 
-    def judged(self, check: str, measurement: Measurement, required: bool) -> Finding:
-        """A measurement of a check, held against this run's limits."""
-        from pytest_gpufleet.verdict.judge import judge
+    def judged(self, check: str, measurements: Iterable[Measurement], required: bool) -> list[Finding]:
+        """Measurements of a check, held against this run's limits, and what is unsteady among them."""
+        from pytest_gpufleet.verdict.judge import judge, unsteady
 
-        ground = self.ground
-        rehearsal = bool(ground.rehearsal_ranks)
-        return judge(measurement, self.profile, ground.topology, check, rehearsal=rehearsal, required=required)
+        profile, topology, rehearsal = self.profile, self.ground.topology, bool(self.ground.rehearsal_ranks)
+        findings = [
+            judge(each, profile, topology, check, rehearsal=rehearsal, required=required) for each in measurements
+        ]
+        return findings + [finding for each in findings if (finding := unsteady(each))]
 
     @cached_property
     def pool(self) -> Pool:
@@ -241,7 +242,6 @@ class Fleet:
         return Pool(
             LocalEngine(),
             specs,
-            rank_environment,
             self.options.timeout,
             test_deadline=lambda: self.test_deadline,
             on_event=self.record_event,
@@ -263,7 +263,7 @@ class Fleet:
         from pytest_gpufleet.hardware.environment import relevant
         from pytest_gpufleet.verdict.evidence import SCHEMA, Evidence
 
-        self._check_prometheus()
+        files.check_writable(self.options.prometheus)
         profile, ground, host = self.profile, self.ground, socket.gethostname()
         started = datetime.now(timezone.utc)
         run = {
@@ -285,7 +285,7 @@ class Fleet:
         }
         carried = self._resumed(run)
         self._lock()
-        self.folder = self._new_folder(f"{host}-{started:%Y%m%dT%H%M%SZ}")
+        self.folder = files.new_folder(self.options.folder, f"{host}-{started:%Y%m%dT%H%M%SZ}")
         self.evidence = Evidence(self.folder / "evidence.jsonl")
         self.record_event("run", **run)
         self.record_event("topology", topology=asdict(ground.topology))
@@ -293,34 +293,6 @@ class Fleet:
         for name, content in carried:
             self.record_event(name, **content)
         self.carried = set(self.evidence.record.checks)
-
-    def _check_prometheus(self) -> None:
-        """UsageError if the textfile could not be put in its place when the run is over."""
-        path = self.options.prometheus
-        if path is None:
-            return
-        problem: str | None = "it is a folder" if path.is_dir() else None
-        try:
-            tempfile.TemporaryFile(dir=path.parent).close()
-        except OSError as error:
-            problem = error.strerror
-        if problem:
-            raise pytest.UsageError(f"--fleet-prometheus {path} cannot be written: {problem}")
-
-    def _new_folder(self, name: str) -> Path:
-        """A folder that no other run has, not even one that starts in the same second."""
-        for number in itertools.count(1):
-            folder = self.options.folder / (name if number == 1 else f"{name}-{number}")
-            try:
-                folder.mkdir(parents=True)
-                return folder
-            except OSError as error:
-                if not folder.is_dir():  # else another run was here first
-                    raise pytest.UsageError(
-                        f"the report folder {folder} cannot be written ({error.strerror}): "
-                        "choose another with --fleet-dir"
-                    ) from None
-        raise AssertionError("unreachable")
 
     def _resumed(self, run: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         if self.options.resume is None:
@@ -368,37 +340,16 @@ class Fleet:
             exitstatus = EXIT_STATUS.get(verdict, EXIT_STATUS["INCOMPLETE"])
         self.record_event("verdict", verdict=verdict, reasons=reasons, broken=broken, exit_status=exitstatus)
         self.evidence.seal()
-        self._write_results()
+        problem = files.write_results(self.evidence, self.folder, self.options.prometheus)
+        self.evidence.trouble = self.evidence.trouble or problem
         return exitstatus or (EXIT_STATUS["INCOMPLETE"] if self.evidence.trouble else 0)
-
-    def _write_results(self) -> None:
-        """What machines read: summary.json, and Prometheus' textfile if it was asked for."""
-        from pytest_gpufleet.verdict import summary
-
-        assert self.evidence is not None
-        record, path = self.evidence.record, self.folder / summary.FILE
-        try:
-            path.write_text(summary.text(record, self.evidence.sha256), encoding="utf-8")
-            if self.options.prometheus is not None:
-                from pytest_gpufleet.report import prometheus
-
-                path = self.options.prometheus
-                prometheus.write(path, record)
-        except OSError as error:
-            self.evidence.trouble = f"{path} could not be written: {error.strerror}"
 
     def report_can_be_written(self) -> bool:
         """Whether there is room for the report in the run's folder, which is made again if it is gone."""
         assert self.evidence is not None
-        probe = self.folder / "room-for-the-report"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe.write_bytes(bytes(REPORT_BYTES))
-            probe.unlink()
-        except OSError as error:
-            self.evidence.trouble = f"the report cannot be written to {self.folder}: {error.strerror}"
-            return False
-        return True
+        problem = files.no_room(self.folder)
+        self.evidence.trouble = problem or self.evidence.trouble
+        return not problem
 
     def close(self) -> None:
         if self.pool_in_use is not None:
@@ -408,20 +359,3 @@ class Fleet:
             self._locks.close()
         if self.evidence is not None:
             self.evidence.close()
-
-
-def rank_environment() -> dict[str, str]:
-    """What ranks find in their environment: all that the controller has, and these where it has nothing.
-
-    CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does. *_SOCKET_IFNAME: NCCL and Gloo listen on loopback only.
-    The heartbeat is torch's own deadline for a stuck NCCL watchdog; ours comes first. The trace buffer is the flight
-    recorder of NCCL, which is read after a hang.
-    """
-    defaults = {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "NCCL_SOCKET_IFNAME": "lo",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(7 * 24 * 3600),
-        "TORCH_FR_BUFFER_SIZE": "2000",
-    }
-    return {**defaults, **os.environ}

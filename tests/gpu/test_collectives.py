@@ -2,30 +2,20 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware import nvml
+from tests.gpu.intruder import MULTIPLIES, intruder
+from tests.gpu.present import COUNT, GPUS, needs_gpus
 from tests.test_acceptance import FAULT
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 EXACT, SPEED = ACCEPTANCE / "test_3_exactness.py", ACCEPTANCE / "test_6_collectives.py"
 ALL_REDUCE = "test_bus_bandwidth[all_reduce-64MiB]"
 
-
-def gpus():
-    try:
-        return nvml.read_topology().gpus
-    except nvml.NoGpus:
-        return ()
-
-
-GPUS = gpus()
-pytestmark = pytest.mark.skipif(len(GPUS) < 2, reason="needs 2 GPUs")
-of_three = pytest.mark.skipif(len(GPUS) < 3, reason="of two GPUs nobody can tell which one it is")
+pytestmark = needs_gpus(2)
+of_three = needs_gpus(3, "of two nobody can tell which one it is")
 
 # A limit that H200s meet, and those slowed down here do not.
 PROFILE = f"""
@@ -61,21 +51,6 @@ def plant(rank):
 @pytest.fixture(autouse=True, scope="session")
 def late(nccl_group):
     nccl_group.run(plant)
-"""
-
-# Multiplies matrices on one GPU until it is killed.
-LOAD = """
-import sys
-import torch
-
-a = torch.randn(8192, 8192, dtype=torch.bfloat16, device=f"cuda:{sys.argv[1]}")
-torch.mm(a, a)
-torch.cuda.synchronize()
-print("loaded", flush=True)
-while True:
-    for _ in range(100):
-        torch.mm(a, a)
-    torch.cuda.synchronize()
 """
 
 SEARCH = """
@@ -126,7 +101,7 @@ def test_a_flipped_bit_is_found_and_the_gpu_named(on_gpus, fault):
     check = "test_collective_is_exact[all_reduce-sum]"
     run = on_gpus(f"{EXACT}::{check}", "-p", "faulty", files={"faulty.py": FAULT}, FAULT=fault)
     message = run.check(check).message
-    assert re.match(rf"(Failed: )?rank 1 of {len(GPUS)}, GPU 1 .*, serial .* corrupts data", message), message
+    assert re.match(rf"(Failed: )?rank 1 of {COUNT}, GPU 1 .*, serial .* corrupts data", message), message
 
 
 def test_a_rank_that_comes_late_is_named(on_gpus):
@@ -134,14 +109,14 @@ def test_a_rank_that_comes_late_is_named(on_gpus):
         f"{SPEED}::{ALL_REDUCE}", "--fleet-profile=profile.toml", "-p", "late", files={"late.py": LATE}
     )  # fmt: skip
     message = run.check(ALL_REDUCE).message
-    assert re.match(rf"rank 1 of {len(GPUS)}, GPU 1 .*, serial .* comes 1(\.\d)? ms late to every all_reduce", message)
+    assert re.match(rf"rank 1 of {COUNT}, GPU 1 .*, serial .* comes 1(\.\d)? ms late to every all_reduce", message)
 
 
 @pytest.mark.parametrize("variable", ["NCCL_P2P_DISABLE", "NCCL_MAX_NCHANNELS"])
 def test_a_variable_that_slows_all_gpus_blames_none(on_gpus, variable):
     run = on_gpus(f"{SPEED}::{ALL_REDUCE}", "--fleet-profile=profile.toml", **{variable: "1"})
     message = run.check(ALL_REDUCE).message
-    nobody = "no single GPU: " if len(GPUS) > 2 else "with two ranks nobody can tell"
+    nobody = "no single GPU: " if COUNT > 2 else "with two ranks nobody can tell"
     assert message.startswith(nobody), message
     assert f"{variable}=1" in message
     assert "limit ≥ 150 GB/s" in message
@@ -149,10 +124,6 @@ def test_a_variable_that_slows_all_gpus_blames_none(on_gpus, variable):
 
 @of_three
 def test_a_gpu_that_somebody_else_uses_is_named(on_gpus):
-    with subprocess.Popen([sys.executable, "-c", LOAD, "1"], stdout=subprocess.PIPE, text=True) as other:
-        try:
-            assert other.stdout.readline() == "loaded\n"
-            run = on_gpus("-rP", files={"test_inner.py": SEARCH})
-        finally:
-            other.kill()
-    assert re.search(rf"^FOUND rank 1 of {len(GPUS)}, GPU 1 ", run.text, re.MULTILINE), run.text
+    with intruder(MULTIPLIES, 1):
+        run = on_gpus("-rP", files={"test_inner.py": SEARCH})
+    assert re.search(rf"^FOUND rank 1 of {COUNT}, GPU 1 ", run.text, re.MULTILINE), run.text

@@ -1,44 +1,19 @@
 """The checks of each GPU on real GPUs, sound ones and ones made faulty. Skipped without them."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware import nvml
+from tests.gpu.intruder import MULTIPLIES, intruder
+from tests.gpu.present import COUNT, needs_gpus
 from tests.probes import test_compute, test_memory
 
 EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"
 REPEAT = test_compute.REPEAT
 HOLDS = test_memory.HOLDS
 
-
-def gpu_count():
-    try:
-        return len(nvml.read_topology().gpus)
-    except nvml.NoGpus:
-        return 0
-
-
-GPUS = gpu_count()
-pytestmark = pytest.mark.skipif(GPUS < 2, reason="needs 2 GPUs")
-
-# Multiplies until it is killed.
-LOAD = """
-import sys
-import torch
-
-a = torch.randn(8192, 8192, dtype=torch.bfloat16, device=f"cuda:{sys.argv[1]}")
-torch.mm(a, a)
-torch.cuda.synchronize()
-print("loaded", flush=True)
-while True:
-    for _ in range(100):
-        torch.mm(a, a)
-    torch.cuda.synchronize()
-"""
+pytestmark = needs_gpus(2)
 
 
 @pytest.fixture
@@ -70,25 +45,21 @@ def test_healthy_gpus_pass(on_gpus):
 def test_a_wrong_element_is_found_and_the_gpu_named(on_gpus, fault, precision, words):
     check = f"{REPEAT}[{precision}]"
     message = on_gpus(check, fault=test_compute.FAULT, FAULT=fault).check(check).message
-    assert re.search(rf"^.*rank 1 of {GPUS}, GPU 1 .*, serial .*{re.escape(words)}", message, re.MULTILINE), message
-    assert f"rank 0 of {GPUS}" not in message
+    assert re.search(rf"^.*rank 1 of {COUNT}, GPU 1 .*, serial .*{re.escape(words)}", message, re.MULTILINE), message
+    assert f"rank 0 of {COUNT}" not in message
 
 
 def test_a_flipped_bit_in_memory_is_found_and_the_gpu_named(on_gpus):
     run = on_gpus(HOLDS, fault=test_memory.FAULT, COMPARISON="1000", BIT="37")
     message = run.check(HOLDS).message
-    assert re.search(rf"rank 1 of {GPUS}, GPU 1 .*wrong words in memory: 1; .*wrong bits 0x0000002000000000", message)
-    assert f"rank 0 of {GPUS}" not in message
+    assert re.search(rf"rank 1 of {COUNT}, GPU 1 .*wrong words in memory: 1; .*wrong bits 0x0000002000000000", message)
+    assert f"rank 0 of {COUNT}" not in message
 
 
-@pytest.mark.skipif(GPUS < 4, reason="peers are compared from three GPUs on")
+@needs_gpus(4, "peers are compared from three on")
 def test_a_gpu_that_somebody_else_uses_is_named(on_gpus):
     check = "test_matrix_product_is_fast[bf16]"
-    with subprocess.Popen([sys.executable, "-c", LOAD, "2"], stdout=subprocess.PIPE, text=True) as other:
-        try:
-            assert other.stdout.readline() == "loaded\n"
-            message = on_gpus(check).check(check).message
-        finally:
-            other.kill()
+    with intruder(MULTIPLIES, 2):
+        message = on_gpus(check).check(check).message
     assert re.search(r"GPU 2 .*worse than the median of its peers", message), message
     assert not re.search(r"GPU [013] .*worse than the median", message), message

@@ -7,22 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from pytest_gpufleet.hardware import nvml
+from tests.gpu.present import needs_gpus
 
 ROOT = Path(__file__).parents[2]
 
-
-def gpu_count():
-    try:
-        return len(nvml.read_topology().gpus)
-    except nvml.NoGpus:
-        return 0
-
-
-GPUS = gpu_count()
-pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU here")
+pytestmark = needs_gpus(1)
 
 SPINS = """
 import os, time
@@ -69,7 +59,7 @@ def test_topology_is_what_nvidia_smi_says():
     assert [list(row) for row in topology.links] == theirs
 
 
-@pytest.mark.skipif(GPUS < 4, reason="needs 4 GPUs")
+@needs_gpus(4)
 def test_every_fault_is_caught_named_and_survived():
     ended = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "faults.py"), "--gpus", "4"], capture_output=True, text=True

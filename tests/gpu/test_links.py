@@ -1,26 +1,14 @@
 """The links of real GPUs, sound ones and ones made faulty. Skipped without them."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
-from pytest_gpufleet.hardware import nvml
+from tests.gpu.intruder import COPIES, intruder
+from tests.gpu.present import COUNT, needs_gpus
 
 LINKS = Path(__file__).parents[2] / "acceptance" / "test_5_links.py"
 
-
-def gpu_count():
-    try:
-        return len(nvml.read_topology().gpus)
-    except nvml.NoGpus:
-        return 0
-
-
-GPUS = gpu_count()
-pytestmark = pytest.mark.skipif(GPUS < 2, reason="needs 2 GPUs")
+pytestmark = needs_gpus(2)
 
 MODULE = """
 from itertools import combinations
@@ -87,36 +75,17 @@ def flip(world):
     world.run(plant)
 """
 
-# Copies to and from one GPU until it is killed.
-HOG = """
-import sys
-import torch
-
-device = f"cuda:{sys.argv[1]}"
-here, there = (torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True) for _ in range(2))
-down, up = (torch.empty(256 << 20, dtype=torch.uint8, device=device) for _ in range(2))
-streams = [torch.cuda.Stream(device) for _ in range(2)]
-print("loaded", flush=True)
-while True:
-    for _ in range(10):
-        with torch.cuda.stream(streams[0]):
-            down.copy_(here, non_blocking=True)
-        with torch.cuda.stream(streams[1]):
-            there.copy_(up, non_blocking=True)
-    torch.cuda.synchronize()
-"""
-
 
 def test_sound_links_pass(run_pytest):
     run = run_pytest(LINKS, "--gpus=all", "--fleet-dir=runs")
     assert set(run.outcomes.values()) <= {"passed", "not applicable"}, run.text
 
 
-@pytest.mark.skipif(GPUS < 4, reason="needs 4 GPUs")
+@needs_gpus(4)
 def test_a_pair_is_as_fast_alone_as_while_others_copy(run_pytest):
     run = run_pytest("--gpus=all", "--fleet-dir=runs", "-s", files={"test_inner.py": MODULE + ALONE})
     shares = [float(share) for share in re.findall(r"SHARE (\S+)", run.text)]
-    assert len(shares) == 5 * GPUS * (GPUS - 1) // 2, run.text
+    assert len(shares) == 5 * COUNT * (COUNT - 1) // 2, run.text
     assert all(abs(share - 1) < 0.02 for share in shares), run.text
 
 
@@ -133,15 +102,11 @@ def test_a_flipped_bit_is_found_and_its_pair_named(run_pytest):
     assert not re.search("GPU 0 .* and GPU 1 ", message)
 
 
-@pytest.mark.skipif(GPUS < 3, reason="needs 3 GPUs: with two, nobody can say which one is off")
+@needs_gpus(3, "of two nobody can tell which one it is")
 def test_a_host_link_that_somebody_else_uses_is_named(run_pytest):
-    with subprocess.Popen([sys.executable, "-c", HOG, "1"], stdout=subprocess.PIPE, text=True) as hog:
-        try:
-            assert hog.stdout.readline() == "loaded\n"
-            check = f"{LINKS}::test_host_bandwidth_of_each_gpu"
-            run = run_pytest(check, "--gpus=all", "--fleet-dir=runs", "-k", "not both")
-        finally:
-            hog.kill()
+    with intruder(COPIES, 1):
+        check = f"{LINKS}::test_host_bandwidth_of_each_gpu"
+        run = run_pytest(check, "--gpus=all", "--fleet-dir=runs", "-k", "not both")
     for way in ("host to device", "device to host"):
         message = run.check(f"test_host_bandwidth_of_each_gpu[{way}]").message
         assert set(re.findall(r"^  GPU (\d+) ", message, re.MULTILINE)) == {"1"}, run.text

@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 
-from pytest_gpufleet.hardware import nvml
 from pytest_gpufleet.options import Options
 from pytest_gpufleet.probes import batch_size, comparison, peak, training
 from pytest_gpufleet.probes.reading import GiB
@@ -15,21 +14,13 @@ from pytest_gpufleet.probes.replicas import differences
 from pytest_gpufleet.session import Fleet
 from pytest_gpufleet.verdict.measurement import measure_all
 from pytest_gpufleet.world import shipping
+from tests.gpu.present import COUNT, needs_gpus
 
 STEPS = 150
 SMALL = Workload(batch=64, warm_up=2, steps=5)
 COMPILING_SECONDS = 900
 
-
-def gpu_count():
-    try:
-        return len(nvml.read_topology().gpus)
-    except nvml.NoGpus:
-        return 0
-
-
-GPUS = gpu_count()
-pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU here")
+pytestmark = needs_gpus(1)
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +119,10 @@ def test_memory_that_does_not_come_back_shows(group):
         assert each.free_before - each.free_after > 0.9 * kept
 
 
-@pytest.mark.skipif(GPUS < 2, reason="needs 2 GPUs")
+@needs_gpus(2)
 def test_data_parallel_uses_all_gpus(group):
     fast, *memory = measure_all(group.subset([0]), comparison.throughput_by, "dp", "bf16", SMALL, places=group.places)
-    assert fast.conditions["ranks"] == GPUS
+    assert fast.conditions["ranks"] == COUNT
     (used,) = (each.values for each in memory)
     assert set(used) == set(group.places)
     assert min(used.values()) > 0.5  # GiB

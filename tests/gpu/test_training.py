@@ -5,22 +5,13 @@ import re
 
 import pytest
 
-from pytest_gpufleet.hardware import nvml
+from tests.gpu.present import COUNT, needs_gpus
 from tests.test_training_faults import CASES, TRAINING, run_with_faults
 
 # What this process was told of its GPUs holds for the runs too.
 GIVEN = {name: value for name, value in os.environ.items() if name.startswith(("CUDA_", "NCCL_"))}
 
-
-def gpu_count():
-    try:
-        return len(nvml.read_topology().gpus)
-    except nvml.NoGpus:
-        return 0
-
-
-GPUS = gpu_count()
-pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU here")
+pytestmark = needs_gpus(1)
 
 
 def test_healthy_gpus_pass(run_pytest):
@@ -31,7 +22,7 @@ def test_healthy_gpus_pass(run_pytest):
 
 @pytest.fixture(scope="module")
 def broken(run_pytest):
-    if GPUS < 3:
+    if COUNT < 3:
         pytest.skip("needs 3 GPUs for a majority")
     return run_with_faults(run_pytest, "--gpus=all", **GIVEN)
 

@@ -1,6 +1,7 @@
 """A real machine, recorded, with the one fact changed that a test is about. Loaded with `-p recorded`.
 
-The environment variable CHANGE holds Python assignments to `gpus` (the facts of each GPU), `host` and `topology`.
+The environment variable SNAPSHOT names the machine, of those in snapshots/ (default: h200x4). CHANGE holds Python
+assignments to `gpus` (the facts of each GPU), `host` and `topology`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from pytest_gpufleet.hardware.facts import Unavailable
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 from pytest_gpufleet.hardware.xids import KernelLog
 
-document = json.loads((Path(__file__).parent / "snapshots" / "h200x4.json").read_text())
+name = os.environ.get("SNAPSHOT", "h200x4")
+document = json.loads((Path(__file__).parent / "snapshots" / f"{name}.json").read_text())
 taken = machine.from_json(document)
 gpus = [dict(gpu.facts) for gpu in taken.gpus]
-host_facts = {"open_files_hard_limit": None, "processor_set": list(range(64)), **taken.host}
+host_facts = dict(taken.host)
 state = SimpleNamespace(count=len(gpus), driver="580.159.04", cuda_driver="13.0", processes={}, log="", problems=())
 exec(os.environ.get("CHANGE", ""), {"gpus": gpus, "host": host_facts, "machine": state, "Unavailable": Unavailable})
 gpus = gpus[: state.count]
@@ -41,9 +43,12 @@ def gpu(index, values):
 def open_source(wanted=None):
     links = tuple(tuple("X" if i == j else "NV18" for j in range(len(gpus))) for i in range(len(gpus)))
     topology = GpuTopology(
-        tuple(gpu(i, values) for i, values in enumerate(gpus)), links, "nvswitch", state.driver, state.cuda_driver,
-        "13.0", "9.19.0", "2.28.9", "2.11.0", tuple(state.problems),
-    )  # fmt: skip
+        tuple(gpu(i, values) for i, values in enumerate(gpus)),
+        links,
+        "nvswitch" if len(gpus) > 1 else "none",
+        *(state.driver, state.cuda_driver, "13.0", "9.19.0", "2.28.9", "2.11.0"),
+        tuple(state.problems),
+    )
     yield machine.Recorded(recorded), topology if wanted is None else topology.first(wanted)
 
 

@@ -28,6 +28,17 @@ def described(run_pytest):
     return run
 
 
+@pytest.fixture
+def on_recorded(run_pytest):
+    """on_recorded(module, *arguments): a test module on the recorded machine."""
+
+    def run(module, *arguments, **environment):
+        options = ("--gpus=4", "--fleet-dir=runs", "-p", "recorded", *arguments)
+        return run_pytest(*options, files={"test_inner.py": module}, PYTHONPATH=str(HERE), **environment)
+
+    return run
+
+
 def failed(run):
     return {name for name, outcome in run.outcomes.items() if outcome == "failed"}
 
@@ -36,6 +47,12 @@ def test_the_machine_as_it_was(described):
     run = described("")
     assert failed(run) == set(), run.text
     assert run.status == 10  # no acceptance: most checks are left out here
+
+
+def test_a_machine_with_one_gpu_as_it_was(described):
+    run = described("", "--gpus=1", SNAPSHOT="h200x1")
+    assert failed(run) == set(), run.text
+    assert run.outcomes["test_nvlinks_are_up"] == run.outcomes["test_fabric_is_ready"] == "not applicable"
 
 
 FAULTS = {
@@ -117,17 +134,16 @@ def test_after():
 
 
 @pytest.mark.parametrize("name", DURING)
-def test_what_gets_worse_fails_the_test_that_ran(run_pytest, name):
+def test_what_gets_worse_fails_the_test_that_ran(on_recorded, name):
     change, words = DURING[name]
-    files = {"test_inner.py": CHANGES_LATER % change}
-    run = run_pytest("--gpus=4", "--fleet-dir=runs", "-p", "recorded", files=files, PYTHONPATH=str(HERE))
+    run = on_recorded(CHANGES_LATER % change)
     assert run.outcomes["test_during"] == "failed", run.text
     message = run.check("test_during").message
     assert words in message
     assert SERIAL in message
 
 
-def test_xid_during(run_pytest):
+def test_xid_during(on_recorded):
     inner = """
     def test_during():
         with open("kernel-log", "a") as log:
@@ -135,15 +151,13 @@ def test_xid_during(run_pytest):
     def test_after():
         pass
     """
-    run = run_pytest(
-        "--gpus=4", "--fleet-dir=runs", "-p", "recorded", files={"test_inner.py": inner}, PYTHONPATH=str(HERE)
-    )
+    run = on_recorded(inner)
     assert run.outcomes == {"test_during": "failed", "test_after": "passed"}, run.text
     assert "XID 13 (graphics engine exception)" in run.check("test_during").message
     assert SERIAL in run.check("test_during").message
 
 
-def test_xid_that_only_nvml_tells(run_pytest):
+def test_xid_that_only_nvml_tells(on_recorded):
     """As in a container that may not read the kernel log."""
     inner = """
     from recorded import machine
@@ -154,17 +168,14 @@ def test_xid_that_only_nvml_tells(run_pytest):
     def test_after():
         pass
     """
-    run = run_pytest(
-        "--gpus=4", "--fleet-dir=runs", "-p", "recorded", files={"test_inner.py": inner}, PYTHONPATH=str(HERE)
-    )
+    run = on_recorded(inner)
     assert run.outcomes == {"test_during": "failed", "test_after": "passed"}, run.text
     assert "XID 79 (GPU has fallen off the bus)" in run.check("test_during").message
     assert SERIAL in run.check("test_during").message
 
 
-def test_power_cap_alone_is_normal(run_pytest):
-    files = {"test_inner.py": CHANGES_LATER % "'clock_event_reasons', 0x4"}
-    run = run_pytest("--gpus=4", "--fleet-dir=runs", "-p", "recorded", files=files, PYTHONPATH=str(HERE))
+def test_power_cap_alone_is_normal(on_recorded):
+    run = on_recorded(CHANGES_LATER % "'clock_event_reasons', 0x4")
     assert run.outcomes == {"test_during": "passed", "test_after": "passed"}, run.text
 
 
@@ -184,7 +195,7 @@ def test_no_failing_call_crashes_the_run(described, reason, applicable):
     assert reason in message
 
 
-def test_too_hot_during(run_pytest):
+def test_too_hot_during(on_recorded):
     inner = """
     from pytest_gpufleet.plugin import FLEET
 
@@ -192,13 +203,8 @@ def test_too_hot_during(run_pytest):
         while not any(pytestconfig.stash[FLEET].guard._reasons):  # until the first sample of telemetry
             pass
     """
-    run = run_pytest(
-        "--gpus=4",
-        "--fleet-dir=runs",
-        "-p",
-        "recorded",
-        files={"test_inner.py": inner},
-        PYTHONPATH=str(HERE),
+    run = on_recorded(
+        inner,
         CHANGE="for gpu in gpus: gpu.update(temperature_c=60, memory_temperature_c=70)\ngpus[2]['temperature_c'] = 91",
     )
     message = run.check("test_during").message
@@ -229,7 +235,7 @@ def test_snapshot_is_what_the_inventory_reads_without_names(tmp_path):
     assert anonymous["gpus"][3]["facts"]["nvlink_states"] == [1] * 18
 
 
-def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(run_pytest):
+def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(on_recorded):
     inner = """
     import threading
     from pytest_gpufleet.hardware import facts
@@ -244,8 +250,7 @@ def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(run_pytest):
         machine.Recorded.ask = hanging
         facts.ANSWER_SECONDS = 0.5
     """
-    options = ("--gpus=4", "--fleet-dir=runs", "--fleet-interval=100", "-p", "recorded")
-    run = run_pytest(*options, files={"test_inner.py": inner}, PYTHONPATH=str(HERE))
+    run = on_recorded(inner, "--fleet-interval=100")
     message = run.check("test_during").message
     assert f"GPU 2 NVIDIA H200, {SERIAL}" in message
     assert "no answer from the driver within 0.5 s" in message

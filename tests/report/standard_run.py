@@ -217,15 +217,3 @@ def bad_gpu(topology: GpuTopology) -> tuple[Run, dict[str, str]]:
     identity = topology.gpus[5].identity
     link = f"AssertionError: {identity}: nvlinks_active is 9, should be 18\nassert not [...]\n\ntest_1.py:77: in x"
     return measured(topology, SLOW), {"acceptance/test_1_inventory.py::test_nvlinks_are_up": link}
-
-
-def without_some(run: Run) -> Run:
-    """The same run with a profile that knows no limits for collectives."""
-    findings = []
-    for finding in run.findings:
-        if finding.measurement.metric == "busbw" and finding.limit:
-            reason = "profile H200 has no limit for these conditions: calibrate on a known-good machine"
-            finding = replace(finding, state="not judged", limit=None, reason=reason)
-        findings.append(finding)
-    run.findings = findings
-    return run

@@ -11,7 +11,6 @@ from pytest_gpufleet.hardware import facts, host
 from pytest_gpufleet.hardware.facts import FactError, Source, Unavailable
 
 SCHEMA = 1
-IDENTITY = ("index", "name", "serial", "pci_bus_id", "uuid")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pytest_gpufleet.probes import compute, memory
+from pytest_gpufleet.probes import corruption, memory
+from pytest_gpufleet.probes.compute import lacking
 from pytest_gpufleet.probes.exactness import stays_exact
 from pytest_gpufleet.probes.recipes import Workload, plan
 from pytest_gpufleet.probes.replicas import differences
@@ -35,19 +36,19 @@ class Turn:
 
 
 # The matrix product that is repeated: its operands and its first result stay on the device between the turns.
-_repeated: list[compute.Repeated] = []
+_repeated: list[corruption.Repeated] = []
 
 
-def prepare(rank: Rank) -> compute.Repetition:
+def prepare(rank: Rank) -> corruption.Repetition:
     """Make the matrix product ready; what its first result was, for comparison with that of the other ranks."""
     with rank.phase("burn-in: preparing"):
-        _repeated[:] = [compute.Repeated(rank.device, product_precision(rank.device))]
+        _repeated[:] = [corruption.Repeated(rank.device, product_precision(rank.device))]
         work = _repeated[0]
-        return compute.Repetition(compute.kind(rank.device), work.products, 0.0, work.trouble, *work.sums)
+        return corruption.Repetition(corruption.kind(rank.device), work.products, 0.0, work.trouble, *work.sums)
 
 
 def product_precision(device: torch.device) -> str:
-    return next(name for name in PRODUCTS if not compute.lacking(name, device))
+    return next(name for name in PRODUCTS if not lacking(name, device))
 
 
 def turn(rank: Rank, name: str, seconds: float) -> Turn:

@@ -21,6 +21,7 @@ def lines(stream: TextIO, whole: float) -> Tell:
         nonlocal due
         if done < due or stream.isatty():
             return
+        lead = "" if due else "\n"  # ends the line that pytest has begun
         due = done + EVERY_SECONDS
         state = [
             f"{_range(sample, name)} {unit}"
@@ -29,7 +30,7 @@ def lines(stream: TextIO, whole: float) -> Tell:
         ]
         left = wording.duration(max(0.0, whole - done))
         parts = [f"{wording.duration(done)} of {wording.duration(whole)}", f"{left} left", *state]
-        stream.write(f"\n  {', '.join(parts)}")
+        stream.write(f"{lead}  {', '.join(parts)}\n")
         stream.flush()
 
     return tell

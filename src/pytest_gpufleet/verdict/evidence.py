@@ -59,10 +59,6 @@ class Record:
     broken: str = ""  # why the run did not come to its end
     exit_status: int | None = None
 
-    def begun(self, check: str) -> float:
-        """When a check began, in seconds since the epoch."""
-        return self._begun.get(check, 0.0)
-
     def add(self, event: Mapping[str, Any]) -> None:
         match event:
             case {"event": "run", **run}:

@@ -17,7 +17,6 @@ OutcomeKind = Literal["returned", "raised", "skipped", "xfailed", "not applicabl
 class Outcome:
     """Plain data: an exception itself often cannot be pickled. `ended` is the monotonic time."""
 
-    number: int
     kind: OutcomeKind
     result: Parcel | None = None
     error_type: str = ""

@@ -37,15 +37,13 @@ class Pool:
     """Warm rank processes, and what is shared by everything that runs on them: waiting, deadlines and diagnosis.
 
     `timeout` is the default deadline of a call in seconds, `test_deadline()` the monotonic time by which the running
-    test must be done, if it has one; `on_event(name, **content)` hears of every start and
-    failure.
+    test must be done, if it has one; `on_event(name, **content)` hears of every start and failure.
     """
 
     def __init__(
         self,
         engine: Engine,
         specs: Sequence[RankSpec],
-        environment: Callable[[], dict[str, str]],
         timeout: float,
         test_deadline: Callable[[], float | None] = lambda: None,
         on_event: Callable[..., None] = lambda name, **content: None,
@@ -53,13 +51,11 @@ class Pool:
         self.specs = tuple(specs)
         self.timeout = timeout
         self._engine = engine
-        self._environment = environment
         self._test_deadline = test_deadline
         self._on_event = on_event
         self._scratch: Path | None = None
         self._held = -1  # the scratch folder, locked
         self._groups: set[Members] = set()
-        self._number = 0
         self._failed_starts = 0
         self._hopeless: RankFailure | None = None
         self._failed_joins = 0
@@ -85,13 +81,12 @@ class Pool:
         self._scratch = Path(tempfile.mkdtemp(prefix="gpufleet-world-"))
         self._held = os.open(self._scratch, os.O_RDONLY)
         fcntl.flock(self._held, fcntl.LOCK_EX)  # as long as this process lives: see _sweep
-        environment = self._environment()
+        environment = _environment()
         self.specs = tuple(
             replace(spec, scratch=self._scratch, environment={**environment, **_rank_variables(spec)})
             for spec in self.specs
         )
         self._groups = set()
-        self._number = 0
         try:
             with self._killing_on_error():
                 self._engine.start(self.specs)
@@ -147,7 +142,7 @@ class Pool:
         with self._killing_on_error():
             outcomes = self._round(ranks, name, with_group, parcel, self._seconds_left(timeout))
         shipping.discard(parcel)
-        _echo_output(self.specs, outcomes)
+        _echo_output(outcomes)
         for kind, exception in RAISED_AGAIN.items():
             told = {rank: outcome for rank, outcome in outcomes.items() if outcome.kind == kind}
             if told:
@@ -182,8 +177,7 @@ class Pool:
         __tracebackhide__ = True
         from pytest_gpufleet.world.worker import Call
 
-        self._number += 1
-        call = Call(self._number, name, ranks, with_group, parcel)
+        call = Call(name, ranks, with_group, parcel)
         for rank in ranks:
             self._engine.submit(rank, call)
         return self._collect(ranks, name, timeout)
@@ -253,13 +247,30 @@ def _sweep() -> None:
                 os.close(descriptor)
 
 
+def _environment() -> dict[str, str]:
+    """What ranks find in their environment: all that the controller has, and these where it has nothing.
+
+    CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does. *_SOCKET_IFNAME: NCCL and Gloo listen on loopback only.
+    The heartbeat is torch's own deadline for a stuck NCCL watchdog; ours comes first. The trace buffer is the flight
+    recorder of NCCL, which is read after a hang.
+    """
+    defaults = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(7 * 24 * 3600),
+        "TORCH_FR_BUFFER_SIZE": "2000",
+    }
+    return {**defaults, **os.environ}
+
+
 def _rank_variables(spec: RankSpec) -> dict[str, str]:
     """The variables that torchrun sets, for code that expects them."""
     index, size = str(spec.index), str(spec.size)
     return {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
 
 
-def _echo_output(specs: Sequence[RankSpec], outcomes: dict[int, Outcome]) -> None:
+def _echo_output(outcomes: dict[int, Outcome]) -> None:
     """Print what ranks printed, so that pytest's capture and -s show it with the test."""
     for rank in sorted(outcomes):
         for line in outcomes[rank].output.splitlines():

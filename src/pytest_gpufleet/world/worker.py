@@ -40,7 +40,6 @@ TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not f
 class Call:
     """Run `parcel`, a packed (function, args, kwargs), on `ranks`, with or without their process group."""
 
-    number: int
     name: str
     ranks: tuple[int, ...]
     with_group: bool
@@ -68,7 +67,7 @@ def main(pipe: Connection, lifeline: Connection, spec: RankSpec) -> None:
         nonlocal device
         device = _prepare_device(spec, progress)
 
-    pipe.send(_perform(0, "start", progress, prepare, spec.scratch))
+    pipe.send(_perform("start", progress, prepare, spec.scratch))
     while True:
         try:
             call: Call = pipe.recv()
@@ -85,7 +84,7 @@ def main(pipe: Connection, lifeline: Connection, spec: RankSpec) -> None:
             _group=group.of(call.ranks) if call.with_group else None,
             _progress=progress,
         )
-        pipe.send(_perform(call.number, call.name, progress, lambda: _run(call, rank), spec.scratch))  # noqa: B023
+        pipe.send(_perform(call.name, progress, lambda: _run(call, rank), spec.scratch))  # noqa: B023
 
 
 def _run(call: Call, rank: Rank) -> Any:
@@ -93,7 +92,7 @@ def _run(call: Call, rank: Rank) -> Any:
     return function(rank, *args, **kwargs)
 
 
-def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any], scratch: Path) -> Outcome:
+def _perform(name: str, progress: Progress, body: Callable[[], Any], scratch: Path) -> Outcome:
     """Run one call. However it ends, it becomes an Outcome; after a failure the phase stays for the report."""
     progress.phase(name)
     ending: dict[str, Any]
@@ -107,7 +106,7 @@ def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any]
         ending = {"kind": "xfailed", "error_text": str(xfail)}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the story must get out
         ending = {"kind": "raised", **_story(error)}
-    return Outcome(number, output=_take_output(), ended=time.monotonic(), **ending)
+    return Outcome(output=_take_output(), ended=time.monotonic(), **ending)
 
 
 def _pack_result(result: Any, scratch: Path) -> Parcel:
