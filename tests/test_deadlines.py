@@ -32,7 +32,7 @@ def test_after(world):
     [
         ("test_hang", ["--fleet-timeout=1.5"], "1.5 s"),
         ("test_call", ["--fleet-timeout=60"], "1.25 s"),
-        ("test_hang", ["--timeout=1"], "no answer within"),
+        ("test_hang", ["--timeout=3"], "no answer within"),
         ("test_marker", [], "no answer within"),
     ],
     ids=["--fleet-timeout", "timeout=", "--timeout", "marker"],
