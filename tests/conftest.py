@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,12 @@ SECONDS = 120  # far more than any run takes: a run that hangs must not hang the
 # Not what would change results, but where NVLink multicast is switched off it must stay so.
 DROPPED = ("PYTEST_", "CUDA_", "NCCL_", "COV_")
 KEPT = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED) or name == "NCCL_NVLS_ENABLE"}
+
+
+def as_on_a_terminal() -> None:
+    """For `preexec_fn`: whoever runs these tests under nohup or in the background has these signals ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)

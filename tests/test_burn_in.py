@@ -11,6 +11,7 @@ import pytest
 
 from pytest_gpufleet.verdict.evidence import Check, Record, read
 from pytest_gpufleet.verdict.verdict import conclude
+from tests.conftest import as_on_a_terminal
 
 ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
 BURN_IN = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_burn_in"
@@ -66,7 +67,13 @@ def test_a_wrong_bit_ends_it_at_once_and_names_the_rank(run_pytest):
 def test_ctrl_c_leaves_a_report_that_says_how_far_it_came(tmp_path):
     command = [sys.executable, "-m", "pytest", BURN_IN, "--rehearse", "--fleet-burn-in=1m", FOLDER]
     run = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=as_on_a_terminal,
     )
     printed = ""
     for line in run.stdout:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import as_on_a_terminal
+
 HANGING = """
 import os, time
 import pytest
@@ -72,7 +74,9 @@ def controller(tmp_path):
         (tmp_path / "test_inner.py").write_text(module)
         command = [sys.executable, "-m", "pytest", f"--rehearse={RANKS}", "--fleet-dir=out", *arguments]
         with (tmp_path / "log").open("w") as log:
-            process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True, preexec_fn=as_on_a_terminal
+            )
         started.append(process)
         return process
 
