@@ -250,14 +250,14 @@ def test_processors_near_each_gpu_may_be_used(gpus, machine):
     A container or job that was given processors on the other side of the machine only sends everything over the link
     between the sockets. Give it the processors that `nvidia-smi topo -m` lists under CPU affinity.
     """
-    allowed = {*(machine.host["processor_set"] or ())}
-    far = [
-        gpu.identity
-        for gpu in gpus
-        if isinstance(words := gpu["cpu_affinity"], list)
-        and not any(words[number // 64] >> number % 64 & 1 for number in allowed if number // 64 < len(words))
-    ]
-    assert not far, f"no processor near these GPUs may be used (allowed: {sorted(allowed)}):\n" + "\n".join(far)
+    allowed = machine.host["processor_set"]
+
+    def near(gpu):
+        words = gpu["cpu_affinity"]
+        usable = isinstance(words, list) and any(words[n // 64] >> n % 64 & 1 for n in allowed if n // 64 < len(words))
+        return words if usable else f"a set with one of the processors {allowed}, which this process may use"
+
+    expect(gpus, "cpu_affinity", near)
 
 
 def test_network_ports_are_active(gpus, machine):

@@ -60,7 +60,8 @@ def _by_place(world: World, turns: Sequence[Sequence[burn.Turn]]) -> dict[str, l
 def _sustained(rates: dict[str, list[float]], ranks: int, seconds: float) -> Measurement:
     """The rate of each GPU over the whole burn-in, for comparison with its peers."""
     conditions: dict[str, Condition] = {"work": "burn-in", "seconds": round(seconds), "ranks": ranks}
-    return Measurement("gemm", {place: median(each) for place, each in rates.items()}, conditions)
+    samples = {place: tuple(each) for place, each in rates.items()}
+    return Measurement("gemm", {place: median(each) for place, each in rates.items()}, conditions, samples)
 
 
 def _retention(work: str, rates: dict[str, list[float]]) -> Measurement:
@@ -75,7 +76,7 @@ def _retention(work: str, rates: dict[str, list[float]]) -> Measurement:
 
 def peak_power(world: World, watts: Sequence[float]) -> Measurement:
     """The highest power that telemetry saw, of each GPU's limit."""
-    values = {
-        gpu.place: high / (gpu.power_limit_watts or math.nan) for gpu, high in zip(world.gpus, watts, strict=False)
-    }
+    # Without any sample there are no watts, and then nothing was measured.
+    pairs = zip(world.gpus, watts, strict=True) if watts else ()
+    values = {gpu.place: high / (gpu.power_limit_watts or math.nan) for gpu, high in pairs}
     return Measurement("burn_peak_power", values, {})

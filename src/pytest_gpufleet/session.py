@@ -334,7 +334,9 @@ class Fleet:
         assert self.evidence is not None
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.carried:
             exitstatus = 0
-        broken = CUT_SHORT.get(exitstatus, "") or self.evidence.trouble
+        lost = self.sampler.trouble if self.sampler is not None else ""  # no slowdown is seen between tests then
+        telemetry = f"telemetry lost samples, the last because of {lost}" if lost else ""
+        broken = CUT_SHORT.get(exitstatus, "") or self.evidence.trouble or telemetry
         verdict, reasons = conclude(self.evidence.record, broken)
         if not (exitstatus in CUT_SHORT or (verdict == "REHEARSAL" and not broken)):
             exitstatus = EXIT_STATUS.get(verdict, EXIT_STATUS["INCOMPLETE"])

@@ -174,6 +174,25 @@ def test_xid_that_only_nvml_tells(on_recorded):
     assert SERIAL in run.check("test_during").message
 
 
+def test_lost_telemetry_is_told_and_leaves_the_verdict_incomplete(on_recorded):
+    inner = """
+    from pytest_gpufleet import guard
+    from pytest_gpufleet.plugin import FLEET
+
+    def broken(self, sample):
+        raise RuntimeError("no room for it")
+
+    guard.Guard.note = broken
+
+    def test_during(pytestconfig):
+        while not pytestconfig.stash[FLEET].sampler.trouble:
+            pass
+    """
+    run = on_recorded(inner, "--fleet-interval=0.05")
+    assert (run.record.verdict, run.status) == ("INCOMPLETE", 10), run.text
+    assert "telemetry lost samples, the last because of RuntimeError: no room for it" in run.record.reasons
+
+
 def test_power_cap_alone_is_normal(on_recorded):
     run = on_recorded(CHANGES_LATER % "'clock_event_reasons', 0x4")
     assert run.outcomes == {"test_during": "passed", "test_after": "passed"}, run.text

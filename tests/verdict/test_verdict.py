@@ -143,6 +143,12 @@ def test_limit_missed_names_identity_value_limit_and_source():
     assert CARDS.gpus[1].identity not in text
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_nothing_measured_meets_no_limit(required):
+    finding = judged({}, required=required)
+    assert (finding.state, finding.reason) == ("not judged", "nothing was measured")
+
+
 # ---------------------------------------------------------------- the verdict of a run
 
 LEVEL = "standard"

@@ -47,6 +47,8 @@ def judge(
     if rehearsal:
         reason = "rehearsal: figures of CPU ranks are not judged"
         return Finding(check, measurement, "not judged", reason=reason, required=required)
+    if not measurement.values:  # which would meet every limit
+        return Finding(check, measurement, "not judged", reason="nothing was measured", required=required)
     limit = profile.limit_for(measurement) if profile else None
     missed = tuple(place for place, value in measurement.values.items() if limit and not limit.met_by(value))
     slower = _slower_than_peers(measurement, topology)
