@@ -1,6 +1,7 @@
 """What only real GPUs can show. Skipped without them."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,24 @@ def test_spins(nccl_group):
         file.write(" ".join(map(str, pids)))
     os.rename("pids.part", "pids")
     nccl_group.run(lambda rank: time.sleep(3600))
+"""
+
+# Rank 1 reads memory that is gone. The test itself passes.
+REACHES_TOO_FAR = """
+import pytest
+
+def reach(rank):
+    import torch
+
+    if rank.index == 1:
+        x = torch.ones(1 << 20, device=rank.device)
+        x.untyped_storage().resize_(0)
+        x.add_(1)
+    torch.cuda.synchronize()
+
+def test_reaches_too_far(world):
+    with pytest.raises(Exception, match="illegal memory access"):
+        world.run(reach)
 """
 
 
@@ -57,6 +76,15 @@ def test_topology_is_what_nvidia_smi_says():
     rows = [line.split("\t") for line in matrix.splitlines() if line.startswith("GPU")]
     theirs = [[cell.strip() for cell in row[1 : len(topology.gpus) + 1]] for row in rows]
     assert [list(row) for row in topology.links] == theirs
+
+
+@needs_gpus(2)
+def test_an_xid_fails_the_test_that_it_came_in(run_pytest):
+    run = run_pytest("--gpus=all", "--fleet-dir=runs", files={"test_inner.py": REACHES_TOO_FAR})
+    check = run.check("test_reaches_too_far")
+    assert check.outcome == "failed", run.text
+    assert re.search(r"GPU 1 .*serial .*: XID (13|31|43) \(.*what to do: ", check.message), run.text
+    assert "GPU 0 " not in check.message
 
 
 @needs_gpus(4)

@@ -84,6 +84,13 @@ def test_a_slow_rank_is_named(nccl_group):
     assert together.details["slowest"].startswith("rank 1 with "), together.details
 
 
+@pytest.mark.parametrize("recipe", ["fp32", "peak"])
+def test_a_throughput_shows_that_the_network_learned(nccl_group, recipe):
+    learned = measure(nccl_group, training.train_throughput, recipe, Workload(warm_up=1, steps=5))
+    first, last = (float(text.split()[0]) for text in learned.details["loss"].split(", "))
+    assert last < 0.9 * first, learned.details
+
+
 def slow_network(rank, *args, **options):
     with slowed(dist, "all_reduce"):
         return training.train_throughput(rank, *args, **options)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from inspect import signature
+from typing import Any
+
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pytest_gpufleet.world.rank import Rank
+
+# Newer versions of torch have renamed it.
+_PARAMETERS = signature(DistributedDataParallel.__init__).parameters
+_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
+_NO_BUFFERS: dict[str, Any] = {_BUFFERS: False}
 
 
 def distributed(rank: Rank, module: nn.Module) -> DistributedDataParallel:
@@ -16,8 +24,8 @@ def distributed(rank: Rank, module: nn.Module) -> DistributedDataParallel:
         process_group=rank.group,
         gradient_as_bucket_view=True,
         bucket_cap_mb=_bucket_megabytes(rank),
-        broadcast_buffers=False,
         static_graph=True,
+        **_NO_BUFFERS,
     )
 
 

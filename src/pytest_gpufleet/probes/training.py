@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from statistics import median
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 import torch
@@ -150,10 +150,11 @@ def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]
 
 @dataclass(frozen=True)
 class Lap:
-    """Some steps in a row: seconds of all, and of each."""
+    """Some steps in a row: seconds of all, and of each; the loss of the last."""
 
     seconds: float
     steps: tuple[float, ...]
+    loss: float
 
     @property
     def mean(self) -> float:
@@ -181,7 +182,8 @@ def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
     seconds = time.perf_counter() - began
     if not loss.isfinite():
         raise FloatingPointError(f"the loss became {loss.item()}")
-    return Lap(seconds, tuple(a.elapsed_time(b) / 1e3 if on_gpu else b - a for a, b in itertools.pairwise(marks)))
+    times = tuple(a.elapsed_time(b) / 1e3 if on_gpu else b - a for a, b in itertools.pairwise(marks))
+    return Lap(seconds, times, loss.item())
 
 
 def _mark(on_gpu: bool) -> Any:
@@ -209,6 +211,7 @@ def train_throughput(
     count, images = training.recipe.steps, ranks * training.recipe.batch
     with rank.phase(f"{training}, {ranks} rank(s)"), precision(training.recipe), _fitting(rank, training):
         step, alone = steps_of(rank, training, together=together)
+        first = lap(rank, step, 1, together=together)
         lap(rank, step, training.recipe.warm_up, together=together)
         laps, quiet = [], []
         if communication:
@@ -219,7 +222,7 @@ def train_throughput(
                 quiet.append(lap(rank, alone, count))
     samples = tuple(images * count / each.seconds for each in laps)
     seconds, seconds_alone = (median(each.mean for each in some) if some else 0.0 for some in (laps, quiet))
-    details = _details(rank, training, laps, quiet)
+    details = _details(rank, training, first, laps, quiet)
     throughput = Reading(
         metric="train_throughput" if together else "solo_train_throughput",
         value=median(samples),
@@ -262,15 +265,15 @@ def everyones(rank: Rank, values: Sequence[float]) -> list[list[float]]:
     return [list(map(float, row)) for row in copies.cpu().view(rank.size, -1)]
 
 
-def _details(rank: Rank, training: Plan, laps: Sequence[Lap], quiet: Sequence[Lap]) -> dict[str, Condition]:
-    """What the figure was computed with, and how long the steps of each rank took."""
+def _details(rank: Rank, training: Plan, first: Lap, laps: Sequence[Lap], quiet: Sequence[Lap]) -> dict[str, Condition]:
+    """What the figure was computed with, that it learned, and how long the steps of each rank took."""
     times = sorted(seconds for each in laps for seconds in each.steps)
     # Ranks that wait for each other show one time: without communication each shows its own.
     own = median(seconds for each in (quiet or laps) for seconds in each.steps)
     p95 = times[math.ceil(0.95 * len(times)) - 1]
     index = rank.gpu.index if rank.gpu is not None else rank.index
     memory = torch.cuda.max_memory_allocated() if rank.gpu is not None else 0
-    every = everyones(rank, [median(times), p95, own, memory, index])
+    every = everyones(rank, [median(times), p95, own, memory, index, first.loss, laps[-1].loss])
     slowest = max(every, key=lambda each: each[2])
     details: dict[str, Condition] = {
         "computed": f"in {training.recipe}",
@@ -280,6 +283,8 @@ def _details(rank: Rank, training: Plan, laps: Sequence[Lap], quiet: Sequence[La
         alone = " without communication" if quiet else ""
         who = f"{'GPU' if rank.gpu is not None else 'rank'} {slowest[4]:.0f}"
         details["slowest"] = f"{who} with {_ms(slowest[2])}{alone}, median {_ms(median(each[2] for each in every))}"
+    before, after = (fmean(each[column] for each in every) for column in (5, 6))
+    details["loss"] = f"{before:.3g} at first, {after:.3g} in the end"
     if memory:
         details["memory"] = f"{max(each[3] for each in every) / GiB:.1f} GiB a GPU"
     return details
