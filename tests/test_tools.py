@@ -23,6 +23,7 @@ from tests import runs
 from tests.conftest import FleetRun
 
 RECORDED = sorted(path.parent for path in (Path(__file__).parent / "recorded").glob("*/evidence.jsonl"))
+NEIGHBOUR = Path(__file__).parent / "recorded" / "h200x4-neighbour"
 SCHEMA = json.loads(summary.SCHEMA_FILE.read_text())
 
 Command = Callable[..., tuple[int, str]]
@@ -623,3 +624,12 @@ def test_on_recorded_evidence(recorded: Path, tmp_path: Path, gpufleet: Command)
         _, text = gpufleet("judge", folder, "--fleet-profile", tmp_path / "my.toml")
         assert "Missed limits" not in text
         assert "not judged" not in text
+
+
+def test_the_gpu_with_a_neighbour_is_named_from_the_evidence_too(gpufleet: Command) -> None:
+    """On four real H200 another process multiplied matrices on GPU 2: in every bad figure, and by the pairs' search."""
+    status, text = gpufleet("judge", NEIGHBOUR)
+    assert status == 1
+    told = " ".join(text.split())
+    assert "GPU 2 (serial 0000003000002) is named in 12, GPU 0 (serial 0000003000000) is named in 1 of them." in told
+    assert "GPU 2: every pair with it reaches 132 to 135 GB/s, all others 286 to 307 GB/s." in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -30,13 +31,14 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
     round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
     turns: dict[str, list[list[burn.Turn]]] = {name: [] for name in burn.LOADS}
     began = time.monotonic()
-    while time.monotonic() - began < seconds or len(turns["training"]) < 2:
-        for name, load in burn.LOADS.items():
-            results: list[burn.Turn] = world.run(burn.turn, name, load.share * round_seconds)
-            turns[name].append(results)
-            _no_trouble(world, name, {index: result.trouble for index, result in enumerate(results) if result.trouble})
-            resident = [burn.resident_bytes(), *(result.resident_bytes for result in results)]
-            after_turn(name, time.monotonic() - began, resident)
+    for name, load in itertools.cycle(burn.LOADS.items()):
+        if time.monotonic() - began >= seconds and len(turns["training"]) >= 2:
+            break
+        results: list[burn.Turn] = world.run(burn.turn, name, load.share * round_seconds)
+        turns[name].append(results)
+        _no_trouble(world, name, {index: result.trouble for index, result in enumerate(results) if result.trouble})
+        resident = [burn.resident_bytes(), *(result.resident_bytes for result in results)]
+        after_turn(name, time.monotonic() - began, resident)
     world.run(burn.put_away)
     products = _by_place(world, turns["matrix products"])
     training = {WORLD: [min(result.rate for result in results) for results in turns["training"]]}

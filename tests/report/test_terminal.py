@@ -57,5 +57,14 @@ def test_terminal_is_safe_from_messages(message: str) -> None:
     assert not any("\x1b" in text or "\x07" in text for text, _ in result)
 
 
+def test_every_gpu_that_a_message_names_is_told() -> None:
+    """As pytest words an assertion of several lines."""
+    message = "AssertionError: GPU 0 X: process 7\n  GPU 2 Y: process 7\nassert not ['GPU 0 X: process 7', 'GPU 2 Y']"
+    told = [text for text, _ in lines(Record(checks={"a": Check("a", "failed", 0.1, message=message)}))]
+    assert "    GPU 0 X: process 7" in told
+    assert "    GPU 2 Y: process 7" in told
+    assert not any("assert not" in text for text in told)
+
+
 def test_empty_record_is_incomplete() -> None:
     assert lines(Record())[0][0] == "INCOMPLETE"

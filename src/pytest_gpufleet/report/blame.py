@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict.evidence import Check, Record
 from pytest_gpufleet.verdict.finding import Finding
+from pytest_gpufleet.verdict.judge import halves
 
 # "GPU 5 NVIDIA H200, serial ..., GPU-...: what is wrong with it" at the beginning of a line. What stands further inside
 # a message (arguments in a traceback, stories of the other ranks) accuses nobody; nor does a line that ends in a colon,
@@ -52,7 +53,7 @@ def blames(record: Record) -> dict[str, Blame]:
 
 def cause(check: Check, findings: Iterable[Finding]) -> str:
     """What a check found out about the cause of missed limits: what its message says before the figures."""
-    before, figures = _halves(check, findings)
+    before, figures = halves(wording.clean(check.message), findings)
     return before if figures else ""
 
 
@@ -68,7 +69,7 @@ def _blame(check: Check | None, findings: list[Finding], places: list[str]) -> B
     pairs = [(pair[0], pair[1]) for pair in parts if len(pair) == 2]
     everybody = any(not pair for pair in parts)
     if check is not None:
-        subjects, all_ranks = _accused(_halves(check, findings)[0])
+        subjects, all_ranks = _accused(halves(wording.clean(check.message), findings)[0])
         known = [[place for place in subject if place in places] for subject in subjects]
         named += [subject[0] for subject in known if len(subject) == 1]
         pairs += [(subject[0], subject[1]) for subject in known if len(subject) == 2]
@@ -82,14 +83,6 @@ def _blame(check: Check | None, findings: list[Finding], places: list[str]) -> B
             if other in named and place not in named:
                 beside[place] = other
     return Blame(tuple(named), beside, everybody and not named)
-
-
-def _halves(check: Check, findings: Iterable[Finding]) -> tuple[str, str]:
-    """A check's message before the first of the figures that missed their limits, and from there on."""
-    titles = tuple(f"{finding.measurement.definition.title} (" for finding in findings if finding.state == "missed")
-    lines = wording.clean(check.message).splitlines()
-    first = next((number for number, line in enumerate(lines) if titles and line.startswith(titles)), len(lines))
-    return "\n".join(lines[:first]).strip(), "\n".join(lines[first:])
 
 
 def _cover(pairs: list[tuple[str, str]], places: list[str]) -> list[str] | None:

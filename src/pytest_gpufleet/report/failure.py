@@ -80,7 +80,9 @@ def _message(check: Check, case: str) -> Message:
     message = wording.clean(check.message).strip()
     head = message.partition("\n\n")[0]
     # What is left when the words that only a Python programmer reads are out.
-    plain = _EXCEPTION.sub("", "\n".join(line for line in head.splitlines() if not line.startswith(_INTROSPECTION)))
+    plain = "\n".join(line for line in head.splitlines() if not line.startswith(_INTROSPECTION))
+    if _EXCEPTION.match(plain):
+        plain = _EXCEPTION.sub("", plain).replace("\n  ", "\n")  # pytest has indented it
     head = plain.strip() or head
     return Message(case.strip("[]"), _shortened(head), "" if head == message else _shortened(message))
 

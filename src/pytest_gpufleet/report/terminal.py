@@ -18,6 +18,7 @@ Line = tuple[str, dict[str, bool]]
 
 WIDTH = 80
 MOST_MISSES = 3  # of one check
+MOST_LINES = 8  # of what it said: a line a GPU
 PLAIN: dict[str, bool] = {}
 BAD = {"red": True}
 HEADING = {"bold": True}
@@ -62,8 +63,11 @@ def _failure(failure: Failure) -> list[Line]:
         result += _miss(miss)
     if (more := len(failure.misses) - MOST_MISSES) > 0:
         result += _wrapped(f"... and {wording.count(more, 'figure')} more, which the report lists", "    ")
-    first_line = next((line for line in said.splitlines() if line.strip()), "")
-    result += _wrapped(textwrap.shorten(first_line, 400, placeholder=" ..."), "    ")
+    said_lines = [line for line in said.splitlines() if line.strip()]
+    for line in said_lines[:MOST_LINES]:
+        result += _wrapped(textwrap.shorten(line, 400, placeholder=" ..."), "    ")
+    if (more := len(said_lines) - MOST_LINES) > 0:
+        result += _wrapped(f"... and {wording.count(more, 'line')} more, which the report shows", "    ")
     return result + [line for paragraph in failure.advice for line in _wrapped(paragraph, "    ")]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from pytest_gpufleet.hardware.topology import GpuTopology
@@ -29,6 +29,15 @@ class LimitMissed(AssertionError):
         self.cause = cause
         lines = [line for finding in findings for line in _lines(finding, topology)]
         super().__init__("\n".join([cause, *lines] if cause else lines))
+
+
+def halves(message: str, findings: Iterable[Finding]) -> tuple[str, str]:
+    """What the message of a failed check says before the first of its figures that missed their limits: the cause, if
+    there are figures; and the rest."""
+    titles = tuple(f"{finding.measurement.definition.title} (" for finding in findings if finding.state == "missed")
+    lines = message.splitlines()
+    first = next((number for number, line in enumerate(lines) if titles and line.startswith(titles)), len(lines))
+    return "\n".join(lines[:first]).strip(), "\n".join(lines[first:])
 
 
 def judge(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pytest_gpufleet.hardware.topology import GpuTopology
 from pytest_gpufleet.verdict.evidence import Check, Record, sha256
 from pytest_gpufleet.verdict.finding import Finding
-from pytest_gpufleet.verdict.judge import LimitMissed, judge, unsteady
+from pytest_gpufleet.verdict.judge import LimitMissed, halves, judge, unsteady
 from pytest_gpufleet.verdict.profile import Profile
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
@@ -25,11 +26,11 @@ def rejudged(record: Record, profile: Profile | None) -> Record:
     check compared itself, like the number of GPUs, is not judged again.
     """
     findings = [new for finding in record.findings for new in _findings(finding, record, profile)]
-    missed: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.state == "missed":
-            missed.setdefault(finding.check, []).append(finding)
-    checks = {name: _check(check, missed.get(name, []), record.topology) for name, check in record.checks.items()}
+    then, now = (_missed(each) for each in (record.findings, findings))
+    checks = {
+        name: _check(check, then.get(name, []), now.get(name, []), record.topology)
+        for name, check in record.checks.items()
+    }
     limits = f"the limits of profile {profile.name}" if profile else "no limits"
     note = f"the figures of {record.run.get('host')}, {record.run.get('utc')}, judged again with {limits}"
     header = {
@@ -52,11 +53,23 @@ def _findings(finding: Finding, record: Record, profile: Profile | None) -> list
     return [new, *filter(None, [unsteady(new)])]
 
 
-def _check(check: Check, missed: list[Finding], topology: GpuTopology) -> Check:
-    match check.outcome, check.failed_by, bool(missed):
+def _missed(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+    """Those that missed, by check."""
+    missed: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.state == "missed":
+            missed.setdefault(finding.check, []).append(finding)
+    return missed
+
+
+def _check(check: Check, then: list[Finding], now: list[Finding], topology: GpuTopology) -> Check:
+    match check.outcome, check.failed_by, bool(now):
         case ("passed", _, True) | ("failed", "limits" | "limits, with more to do", True):
-            then = f"\n\nWhen it ran:\n{check.message}" if check.message else ""
-            return replace(check, outcome="failed", message=str(LimitMissed(missed, topology)) + then)
+            cause, figures = halves(check.message, then)  # the cause was found when it ran, and still holds
+            told = f"\n\nWhen it ran:\n{check.message}" if check.message else ""
+            return replace(
+                check, outcome="failed", message=str(LimitMissed(now, topology, cause if figures else "")) + told
+            )
         case ("failed", "limits", False):
             return replace(check, outcome="passed", message="", failed_by="")
         case ("failed", "limits, with more to do", False):
