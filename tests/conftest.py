@@ -17,7 +17,7 @@ import pytest
 from pytest_gpufleet.verdict.evidence import Check, Record, read
 
 REPORTS = "runs"  # not pytest-gpufleet's own default, so that a report in a wrong place shows
-SECONDS = 120  # far more than any run takes: a run that hangs must not hang the tests
+SECONDS = 600  # far more than any run takes: a run that hangs must not hang the tests
 # Not what would change results, but where NVLink multicast is switched off it must stay so.
 DROPPED = ("PYTEST_", "CUDA_", "NCCL_", "COV_")
 KEPT = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED) or name == "NCCL_NVLS_ENABLE"}
