@@ -13,15 +13,14 @@ REHEARSAL_BUFFER = MiB
 
 
 @pytest.fixture
-def hold(world, judge, gpu_topology):
-    """hold(copied): first the data, since nobody asks how fast a link is that corrupts it, then the figures."""
+def figures(world, gpu_topology):
+    """figures(copied): its measurements; but first its data, since nobody asks how fast a link is that corrupts it."""
 
-    def hold(copied, required, cause=lambda measurements: ""):
+    def figures(copied):
         assert_unharmed(copied.wrong, gpu_topology)
-        measurements = together(world, copied.by_rank)
-        judge(*measurements, required=required, on_miss=lambda: cause(measurements))
+        return together(world, copied.by_rank)
 
-    return hold
+    return figures
 
 
 def assert_unharmed(wrong, topology):
@@ -50,19 +49,19 @@ def test_data_crosses_every_pair_unharmed(world, gpu_topology):
 
 @pytest.mark.level("standard")
 @pytest.mark.parametrize("direction", [*ONE_WAY, "both"])
-def test_host_bandwidth_of_each_gpu(world, hold, direction):
+def test_host_bandwidth_of_each_gpu(world, judge, figures, direction):
     """Bandwidth between host memory and each GPU, while the others rest
 
     Data loading and checkpoints go this way. Low for one GPU: its PCIe link runs at a lower generation or with fewer
     lanes (`nvidia-smi -q -d PCIE` under load), its slot or riser is bad, or somebody else uses the link. Low for half
     of them: their processor socket or its memory. Low for all: BIOS settings, or the IOMMU of a virtual machine.
     """
-    hold(host_bandwidth(world, direction, "one", buffer(world)), required=direction in ONE_WAY)
+    judge(*figures(host_bandwidth(world, direction, "one", buffer(world))), required=direction in ONE_WAY)
 
 
 @pytest.mark.level("standard")
 @pytest.mark.parametrize("direction", [*ONE_WAY, "both"])
-def test_host_bandwidth_of_all_gpus(world, hold, direction):
+def test_host_bandwidth_of_all_gpus(world, judge, figures, direction):
     """Bandwidth between host memory and each GPU, all at the same time
 
     GPUs that share a PCIe switch, a socket or the memory of the host get less than alone: how much less belongs to the
@@ -70,12 +69,12 @@ def test_host_bandwidth_of_all_gpus(world, hold, direction):
     other: `gpufleet compare`.
     """
     needs_two(world)
-    hold(host_bandwidth(world, direction, "all", buffer(world)), required=False)
+    judge(*figures(host_bandwidth(world, direction, "all", buffer(world))), required=False)
 
 
 @pytest.mark.level("standard")
 @pytest.mark.parametrize("direction", ["read", "write", "both"])
-def test_pair_bandwidth(world, hold, gpu_topology, direction):
+def test_pair_bandwidth(world, judge, figures, gpu_topology, direction):
     """Bandwidth between the GPUs of every pair
 
     Every collective runs at the pace of the slowest link on its way. If the slow pairs have one GPU in common, that GPU
@@ -84,19 +83,20 @@ def test_pair_bandwidth(world, hold, gpu_topology, direction):
     with an NVSwitch.
     """
     needs_two(world)
-    hold(
-        pair_bandwidth(world, gpu_topology, direction, buffer(world)),
+    measurements = figures(pair_bandwidth(world, gpu_topology, direction, buffer(world)))
+    judge(
+        *measurements,
         required=direction == "read",  # the one direction for which figures are published
-        cause=lambda measurements: culprit([each.values for each in measurements], gpu_topology),
+        on_miss=lambda: culprit([each.values for each in measurements], gpu_topology),
     )
 
 
 @pytest.mark.level("standard")
-def test_pair_latency(world, hold, gpu_topology):
+def test_pair_latency(world, judge, figures, gpu_topology):
     """Time of a small copy between the GPUs of every pair
 
     Shown, not judged: it tells which pairs are near each other. A pair that takes many times as long as others with the
     same kind of link goes a way that it should not.
     """
     needs_two(world)
-    hold(pair_latency(world, gpu_topology), required=False)
+    judge(*figures(pair_latency(world, gpu_topology)), required=False)

@@ -47,7 +47,8 @@ def test_throughput_and_scaling(nccl_group, judge, resnet, recipe):
     """
     if recipe in ("tf32", "bf16") and _compute_capability(nccl_group) < (8, 0):
         not_applicable(f"{recipe} came with compute capability 8.0")
-    _judge_scaling(nccl_group, judge, resnet, recipe)
+    figures, shown = _scaling(nccl_group, resnet, recipe)
+    judge(*figures, shown=shown, required=recipe in PUBLISHED, on_miss=lambda: _communication(shown))
 
 
 @pytest.mark.level(PEAK_LEVEL)
@@ -61,7 +62,8 @@ def test_peak_throughput_and_scaling(nccl_group, judge, resnet):
         pytest.skip("torch.compile needs a C compiler: install gcc")
     if _compute_capability(nccl_group) < (7, 0):
         not_applicable("torch.compile needs compute capability 7.0")
-    _judge_scaling(nccl_group, judge, resnet, "peak", timeout=COMPILING_SECONDS)
+    figures, shown = _scaling(nccl_group, resnet, "peak", timeout=COMPILING_SECONDS)
+    judge(*figures, shown=shown, required=False, on_miss=lambda: _communication(shown))
 
 
 @pytest.mark.level("standard")
@@ -137,12 +139,12 @@ def test_training_in_full_memory(nccl_group, judge, resnet):
         assert each.free_after >= RETURNED * each.free_before, f"{place}: memory was not returned"
 
 
-def _judge_scaling(nccl_group, judge, resnet, recipe, **options):
-    """Throughput on one GPU and on all, with their limits; what lies between is for information."""
-    required, size = recipe in PUBLISHED, nccl_group.size
+def _scaling(nccl_group, resnet, recipe, **options):
+    """Throughput on one GPU and on all, with scaling efficiency; and, to be shown, the share of communication and the
+    same for some of the GPUs."""
+    size = nccl_group.size
     if size == 1:
-        judge(measure(nccl_group, train_throughput, recipe, resnet, **options), required=required)
-        return
+        return [measure(nccl_group, train_throughput, recipe, resnet, **options)], []
     # All first: then every rank has compiled, and tried cuDNN's algorithms, at the same time.
     every, share = measure_all(nccl_group, train_throughput, recipe, resnet, communication=True, **options)
     counts = [1, 2, 4] if recipe in ("amp", "peak") else [1]
@@ -151,16 +153,13 @@ def _judge_scaling(nccl_group, judge, resnet, recipe, **options):
         for count in counts
         if count < size
     ]
-    for each in some:
-        judge(each, scaling_efficiency(one, each), required=False)
-    judge(
-        one,
-        every,
-        scaling_efficiency(one, every),
-        required=required,
-        on_miss=lambda: f"Of a step on all GPUs {share.values['world']:.1%} is communication.",
-    )
-    judge(share, required=False)
+    between = [measurement for each in some for measurement in (each, scaling_efficiency(one, each))]
+    return [one, every, scaling_efficiency(one, every)], [share, *between]
+
+
+def _communication(measurements):
+    shares = (each.values["world"] for each in measurements if each.metric == "communication_share")
+    return "".join(f"Of a step on all GPUs {share:.1%} is communication." for share in shares)
 
 
 def _compute_capability(world):

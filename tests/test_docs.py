@@ -75,13 +75,13 @@ def test_page_of_checks_says_what_each_measures(
 
 
 def _judging(module: ast.Module) -> set[str]:
-    """The tests of a module that get `judge`, themselves or through a fixture of the module."""
+    """The tests of a module that get `judge`."""
     functions = [each for each in module.body if isinstance(each, ast.FunctionDef)]
-    arguments = {each.name: {argument.arg for argument in each.args.args} for each in functions}
-    judges = {"judge"} | {
-        name for name, names in arguments.items() if "judge" in names and not name.startswith(("test_", "_"))
+    return {
+        each.name
+        for each in functions
+        if each.name.startswith("test_") and "judge" in {argument.arg for argument in each.args.args}
     }
-    return {name for name, names in arguments.items() if name.startswith("test_") and names & judges}
 
 
 # ---------------------------------------------------------------- README and the other pages

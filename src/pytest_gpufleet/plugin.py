@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
     class Judge(Protocol):
         def __call__(
-            self, *measurements: Measurement, required: bool = True, on_miss: Callable[[], str] | None = None
+            self,
+            *measurements: Measurement,
+            shown: Iterable[Measurement] = (),
+            required: bool = True,
+            on_miss: Callable[[], str] | None = None,
         ) -> None: ...
 
 
@@ -170,15 +174,20 @@ def rank(request: pytest.FixtureRequest) -> object:
 @pytest.fixture
 def judge(request: pytest.FixtureRequest) -> Judge:
     """judge(measurement, ...) holds each against its limit and its peers, records all, and raises LimitMissed if one
-    missed. With required=False a figure without a limit is only shown and leaves the verdict alone. on_miss() looks for
-    the cause when one missed; what it says comes first in the failure."""
+    missed. With required=False a figure without a limit is only shown and leaves the verdict alone; so are those of
+    `shown`. on_miss() looks for the cause when one missed; what it says comes first in the failure."""
     from pytest_gpufleet.verdict.judge import LimitMissed
 
     fleet, item = request.config.stash[FLEET], request.node
 
-    def judge(*measurements: Measurement, required: bool = True, on_miss: Callable[[], str] | None = None) -> None:
+    def judge(
+        *measurements: Measurement,
+        shown: Iterable[Measurement] = (),
+        required: bool = True,
+        on_miss: Callable[[], str] | None = None,
+    ) -> None:
         __tracebackhide__ = True
-        findings = fleet.judged(item.nodeid, measurements, required)
+        findings = fleet.judged(item.nodeid, measurements, required) + fleet.judged(item.nodeid, shown, False)
         item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:
             item.user_properties += finding.properties()
