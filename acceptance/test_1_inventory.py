@@ -13,8 +13,11 @@ HARMFUL = (
     "NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "CUDA_LAUNCH_BLOCKING",
 )  # fmt: skip
 
+# Data sheets and NVML round the speed of an NVLink, each in its own way.
+ROUNDED = 0.99
 
-def test_gpu_count(gpus, gpu_topology, pytestconfig):
+
+def test_gpu_count(gpus, machine, gpu_topology, pytestconfig):
     """As many GPUs as ordered
 
     A GPU that is missing has failed, is not seated, fell off the bus (XID 79 in the kernel log) or is hidden from this
@@ -24,7 +27,13 @@ def test_gpu_count(gpus, gpu_topology, pytestconfig):
     asked = pytestconfig.getoption("gpus")
     if not isinstance(asked, int):
         not_applicable(f"--gpus {asked} asks for no number, --gpus N does")
-    assert len(gpus) == asked, f"{len(gpus)} of {asked} GPUs are here: {'; '.join(gpu_topology.problems)}"
+    visible = machine.host["environment"].get("CUDA_VISIBLE_DEVICES")
+    why = [
+        *gpu_topology.problems,
+        *([f"CUDA_VISIBLE_DEVICES={visible!r} hides those that it does not name"] if visible is not None else []),
+        "`lspci | grep -i nvidia` shows whether a card that is missing is still on the bus",
+    ]
+    assert len(gpus) == asked, f"{len(gpus)} of {asked} GPUs are here: {'; '.join(why)}"
 
 
 def test_software_fits_driver(gpus, gpu_topology):
@@ -81,16 +90,21 @@ def test_pcie_width_is_full(gpus):
     expect(gpus, "pcie_width", lambda gpu: gpu["pcie_width_max"])
 
 
-def test_pcie_generation_is_full_under_load(gpus, world):
-    """Every GPU's PCIe link runs at its highest speed while data flows
+def test_pcie_generation_is_full_under_load(gpus, world, gpu_profile):
+    """Every GPU's PCIe link runs at the highest speed of its model while data flows
 
     Read under load, since an idle link saves power at a lower speed. A lower generation: BIOS setting of the slot,
-    riser or retimer.
+    riser or retimer, or a slot that is older than the GPU. If the machine was ordered with such slots, say so in a
+    profile: pcie_generation among its facts.
     """
+    generations = world.run(pcie_generation_under_load)
+    if not any(generations):
+        not_applicable("NVML does not tell the generation of these links")
+    rated = int(gpu_profile.facts.get("pcie_generation", 0)) if gpu_profile else 0
     slow = [
-        f"{gpu.identity}: generation {now} of {best}"
-        for gpu, (now, best) in zip(gpus, world.run(pcie_generation_under_load), strict=True)
-        if now != best
+        f"{gpu.identity}: generation {now or 'unknown'} of {max(rated, best) or 'unknown'}"
+        for gpu, (now, best) in zip(gpus, [told or (0, 0) for told in generations], strict=True)
+        if not now or now < max(rated, best)
     ]
     assert not slow, "\n".join(slow)
 
@@ -101,17 +115,26 @@ def test_nvlinks_are_up(gpus, gpu_profile):
     A link that is down or missing takes its share of the bandwidth of every collective. `nvidia-smi nvlink -s` shows
     them; reset the GPU and look at the kernel log for XID 74; if it stays, the GPU or the switch board is bad.
     """
-    count = gpu_profile.facts.get("nvlinks") if gpu_profile else None
-    expect(gpus, "nvlink_states", lambda gpu: [1] * int(count or len(gpu["nvlink_states"])))
+    count = int(gpu_profile.facts.get("nvlinks", 0)) if gpu_profile else 0
+    # A virtual machine with a single GPU may have none: they would lead nowhere.
+    required = count > 0 and len(gpus) > 1
+    expect(gpus, "nvlink_states", lambda gpu: [1] * (count or len(gpu["nvlink_states"])), must_exist=required)
 
 
-def test_nvlinks_are_equally_fast(gpus):
-    """All NVLinks of all GPUs run at one speed
+def test_nvlinks_are_equally_fast(gpus, gpu_profile):
+    """All NVLinks of all GPUs run at one speed, and at that of this model
 
     A slower link was trained down after errors. `nvidia-smi nvlink -s` names it; reset the GPU, then replace it.
     """
     speeds = [speed for gpu in gpus if isinstance(gpu["nvlink_speeds"], list) for speed in gpu["nvlink_speeds"]]
     expect(gpus, "nvlink_speeds", lambda gpu: [max(speeds)] * len(gpu["nvlink_speeds"]))
+    rated = gpu_profile.facts.get("nvlink_gigabytes_per_second", 0) if gpu_profile else 0
+    slow = [
+        f"{gpu.identity}: its NVLinks run at {together:g} GB/s together, those of this model at {rated:g} GB/s"
+        for gpu in gpus
+        if (together := sum(gpu["nvlink_speeds"])) < ROUNDED * rated
+    ]
+    assert not slow, "\n".join(slow)
 
 
 def test_fabric_is_ready(gpus):

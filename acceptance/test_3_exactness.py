@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from pytest_gpufleet import not_applicable
+from pytest_gpufleet import GiB, not_applicable
 from pytest_gpufleet.probes.collectives import COLLECTIVES
 from pytest_gpufleet.probes.exactness import KINDS, exchange, stays_exact, two_at_once
+from pytest_gpufleet.probes.large import large_all_reduce
 from pytest_gpufleet.verdict import culprit
 
 # Which ranks make groups: as tensor parallelism (neighbours) and data parallelism (every second rank) split a machine.
@@ -16,6 +17,7 @@ GROUPS = {
 }
 
 SECONDS = {"standard": 3, "burnin": 60}
+LARGEST = 8 * GiB
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +86,20 @@ def test_two_collectives_at_once_are_exact(nccl_group):
     """
     wrong = zip(nccl_group.run(two_at_once), map(nccl_group.name_of, range(nccl_group.size)), strict=True)
     assert [f"{name}: {', '.join(faults)}" for faults, name in wrong if faults] == []
+
+
+@pytest.mark.level("standard")
+def test_largest_all_reduce_is_exact(nccl_group):
+    """Every element of an all_reduce of 8 GiB is exactly right
+
+    What is larger than two gigabytes needs longer offsets, and goes through all buffers of NCCL many times over. Wrong
+    here, and right in the checks of smaller ones: suspect NCCL and the driver first, then the GPU that is named.
+    """
+    nbytes = 4 * 10_007
+    if nccl_group.gpus:
+        nbytes = min(LARGEST, min(gpu.memory_bytes for gpu in nccl_group.gpus) // 2)
+    answers = nccl_group.run(large_all_reduce, nbytes)
+    assert [f"{nccl_group.name_of(index)}: {fault}" for index, fault in enumerate(answers) if fault] == []
 
 
 @pytest.mark.level("standard")

@@ -97,6 +97,7 @@ def test_memory_bandwidth(world, judge):
 
 
 @pytest.mark.level("standard")
+@pytest.mark.fresh_world  # the communicators of the tests before hold gigabytes
 def test_memory_holds_patterns(world):
     """Every GPU's free memory can be allocated, holds what is written into it, and is free again afterwards
 

@@ -33,7 +33,7 @@ def possible(group, collective, sizes):
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_latency(nccl_group, judge, fleet_level, collective):
+def test_latency(nccl_group, judge, gpu_topology, fleet_level, collective):
     """How long a collective of a few bytes takes
 
     The time from one launch to the next, as nccl-tests measures it; the first thing to suffer when the host is busy,
@@ -41,7 +41,11 @@ def test_latency(nccl_group, judge, fleet_level, collective):
     the processors, or the ranks may use too few of them.
     """
     measurements = measure_all(nccl_group, sweep, latency, collective, SMALL[fleet_level])
-    judge(*measurements, required=False, on_miss=lambda: culprit.find(nccl_group, collective, SMALL[fleet_level][0]))
+    judge(
+        *measurements,
+        required=False,
+        on_miss=lambda: culprit.find(nccl_group, gpu_topology, collective, SMALL[fleet_level][0]),
+    )
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -63,7 +67,7 @@ def test_bandwidth_curve(nccl_group, judge, fleet_level, collective):
 
 @pytest.mark.parametrize("nbytes", JUDGED, ids=lambda nbytes: f"{nbytes // MiB}MiB")
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_bus_bandwidth(nccl_group, judge, collective, nbytes):
+def test_bus_bandwidth(nccl_group, judge, gpu_topology, collective, nbytes):
     """Bus bandwidth of a collective over all GPUs
 
     Measured as nccl-tests does, so the figures can be compared: 20 operations or more in a row, median of three. If it
@@ -78,4 +82,4 @@ def test_bus_bandwidth(nccl_group, judge, collective, nbytes):
     measurement = measure(nccl_group, bus_bandwidth, collective, *sizes)
     # Nobody publishes figures for gather and scatter.
     required = collective not in ("gather", "scatter")
-    judge(measurement, required=required, on_miss=lambda: culprit.find(nccl_group, collective, *sizes))
+    judge(measurement, required=required, on_miss=lambda: culprit.find(nccl_group, gpu_topology, collective, *sizes))

@@ -3,6 +3,7 @@
 import pytest
 
 from pytest_gpufleet import not_applicable
+from pytest_gpufleet.hardware.facts import Unavailable
 from pytest_gpufleet.verdict.health import link_errors
 
 
@@ -20,6 +21,7 @@ def test_burn_in(nccl_group, burn_in, judge):
     judge(*rest, shown=[products])
 
 
+@pytest.mark.at_the_end
 def test_nvlinks_stayed_clean(machine, machine_now):
     """No NVLink had replays, recoveries or a flood of CRC errors while this run used it
 
@@ -27,12 +29,12 @@ def test_nvlinks_stayed_clean(machine, machine_now):
     `nvidia-smi nvlink -e` shows the counters. Reset the GPU that is named; if it comes back, the GPU or the switch
     board is bad.
     """
-    pairs = [
-        (before, now)
-        for before, now in zip(machine.gpus, machine_now("nvlink_errors"), strict=True)
-        if isinstance(before["nvlink_errors"], dict) and isinstance(now, dict)
-    ]
-    if not pairs:
+    begun = [gpu["nvlink_errors"] for gpu in machine.gpus]
+    if all(isinstance(counts, Unavailable) and not counts.applicable for counts in begun):
         not_applicable("NVML counts no NVLink errors here")
-    problems = [problem for before, now in pairs for problem in link_errors(before, now, machine.seconds_ago)]
+    problems = [
+        problem
+        for before, now in zip(machine.gpus, machine_now("nvlink_errors"), strict=True)
+        for problem in link_errors(before, now, machine.seconds_ago)
+    ]
     assert not problems, "\n".join(problems)

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_gpufleet.checks import _last_statements
 from pytest_gpufleet.verdict import levels
+from pytest_gpufleet.verdict.titles import TITLES
 
 ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
 HARDWARE = Path(__file__).parent / "hardware"  # holds fake_nvml
@@ -146,7 +147,7 @@ def test_levels_require_exactly_what_the_suite_contains(run_pytest):
         @pytest.hookimpl(trylast=True)
         def pytest_collection_finish(session):
             for item in session.items:
-                print("COLLECTED", check_name(item.nodeid), _level(item))
+                print("COLLECTED", check_name(item.nodeid), _level(item), item.obj.__doc__.partition("\\n")[0])
     """
     run = run_pytest(
         ACCEPTANCE,
@@ -157,9 +158,10 @@ def test_levels_require_exactly_what_the_suite_contains(run_pytest):
         files={"lister.py": module},
         PYTHONPATH=".",
     )
-    collected = re.findall(r"^COLLECTED (\S+) (\w+)$", run.text, re.MULTILINE)
-    assert dict(collected) == levels.CHECKS
-    cases = Counter(name for name, _ in collected)
+    collected = re.findall(r"^COLLECTED (\S+) (\w+) (.*)$", run.text, re.MULTILINE)
+    assert {name: level for name, level, _ in collected} == levels.CHECKS
+    assert {name: title for name, _, title in collected} == TITLES
+    cases = Counter(name for name, _, _ in collected)
     assert {name: count for name, count in cases.items() if count > 1} == levels.CASES
 
 

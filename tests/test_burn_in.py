@@ -1,6 +1,8 @@
 """The burn-in: load that lasts, ended by the first fault, by its time, or by whoever waits for it."""
 
+import io
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.report import progress
 from pytest_gpufleet.verdict.evidence import Check, Record, read
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.conftest import as_on_a_terminal
@@ -86,10 +89,37 @@ def test_ctrl_c_leaves_a_report_that_says_how_far_it_came(tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     record = read(folder / "evidence.jsonl")
     assert re.search(
-        r"test_burn_in did not finish: it came to \d+ s of 60 s without a fault", "\n".join(record.reasons)
+        r"test_burn_in\): did not finish: it came to \d+ s of 60 s without a fault", "\n".join(record.reasons)
     )
     assert (folder / "report.html").stat().st_size
     assert "INTERNALERROR" not in printed
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_terminal_shows_how_far_it_is_by_lines_or_by_the_table(drawn):
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    tell = progress.lines(stream, 900.0, lambda: drawn)
+    for second in range(0, 200, 5):
+        tell(second, None)
+    told = [line.partition(" of 15 min")[0].strip() for line in stream.getvalue().splitlines() if line]
+    assert told == ([] if drawn else ["under 0.1 s", "1 min 0 s", "2 min 0 s", "3 min 0 s"])
+
+
+def test_a_rehearsal_on_a_terminal_tells_how_far_it_is(tmp_path):
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "pytest", BURN_IN, "--rehearse", "--fleet-burn-in=3s", FOLDER]
+    run = subprocess.Popen(command, cwd=tmp_path, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    printed = b""
+    try:
+        while part := os.read(controller, 4096):
+            printed += part
+    except OSError:  # its end, on Linux
+        pass
+    os.close(controller)
+    assert run.wait() == 0
+    assert b" of 3 s, " in printed
 
 
 @pytest.mark.parametrize("text", ["", "15", "m", "0m", "1.5h", "-3m", "15 m", "15w"])

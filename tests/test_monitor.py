@@ -27,6 +27,7 @@ from pytest_gpufleet.hardware.facts import READINGS
 from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 from pytest_gpufleet.report.monitor import Live, RunningCheck, table
+from tests.conftest import as_on_a_terminal
 
 DEADLINE = 60
 READING = {
@@ -283,6 +284,7 @@ class Terminal:
             [sys.executable, "-c", code, *arguments], stdin=slave, stdout=slave, stderr=slave,
             env=environment(**changes),
             start_new_session=True,
+            preexec_fn=as_on_a_terminal,
         )  # fmt: skip
         os.close(slave)
 
@@ -293,7 +295,8 @@ class Terminal:
             assert self._read(deadline), f"{wanted!r} never came: {self.text!r}"
 
     def end(self) -> int:
-        while self._read(time.monotonic() + DEADLINE):
+        deadline = time.monotonic() + DEADLINE
+        while self._read(deadline):
             pass
         os.close(self._master)
         return self.process.wait(DEADLINE)

@@ -1,10 +1,13 @@
 """Options, markers and fixtures, as somebody meets them on the command line."""
 
 import shlex
+from html import unescape
+from pathlib import Path
 
 import pytest
 
 REPORTS = "runs"
+RECORDED = Path(__file__).parent / "hardware"
 PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'
 LIMIT = f'{PROFILE}metric = "busbw"\nmin = 1\nunit = "GB/s"\nkind = "data sheet"\nsource = "somebody"\n'
 TRIVIAL = "def test_nothing(): pass"
@@ -51,10 +54,12 @@ def test_pytest_explains(run_pytest, option, words):
         ("--fleet-timeout 0", ["--fleet-timeout", "'0'"]),
         ("--fleet-timeout nan", ["--fleet-timeout", "'nan'"]),
         ("--fleet-timeout soon", ["--fleet-timeout", "'soon'"]),
+        ("--fleet-interval 11", ["--fleet-interval", "'11'", "10"]),
         ("--fleet-level turbo", ["--fleet-level", "'turbo'"]),
         ("--fleet-engine slurm", ["--fleet-engine", "'slurm'"]),
         ("--gpus 8 --rehearse", ["--gpus N", "--rehearse", "give one of them"]),
         ("--rehearse -n 8", ["-n", "share the GPUs"]),
+        ("--rehearse --dist=load --tx=popen", ["--dist", "share the GPUs"]),
         ("--rehearse --fleet-profile missing.toml", ["missing.toml", "cannot be read"]),
         ("--rehearse --fleet-profile .", ["--fleet-profile", "cannot be read"]),
         ("--rehearse --fleet-profile broken.toml", ["broken.toml", "not valid TOML", "line 1"]),
@@ -85,6 +90,24 @@ def test_bad_input_ends_with_one_sentence_before_anything_starts(run_pytest, arg
     assert "INTERNALERROR" not in run.text
     assert "test session starts" not in run.text
     assert run.folders == []
+
+
+@pytest.mark.parametrize(("asked", "status"), [(["--rehearse"], pytest.ExitCode.USAGE_ERROR), ([], 0)], ids=str)
+def test_a_python_that_leaves_out_assertions_judges_nothing(run_pytest, asked, status):
+    run = run_pytest(*asked, files={"test_inner.py": TRIVIAL}, PYTHONOPTIMIZE="1")
+    assert run.status == status
+    assert ("PYTHONOPTIMIZE" in run.text) == bool(asked)
+
+
+@pytest.mark.parametrize(("gpus", "hidden"), [(2, True), (4, False)])
+def test_gpus_that_are_left_out_are_told(run_pytest, gpus, hidden):
+    options = (f"--gpus={gpus}", f"--fleet-dir={REPORTS}", "-p", "recorded")
+    run = run_pytest(*options, files={"test_inner.py": TRIVIAL}, PYTHONPATH=str(RECORDED))
+    assert ("2x NVIDIA H200 of the machine's 4 GPUs, level standard" in run.text) == hidden
+    assert run.record.run["gpus_present"] == 4
+    told = "2 of the machine's 4 GPUs were tested"
+    assert (told in run.record.reasons) == hidden
+    assert (f"{told}." in unescape((run.folders[0] / "report.html").read_text())) == hidden
 
 
 def test_more_gpus_than_there_are_run_on_those_present_and_reject(run_pytest):
@@ -170,10 +193,10 @@ def test_level_selects_itself_and_those_below(fleet, level, expected):
         @pytest.mark.level("burnin")
         def test_burnin(): pass
     """
-    run = fleet(module, f"--fleet-level={level}")
-    everything = {"test_unmarked", "test_quick", "test_standard", "test_burnin"}
-    assert set(run.outcomes) == expected
-    assert {name.rsplit("::", 1)[-1] for name in run.record.deselected} == everything - expected
+    run = fleet(module, f"--fleet-level={level}", "-k", "not unmarked")
+    assert set(run.outcomes) == expected - {"test_unmarked"}
+    # What is above the level is not missing.
+    assert [name.rsplit("::", 1)[-1] for name in run.record.deselected] == ["test_unmarked"]
 
 
 @pytest.mark.parametrize("marker", ["level('turbo')", "level()", "level('quick', 'standard')"])

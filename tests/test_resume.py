@@ -1,8 +1,18 @@
 """A run that died is continued, and only on the same ground."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+
+from pytest_gpufleet.report.why import why
+from pytest_gpufleet.verdict.evidence import read
+from pytest_gpufleet.verdict.titles import titled
+from pytest_gpufleet.verdict.verdict import conclude
+from tests import runs
+
+RECORDED = str(Path(__file__).parent / "hardware")
 
 MODULE = """
 import os, signal
@@ -79,6 +89,122 @@ def test_another_ground_is_refused(run_pytest, died, arguments, environment, wor
     assert run.status == 4
     assert words in run.text
     assert not run.folders
+
+
+def test_another_burn_in_is_refused(fleet, run_pytest):
+    run = resume(run_pytest, fleet(MODULE, "--fleet-burn-in=1s"), "--fleet-burn-in=3d")
+    assert run.status == 4
+    assert "burn_in_seconds was 1.0, is 259200.0" in run.text
+
+
+# How a run ended, and why it is not gone on with.
+ENDED = {
+    "accepted": ({"limits": True}, "came to its end (ACCEPTED): there is nothing to resume; start a new run"),
+    "rejected": ({"failed": True}, "came to its end (REJECTED): there is nothing to resume; start a new run"),
+    "left open": ({}, "this is not the same machine and setup"),  # which is the next thing to be looked at
+}
+
+
+@pytest.fixture
+def ended(tmp_path):
+    """ended(limits=False, failed=False): the folder of a run on GPUs that came to its end."""
+
+    def record(limits=False, failed=False):
+        kept = None
+        if limits:
+            kept = tmp_path / "limits.toml"
+            kept.write_text(LIMITS)
+        return runs.record(tmp_path / "run", limits=kept, failed={runs.ALONE: "other"} if failed else {})
+
+    return record
+
+
+LIMITS = 'name = "Mine"\nmatch = ["NVIDIA X9000"]\n' + "".join(
+    f'[[limit]]\nmetric = "{metric}"\n{sense} = {value}\nunit = "{unit}"\nkind = "contract"\nsource = "us"\n'
+    for metric, sense, value, unit in (
+        ("busbw", "min", 1, "GB/s"),
+        ("collective_latency", "max", 1000, "us"),
+        ("solo_train_throughput", "min", 1, "images/s"),
+    )
+)
+
+
+@pytest.mark.parametrize("how", ENDED)
+def test_a_run_that_came_to_its_end_is_refused(run_pytest, ended, how):
+    changes, words = ENDED[how]
+    run = run_pytest("--rehearse=2", f"--fleet-resume={ended(**changes)}", files={"test_inner.py": MODULE})
+    assert run.status == 4
+    assert words in run.text
+
+
+def test_evidence_that_was_changed_by_hand_is_refused(run_pytest, ended):
+    folder = ended()
+    evidence = folder / "evidence.jsonl"
+    evidence.write_text(evidence.read_text().replace("31.4159", "3.14159"))
+    run = run_pytest("--rehearse=2", f"--fleet-resume={folder}", files={"test_inner.py": MODULE})
+    assert run.status == 4
+    assert "summary.json was made of other evidence" in run.text
+
+
+FAULT = """
+import os, signal
+
+def test_before():
+    open("ran", "a").write("before ")
+
+def test_xid():
+    if not os.path.exists("repaired"):
+        with open("kernel-log", "a") as log:
+            log.write("NVRM: Xid (PCI:0000:00:08): 79, GPU has fallen off the bus.\\n")
+
+def test_dies():
+    if not os.path.exists("repaired"):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+TOLD_NOW = """
+def test_memory():
+    open("ran", "a").write("health ")
+"""
+
+
+def test_a_machine_that_had_a_fault_stays_rejected_and_its_health_is_checked_again(run_pytest):
+    options = ("--gpus=4", "--fleet-dir=runs", "-p", "recorded")
+    files = {"test_2_health.py": TOLD_NOW, "test_inner.py": FAULT}
+    first = run_pytest(*options, files=files, PYTHONPATH=RECORDED)
+    assert first.status == -9
+    folder, files["repaired"] = first.folders[0], ""
+    for _ in range(2):  # also when the run that went on is gone on with
+        run = run_pytest(*options, f"--fleet-resume={folder}", files=files, PYTHONPATH=RECORDED)
+        assert (run.root / "ran").read_text() == "health "
+        assert (run.status, run.record.verdict) == (1, "REJECTED"), run.text
+        assert set(run.outcomes.values()) == {"passed"}
+        (reason,) = (reason for reason in run.record.reasons if "XID 79" in reason)
+        assert reason.startswith("while test_inner.py::test_xid ran: GPU 2 NVIDIA H200, serial 0000000000002")
+        assert reason.endswith(f"(in run {first.folders[0].name})")
+        folder = interrupted(run.folders[0])
+
+
+def interrupted(folder):
+    """The same run as if it had died before its verdict."""
+    evidence = folder / "evidence.jsonl"
+    evidence.write_text("".join(evidence.read_text().splitlines(keepends=True)[:-1]))
+    for name in ("report.html", "summary.json"):
+        (folder / name).unlink()
+    return folder
+
+
+def test_what_was_carried_over_stands_beside_the_acceptance(ended):
+    record = read(ended(limits=True) / "evidence.jsonl")
+    assert conclude(record)[0] == "ACCEPTED"
+    (check, *_), (other, *_) = record.checks, list(record.checks)[7:]
+    record.checks[check] = replace(record.checks[check], run="node7-a")
+    earlier = {"run": "node7-a", "utc": "2026-11-20T23:10:00+00:00", "failed": [other]}
+    record.run["resumed"] = [earlier]
+    verdict, (_, carried, failed) = conclude(record)
+    assert verdict == "ACCEPTED"
+    assert carried == f"1 of {len(record.checks)} checks carried over from node7-a of 2026-11-20 23:10 UTC"
+    assert failed == f"{titled(other)}: failed in node7-a and ran again"
+    assert f"{carried}." in why(record)
 
 
 def test_other_hardware_is_refused(run_pytest, died):

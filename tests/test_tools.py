@@ -19,12 +19,13 @@ from pytest_gpufleet import cli
 from pytest_gpufleet.report import html
 from pytest_gpufleet.verdict import profile, summary
 from pytest_gpufleet.verdict.evidence import Evidence, read, sha256
+from pytest_gpufleet.verdict.measurement import Measurement
 from tests import runs
 from tests.conftest import FleetRun
 
 RECORDED = sorted(path.parent for path in (Path(__file__).parent / "recorded").glob("*/evidence.jsonl"))
 NEIGHBOUR = Path(__file__).parent / "recorded" / "h200x4-neighbour"
-SCHEMA = json.loads(summary.SCHEMA_FILE.read_text())
+SCHEMA = json.loads(Path(summary.__file__).with_name("summary.schema.json").read_text())
 
 Command = Callable[..., tuple[int, str]]
 
@@ -105,6 +106,14 @@ def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
+def append(line: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        with (folder / "evidence.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -114,6 +123,9 @@ def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "summary.json").write_text("{"), "summary.json does not say of which evidence"),
         (replace("summary.json", '"verdict": "REHEARSAL"', '"verdict": "ACCEPTED"'), "evidence says: verdict"),
         (replace("summary.json", '"not applicable",', '"passed",'), "evidence says: checks"),
+        (replace("summary.json", '"schema": 1', '"schema": 2'), "summary.json has schema 2"),
+        (replace("evidence.jsonl", '"verdict": "REHEARSAL"', '"verdict": "ACCEPTED"'), "amounts to REHEARSAL"),
+        (append('{"event": "verdict", "verdict": "ACCEPTED", "reasons": []}'), "it stands after the verdict"),
         (replace("evidence.jsonl", '"event": "topology"', '"event": topology'), "line 2: not JSON"),
         (replace("evidence.jsonl", '"gpus": [], "links"', '"links"'), "line 2: not an event of a run"),
         (lambda folder: (folder / "evidence.jsonl").unlink(), "is not the folder of a run"),
@@ -151,6 +163,21 @@ def test_an_interrupted_run_says_so_everywhere(
     assert gpufleet("judge", folder)[0] == 10
 
 
+def test_a_failed_rehearsal_with_broken_evidence_ends_as_judge_says(
+    fleet: Callable[..., FleetRun], gpufleet: Command
+) -> None:
+    run = fleet("""
+        import shutil
+
+        def test_x():
+            shutil.rmtree("runs")
+            assert 1 == 2
+    """)
+    assert (run.status, run.record.verdict, run.record.exit_status) == (1, "REHEARSAL", 1)
+    assert "was removed while the run went on" in run.record.broken
+    assert gpufleet("judge", run.folders[0])[0] == 1
+
+
 def test_a_summary_that_cannot_be_written_is_no_success(fleet: Callable[..., FleetRun]) -> None:
     run = fleet("""
         from pathlib import Path
@@ -163,16 +190,16 @@ def test_a_summary_that_cannot_be_written_is_no_success(fleet: Callable[..., Fle
     assert "summary.json could not be written: Is a directory" in run.text
 
 
-@pytest.mark.parametrize("values", [{}, {"busbw world": 300.0}, {"busbw world": math.nan}])
-def test_the_summary_is_as_its_schema_says(tmp_path: Path, values: dict[str, float]) -> None:
+@pytest.mark.parametrize(("values", "failed"), [({}, 0), ({"busbw world": 300.0}, 1), ({"busbw world": math.nan}, 2)])
+def test_the_summary_is_as_its_schema_says(tmp_path: Path, values: dict[str, float], failed: int) -> None:
     folder = runs.record(tmp_path / "run", values=values, limits=contract(tmp_path / "contract.toml"))
     text = (folder / "summary.json").read_text()
     document = json.loads(text, parse_constant=pytest.fail)  # no NaN
     jsonschema.validate(document, SCHEMA, jsonschema.Draft202012Validator)
     assert document["verdict"] == ("REJECTED" if values else "ACCEPTED")
     assert document["exit_status"] == (1 if values else 0)
-    assert document["counts"]["checks"] == {"passed": len(document["checks"]) - bool(values)} | (
-        {"failed": 1} if values else {}
+    assert document["counts"]["checks"] == {"passed": len(document["checks"]) - failed} | (
+        {"failed": failed} if failed else {}
     )
     figure = document["findings"][0]
     assert (figure["state"], figure["missed"]) == (("missed", ["world"]) if values else ("met", []))
@@ -417,9 +444,31 @@ def test_what_makes_runs_hard_to_compare_is_said(tmp_path: Path, gpufleet: Comma
     assert "gpu0 of node7 is another GPU in other than in first: now GPU 0" in text
 
 
+def test_a_figure_with_a_limit_is_compared_though_it_requires_none(gpufleet: Command) -> None:
+    """On four real H200 another process halved GPU 2, and the limits of all matrix products were missed."""
+    status, text = gpufleet("compare", NEIGHBOUR.with_name("h200x4-c"), NEIGHBOUR)
+    assert status == 1
+    assert "12 outliers; the worst: matrix product of GPU 2 in h200x4-neighbour, 58.2 % worse." in text
+    outliers = text[text.index("Outliers, the worst first") : text.index("Figures: the worst place of each run")]
+    for precision in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"):
+        assert f"matrix product, {precision}, all GPUs at once" in outliers
+    assert "after rest" not in outliers  # which no limit can be given for
+
+
+def test_figures_that_are_only_shown_make_no_outliers(gpufleet: Command) -> None:
+    """Between three good machines latencies and small messages differ by up to 160 %."""
+    status, text = gpufleet("compare", *(NEIGHBOUR.with_name(f"h200x4-{name}") for name in "abc"))
+    assert (status, "No outlier among" in text) == (0, True)
+
+
+def test_compare_of_one_run_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["compare", str(tmp_path)])
+    assert "the following arguments are required: DIR" in capsys.readouterr().err
+
+
 def test_compare_says_what_it_cannot_use(tmp_path: Path, folder: Path, gpufleet: Command) -> None:
     run = runs.record(tmp_path / "good")
-    assert gpufleet("compare", run)[1] == "gpufleet: compare needs the folders of at least two runs"
     assert gpufleet("compare", run, run)[1] == "gpufleet: the same folder is given twice"
     assert "is not the folder of a run" in gpufleet("compare", run, tmp_path)[1]
     status, text = gpufleet("compare", run, folder)
@@ -475,12 +524,32 @@ def test_a_calibrated_profile_extends_the_shipped_one_and_never_weakens_it(tmp_p
     assert gpufleet("judge", folder, "--fleet-profile", path)[0] == 0
 
 
+def test_a_figure_that_had_a_limit_gets_one_though_it_requires_none(tmp_path: Path, gpufleet: Command) -> None:
+    limits = contract(tmp_path / "contract.toml")
+    with limits.open("a") as file:
+        file.write('[[limit]]\nmetric = "busbw"\nmin = 10.0\nunit = "GB/s"\nkind = "contract"\nsource = "order 4711"\n')
+        file.write('when = { bytes = "1 MiB" }\n')
+    folder, path = runs.record(tmp_path / "run", limits=limits), tmp_path / "my.toml"
+    assert gpufleet("calibrate", folder, "-o", path)[0] == 0
+    assert [limit.value for limit in profile.load(path).limits if limit.metric == "busbw"] == [19.95, 342.0]
+
+
+def test_the_margin_of_a_ratio_that_is_next_to_nothing_is_more_than_nothing(
+    tmp_path: Path, gpufleet: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = Measurement("communication_share", {"world": 0.004}, {"model": "resnet50", "recipe": "bf16", "ranks": 4})
+    monkeypatch.setattr(runs, "FIGURES", (*runs.FIGURES, (runs.ALONE, share, True)))
+    folder, path = runs.record(tmp_path / "run"), tmp_path / "my.toml"
+    assert gpufleet("calibrate", folder, "-o", path)[0] == 0
+    assert profile.load(path).limit_for(share).value == pytest.approx(0.054, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("second", "said"),
     [
         ({"values": {"busbw world": 310.0}}, "bus bandwidth (bytes=8589934592, collective=all_reduce"),
         ({"values": {"busbw world": 310.0}}, "differs by 15%: 360 GB/s in a, 310 GB/s in b"),
-        ({"values": {"busbw world": math.nan}}, "is no number"),
+        ({"values": {"busbw world": math.nan}}, f"b was rejected: {runs.BANDWIDTH}[0], {runs.BANDWIDTH}[1] failed"),
         ({"values": {"solo_train_throughput gpu1": 5900.0}}, f"b was rejected: {runs.ALONE} failed"),
         ({"failed": {runs.ALONE: "other"}}, f"b was rejected: {runs.ALONE} failed"),
         ({"ends": False}, "b did not come to its end"),

@@ -42,7 +42,7 @@ def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
 
 def _outcome(phases: Phases) -> tuple[str, str]:
     for report, error in phases:
-        if report.failed:
+        if _failed(report, error):
             own = isinstance(error, (LimitMissed, RankFailure, HealthWorsened))
             crash = getattr(report.longrepr, "reprcrash", None)
             text = report.longreprtext
@@ -53,11 +53,19 @@ def _outcome(phases: Phases) -> tuple[str, str]:
             return "not applicable", str(error)
         if report.skipped:  # an expected failure is reported as skipped too
             return "skipped", str(getattr(report, "wasxfail", "") or error)
+    if not any(report.when == "call" for report, _ in phases):  # --setup-only and the like
+        return "skipped", "its body was not run"
     return "passed", ""
 
 
+def _failed(report: pytest.TestReport, error: BaseException | None) -> bool:
+    """Other plugins and conftest files may change a report later (a rerun, a retry): what was raised stays."""
+    raised = error is not None and not isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception))
+    return report.failed or (raised and not hasattr(report, "wasxfail"))
+
+
 def _failed_by(item: pytest.Item, phases: Phases) -> FailedBy:
-    failed = [(report, error) for report, error in phases if report.failed]
+    failed = [(report, error) for report, error in phases if _failed(report, error)]
     if not failed:
         return ""
     report, error = failed[0]

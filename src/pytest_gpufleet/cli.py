@@ -16,6 +16,7 @@ from pytest_gpufleet.commands.report import REPORT_AGAIN
 from pytest_gpufleet.commands.snapshot import SNAPSHOT
 from pytest_gpufleet.commands.verify import VERIFY
 from pytest_gpufleet.hardware.nvml import NoGpus
+from pytest_gpufleet.report.wording import capitalised
 
 COMMANDS = {
     "snapshot": SNAPSHOT,
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         epilog = " ".join(filter(None, (STATUSES, command.statuses)))
-        description = f"{command.help[:1].upper()}{command.help[1:]}. {command.details}"
+        description = f"{capitalised(command.help)}. {command.details}"
         subparser = subparsers.add_parser(name, help=command.help, description=description, epilog=epilog)
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,7 @@ ENGINES = ("local",)
 REHEARSAL_RANKS = 2
 DEFAULT_TIMEOUT_SECONDS = 300.0
 DEFAULT_INTERVAL_SECONDS = 1.0
+LONGEST_INTERVAL_SECONDS = 10.0  # a slowdown that lasts for less can go unseen
 DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Gpus = int | Literal["all", "auto"]
@@ -80,11 +82,13 @@ def add(parser: pytest.Parser) -> None:
     )  # fmt: skip
     group.addoption(
         "--fleet-resume", type=Path, metavar="DIR",
-        help="go on with the run whose folder this is: checks that met their limits there are not run again",
+        help="go on where the run whose folder this is died or was interrupted: checks that met their limits there are "
+        "not run again, but for inventory and health",
     )  # fmt: skip
     group.addoption(
-        "--fleet-interval", type=seconds, metavar="SECONDS",
-        help=f"time between two samples of telemetry (default: {DEFAULT_INTERVAL_SECONDS:g})",
+        "--fleet-interval", type=interval, metavar="SECONDS",
+        help=f"time between two samples of telemetry, {LONGEST_INTERVAL_SECONDS:g} at most "
+        f"(default: {DEFAULT_INTERVAL_SECONDS:g})",
     )  # fmt: skip
     group.addoption(
         "--fleet-monitor", action="store_const", const=True, help="show what the GPUs do below pytest's own output"
@@ -109,6 +113,9 @@ def from_config(config: pytest.Config) -> Options:
         raise pytest.UsageError(
             f"--fleet-burn-in is part of level burnin, but --fleet-level {given['fleet_level']} was given"
         )
+    asked = any(value is not None for value in given.values()) and not config.getoption("collectonly")
+    if asked and sys.flags.optimize:
+        raise pytest.UsageError("python -O and PYTHONOPTIMIZE leave out assertions, so no check could fail: unset it")
     return Options(
         gpus=given["gpus"] or "auto",
         rehearse=given["rehearse"],
@@ -121,7 +128,7 @@ def from_config(config: pytest.Config) -> Options:
         monitor=bool(given["fleet_monitor"]),
         prometheus=given["fleet_prometheus"],
         burn_in=given["fleet_burn_in"],
-        asked=any(value is not None for value in given.values()) and not config.getoption("collectonly"),
+        asked=asked,
     )
 
 
@@ -144,6 +151,15 @@ def seconds(text: str) -> float:
         value = 0.0
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def interval(text: str) -> float:
+    value = seconds(text)
+    if value > LONGEST_INTERVAL_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is more than {LONGEST_INTERVAL_SECONDS:g} seconds: a GPU that slows down would go unseen"
+        )
     return value
 
 

@@ -47,6 +47,7 @@ MARKERS = (
     "world_size(n): run this test on n ranks only; skipped where there are fewer",
     "level(name): run this test at this level and above only (quick, standard, burnin)",
     "fresh_world: start new rank processes for this test",
+    "at_the_end: run this test after all others, whatever order was asked for",
 )
 
 
@@ -70,10 +71,10 @@ def pytest_configure(config: pytest.Config) -> None:
     fleet = config.stash[FLEET] = Fleet(options.from_config(config), config.invocation_params.args)
     if not fleet.options.asked:
         return
-    if config.getoption("numprocesses", None):
+    if config.getoption("dist", "no") != "no":  # xdist sets it for -n too
         raise pytest.UsageError(
-            "-n does not go together with --gpus or --rehearse: several workers would share the GPUs and spoil every "
-            "figure; leave out -n, the ranks already run at the same time"
+            "-n and --dist do not go together with --gpus or --rehearse: several workers would share the GPUs and "
+            "spoil every figure; leave them out, the ranks already run at the same time"
         )
     fleet.open()
     for name, file in (("htmlpath", "report.html"), ("xmlpath", "junit.xml")):
@@ -217,6 +218,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     level = config.stash[FLEET].options.level
     carried = config.stash[FLEET].carried
     items[:] = [item for item in items if item.nodeid not in carried]
+    items.sort(key=lambda item: item.get_closest_marker("at_the_end") is not None)
     above = [item for item in items if not levels.includes(level, _level(item))]
     if above:
         config.hook.pytest_deselected(items=above)
@@ -234,7 +236,10 @@ def _level(item: pytest.Item) -> str:
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for config in {item.config for item in items}:
-        config.stash[FLEET].record_event("deselected", checks=[item.nodeid for item in items])
+        fleet = config.stash[FLEET]
+        wanted = [item.nodeid for item in items if levels.includes(fleet.options.level, _level(item))]
+        if wanted:  # what the level does not ask for is not missing
+            fleet.record_event("deselected", checks=wanted)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -290,17 +295,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """Hold the GPUs' health after a test against what it was before: what got worse fails the test."""
-    fleet = item.config.stash[FLEET]
+    fleet, ended = item.config.stash[FLEET], None
     try:
         yield
-    except BaseException:
-        if problems := fleet.check_health(item.nodeid):
-            item.add_report_section("call", "GPU health", "\n".join(problems))
-        raise
+    except BaseException as error:
+        ended = error
     if problems := fleet.check_health(item.nodeid):
         from pytest_gpufleet.guard import HealthWorsened
 
-        raise HealthWorsened("\n".join(problems))
+        if ended is None or isinstance(ended, (pytest.skip.Exception, pytest.xfail.Exception)):
+            raise HealthWorsened("\n".join(problems))
+        item.add_report_section("call", "GPU health", "\n".join(problems))
+    if ended is not None:
+        raise ended
 
 
 # ---------------------------------------------------------------- reporting
@@ -334,6 +341,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if fleet.evidence is not None:
         if fleet.sampler is not None:
             fleet.sampler.stop()
+        fleet.check_health("the end of the run")
         session.exitstatus = fleet.conclude(exitstatus)
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.hardware.machine import Machine
     from pytest_gpufleet.hardware.telemetry import Sample, Sampler
     from pytest_gpufleet.hardware.topology import GpuTopology
+    from pytest_gpufleet.report.monitor import Live
     from pytest_gpufleet.verdict.evidence import Evidence
     from pytest_gpufleet.verdict.finding import Finding
     from pytest_gpufleet.verdict.measurement import Measurement
@@ -72,6 +73,7 @@ class Fleet:
         self._open = ExitStack()
         self.sampler: Sampler | None = None
         self._terminal: TextIO = sys.stdout
+        self._live: Live | None = None  # the table of all GPUs on the terminal
         self._latest_sample: Sample | None = None
 
     @cached_property
@@ -103,6 +105,13 @@ class Fleet:
             return machine.Machine((), host.read())
         return machine.take(source, tuple(gpu.index for gpu in topology.gpus))
 
+    @cached_property
+    def gpus_present(self) -> int:
+        """How many GPUs the machine has, with those that are left out of this run; 0 in a rehearsal."""
+        from pytest_gpufleet.hardware import facts
+
+        return facts.gpus_present() if self.ground.source is not None else 0
+
     def watch(self, terminal: TextIO) -> None:
         """Start telemetry, and with --fleet-monitor show it on the terminal. Nothing without GPUs."""
         from pytest_gpufleet.hardware.telemetry import Activity, Sampler
@@ -113,18 +122,17 @@ class Fleet:
         if ground.source is None or guard is None:
             return
         activity = self._activity = Activity()
-        live = None
         # A burn-in is long: whoever waits for it sees how far it is, and how hot.
         if self.options.monitor or self.options.level == "burnin":
-            live = self._open.enter_context(Live(ground.topology, terminal, RunningCheck(self.options.folder)))
+            self._live = self._open.enter_context(Live(ground.topology, terminal, RunningCheck(self.options.folder)))
 
         def take_in(sample: Sample) -> None:
             self.record_event("telemetry", sample=sample.to_json())
             guard.note(sample)
             activity.add(sample)
             self._latest_sample = sample
-            if live is not None:
-                live.show(sample)
+            if self._live is not None:
+                self._live.show(sample)
 
         self.sampler = Sampler(ground.source, self.options.interval, take_in)
         self._open.callback(self.sampler.stop)
@@ -192,7 +200,7 @@ class Fleet:
         from pytest_gpufleet.report import progress
 
         seconds = self.burn_in_seconds
-        tell = progress.lines(self._terminal, seconds)
+        tell = progress.lines(self._terminal, seconds, lambda: self._live is not None and self._live.drawn)
 
         def after_turn(doing: str, done: float, resident: list[int]) -> None:
             self.record_event("progress", check=check, done=round(done), of=seconds, doing=doing, resident=resident)
@@ -274,6 +282,7 @@ class Fleet:
             "level": self.options.level,
             "burn_in_seconds": self.burn_in_seconds if self.options.level == "burnin" else 0,
             "gpus": str(self.options.gpus),
+            "gpus_present": self.gpus_present,
             "rehearsal": bool(ground.rehearsal_ranks),
             "ranks": ground.rehearsal_ranks or len(ground.topology.gpus),
             "profile": profile.name if profile else None,
@@ -283,7 +292,7 @@ class Fleet:
             "pytest": pytest.__version__,
             "plugin": version("pytest-gpufleet"),
         }
-        carried = self._resumed(run)
+        run["resumed"], carried = self._resumed(run)
         self._lock()
         self.folder = files.new_folder(self.options.folder, f"{host}-{started:%Y%m%dT%H%M%SZ}")
         self.evidence = Evidence(self.folder / "evidence.jsonl")
@@ -294,14 +303,16 @@ class Fleet:
             self.record_event(name, **content)
         self.carried = set(self.evidence.record.checks)
 
-    def _resumed(self, run: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-        if self.options.resume is None:
-            return []
+    def _resumed(self, run: dict[str, Any]) -> tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]:
+        """The runs that this one goes on with, and the events that it takes over from them."""
+        folder = self.options.resume
+        if folder is None:
+            return [], []
         from pytest_gpufleet import resume
 
-        then = resume.load(self.options.resume)
-        resume.check_same(self.options.resume, then, run, self.ground.topology)
-        return resume.events(resume.carried_over(self.options.resume, then))
+        then = resume.load(folder)
+        resume.check_same(folder, then, run, self.ground.topology)
+        return resume.history(folder, then), resume.events(folder, then)
 
     def _lock(self) -> None:
         """Make the GPUs of this run its own, until this process is gone."""
@@ -324,12 +335,13 @@ class Fleet:
             return f"REHEARSAL on {ground.rehearsal_ranks} CPU ranks, no GPU is tested ({ground.why})"
         if not ground.topology.gpus:
             return f"no GPU: {ground.why}"
-        models = {gpu.name for gpu in ground.topology.gpus}
-        return f"{len(ground.topology.gpus)}x {' / '.join(sorted(models))}, level {self.options.level}"
+        models, count = {gpu.name for gpu in ground.topology.gpus}, len(ground.topology.gpus)
+        part = f" of the machine's {self.gpus_present} GPUs" if self.gpus_present > count else ""
+        return f"{count}x {' / '.join(sorted(models))}{part}, level {self.options.level}"
 
     def conclude(self, exitstatus: int) -> int:
-        """Record the verdict; the exit status that goes with it. 2 and above tell of a run that pytest cut short."""
-        from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
+        """Record the verdict; the exit status that goes with it. A run that pytest cut short keeps pytest's own."""
+        from pytest_gpufleet.verdict.verdict import EXIT_STATUS, settled
 
         assert self.evidence is not None
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.carried:
@@ -337,10 +349,12 @@ class Fleet:
         lost = self.sampler.trouble if self.sampler is not None else ""  # no slowdown is seen between tests then
         telemetry = f"telemetry lost samples, the last because of {lost}" if lost else ""
         broken = CUT_SHORT.get(exitstatus, "") or self.evidence.trouble or telemetry
-        verdict, reasons = conclude(self.evidence.record, broken)
-        if not (exitstatus in CUT_SHORT or (verdict == "REHEARSAL" and not broken)):
-            exitstatus = EXIT_STATUS.get(verdict, EXIT_STATUS["INCOMPLETE"])
-        self.record_event("verdict", verdict=verdict, reasons=reasons, broken=broken, exit_status=exitstatus)
+        ended = settled(self.evidence.record, broken)
+        if exitstatus not in CUT_SHORT:
+            exitstatus = ended.exit_status or exitstatus  # never 0 where pytest's own is not
+        self.record_event(
+            "verdict", verdict=ended.verdict, reasons=ended.reasons, broken=broken, exit_status=exitstatus
+        )
         self.evidence.seal()
         problem = files.write_results(self.evidence, self.folder, self.options.prometheus)
         self.evidence.trouble = self.evidence.trouble or problem

@@ -57,8 +57,8 @@ SEARCH = """
 from pytest_gpufleet import MiB
 from pytest_gpufleet.verdict import culprit
 
-def test_search(nccl_group):
-    print("FOUND", culprit.find(nccl_group, "all_reduce", 64 * MiB))
+def test_search(nccl_group, gpu_topology):
+    print("FOUND", culprit.find(nccl_group, gpu_topology, "all_reduce", 64 * MiB))
 """
 
 

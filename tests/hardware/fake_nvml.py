@@ -98,13 +98,6 @@ def _distance(nvml: FakeNvml, one: Card, other: Card) -> int:
     return nvml.distance.get((i, j), FAR)
 
 
-def _field(field: int | tuple[int, int]) -> SimpleNamespace:
-    """Of a pair (NVLink speed, link) the speed; there is nothing else."""
-    if isinstance(field, int):
-        return SimpleNamespace(nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=26562 if field[1] else 25781))
-
-
 ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlSystemGetDriverVersion": lambda nvml: "580.159.04",
     "nvmlSystemGetCudaDriverVersion_v2": lambda nvml: nvml.cuda_driver,
@@ -122,7 +115,8 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda nvml, card: 5,
     "nvmlDeviceGetCurrPcieLinkWidth": lambda nvml, card: 8,
     "nvmlDeviceGetMaxPcieLinkWidth": lambda nvml, card: 16,
-    "nvmlDeviceGetPowerManagementLimit": lambda nvml, card: 700_000,
+    "nvmlDeviceGetPowerManagementLimit": lambda nvml, card: 700_000,  # what was asked for
+    "nvmlDeviceGetEnforcedPowerLimit": lambda nvml, card: 650_000,
     "nvmlDeviceGetComputeRunningProcesses": lambda nvml, card: nvml.processes.get(card.index, []),
     "nvmlDeviceGetNvLinkState": _link_state,
     "nvmlDeviceGetNvLinkRemoteDeviceType": lambda nvml, card, link: (
@@ -130,7 +124,6 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     ),
     "nvmlDeviceGetNvLinkRemotePciInfo": _remote_bus_id,
     "nvmlDeviceGetTopologyCommonAncestor": _distance,
-    "nvmlDeviceGetFieldValues": lambda nvml, card, fields: list(map(_field, fields)),
 }
 
 

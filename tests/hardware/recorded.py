@@ -1,7 +1,10 @@
 """A real machine, recorded, with the one fact changed that a test is about. Loaded with `-p recorded`.
 
 The environment variable SNAPSHOT names the machine, of those in snapshots/ (default: h200x4). CHANGE holds Python
-assignments to `gpus` (the facts of each GPU), `host` and `topology`.
+assignments to `gpus` (the facts of each GPU), `host` and `machine` (`count`, `processes`, `log`, `problems`).
+
+`gpufleet snapshot --anonymous` made them, with schema 1: without the topology. That of h200x4 was added: it is the one
+that tests/recorded/h200x4-b has of a machine of the same kind. h200x1 stays as it was.
 """
 
 from __future__ import annotations
@@ -9,21 +12,32 @@ from __future__ import annotations
 import json
 import os
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 from pytest_gpufleet.hardware import facts, host, locks, machine
-from pytest_gpufleet.hardware.facts import Unavailable
+from pytest_gpufleet.hardware.facts import FactError, Unavailable
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 from pytest_gpufleet.hardware.xids import KernelLog
 
 name = os.environ.get("SNAPSHOT", "h200x4")
 document = json.loads((Path(__file__).parent / "snapshots" / f"{name}.json").read_text())
+
+
 taken = machine.from_json(document)
 gpus = [dict(gpu.facts) for gpu in taken.gpus]
 host_facts = dict(taken.host)
-state = SimpleNamespace(count=len(gpus), driver="580.159.04", cuda_driver="13.0", processes={}, log="", problems=())
+if "topology" in document:
+    topology = GpuTopology.from_json(document["topology"])
+else:  # schema 1
+    topology = GpuTopology(links=tuple(tuple("X" if row is gpu else "?" for gpu in gpus) for row in gpus))
+state = SimpleNamespace(
+    count=len(gpus),
+    processes={gpu.index: gpu.processes for gpu in topology.gpus},
+    log="",
+    problems=topology.problems,
+)
 exec(os.environ.get("CHANGE", ""), {"gpus": gpus, "host": host_facts, "machine": state, "Unavailable": Unavailable})
 gpus = gpus[: state.count]
 recorded = replace(
@@ -31,28 +45,48 @@ recorded = replace(
 )
 
 
+class Recorded:
+    """A Source that answers from the document, with the GPUs that were asked for."""
+
+    def __init__(self, wanted):
+        self._wanted = wanted
+
+    def count(self):
+        return len(recorded.gpus[: self._wanted])
+
+    def xids(self):
+        return []
+
+    def ask(self, index, fact):
+        answer = recorded.gpus[index][fact]
+        if isinstance(answer, Unavailable):
+            raise FactError(answer.reason, answer.applicable)
+        return answer
+
+
 def gpu(index, values):
-    known = {
-        name: "?" if isinstance(values[name], Unavailable) else values[name] for name in ("name", "uuid", "serial")
+    """As the topology tells of a GPU with these facts."""
+    unknown = {"name": "unknown GPU", "uuid": "?", "pci_bus_id": "?", "memory_bytes": 0}
+    told = {
+        field.name: values[field.name]
+        for field in fields(Gpu)
+        if field.name in values and not isinstance(values[field.name], Unavailable)
     }
-    processes = tuple(state.processes.get(index, ()))
-    return Gpu(index, pci_bus_id=f"00000000:00:{index + 6:02X}.0", memory_bytes=1 << 37, processes=processes, **known)
+    return Gpu(**{**unknown, **told, "index": index, "processes": tuple(state.processes.get(index, ()))})
 
 
 @contextmanager
 def open_source(wanted=None):
-    links = tuple(tuple("X" if i == j else "NV18" for j in range(len(gpus))) for i in range(len(gpus)))
-    topology = GpuTopology(
-        tuple(gpu(i, values) for i, values in enumerate(gpus)),
-        links,
-        "nvswitch" if len(gpus) > 1 else "none",
-        *(state.driver, state.cuda_driver, "13.0", "9.19.0", "2.28.9", "2.11.0"),
-        tuple(state.problems),
-    )
-    yield machine.Recorded(recorded), topology if wanted is None else topology.first(wanted)
+    everything = replace(
+        topology,
+        gpus=tuple(gpu(index, values) for index, values in enumerate(gpus)),
+        problems=tuple(state.problems),
+    ).first(state.count)
+    yield Recorded(wanted), everything if wanted is None else everything.first(wanted)
 
 
 facts.open_source = open_source
+facts.gpus_present = lambda: len(gpus)
 locks.FOLDER = Path("locks")  # these GPUs exist once for each run of the tests
 host.read = lambda: dict(host_facts)
 log = Path("kernel-log")

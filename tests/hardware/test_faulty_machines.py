@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.hardware.facts import COUNTERS
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 # What needs ranks, and so real GPUs.
@@ -51,28 +53,70 @@ def test_the_machine_as_it_was(described):
 
 def test_a_machine_with_one_gpu_as_it_was(described):
     run = described("", "--gpus=1", SNAPSHOT="h200x1")
-    assert failed(run) == set(), run.text
+    assert failed(run) == {"test_software_fits_driver"}, run.text  # its snapshot is of schema 1: no versions
     assert run.outcomes["test_nvlinks_are_up"] == run.outcomes["test_fabric_is_ready"] == "not applicable"
 
 
 FAULTS = {
-    "a GPU missing": ("machine.count = 3", "test_gpu_count", "3 of 4 GPUs are here"),
+    "a GPU missing": ("machine.count = 3", "test_gpu_count", "3 of 4 GPUs are here: `lspci | grep -i nvidia` shows"),
+    "a GPU hidden": (
+        "machine.count = 3\nhost['environment']['CUDA_VISIBLE_DEVICES'] = '0,1,2'",
+        "test_gpu_count",
+        "3 of 4 GPUs are here: CUDA_VISIBLE_DEVICES='0,1,2' hides those that it does not name; `lspci",
+    ),
     "one of another model": ("gpus[2]['name'] = 'NVIDIA H100 80GB HBM3'", "test_gpus_are_alike[name]", SERIAL),
     "one VBIOS differs": ("gpus[2]['vbios'] = '96.00.99.00.01'", "test_gpus_are_alike[vbios]", SERIAL),
     "PCIe x8": ("gpus[2]['pcie_width'] = 8", "test_pcie_width_is_full", "pcie_width is 8, should be 16"),
     "slot of generation 3": ("gpus[2]['pcie_generation_max'] = 3", "test_gpus_are_alike[pcie_generation_max]", SERIAL),
     "one NVLink down": ("gpus[2]['nvlink_states'][4] = 0", "test_nvlinks_are_up", SERIAL),
+    "all NVLinks gone": (
+        "for gpu in gpus: gpu['nvlink_states'] = Unavailable('NVML: Not Supported', False)",
+        "test_nvlinks_are_up",
+        "nvlink_states cannot be read (NVML: Not Supported)",
+    ),
+    "all NVLinks slower": (
+        "for gpu in gpus: gpu['nvlink_speeds'] = [20.0] * 18",
+        "test_nvlinks_are_equally_fast",
+        "its NVLinks run at 360 GB/s together, those of this model at 450 GB/s",
+    ),
+    "speeds of NVLinks unreadable": (
+        "gpus[2]['nvlink_speeds'] = Unavailable('NVML: Unknown Error', True)",
+        "test_nvlinks_are_equally_fast",
+        "nvlink_speeds cannot be read (NVML: Unknown Error)",
+    ),
     "one NVLink slower": ("gpus[2]['nvlink_speeds'][4] = 20.0", "test_nvlinks_are_equally_fast", SERIAL),
     "fabric not ready": ("gpus[2]['fabric']['state'] = 2", "test_fabric_is_ready", SERIAL),
     "P2P not OK on one pair": ("gpus[2]['p2p']['read'][1] = 4", "test_every_pair_reaches_each_other", SERIAL),
     "ECC off": ("gpus[2]['ecc_mode'] = [0, 1]", "test_ecc_is_on", SERIAL),
     "uncorrectable ECC before": ("gpus[2]['ecc_uncorrected_volatile'] = 1", ECC, SERIAL),
+    "ECC counter unreadable": (
+        "gpus[2]['ecc_uncorrected_volatile'] = Unavailable('NVML: GPU is lost', True)",
+        ECC,
+        f"{SERIAL}, 00000000:00:08.0, GPU-00000000-0000-0000-0000-000000000002: "
+        "ecc_uncorrected_volatile cannot be read (NVML: GPU is lost)",
+    ),
+    "remapped rows unreadable": (
+        "gpus[2]['remapped_rows'] = Unavailable('NVML: Insufficient Permissions', True)",
+        ECC,
+        "remapped_rows cannot be read (NVML: Insufficient Permissions)",
+    ),
     "remap pending": ("gpus[2]['remapped_rows'] = [0, 1, 1, 0]", ECC, "row remapping pending"),
     "remap failed": ("gpus[2]['remapped_rows'] = [0, 1, 0, 1]", ECC, "row remapping failed"),
     "XID 79 before": (
         "machine.log = 'NVRM: Xid (PCI:0000:00:08): 79, pid=1, GPU has fallen off the bus.'",
         "test_no_grave_xid_in_the_kernel_log",
         "XID 79 (GPU has fallen off the bus) on PCI 0000:00:08; what to do: restart the machine",
+    ),
+    "XID 79 before, and the GPU gone": (
+        "machine.count = 3\nmachine.log = 'NVRM: Xid (PCI:0000:00:09): 79, GPU has fallen off the bus.'",
+        "test_no_grave_xid_in_the_kernel_log",
+        "a GPU that is no longer here, or hidden from this container: XID 79 (GPU has fallen off the bus) on PCI 0000:00:09",
+    ),
+    "XID 79 before, and its GPU's address unreadable": (
+        "gpus[2]['pci_bus_id'] = Unavailable('NVML: GPU is lost', True)\n"
+        "machine.log = 'NVRM: Xid (PCI:0000:00:08): 79, GPU has fallen off the bus.'",
+        "test_no_grave_xid_in_the_kernel_log",
+        "XID 79 (GPU has fallen off the bus) on PCI 0000:00:08",
     ),
     "power limit lowered": ("gpus[2]['power_limit_watts'] = 500.0", "test_power_limit_is_default", SERIAL),
     "MIG on": ("gpus[2]['mig_mode'] = [1, 1]", "test_mig_is_off", SERIAL),
@@ -110,6 +154,37 @@ def test_fault_is_caught(described, name):
     assert check in failed(run), run.text
     assert words in run.check(check).message
     assert (run.status, run.record.verdict) == (1, "REJECTED")
+
+
+def test_xid_of_a_gpu_that_is_only_hidden_is_nothing_against_this_run(described):
+    change = """
+from pytest_gpufleet.hardware import facts
+facts.pci_addresses = lambda: ["00000000:00:09.0"]
+machine.count = 3
+machine.log = "NVRM: Xid (PCI:0000:00:09): 79, GPU has fallen off the bus."
+"""
+    assert described(change).outcomes["test_no_grave_xid_in_the_kernel_log"] == "passed"
+
+
+# What each rank reads while data flows: the generation of its link, and the highest it can; None: NVML does not tell.
+GENERATIONS = {
+    "all at full speed": ([(5, 5)] * 4, "passed", ""),
+    "one slower": ([(5, 5), (5, 5), (4, 5), (5, 5)], "failed", f"{SERIAL}, %s: generation 4 of 5"),
+    "slots of an older generation": ([(4, 4)] * 4, "failed", f"{SERIAL}, %s: generation 4 of 5"),
+    "one does not tell": ([(5, 5), (5, 5), None, (5, 5)], "failed", f"{SERIAL}, %s: generation unknown of 5"),
+    "none tells": ([None] * 4, "not applicable", "NVML does not tell"),
+}
+
+
+@pytest.mark.parametrize("name", GENERATIONS)
+def test_pcie_generation_under_load(described, name):
+    answers, outcome, words = GENERATIONS[name]
+    stand_in = f"from pytest_gpufleet.world.world import World\nWorld.run = lambda self, probe: {answers}"
+    run = described(stand_in, "-k", "under_load")
+    check = run.check("test_pcie_generation_is_full_under_load")
+    assert check.outcome == outcome, run.text
+    assert words.replace("%s", "00000000:00:08.0, GPU-00000000-0000-0000-0000-000000000002") in check.message
+    assert ("GPU 1" in check.message) == (name == "slots of an older generation")
 
 
 # A later answer of the source differs from the first: it happened while a test ran.
@@ -157,14 +232,88 @@ def test_xid_during(on_recorded):
     assert SERIAL in run.check("test_during").message
 
 
+# How a check can end without having passed or failed, and what it then says.
+ENDS = {"does not apply": "not_applicable('no such thing')", "is skipped": "pytest.skip()", "xfails": "pytest.xfail()"}
+XID_79 = """
+import pytest
+
+from pytest_gpufleet.hardware.facts import COUNTERS
+from pytest_gpufleet import not_applicable
+
+def fall_off_the_bus():
+    with open("kernel-log", "a") as log:
+        log.write("NVRM: Xid (PCI:0000:00:08): 79, GPU has fallen off the bus.\\n")
+"""
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_gets_worse_fails_a_check_that_has_nothing_to_say(on_recorded, end):
+    run = on_recorded(f"{XID_79}\ndef test_during():\n    fall_off_the_bus()\n    {ENDS[end]}")
+    assert (run.outcomes["test_during"], run.record.verdict) == ("failed", "REJECTED"), run.text
+    assert SERIAL in run.check("test_during").message
+
+
+def test_what_gets_worse_adds_to_a_failure_and_does_not_replace_it(on_recorded):
+    run = on_recorded(f"{XID_79}\ndef test_during():\n    fall_off_the_bus()\n    raise ValueError('boom')")
+    assert "ValueError: boom" in run.check("test_during").message
+    assert "GPU health" in run.text
+    assert run.record.reasons[0] == "test_inner.py::test_during"
+    assert "XID 79" not in run.record.reasons[0]
+
+
+def test_what_gets_worse_rejects_the_machine_whatever_becomes_of_the_check(on_recorded):
+    """Here pytest itself takes the failure for an expected one."""
+    run = on_recorded(f"{XID_79}\n@pytest.mark.xfail\ndef test_during():\n    fall_off_the_bus()")
+    assert run.outcomes["test_during"] == "skipped"
+    assert (run.status, run.record.verdict) == (1, "REJECTED"), run.text
+    assert run.record.reasons[0].startswith("while test_inner.py::test_during ran: GPU 2 NVIDIA H200, " + SERIAL)
+
+
+@pytest.fixture
+def after_load(run_pytest):
+    """after_load(fact): what the last check says of the NVLinks, with another answer of GPU 2 than at the beginning."""
+
+    def run(errors):
+        module = CHANGES_LATER % f"'nvlink_errors', {errors}"
+        options = ("--gpus=4", "--fleet-dir=runs", "-p", "recorded", "-k", "test_during or stayed_clean")
+        files = ("test_inner.py", ROOT / "acceptance" / "test_9_endurance.py")
+        return run_pytest(*options, *files, files={"test_inner.py": module}, PYTHONPATH=str(HERE))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("errors", "words"),
+    [
+        ("Unavailable('NVML: GPU is lost', True)", "nvlink_errors cannot be read (NVML: GPU is lost)"),
+        ("Unavailable('NVML: Not Supported', False)", "nvlink_errors cannot be read (NVML: Not Supported)"),
+        (
+            "{kind: counts[1:] for kind, counts in recorded.gpus[2]['nvlink_errors'].items()}",
+            "replay errors are counted on 17 NVLinks, at the beginning on 18",
+        ),
+        ("{**recorded.gpus[2]['nvlink_errors'], 'replay': [1] + [0] * 17}", "NVLink 0 had 1 replay errors"),
+    ],
+)
+def test_nvlinks_that_did_not_stay_clean(after_load, errors, words):
+    run = after_load(errors)
+    check = run.check("test_nvlinks_stayed_clean")
+    assert check.outcome == "failed", run.text
+    assert f"GPU 2 NVIDIA H200, {SERIAL}" in check.message
+    assert words in check.message
+
+
+def test_nvlinks_that_stayed_clean(after_load):
+    assert after_load("recorded.gpus[2]['nvlink_errors']").outcomes["test_nvlinks_stayed_clean"] == "passed"
+
+
 def test_xid_that_only_nvml_tells(on_recorded):
     """As in a container that may not read the kernel log."""
     inner = """
-    from recorded import machine
+    from recorded import Recorded
 
     def test_during():
         told = [(2, 79)]
-        machine.Recorded.xids = lambda self: [told.pop()] if told else []
+        Recorded.xids = lambda self: [told.pop()] if told else []
     def test_after():
         pass
     """
@@ -198,14 +347,19 @@ def test_power_cap_alone_is_normal(on_recorded):
     assert run.outcomes == {"test_during": "passed", "test_after": "passed"}, run.text
 
 
-@pytest.mark.parametrize(
-    ("reason", "applicable"),
-    [("Not Supported", False), ("Insufficient Permissions", True), ("GPU is lost", True), ("Unknown Error", True)],
-)
-def test_no_failing_call_crashes_the_run(described, reason, applicable):
+REASONS = {
+    "Not Supported": False,
+    "Insufficient Permissions": True,
+    "GPU is lost": True,
+    "Unknown Error": True,
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_no_failing_call_crashes_the_run(described, reason):
     """Every fact of GPU 2 fails at once; each check that needs one says so and names the GPU."""
     run = described(
-        f"gpus[2].update({{name: Unavailable('NVML: {reason}', {applicable}) for name in list(gpus[2])[3:]}})"
+        f"gpus[2].update({{name: Unavailable('NVML: {reason}', {REASONS[reason]}) for name in list(gpus[2])[3:]}})"
     )
     assert "INTERNALERROR" not in run.text
     message = run.check("test_ecc_is_on").message
@@ -214,7 +368,53 @@ def test_no_failing_call_crashes_the_run(described, reason, applicable):
     assert reason in message
 
 
-def test_too_hot_during(on_recorded):
+# Every check of inventory and health that looks at GPUs, for every fact of GPU 2 that NVML does not tell.
+ONE_BY_ONE = """
+import inspect
+from dataclasses import replace
+
+import pytest
+
+from pytest_gpufleet.hardware.facts import COUNTERS
+import test_1_inventory, test_2_health
+from recorded import Unavailable, recorded
+
+from pytest_gpufleet.hardware.machine import GpuFacts
+
+for module in (test_1_inventory, test_2_health):
+    for name, check in vars(module).items():
+        if name.startswith("test_") and "gpus" in inspect.signature(check).parameters:
+            globals()[name] = check
+
+@pytest.fixture(params=recorded.gpus[2].facts)
+def gpus(request):
+    told = {**recorded.gpus[2].facts, request.param: Unavailable("NVML: %s", %s)}
+    return (*recorded.gpus[:2], GpuFacts(2, told), recorded.gpus[3])
+"""
+# Facts that the report shows and no check of these two files judges.
+SHOWN = {
+    "uuid", "serial", "pci_bus_id", "pci_device_id", "compute_capability", "pcie_generation", "temperature_limits_c",
+    "numa_node", "nvlink_versions", "nvlink_remote_types", "nvlink_errors",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_every_call_that_fails_alone_is_a_finding(on_recorded, reason):
+    run = on_recorded(
+        ONE_BY_ONE % (reason, REASONS[reason]),
+        *("-k", NEEDS_GPUS, "-o", f"pythonpath={ROOT / 'acceptance'}", "-p", "no:html", "--tb=line"),
+    )
+    said = {name: run.check(name).message for name in failed(run)}
+    assert [text for text in said.values() if "GPU 2 " not in text or f"NVML: {reason}" not in text] == []
+    assert "TypeError" not in run.text
+    every = {name.rpartition("[")[2].rstrip("]").rpartition("-")[2] for name in run.outcomes}
+    found = {name.rpartition("[")[2].rstrip("]").rpartition("-")[2] for name in said}
+    assert every - found == (SHOWN if REASONS[reason] else SHOWN | COUNTERS.keys())
+
+
+@pytest.mark.parametrize(("unsupported", "limit"), [("memory_max", 87), ("gpu_max", 89)])
+def test_too_hot_during(on_recorded, unsupported, limit):
+    """Also where the device does not tell one of its thresholds."""
     inner = """
     from pytest_gpufleet.plugin import FLEET
 
@@ -222,19 +422,26 @@ def test_too_hot_during(on_recorded):
         while not any(pytestconfig.stash[FLEET].guard._reasons):  # until the first sample of telemetry
             pass
     """
-    run = on_recorded(
-        inner,
-        CHANGE="for gpu in gpus: gpu.update(temperature_c=60, memory_temperature_c=70)\ngpus[2]['temperature_c'] = 91",
-    )
+    change = f"""
+for gpu in gpus:
+    gpu.update(temperature_c=60, memory_temperature_c=70)
+    gpu["temperature_limits_c"]["{unsupported}"] = None
+gpus[2]["temperature_c"] = 91
+"""
+    run = on_recorded(inner, CHANGE=change)
     message = run.check("test_during").message
     assert f"GPU 2 NVIDIA H200, {SERIAL}" in message
-    assert "temperature_c reached 91, the device's own limit is 87" in message
+    assert f"temperature_c reached 91, the device's own limit is {limit}" in message
     assert "GPU 1" not in message
     assert run.record.telemetry[0]["gpus"][2]["temperature_c"] == 91
 
 
 def test_snapshot_is_what_the_inventory_reads_without_names(tmp_path):
-    change = "gpus[1]['serial'] = 'S3CRET'\nhost['name'] = 'n0de'"
+    uuid = "GPU-0c0ffee0-77aa-4c1e-9b1d-5a0c33e9f100"
+    change = (
+        f"gpus[1].update(serial='S3CRET', uuid='{uuid}')\nhost['name'] = 'n0de'\nmachine.processes = {{2: ['miner']}}\n"
+        f"host['environment']['CUDA_VISIBLE_DEVICES'] = 'GPU-x,{uuid}'"
+    )
     command = "import recorded; from pytest_gpufleet.cli import main; main(['snapshot'%s])"
     texts = [
         subprocess.run(
@@ -248,9 +455,15 @@ def test_snapshot_is_what_the_inventory_reads_without_names(tmp_path):
         for more in ("", ", '--anonymous'")
     ]
     whole, anonymous = map(json.loads, texts)
-    assert (whole["schema"], whole["gpus"][1]["facts"]["serial"], whole["host"]["name"]) == (1, "S3CRET", "n0de")
-    assert "S3CRET" not in texts[1]
-    assert "n0de" not in texts[1]
+    assert (whole["schema"], whole["gpus"][1]["facts"]["serial"], whole["host"]["name"]) == (2, "S3CRET", "n0de")
+    topology = whole["topology"]
+    assert (topology["driver"], topology["nccl"], topology["torch"]) == ("580.159.04", "2.28.9", "2.11.0+cu130")
+    assert (topology["fabric"], topology["links"][0]) == ("nvswitch", ["X", "NV18", "NV18", "NV18"])
+    assert [gpu["processes"] for gpu in topology["gpus"]] == [[], [], ["miner"], []]
+    assert (topology["gpus"][1]["serial"], topology["gpus"][1]["uuid"]) == ("S3CRET", uuid)
+    assert not [name for name in ("S3CRET", uuid, "n0de") if name not in texts[0] or name in texts[1]]
+    assert anonymous["topology"]["gpus"][1]["serial"] == anonymous["gpus"][1]["facts"]["serial"] == "0000000000001"
+    assert anonymous["host"]["environment"]["CUDA_VISIBLE_DEVICES"].endswith("-000000000001")
     assert anonymous["gpus"][3]["facts"]["nvlink_states"] == [1] * 18
 
 
@@ -258,18 +471,18 @@ def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(on_recorded):
     inner = """
     import threading
     from pytest_gpufleet.hardware import facts
-    from recorded import machine
+    from recorded import Recorded
 
     def test_during():
-        ask = machine.Recorded.ask
+        ask = Recorded.ask
         def hanging(self, index, fact):
             if index == 2:
                 threading.Event().wait()
             return ask(self, index, fact)
-        machine.Recorded.ask = hanging
+        Recorded.ask = hanging
         facts.ANSWER_SECONDS = 0.5
     """
-    run = on_recorded(inner, "--fleet-interval=100")
+    run = on_recorded(inner, "--fleet-interval=10")
     message = run.check("test_during").message
     assert f"GPU 2 NVIDIA H200, {SERIAL}" in message
     assert "no answer from the driver within 0.5 s" in message

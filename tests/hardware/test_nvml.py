@@ -32,8 +32,8 @@ def test_facts_of_a_gpu(read):
     assert (gpu.serial, gpu.board_part_number, gpu.vbios) == ("1654324001", "692-2G520-0282-000", "96.00.A5.00.1A")
     assert (gpu.pci_bus_id, gpu.memory_bytes, gpu.compute_capability) == ("00000000:2B:00.0", 150754820096, (9, 0))
     assert (gpu.pcie_generation, gpu.pcie_generation_max, gpu.pcie_width, gpu.pcie_width_max) == (1, 5, 8, 16)
-    assert (gpu.nvlinks_active, gpu.nvlink_gigabytes_per_second) == (18, 25.781)  # of its slowest link
-    assert gpu.power_limit_watts == 700
+    assert gpu.nvlinks_active == 18
+    assert gpu.power_limit_watts == 650  # the enforced one, as in facts.FACTS
     assert gpu.identity == f"GPU 1 NVIDIA H200, serial 1654324001, 00000000:2B:00.0, {gpu.uuid}"
     assert (topology.driver, topology.cuda_driver) == ("580.159.04", "13.2")
     assert (topology.torch, topology.cuda) == (torch.__version__, torch.version.cuda)
@@ -118,8 +118,7 @@ FACTS = {
     "nvmlDeviceGetMaxPcieLinkGeneration": ("pcie_generation_max", None),
     "nvmlDeviceGetCurrPcieLinkWidth": ("pcie_width", None),
     "nvmlDeviceGetMaxPcieLinkWidth": ("pcie_width_max", None),
-    "nvmlDeviceGetPowerManagementLimit": ("power_limit_watts", None),
-    "nvmlDeviceGetFieldValues": ("nvlink_gigabytes_per_second", None),
+    "nvmlDeviceGetEnforcedPowerLimit": ("power_limit_watts", None),
     "nvmlDeviceGetNvLinkState": ("nvlinks_active", 0),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from statistics import median
 
 import pytest
 
+from pytest_gpufleet.hardware import telemetry
 from pytest_gpufleet.hardware.facts import READINGS, SLOW_READINGS, FactError
 from pytest_gpufleet.hardware.telemetry import SLOW_BEAT, Activity, Sample, Sampler, clock_event_reasons, sample
 
@@ -171,6 +173,46 @@ def test_stop_comes_before_the_next_sample_and_twice_and_without_start() -> None
     sampler.stop()
     Sampler(StandIn(), 1, print).stop()
     assert time.monotonic() - before < MANY_SECONDS
+
+
+def test_a_gap_in_the_samples_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "LONGEST_GAP", 0.1)
+    taken: list[Sample] = []
+    again = threading.Event()
+
+    class Late(StandIn):
+        def ask(self, index: int, fact: str) -> int:
+            if len(taken) == 1 and fact == "power_watts":
+                time.sleep(0.2)  # a driver that is slow for once
+            return index
+
+    def on_sample(one: Sample) -> None:
+        taken.append(one)
+        if len(taken) == 2:
+            again.set()
+
+    sampler = Sampler(Late(), 0.01, on_sample)
+    sampler.start()
+    assert again.wait(MANY_SECONDS)
+    sampler.stop()
+    assert re.fullmatch(r"no answer from the driver for \d\.\d s", sampler.trouble)
+
+
+def test_a_reading_that_hangs_is_told_at_the_end() -> None:
+    hanging, release = threading.Event(), threading.Event()
+
+    class Hanging(StandIn):
+        def ask(self, index: int, fact: str) -> int:
+            hanging.set()
+            release.wait(MANY_SECONDS)
+            return index
+
+    sampler = Sampler(Hanging(), 0.1, print)
+    sampler.start()
+    assert hanging.wait(MANY_SECONDS)
+    sampler.stop()
+    release.set()
+    assert sampler.trouble.startswith("no answer from the driver for ")
 
 
 def test_a_gpu_that_hangs_does_not_keep_python_from_its_end() -> None:

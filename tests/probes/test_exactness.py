@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from pytest_gpufleet.probes.exactness import stays_exact, two_at_once
+from pytest_gpufleet.probes.large import large_all_reduce
 
 pytestmark = pytest.mark.fresh_world
 
@@ -49,7 +50,14 @@ def test_one_of_two_at_once(nccl_group, name):
     nccl_group.run(plant, name, 5)
     assert nccl_group.run(two_at_once) == [[], [f"{name.removesuffix('_into_tensor')}: 2 wrong elements"]]
 
+def test_one_element_of_a_large_one(nccl_group):
+    nccl_group.run(plant, "all_reduce", 1)
+    fine, wrong = nccl_group.run(large_all_reduce, 4 * 10_007)
+    assert fine == ""
+    assert wrong == "1 of 10,007 elements are wrong; the first is number 7: 18, expected 17"
+
 def test_both_are_exact(nccl_group):
+    assert nccl_group.run(large_all_reduce, 4 * 10_007) == ["", ""]
     assert nccl_group.run(two_at_once) == [[], []]
     assert [wrong for _, wrong in nccl_group.run(stays_exact, 0.1)] == ["", ""]
 """

@@ -65,7 +65,6 @@ def gpu(index: int) -> Gpu:
         pcie_width=16,
         pcie_width_max=16,
         nvlinks_active=18,
-        nvlink_gigabytes_per_second=26.562,
         power_limit_watts=700.0,
     )
 

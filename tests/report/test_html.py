@@ -15,12 +15,17 @@ from page import Page
 
 from pytest_gpufleet.probes.reading import Metric, MiB
 from pytest_gpufleet.report.html import stylesheet, summary
-from pytest_gpufleet.verdict.evidence import Check, Record
+from pytest_gpufleet.verdict import levels
+from pytest_gpufleet.verdict.evidence import Check, Record, read
 from pytest_gpufleet.verdict.finding import Finding
 from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.verdict.titles import titled
+from pytest_gpufleet.verdict.verdict import conclude
 
 HOSTILE = "<script>alert('x')</script> & \x1b[31mred\x1b[0m \x00 \ud800 \"quoted\""
 FAILED, FIGURES, OPEN = "What failed, what it means", "What was checked and measured", "What this report leaves open"
+
+RECORDED = Path(__file__).parents[1] / "recorded"
 
 PageOf = Callable[[str], Page]
 
@@ -139,14 +144,64 @@ def test_incomplete_lists_what_is_open_and_why(page_of: PageOf) -> None:
     left_open = text[text.index(OPEN) :]
     for words in ("never finished", "test_nvlinks_stayed_clean", "deselected", "test_each_gpu_alone"):
         assert words in left_open
+    assert "No NVLink had replays" in left_open  # what never finished has a title too
     assert left_open.count("profile H200 has no limit for these conditions") == 1
-    assert "Open: 1 check never finished, 2 figures not judged, 1 check deselected." in text
+    assert "Open: 1 check never finished, 2 figures not judged, 1 check deselected, " in text
+
+
+def test_every_check_that_did_not_run_is_listed(record_of: Callable[..., Record]) -> None:
+    """As after `pytest acceptance/test_9_endurance.py`: the other files were never collected."""
+    ran = "acceptance/test_9_endurance.py::test_nvlinks_stayed_clean"
+    gone = "acceptance/test_5_links.py::test_pair_latency"
+    record = record_of(checks=[Check(ran, "passed", 1.0)], deselected=[gone])
+    record.verdict, record.reasons = conclude(record)
+    page = Page(summary(record))
+    assert f"... and {len(record.reasons) - 10} more, all of which are listed below" in page.text
+    left_open = page.text[page.text.index(OPEN) :]
+    for name in levels.required("standard"):
+        assert (titled(name) in left_open) == (name not in (levels.check_name(ran), levels.check_name(gone)))
+    rows = page.table("Not run").rows[1:]
+    assert len(rows) == len({(row[0], row[2]) for row in rows}) == 10  # one row a group of checks
+    assert [row[3] for row in rows if "deselected" in row[0]] == [titled(gone)]
+    assert "Not part of level standard: 5 of the suite's checks." in page.text
+
+
+def test_nothing_is_open_only_if_all_ran_and_was_judged(standard: Record) -> None:
+    standard.deselected = [name for name, level in levels.CHECKS.items() if level == "burnin"]
+    assert "Nothing: every check that level standard asks for ran to its end" in Page(summary(standard)).text
+    standard.broken = "telemetry lost samples"
+    page = Page(summary(standard))
+    assert "Nothing: every check" not in page.text
+    assert page.table("Not run").row("○ incomplete")["Why"] == "telemetry lost samples"
+
+
+def test_health_of_each_gpu_and_of_the_host() -> None:
+    recorded = read(RECORDED / "h200x4-neighbour" / "evidence.jsonl")
+    recorded.machine["gpus"][2]["facts"] |= {
+        "ecc_mode": [1, 0],
+        "remapped_rows": [2, 1, 1, 0],
+        "pcie_replays": {"unavailable": "NVML: Not Supported", "applicable": False},
+        "nvlink_errors": {"unavailable": "NVML: Unknown Error", "applicable": True},
+    }
+    page = Page(summary(recorded))
+    first, bad = (page.table("Health of the GPUs").row(gpu) for gpu in ("GPU 0", "GPU 2"))
+    assert [*first.values()] == ["GPU 0", "on", "0 / 0", "0", "0 / 0", "0", "0 / 0 / 0 / 7,157", "87 / 89 / 95 / 95"]
+    assert [*bad.values()][1:2] == ["on, off after the next boot"]
+    assert [*bad.values()][4:7] == ["2 / 1, one pending", "not supported", "not readable"]
+    assert ["Locked memory (memlock)", "unlimited"] in page.table("The host").rows
+    assert ["Shared memory (/dev/shm)", "512 GiB"] in page.table("The host").rows
 
 
 def test_cases_that_do_not_apply_are_told_together(record_of: Callable[..., Record]) -> None:
     checks = [Check(f"a.py::b[{case}]", "not applicable", 0.0, "All links", message="one GPU") for case in range(21)]
     page = Page(summary(record_of(checks=checks)))
-    assert page.table("Not judged, skipped or").row("· not applicable")["What"] == "All links (21 cases)"
+    assert page.table("Not applicable").row("· not applicable")["What"] == "All links (a.py::b), 21 cases"
+
+
+def test_gpus_beyond_the_first_three_are_counted(rejected: Record) -> None:
+    names = "\n".join(f"{gpu.identity}: lost a link" for gpu in rejected.topology.gpus[:3])
+    rejected.checks["a.py::b"] = Check("a.py::b", "failed", 1.0, message=f"AssertionError: {names}")
+    assert ", 1 more GPU in some of them" in Page(summary(rejected)).text
 
 
 def test_no_verdict_is_incomplete() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from pytest_gpufleet.report.methods import comparison
 from pytest_gpufleet.report.plots import draw
 from pytest_gpufleet.report.plots.bars import bars
+from pytest_gpufleet.report.plots.canvas import ticks
 from pytest_gpufleet.report.plots.curves import curves
 from pytest_gpufleet.report.plots.methods import compared
 from pytest_gpufleet.report.plots.scaling import scaling
@@ -94,6 +96,15 @@ def test_drawings_are_small_repeatable_described_and_share_no_ids(bad_gpu: Recor
     assert len(ids) == len(set(ids))
     for _, svg in drawn:
         assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= set(ids)
+
+
+def test_ticks_of_sizes_that_lie_close_do_not_overlap() -> None:
+    batches = [16, 32, 64, 128, 256, 512, 1024, 2048, 2361, 2518]
+    chosen = ticks(batches, 5)
+    assert chosen[0] == 2518
+    assert len(chosen) == 4
+    assert all(after * 2 <= before for before, after in pairwise(chosen))
+    assert ticks([64], 5) == [64]
 
 
 @pytest.mark.parametrize("plot", [curves, bars, scaling, draw])

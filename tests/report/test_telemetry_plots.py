@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from pytest_gpufleet.hardware.telemetry import SLOW_BEAT
 from pytest_gpufleet.report.telemetry import svgs
+from pytest_gpufleet.verdict.evidence import read
 
 START = 1795166043.0  # 09:14:03 UTC
 PLACES = [f"gpu{index}" for index in range(8)]
@@ -92,15 +95,25 @@ def test_a_long_run_stays_small_and_keeps_its_peaks() -> None:
 
 
 def test_what_no_gpu_told_has_no_plot_and_a_gap_breaks_the_line() -> None:
-    run = samples(9, memory_temperature_c=None)
+    run = samples(12, memory_temperature_c=None)
     assert [title for title, _ in svgs(run, PLACES, [])] == [title for title in TITLES if title != TITLES[3]]
     whole = dict(svgs(run, ["gpu0"], []))["Power"]
-    for second in (3, 4):
+    for second in range(3, 3 + SLOW_BEAT):
         run[second]["gpus"][0] = dict.fromkeys(gpu())
-    run[8]["gpus"] = []
+    run[11]["gpus"] = []
     broken = dict(svgs(run, ["gpu0"], []))["Power"]
     lines = [max(re.findall(r' d="([^"]+)"', svg), key=lambda d: (d.count("M"), len(d))) for svg in (whole, broken)]
     assert [line.count("M") for line in lines] == [1, 2]
+
+
+def test_slow_readings_are_a_line_too() -> None:
+    """PCIe traffic is in every fifth sample only; as a real run recorded it."""
+    run = read(Path(__file__).parents[1] / "recorded" / "h200x4-neighbour" / "evidence.jsonl")
+    drawn = dict(svgs(run.telemetry, ["gpu0"], []))
+    title = TITLES[-1]
+    line = max(re.findall(r' d="([^"]+)"', drawn[title]), key=len)
+    assert line.count("M") == 1
+    assert line.count("L") >= len(run.telemetry) // SLOW_BEAT - 2  # matplotlib leaves out points on a straight line
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from pytest_gpufleet.report.stamp import reasons
 from pytest_gpufleet.report.terminal import lines
 from pytest_gpufleet.report.why import why
+from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record
+
+# As recorded by runs at level standard.
+ABOVE = [f"acceptance/{name}" for name, level in levels.CHECKS.items() if level == "burnin"]
 
 
 def text_of(record: Record) -> str:
@@ -31,7 +38,7 @@ def test_rejected_names_gpu_value_limit_source_and_what_to_do(rejected: Record) 
         "MLE: stas00/ml-engineering",
         "17 of 18 NVLinks active",
         "What to do: reseat GPU 5's module",
-        "2 not judged, 1 skipped",
+        "2 figures not judged, 1 check skipped",
     ):
         assert words in text
 
@@ -64,6 +71,16 @@ def test_every_gpu_that_a_message_names_is_told() -> None:
     assert "    GPU 0 X: process 7" in told
     assert "    GPU 2 Y: process 7" in told
     assert not any("assert not" in text for text in told)
+
+
+def test_what_does_not_apply_is_not_left_open(record_of: Callable[..., Record], standard: Record) -> None:
+    checks = [replace(check, message="one GPU") for check in standard.checks.values()]
+    checks[5] = replace(checks[5], outcome="not applicable")
+    text = text_of(record_of(checks=checks, deselected=ABOVE, verdict="ACCEPTED"))
+    assert "Not applicable to this machine: 1 check" in text
+    assert "Left open" not in text
+    checks[6] = replace(checks[6], outcome="skipped")
+    assert "Left open: 1 check skipped" in text_of(record_of(checks=checks, verdict="INCOMPLETE"))
 
 
 def test_empty_record_is_incomplete() -> None:

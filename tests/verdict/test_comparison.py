@@ -10,6 +10,7 @@ from pytest_gpufleet.verdict.figures import Figure
 
 HIGHER = Figure("busbw", (), Metric("busbw", "GB/s", "higher", "bus bandwidth"))
 LOWER = Figure("collective_latency", (), Metric("collective_latency", "us", "lower", "latency"))
+SHARE = Figure("communication_share", (), Metric("communication_share", "ratio", "lower", "share of communication"))
 TOLERANT = Figure("gemm", (), Metric("gemm", "TFLOP/s", "higher", "matrix product", 0.08))
 
 
@@ -34,6 +35,10 @@ TOLERANT = Figure("gemm", (), Metric("gemm", "TFLOP/s", "higher", "matrix produc
         (HIGHER, [100, math.nan], {1: 1.0}),
         (HIGHER, [math.nan, 100], {}),
         (HIGHER, [100], {}),
+        (SHARE, [0.004, 0.006], {}),  # half as much again of next to nothing
+        (SHARE, [0.0, 0.05], {1: 0.05}),
+        (SHARE, [0.01, 0.02, 0.012, 0.09], {3: 0.074}),
+        (HIGHER, [0.0, 100], {}),
     ],
 )
 def test_a_value_is_an_outlier_on_the_bad_side_only(figure, values, worse):

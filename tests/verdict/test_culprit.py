@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from pytest_gpufleet.verdict.culprit import slow_pairs, slow_rank
+from pytest_gpufleet.verdict.culprit import of_their_kind, slow_pairs, slow_rank
 
 # Faults are planted in torch.distributed on the ranks, where they last until the world is a fresh one.
 SEARCHES = """
@@ -14,6 +14,7 @@ import time
 import pytest
 import torch.distributed as dist
 
+from pytest_gpufleet.hardware.topology import GpuTopology
 from pytest_gpufleet.verdict import culprit
 
 pytestmark = pytest.mark.fresh_world
@@ -49,7 +50,7 @@ def fail(rank):
     dist.batch_isend_irecv = batch
 
 def find(group):
-    text = culprit.find(group, "all_reduce", 1 << 16)
+    text = culprit.find(group, GpuTopology(), "all_reduce", 1 << 16)
     print(text)
     return text
 
@@ -128,6 +129,34 @@ def test_links_of_two_kinds_make_no_culprit():
     assert slow_pairs(mixed) == []
     # GPU 3 has lost its bridge and half its lanes.
     assert slow_rank({**mixed, (2, 3): 10.0, (0, 3): 10.0, (1, 3): 10.0}) == 3
+
+
+# Which GPUs of a machine with 8 V100 have two NVLinks, one, or none between them.
+CUBE_MESH = {
+    "NV2": [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)],
+    "NV1": [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)],
+}
+SOCKETS = {"NODE": [pair for half in (range(4), range(4, 8)) for pair in combinations(half, 2)]}
+BRIDGES = {"NV": [(0, 1), (2, 3)]}
+
+
+@pytest.mark.parametrize(
+    ("n", "links", "usual", "share"),
+    [
+        (8, CUBE_MESH, {"NV2": 44.0, "NV1": 22.0, "SYS": 9.0}, 0.5),
+        (8, SOCKETS, {"NODE": 25.0, "SYS": 18.0}, 0.6),
+        (4, BRIDGES, {"NV": 100.0, "SYS": 20.0}, 0.5),
+    ],
+    ids=["cube mesh", "two sockets", "bridges"],
+)
+def test_pairs_are_held_against_those_of_their_kind(n, links, usual, share):
+    kind = {pair: next((name for name in links if pair in links[name]), "SYS") for pair in combinations(range(n), 2)}
+    healthy = {pair: usual[kind[pair]] for pair in kind}
+    assert slow_rank(of_their_kind(healthy, kind)) is None
+    assert slow_pairs(of_their_kind(healthy, kind)) == []
+    for rank in range(n):
+        slowed = {pair: rate * share if rank in pair else rate for pair, rate in healthy.items()}
+        assert slow_rank(of_their_kind(slowed, kind)) == rank
 
 
 def test_slow_pairs_are_found():

@@ -12,6 +12,7 @@ from pytest_gpufleet.verdict.finding import Finding, Limit
 from pytest_gpufleet.verdict.judge import LimitMissed, judge
 from pytest_gpufleet.verdict.measurement import Measurement
 from pytest_gpufleet.verdict.profile import Profile
+from pytest_gpufleet.verdict.titles import TITLES, titled
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 
 CONDITIONS = {"collective": "all_reduce", "ranks": 8}
@@ -172,6 +173,7 @@ def add(record, check_id, outcome):
 
 ANY = levels.required(LEVEL)[4]
 ANOTHER = levels.required(LEVEL)[-1]
+BURN_IN = "test_9_endurance.py::test_burn_in"
 
 
 @pytest.mark.parametrize("level", levels.LEVELS)
@@ -186,7 +188,7 @@ def test_accepted_when_every_required_check_passed(level):
     ("outcomes", "verdict", "words"),
     [
         ([(ANY, "not applicable")], "ACCEPTED", []),
-        ([(ANY, "skipped")], "INCOMPLETE", [f"{ANY}[0] was skipped: it was skipped"]),
+        ([(ANY, "skipped")], "INCOMPLETE", [f"{titled(ANY)}: skipped: it was skipped"]),
         ([(ANY, "failed")], "REJECTED", [ANY]),
         ([(ANY, "failed"), (ANOTHER, "skipped")], "REJECTED", [ANY]),
         ([("test_own.py::test_mine", "failed")], "REJECTED", ["test_own.py::test_mine"]),
@@ -202,15 +204,15 @@ def test_outcomes_of_checks_decide(outcomes, verdict, words):
 
 @pytest.mark.parametrize("name", levels.required(LEVEL))
 def test_every_required_check_is_required(name):
-    assert conclude(run(left_out=[name])) == ("INCOMPLETE", [f"{name} was not run"])
+    assert conclude(run(left_out=[name])) == ("INCOMPLETE", [f"{titled(name)}: not run"])
 
 
 def test_deselected_checks_leave_a_gap():
     whole, part = run(left_out=[ANY]), run()
     whole.deselected.append(f"acceptance/{ANY}[case]")
     part.deselected.append(f"acceptance/{ANY}[another case]")
-    assert conclude(whole) == ("INCOMPLETE", [f"{ANY} was deselected"])
-    assert conclude(part) == ("INCOMPLETE", [f"{ANY} was deselected in part"])
+    assert conclude(whole) == ("INCOMPLETE", [f"{titled(ANY)}: deselected"])
+    assert conclude(part) == ("INCOMPLETE", [f"{titled(ANY)}: deselected in part"])
 
 
 def test_one_case_of_a_check_is_not_the_check():
@@ -218,7 +220,7 @@ def test_one_case_of_a_check_is_not_the_check():
     record = run()
     del record.checks[f"acceptance/{name}[0]"]
     record.started.remove(f"acceptance/{name}[0]")  # as if it had been left out on the command line
-    assert conclude(record) == ("INCOMPLETE", [f"only {cases - 1} of the {cases} cases of {name} ran"])
+    assert conclude(record) == ("INCOMPLETE", [f"{titled(name)}: only {cases - 1} of its {cases} cases ran"])
 
 
 def test_a_level_does_not_require_what_is_above_it():
@@ -252,7 +254,23 @@ def test_an_empty_or_interrupted_run_is_incomplete():
     assert conclude(run(), "the run was interrupted") == ("INCOMPLETE", ["the run was interrupted"])
     unfinished = run()
     unfinished.started.append("acceptance/test_9.py::test_long")
-    assert conclude(unfinished) == ("INCOMPLETE", ["acceptance/test_9.py::test_long did not finish"])
+    assert conclude(unfinished) == ("INCOMPLETE", ["acceptance/test_9.py::test_long: did not finish"])
+
+
+def test_reasons_name_checks_by_their_titles():
+    assert TITLES.keys() == levels.CHECKS.keys()
+    record = run(left_out=[BURN_IN], level="burnin", burn_in_seconds=480.0)
+    record.started.append(f"acceptance/{BURN_IN}")
+    record.progress[f"acceptance/{BURN_IN}"] = 120.0, 480.0
+    assert conclude(record)[1] == [
+        f"{TITLES[BURN_IN]} (acceptance/{BURN_IN}): did not finish: it came to 120 s of 480 s without a fault",
+        "the burn-in was 480 s long, level burnin asks for 900 s",
+    ]
+
+
+def test_cases_that_were_skipped_for_one_reason_are_one_gap():
+    name, cases = next((name, cases) for name, cases in levels.CASES.items() if name in levels.required(LEVEL))
+    assert conclude(run((name, "skipped")))[1] == [f"{titled(name)}: {cases} cases skipped: it was skipped"]
 
 
 def test_a_missed_limit_alone_is_no_acceptance():

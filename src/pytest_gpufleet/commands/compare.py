@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, CommandFailed
+from pytest_gpufleet.commands.command import Command
 from pytest_gpufleet.commands.folder import records_of, write
 
 FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folders", type=Path, nargs="+", metavar="DIR",
-        help="the folders of two or more runs",
-    )  # fmt: skip
+    parser.add_argument("first", type=Path, metavar="DIR", help="the folder of a run")
+    parser.add_argument("others", type=Path, nargs="+", metavar="DIR", help="the folders of those to compare it with")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the comparison as HTML")
 
 
@@ -25,9 +23,7 @@ def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report import comparison as report
     from pytest_gpufleet.verdict.comparison import compare
 
-    if len(given.folders) < 2:
-        raise CommandFailed("compare needs the folders of at least two runs")
-    comparison = compare(records_of(given.folders))
+    comparison = compare(records_of([given.first, *given.others]))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = FILE_COLUMNS

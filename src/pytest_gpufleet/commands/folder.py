@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import CommandFailed
 from pytest_gpufleet.verdict import summary
 from pytest_gpufleet.verdict.evidence import Record, read
+from pytest_gpufleet.verdict.verdict import settled
 
 EVIDENCE = "evidence.jsonl"
 REPORT = "report.html"
@@ -30,6 +32,18 @@ def record_of(folder: Path) -> Record:
     if not record.run:
         raise CommandFailed(f"{folder} is not the folder of a run: {path} does not begin with one")
     return record
+
+
+def contradiction(record: Record) -> str:
+    """What the verdict of a run says differently from all else in its evidence; "" if nothing.
+
+    Another version of this program may have required other checks; a failed one rejects in every version.
+    """
+    amounts_to = settled(record, record.broken).verdict
+    same_version = record.run.get("plugin") == version("pytest-gpufleet")
+    if record.verdict in (None, amounts_to) or not (same_version or amounts_to == "REJECTED"):
+        return ""
+    return f"the verdict in {EVIDENCE} is {record.verdict}, but what stands before it amounts to {amounts_to}"
 
 
 def records_of(folders: Sequence[Path]) -> dict[str, Record]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, CommandFailed
-from pytest_gpufleet.commands.folder import EVIDENCE, REPORT, record_of, stated_sums, write
+from pytest_gpufleet.commands.folder import EVIDENCE, REPORT, contradiction, record_of, stated_sums, write
 from pytest_gpufleet.verdict import summary
 from pytest_gpufleet.verdict.evidence import sha256
 from pytest_gpufleet.verdict.verdict import DIED, settled
@@ -22,6 +22,8 @@ def _run(given: argparse.Namespace) -> int:
 
     folder, output = given.folder, given.output
     record, digest = record_of(folder), sha256(folder / EVIDENCE)
+    if problem := contradiction(record):
+        raise CommandFailed(f"{folder}: {problem}")
     if record.verdict is None:
         record = settled(record, DIED)
     if output is None:

@@ -17,9 +17,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(given: argparse.Namespace) -> int:
     with facts.open_source() as (source, topology):
-        document = machine.to_json(machine.take(source, tuple(gpu.index for gpu in topology.gpus)))
+        taken = machine.take(source, tuple(gpu.index for gpu in topology.gpus))
+    document = machine.snapshot(taken, topology)
     print(json.dumps(machine.anonymous(document) if given.anonymous else document, indent=1))
     return 0
 
 
-SNAPSHOT = Command("print everything the inventory reads, as one JSON document without secrets", _arguments, _run)
+SNAPSHOT = Command("print everything the inventory reads, as one JSON document, secrets hidden", _arguments, _run)

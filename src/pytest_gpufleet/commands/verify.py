@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command
-from pytest_gpufleet.commands.folder import EVIDENCE, record_of, stated_sums
+from pytest_gpufleet.commands.folder import EVIDENCE, contradiction, record_of, stated_sums
 from pytest_gpufleet.verdict import summary
 from pytest_gpufleet.verdict.evidence import Record, sha256
 from pytest_gpufleet.verdict.verdict import DIED, settled
@@ -33,6 +33,8 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _problems(folder: Path, record: Record, digest: str) -> Iterator[str]:
+    if problem := contradiction(record):
+        yield problem
     for name, stated in stated_sums(folder).items():
         if stated is None:
             yield f"{name} is missing"
@@ -46,7 +48,8 @@ def _problems(folder: Path, record: Record, digest: str) -> Iterator[str]:
 
 def _contradictions(given: dict[str, object], record: Record, digest: str) -> Iterator[str]:
     """What a summary that was made of this very evidence says differently: somebody changed it by hand."""
-    if given.get("schema") != summary.SCHEMA:  # another version of this program wrote it
+    if given.get("schema") != summary.SCHEMA:
+        yield f"{summary.FILE} has schema {given.get('schema')}, but this version of the program knows {summary.SCHEMA}"
         return
     expected = json.loads(summary.text(record, digest))
     if wrong := [name for name in {**expected, **given} if given.get(name) != expected.get(name)]:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from pytest_gpufleet.hardware.nvml import MAX_NVLINKS, read_topology, session
+from pytest_gpufleet.hardware.nvml import MAX_NVLINKS, NoGpus, read_topology, session
 from pytest_gpufleet.hardware.topology import GpuTopology
 
 # nvml.h. Plain integers: pynvml 13 defines some of these constants as tuples.
@@ -27,7 +27,7 @@ P2P = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3}
 PCIE_TX, PCIE_RX = 0, 1
 EVENT_XID = 0x8
 FIELD_MEMORY_TEMPERATURE = 82
-FIELD_NVLINK_SPEED = 164
+FIELD_NVLINK_SPEED = 164  # Mbit/s by nvml.h but MB/s in fact; the link goes into scopeId
 FIELD_RECOVERY_ACTION = 230
 
 ANSWER_SECONDS = 20.0
@@ -116,6 +116,22 @@ def _inforom(nvml: Any, handle: Any) -> bool:
     return True
 
 
+def _temperature_limits(nvml: Any, handle: Any) -> dict[str, int | None]:
+    """In degrees Celsius; None for a threshold that this device does not have. NotSupported if it has none."""
+    limits: dict[str, int | None] = {}
+    missing: Exception | None = None
+    for name, number in THRESHOLDS.items():
+        try:
+            limits[name] = nvml.nvmlDeviceGetTemperatureThreshold(handle, number)
+        except nvml.NVMLError as error:
+            if not _named(error, *NOT_HERE):
+                raise
+            limits[name], missing = None, error
+    if missing and not any(limits.values()):
+        raise missing
+    return limits
+
+
 def _nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int]]:
     """For each kind of error the count of each link."""
 
@@ -123,6 +139,15 @@ def _nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int]]:
         return _links(lambda link: nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, number), nvml)
 
     return {name: counts(number) for name, number in NVLINK_COUNTERS.items()}
+
+
+def _clock_event_reasons(nvml: Any, handle: Any) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except (nvml.NVMLError, AttributeError) as error:
+        if isinstance(error, nvml.NVMLError) and not _named(error, *NOT_HERE):
+            raise
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))  # its name before driver 535
 
 
 # What stays as it is while a machine runs.
@@ -150,9 +175,7 @@ FACTS: dict[str, Callable[[Any, Any], Any]] = {
     "power_limit_default_watts": lambda n, h: n.nvmlDeviceGetPowerManagementDefaultLimit(h) / 1000,
     "application_clock_mhz": lambda n, h: n.nvmlDeviceGetApplicationsClock(h, CLOCK_SM),
     "application_clock_default_mhz": lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, CLOCK_SM),
-    "temperature_limits_c": lambda n, h: {
-        name: n.nvmlDeviceGetTemperatureThreshold(h, number) for name, number in THRESHOLDS.items()
-    },
+    "temperature_limits_c": _temperature_limits,
     "recovery_action": lambda n, h: _field(n, h, FIELD_RECOVERY_ACTION)[0],
     "numa_node": lambda n, h: n.nvmlDeviceGetNumaNodeId(h),
     "cpu_affinity": lambda n, h: [int(word) for word in n.nvmlDeviceGetCpuAffinity(h, 16)],
@@ -187,7 +210,7 @@ READINGS: dict[str, Callable[[Any, Any], Any]] = {
     "power_watts": lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1000,
     "sm_clock_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, CLOCK_SM),
     "memory_clock_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, CLOCK_MEMORY),
-    "clock_event_reasons": lambda n, h: n.nvmlDeviceGetCurrentClocksEventReasons(h),
+    "clock_event_reasons": _clock_event_reasons,
     "pcie_transmitted_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_TX),
     "pcie_received_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_RX),
 }
@@ -290,6 +313,23 @@ def read_all(source: Source, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
             silent = Unavailable(f"no answer from the driver within {ANSWER_SECONDS:g} s", applicable=True)
             values.append(dict.fromkeys(facts, silent))
     return values
+
+
+def gpus_present() -> int:
+    """How many GPUs NVML lists, also those that are hidden from this run or do not answer. 0 where it does not work."""
+    with suppress(NoGpus), session() as nvml, suppress(nvml.NVMLError):
+        return int(nvml.nvmlDeviceGetCount())
+    return 0
+
+
+def pci_addresses() -> list[str]:
+    """Of all GPUs that NVML can talk to, also of those that are hidden from this run. None where NVML does not work."""
+    addresses = []
+    with suppress(NoGpus), session() as nvml, suppress(nvml.NVMLError):
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with suppress(nvml.NVMLError):
+                addresses.append(str(nvml.nvmlDeviceGetPciInfo(nvml.nvmlDeviceGetHandleByIndex(index)).busId))
+    return addresses
 
 
 @contextmanager

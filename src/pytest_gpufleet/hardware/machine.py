@@ -1,16 +1,19 @@
-"""A machine as a document: everything the inventory reads, to be checked now, kept, or loaded in a test."""
+"""A machine at one moment: every fact of its GPUs and its host, to be checked now, or kept as a document."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
 from pytest_gpufleet.hardware import facts, host
-from pytest_gpufleet.hardware.facts import FactError, Source, Unavailable
+from pytest_gpufleet.hardware.facts import Source, Unavailable
+from pytest_gpufleet.hardware.topology import GpuTopology
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had no topology
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,8 @@ def take(source: Source, indices: tuple[int, ...]) -> Machine:
 
 
 def to_json(machine: Machine) -> dict[str, Any]:
-    """The document, with a schema version. It holds no secrets: of the environment only what is allowed."""
+    """The facts of GPUs and host as plain JSON values."""
     return {
-        "schema": SCHEMA,
         "taken": machine.taken,
         "host": dict(machine.host),
         "gpus": [{"index": gpu.index, "facts": {k: _plain(v) for k, v in gpu.facts.items()}} for gpu in machine.gpus],
@@ -62,9 +64,7 @@ def to_json(machine: Machine) -> dict[str, Any]:
 
 
 def from_json(document: Mapping[str, Any]) -> Machine:
-    """The inverse of to_json. ValueError for a document of another schema."""
-    if document.get("schema") != SCHEMA:
-        raise ValueError(f"a snapshot of schema {document.get('schema')!r}; this version reads schema {SCHEMA}")
+    """The inverse of to_json, also for a snapshot of any schema."""
     gpus = tuple(
         GpuFacts(gpu["index"], {name: _value(value) for name, value in gpu["facts"].items()})
         for gpu in document["gpus"]
@@ -72,40 +72,22 @@ def from_json(document: Mapping[str, Any]) -> Machine:
     return Machine(gpus, document["host"], document["taken"])
 
 
+def snapshot(machine: Machine, topology: GpuTopology) -> dict[str, Any]:
+    """The whole document, with a schema version. Of the environment it holds what environment.relevant() shows."""
+    return {"schema": SCHEMA, "topology": asdict(topology), **to_json(machine)}
+
+
 def anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
     """The same document with serials, UUIDs and the host's name replaced by aliases, the same ones every time."""
-    gpus = [
-        {
-            **gpu,
-            "facts": {
-                **gpu["facts"],
-                "serial": f"{gpu['index']:013d}",
-                "uuid": f"GPU-00000000-0000-0000-0000-{gpu['index']:012d}",
-            },
-        }
-        for gpu in document["gpus"]
-    ]
-    return {**document, "gpus": gpus, "host": {**document["host"], "name": "host"}}
-
-
-class Recorded:
-    """A Source that answers from a document. `broken` maps a fact to the Unavailable with which it answers instead."""
-
-    def __init__(self, machine: Machine, broken: Mapping[str, Unavailable] | None = None) -> None:
-        self._machine = machine
-        self._broken = broken or {}
-
-    def count(self) -> int:
-        return len(self._machine.gpus)
-
-    def xids(self) -> list[tuple[int, int]]:
-        return []
-
-    def ask(self, index: int, fact: str) -> Any:
-        value = self._broken.get(fact, self._machine.gpus[index][fact])
-        if isinstance(value, Unavailable):
-            raise FactError(value.reason, value.applicable)
-        return value
+    aliases: dict[str, str] = {}
+    for gpu in document["gpus"]:
+        serial, uuid = (str(gpu["facts"][fact]) for fact in ("serial", "uuid"))
+        aliases |= {serial: f"{gpu['index']:013d}", uuid: f"GPU-00000000-0000-0000-0000-{gpu['index']:012d}"}
+    # Wherever they stand: CUDA_VISIBLE_DEVICES can name UUIDs too.
+    names = "|".join(map(re.escape, aliases))
+    text = re.sub(rf"(?<!\w)({names})(?!\w)", lambda found: aliases[found[0]], json.dumps(document))
+    plain: dict[str, Any] = json.loads(text)
+    return {**plain, "host": {**plain["host"], "name": "host"}}
 
 
 def _plain(value: Any) -> Any:

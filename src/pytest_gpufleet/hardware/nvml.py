@@ -13,7 +13,6 @@ from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 # nvml.h: nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo -m`.
 PCIE_ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 NVLINK_REMOTE_SWITCH = 2  # nvml.h: NVML_NVLINK_DEVICE_TYPE_SWITCH
-FIELD_NVLINK_SPEED = 164  # nvml.h: NVML_FI_DEV_NVLINK_GET_SPEED, Mbit/s as a field but MB/s in fact, link in scopeId
 MAX_NVLINKS = 18
 
 NO_NVML = {
@@ -121,9 +120,8 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
     memory, pci, power = (
         ask("nvmlDeviceGetMemoryInfo"),
         ask("nvmlDeviceGetPciInfo"),
-        ask("nvmlDeviceGetPowerManagementLimit"),
+        ask("nvmlDeviceGetEnforcedPowerLimit"),
     )
-    active = [link for link in range(MAX_NVLINKS) if ask("nvmlDeviceGetNvLinkState", link) == 1]
     return Gpu(
         index=index,
         name=ask("nvmlDeviceGetName") or "unknown GPU",
@@ -138,8 +136,7 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
         pcie_generation_max=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
         pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        nvlinks_active=len(active),
-        nvlink_gigabytes_per_second=_nvlink_speed(nvml, handle, active),
+        nvlinks_active=sum(ask("nvmlDeviceGetNvLinkState", link) == 1 for link in range(MAX_NVLINKS)),
         power_limit_watts=power / 1000 if power else None,
         processes=tuple(map(_process, ask("nvmlDeviceGetComputeRunningProcesses") or ())),
     )
@@ -152,15 +149,6 @@ def _process(process: Any) -> str:
         name = "of another container or user"
     memory = f", {process.usedGpuMemory / 2**30:.1f} GiB" if process.usedGpuMemory else ""
     return f"process {process.pid} ({name}){memory}"
-
-
-def _nvlink_speed(nvml: Any, handle: Any, active: list[int]) -> float | None:
-    """The slowest active link's speed in one direction, as `nvidia-smi nvlink -s` prints it."""
-    if not active:
-        return None
-    fields = _ask(nvml, nvml.nvmlDeviceGetFieldValues, handle, [(FIELD_NVLINK_SPEED, link) for link in active])
-    speeds = [field.value.uiVal for field in fields or () if field.nvmlReturn == 0 and field.value.uiVal]
-    return min(speeds) / 1000 if speeds else None
 
 
 def _links(nvml: Any, handles: list[Any], gpus: tuple[Gpu, ...]) -> tuple[tuple[tuple[str, ...], ...], bool]:

@@ -13,6 +13,7 @@ from typing import Any
 from pytest_gpufleet.hardware.facts import READINGS, SLOW_READINGS, Source, Unavailable, in_thread, read
 
 SLOW_BEAT = 5  # of so many samples one has the slow readings too
+LONGEST_GAP = 10  # intervals, of a second at least: without samples for longer, what happened went unseen
 
 # nvml.h, nvmlClocksEventReasons: why the clocks are not higher than they are, the most alarming first.
 CLOCK_EVENT_REASONS = {
@@ -69,7 +70,8 @@ def _read(source: Source, index: int, names: Sequence[str], skip: set[tuple[int,
 class Sampler:
     """A daemon thread that hands a Sample to `on_sample`, which runs in that thread, every `interval_seconds`.
 
-    Whatever fails in the source or in `on_sample` costs one sample, and `trouble` says what it was last.
+    Whatever fails in the source or in `on_sample` costs one sample, and `trouble` says what it was last. So it does
+    when there was no sample for LONGEST_GAP.
     """
 
     def __init__(self, source: Source, interval_seconds: float, on_sample: Callable[[Sample], None]) -> None:
@@ -77,18 +79,28 @@ class Sampler:
         self._source = source
         self._interval = interval_seconds
         self._on_sample = on_sample
+        self._latest = 0.0  # monotonic time of the last sample, or of the start
+        self._sampled = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpufleet-telemetry", daemon=True)
 
     def start(self) -> None:
         """The first sample is taken at once."""
+        self._latest = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
         """Take no more samples. Waits for one that is being taken, but no longer than one interval."""
+        running = self._thread.is_alive() and not self._stopped.is_set()
         self._stopped.set()
-        if self._thread.is_alive():
+        if running:
             self._thread.join(self._interval)
+            self._note_gap(self._thread.is_alive() and not self._sampled)
+
+    def _note_gap(self, always: bool = False) -> None:
+        gap = time.monotonic() - self._latest
+        if always or gap > LONGEST_GAP * max(self._interval, 1.0):
+            self.trouble = f"no answer from the driver for {gap:.1f} s"
 
     def _run(self) -> None:
         not_applicable: set[tuple[int, str]] = set()
@@ -98,6 +110,8 @@ class Sampler:
             try:
                 taken = sample(self._source, not_applicable, slow=next(beats) % SLOW_BEAT == 0)
                 if not self._stopped.is_set():
+                    self._note_gap()
+                    self._latest, self._sampled = time.monotonic(), True
                     self._on_sample(taken)
             except Exception as error:
                 self.trouble = f"{type(error).__name__}: {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 
@@ -24,8 +24,7 @@ class Gpu:
     pcie_width: int | None = None
     pcie_width_max: int | None = None
     nvlinks_active: int | None = None
-    nvlink_gigabytes_per_second: float | None = None
-    power_limit_watts: float | None = None
+    power_limit_watts: float | None = None  # the enforced one
     # Who computed on it before this run's ranks started: "process 4711 (python3), 2.1 GiB".
     processes: tuple[str, ...] = ()
 
@@ -91,11 +90,15 @@ class GpuTopology:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GpuTopology:
-        """The inverse of `dataclasses.asdict` after a way through JSON, which knows no tuples."""
+        """The inverse of `dataclasses.asdict` after a way through JSON, which knows no tuples.
+
+        Of a GPU, what another version has recorded and this one does not know is left out.
+        """
+        known = {field.name for field in fields(Gpu)}
         gpus = tuple(
             Gpu(
                 **{
-                    **gpu,
+                    **{name: value for name, value in gpu.items() if name in known},
                     "compute_capability": _pair(gpu["compute_capability"]),
                     "processes": tuple(gpu.get("processes", ())),
                 }

@@ -35,41 +35,76 @@ _BY_ACTION = {
 ACTION = {number: action for action, numbers in _BY_ACTION.items() for number in numbers}
 
 MEANINGS = {
+    8: "GPU stopped processing",
+    11: "invalid or corrupted push buffer stream",
     13: "graphics engine exception",
+    25: "invalid or illegal push buffer stream",
     31: "memory page fault of the GPU",
     32: "invalid or corrupted push buffer stream",
+    37: "driver firmware error",
     38: "driver firmware error",
+    **dict.fromkeys((39, 40, 41, *range(70, 73), 75, 76, 77, 85, *range(126, 136)), "copy engine error"),
     43: "GPU stopped processing",
+    44: "graphics engine fault during a context switch",
     45: "preemptive clean-up after an earlier error",
     46: "GPU stopped answering",
     48: "double-bit ECC error",
     54: "auxiliary power is not connected",
+    60: "video processor exception",
     61: "internal micro-controller breakpoint",
     62: "internal micro-controller halt",
     63: "row remapping or page retirement recorded",
     64: "row remapping or page retirement failed",
+    66: "illegal access by the driver",
+    67: "illegal access by the driver",
+    **dict.fromkeys((68, 83, 84, 88, 89, 96, 97, 98), "video decoder error"),
+    69: "graphics engine class error",
     74: "NVLink error",
     78: "vGPU start error",
     79: "GPU has fallen off the bus",
+    80: "corrupted data sent to the GPU",
+    **dict.fromkeys((82, *range(99, 106)), "JPEG engine error"),
+    86: "optical flow engine error",
     92: "high rate of single-bit ECC errors",
+    93: "wear limit of the InfoROM reached",
     94: "contained ECC error",
     95: "uncontained ECC error",
+    106: "test message of the management bus",
+    107: "test message of the management bus",
     109: "context switch timeout",
     110: "security fault",
     119: "no answer from the GPU system processor (GSP)",
     120: "error of the GPU system processor (GSP)",
     121: "corrected error of the link between chips",
     136: "link training failed",
+    137: "illegal access over NVLink",
+    139: "optical flow engine error",
     140: "unrecovered ECC error",
+    141: "error on CUDA's fast path",
     143: "GPU initialisation failed",
+    144: "NVLink error (SAW)",
     145: "NVLink error (RLW)",
+    146: "NVLink error (TLW)",
+    147: "NVLink error (TREX)",
+    148: "NVLink error (NVLPW_CTRL)",
     149: "NVLink error (NETIR)",
+    150: "NVLink error (MSE)",
+    151: "key rotation failed",
+    152: "deep learning accelerator, memory management error",
+    153: "deep learning accelerator, timeout",
+    154: "the driver calls for another recovery than before",
+    155: "NVLink error that the driver noticed, such as a link taken down",
+    156: "a defective part of the GPU was retired",
+    157: "a defective part of the GPU could not be retired",
+    158: "fatal timeout of the GPU",
+    161: "a channel could not be retired",
 }
 
 # An XID from before the run condemns its GPU only if it is one of these; during the run, every one does.
 CONDEMNING = frozenset({48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, *range(143, 151), 155, 156, 158})
 
-_LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?")
+# Older drivers leave "PCI:" out; of a GPU in MIG mode the instance follows the address.
+_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:, (.*))?")
 
 
 @dataclass(frozen=True)
@@ -86,14 +121,17 @@ class Xid:
 
     def of(self, pci_bus_id: str) -> bool:
         """Whether it is about the GPU with this NVML PCI bus id ("00000000:1B:00.0")."""
-        domain, bus, device = self.pci.lower().split(":")[:3]
-        there = pci_bus_id.lower().split(":")
-        return (int(domain, 16), bus, device[:2]) == (int(there[0], 16), there[1], there[2][:2])
+        return _slot(self.pci) == _slot(pci_bus_id)
 
     def __str__(self) -> str:
         action = ACTIONS[ACTION.get(self.number, "UNKNOWN")]
         meaning = MEANINGS.get(self.number, "see NVIDIA's XID catalogue")
         return f"XID {self.number} ({meaning}) on PCI {self.pci}; what to do: {action}"
+
+
+def _slot(address: str) -> str:
+    """A PCI address without its function and without zeros in front of its domain."""
+    return address.lower().partition(".")[0].lstrip("0")
 
 
 def parse(text: str) -> list[Xid]:

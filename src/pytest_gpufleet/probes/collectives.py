@@ -180,7 +180,7 @@ def bus_bandwidth(
     """
     took, moved, conditions = _timed(rank, name, nbytes, dtype, in_place, SAMPLES)
     rates = tuple(moved / seconds * COLLECTIVES[name].factor(rank.size) / 1e9 for seconds in took.seconds)
-    return Reading("busbw", median(rates), conditions, rates, WORLD, {"iterations": took.iterations})
+    return Reading("busbw", median(rates), conditions, rates, WORLD, _launches(took))
 
 
 def latency(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32) -> Reading:
@@ -188,7 +188,11 @@ def latency(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float
     (at least one element for each part). The median of five samples; the slowest rank counts."""
     took, _, conditions = _timed(rank, name, nbytes, dtype, None, LATENCY_SAMPLES)
     times = tuple(seconds * 1e6 for seconds in took.seconds)
-    return Reading("collective_latency", median(times), conditions, times, WORLD, {"iterations": took.iterations})
+    return Reading("collective_latency", median(times), conditions, times, WORLD, _launches(took))
+
+
+def _launches(took: Timing) -> dict[str, Condition]:
+    return {"iterations": took.iterations, "runs": took.runs}
 
 
 def sweep(rank: Rank, figure: Callable[..., Reading], name: str, sizes: Sequence[int], **how: Any) -> list[Reading]:

@@ -24,7 +24,7 @@ Shape = tuple[int, int, int]  # m, n, k of an m x k matrix times a k x n matrix
 
 MEAN = Metric("gemm_mean", "TFLOP/s", "higher", "matrix product, mean over shapes")
 BURST = Metric("gemm_burst", "TFLOP/s", "higher", "matrix product, first tenth of a second after rest")
-BURST_PRODUCTS = 50
+BURST_SECONDS = 0.1
 # At its power limit an H200 swings by 5 % within a second: samples of 0.2 s caught it at different points.
 LONG = 3.0
 
@@ -137,8 +137,9 @@ def product_rate(rank: Rank, precision: str, shapes: int | None = None) -> list[
             with rank.phase(f"{precision} product, {m} x {n} x {k}"):
                 work = multiplication(precision, *operands(precision, shape, rank.device))
                 if not rates:
-                    seconds_each(rank.device, work, 3)  # the first call may load or choose a kernel
-                    burst = 2 * m * n * k / seconds_each(rank.device, work, BURST_PRODUCTS) / 1e12
+                    seconds_each(rank.device, work, 1)  # the first call may load or choose a kernel
+                    products = max(1, round(BURST_SECONDS / seconds_each(rank.device, work, 2)))
+                    burst = 2 * m * n * k / seconds_each(rank.device, work, products) / 1e12
                     warm_up(rank.device, work, WARM_UP_SECONDS[rank.device.type])
                 rates[shape] = tuple(2 * m * n * k / seconds / 1e12 for seconds in samples(rank.device, work, LONG))
     medians = {shape: median(each) for shape, each in rates.items()}

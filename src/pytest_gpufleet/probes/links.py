@@ -21,8 +21,9 @@ ONE_WAY: tuple[Direction, ...] = ("host to device", "device to host")
 WAYS: dict[Direction, tuple[Direction, ...]] = {**{way: (way,) for way in ONE_WAY}, "both": ONE_WAY}
 
 
-def pcie_generation_under_load(rank: Rank) -> tuple[int, int]:
-    """The generation at which this GPU's PCIe link runs while copies are under way, and the highest it can."""
+def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
+    """The generation at which this GPU's PCIe link runs while copies are under way, and the highest it can; None where
+    NVML does not tell."""
     import pynvml
 
     assert rank.gpu is not None
@@ -36,6 +37,8 @@ def pcie_generation_under_load(rank: Rank) -> tuple[int, int]:
         now = pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)
         torch.cuda.synchronize()
         return int(now), int(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
+    except pynvml.NVMLError_NotSupported:
+        return None
     finally:
         pynvml.nvmlShutdown()
 

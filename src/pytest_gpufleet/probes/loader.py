@@ -114,7 +114,8 @@ def fed_throughput(rank: Rank, folder: str, recipe: str, workload: Workload = US
         same = synthetic_batch(rank, training)
         lap(rank, lambda: step(*same), training.recipe.warm_up)
         full = lap(rank, lambda: step(*same), max(count, training.recipe.steps))
-        batches = on_device(rank, training, photo_loader(rank, folder, training, (1 + SAMPLES) * count, workers))
+        # More than are read: else nobody would work on the next ones during the last sample.
+        batches = on_device(rank, training, photo_loader(rank, folder, training, (2 + SAMPLES) * count, workers))
         lap(rank, lambda: step(*next(batches)), count)
         laps = [lap(rank, lambda: step(*next(batches)), count) for _ in range(SAMPLES)]
     images = rank.size * batch

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -15,23 +16,27 @@ from pytest_gpufleet.world.rank import Rank
 
 Launch = Callable[[], list[dist.Work]]
 
-# nccl-tests launches 20 times. More often where that is too short to be steady; less often where it would take too
-# long, since on a broken machine an operation can take a hundred times as long. Figures of CPU ranks are not judged.
+# nccl-tests launches 20 times. Less often where it would take too long, since on a broken machine an operation can take
+# a hundred times as long. Figures of CPU ranks are not judged.
 ITERATIONS = {"cuda": 20, "cpu": 2}
-MAX_ITERATIONS = 1000
 MIN_ITERATIONS = 2
-MIN_SECONDS = {"cuda": 0.02, "cpu": 0.001}
 MAX_SECONDS = 2.0
+# Short operations are launched 20 times in several runs, and the median run is the sample. Ten times a second torch's
+# watchdog looks at all operations launched since, and holds up the launches of its rank meanwhile, and so all ranks:
+# of many short runs that hits a few, of one long run it would be a part.
+MIN_SECONDS = {"cuda": 0.02, "cpu": 0.001}  # of a sample
+MAX_RUNS = 50
 WARM_UP = {"cuda": 5, "cpu": 1}
 WARM_UP_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds from one launch to the next: one figure for each sample, of `iterations` launches each."""
+    """Seconds from one launch to the next: one figure a sample, the median of `runs` of `iterations` launches."""
 
     seconds: tuple[float, ...]
     iterations: int
+    runs: int
 
 
 def timing(
@@ -43,22 +48,22 @@ def timing(
 ) -> Timing:
     """Time an operation of all ranks. Every rank calls it.
 
-    `launch` starts the operation and gives what to wait for; `before` is called ahead of each sample, outside its time;
+    `launch` starts the operation and gives what to wait for; `before` is called ahead of each run, outside its time;
     `longest` is about how many seconds a sample may take, unless two operations take longer.
     """
 
     device = rank.device.type
 
-    def sample(iterations: int) -> float:
+    def run(iterations: int) -> float:
         before()
         return seconds(rank, launch, iterations)
 
-    sample(1)  # connects the ranks and loads the kernels
-    warm_up = agree(rank, min(WARM_UP[device], max(1, int(WARM_UP_SECONDS / sample(1)))))
-    trial = sample(warm_up)
-    iterations = min(MAX_ITERATIONS, max(ITERATIONS[device], math.ceil(MIN_SECONDS[device] / trial)))
-    iterations = agree(rank, max(MIN_ITERATIONS, min(iterations, int(longest / trial))))
-    return Timing(tuple(sample(iterations) for _ in range(samples)), iterations)
+    run(1)  # connects the ranks and loads the kernels
+    warm_up = agree(rank, min(WARM_UP[device], max(1, int(WARM_UP_SECONDS / run(1)))))
+    trial = run(warm_up)
+    iterations = agree(rank, max(MIN_ITERATIONS, min(ITERATIONS[device], int(longest / trial))))
+    runs = agree(rank, min(MAX_RUNS, math.ceil(MIN_SECONDS[device] / (iterations * trial))))
+    return Timing(tuple(median(run(iterations) for _ in range(runs)) for _ in range(samples)), iterations, runs)
 
 
 def seconds(rank: Rank, launch: Launch, iterations: int) -> float:

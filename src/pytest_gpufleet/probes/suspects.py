@@ -9,8 +9,9 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from pytest_gpufleet.hardware.topology import GpuTopology
 from pytest_gpufleet.probes.collectives import COLLECTIVES
-from pytest_gpufleet.probes.pairs import Pair, rounds
+from pytest_gpufleet.probes.pairs import Pair, turns
 from pytest_gpufleet.probes.stopwatch import agree, line_up, seconds, timing, wait
 from pytest_gpufleet.world.rank import Rank
 
@@ -19,9 +20,9 @@ SAMPLES = 3
 LONGEST = 0.5  # seconds of a sample, about: the search is to be over soon on a broken machine too
 
 
-def pair_seconds(rank: Rank, nbytes: int) -> dict[Pair, float]:
-    """The seconds in which this rank and each other one send each other `nbytes`, both ways at the same time; the
-    other ranks do so in pairs of their own meanwhile. The best of some samples: a bad link is never fast."""
+def pair_seconds(rank: Rank, topology: GpuTopology, nbytes: int) -> dict[Pair, float]:
+    """The seconds in which this rank and each other one send each other `nbytes`, both ways at the same time; where
+    pairs share no way, others do so meanwhile. The best of some samples: a bad link is never fast."""
     sent, received = (torch.zeros(nbytes, dtype=torch.uint8, device=rank.device) for _ in range(2))
 
     def swap(partner: int) -> list[dist.Work]:
@@ -31,7 +32,7 @@ def pair_seconds(rank: Rank, nbytes: int) -> dict[Pair, float]:
         return works
 
     took = {}
-    for pairs in rounds(rank.size):
+    for pairs in turns(rank.size, topology):
         mine = next((pair for pair in pairs if rank.index in pair), None)
         if mine is None:
             timing(rank, list, SAMPLES, longest=LONGEST)  # keeps step with the others

@@ -221,7 +221,6 @@ def train_throughput(
             if communication:
                 quiet.append(lap(rank, alone, count))
     samples = tuple(images * count / each.seconds for each in laps)
-    seconds, seconds_alone = (median(each.mean for each in some) if some else 0.0 for some in (laps, quiet))
     details = _details(rank, training, first, laps, quiet)
     throughput = Reading(
         metric="train_throughput" if together else "solo_train_throughput",
@@ -233,14 +232,17 @@ def train_throughput(
     )
     if not communication:
         return [throughput]
-    every = everyones(rank, [seconds, seconds_alone])
-    with_it, without = (max(column) for column in zip(*every, strict=True))
+    every = everyones(rank, [each.mean for each in (*laps, *quiet)])
+    slowest = [max(column) for column in zip(*every, strict=True)]
+    with_it, without = slowest[:SAMPLES], slowest[SAMPLES:]
+    shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in zip(with_it, without, strict=True))
     share = Reading(
         metric="communication_share",
-        value=max(0.0, 1 - without / with_it),
+        value=median(shares),
+        samples=shares,
         conditions=training.conditions(ranks),
         place=WORLD,
-        details={"step": f"{_ms(with_it)} with communication, {_ms(without)} without"},
+        details={"step": f"{_ms(median(with_it))} with communication, {_ms(median(without))} without"},
     )
     return [throughput, share]
 

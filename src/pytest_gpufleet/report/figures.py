@@ -87,6 +87,12 @@ def per_gpu(finding: Finding) -> bool:
     return len(values) > 1 and all(ONE_GPU.fullmatch(place) for place in values)
 
 
+def number_of(place: str) -> tuple[int, str]:
+    """What places are sorted by: the number of the GPU."""
+    found = ONE_GPU.fullmatch(place)
+    return (int(found[1]) if found else 0, place)
+
+
 def for_information(finding: Finding) -> bool:
     """Whether nobody has to have a limit for it, and nobody had."""
     return not finding.required and finding.state in ("for information", "not judged")
@@ -111,7 +117,7 @@ def told_apart(findings: Sequence[Finding], without: str = "") -> tuple[str, lis
 
 def _by_gpu(findings: Sequence[Finding], sources: Sources) -> list[Table]:
     """A column for each GPU; the limit is one for all of them."""
-    places = sorted({place for finding in findings for place in finding.measurement.values}, key=_number_of)
+    places = sorted({place for finding in findings for place in finding.measurement.values}, key=number_of)
     shared, names = told_apart(findings)
     result = []
     for some in _pages(places):
@@ -171,7 +177,7 @@ def _singly(findings: Sequence[Finding], sources: Sources) -> list[Table]:
 def _table(findings: Sequence[Finding], shared: str, columns: tuple[str, ...], rows: Sequence[Row]) -> Table:
     metric = wording.metric(findings[0])
     unit = {"ratio": "%", "": ""}.get(metric.unit, metric.unit)
-    title = metric.title[:1].upper() + metric.title[1:]
+    title = wording.capitalised(metric.title)
     return Table(f"{title}, {unit}" if unit else title, f"{metric.better} is better", shared, columns, tuple(rows))
 
 
@@ -236,8 +242,3 @@ def _is_curve(finding: Finding) -> bool:
 def _nbytes(finding: Finding) -> float:
     nbytes = finding.measurement.conditions.get("bytes", 0)
     return float(nbytes) if isinstance(nbytes, int | float) else 0
-
-
-def _number_of(place: str) -> tuple[int, str]:
-    found = ONE_GPU.fullmatch(place)
-    return (int(found[1]) if found else 0, place)

@@ -1,23 +1,32 @@
-"""What a run leaves open: findings that nobody judged, checks that did not run."""
+"""What a run leaves open: checks that did not run to their end, findings that nobody judged."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.groups import group_title
+from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Record
+from pytest_gpufleet.verdict.titles import titled
+from pytest_gpufleet.verdict.verdict import left_out, short_burn_in
 
 MOST_FIGURES = 8
+WHOLE_RUN = "The run"
+NOUNS = {"incomplete": "run", "too short": "burn-in", "not judged": "figure"}  # of what there is a count, else checks
+
+Open = tuple[str, str, str, str]  # state, reason, group of checks, what
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Things that were left open in the same way (`state`) for the same reason."""
+    """Things of one group of checks that were left open in the same way (`state`) for the same reason."""
 
     state: str
     reason: str
+    group: str
     things: tuple[str, ...]
 
     @property
@@ -26,7 +35,7 @@ class Gap:
         if self.state == "not judged":
             return self.things[:MOST_FIGURES]
         cases = Counter(self.things).items()
-        return tuple(f"{thing} ({count} cases)" if count > 1 else thing for thing, count in cases)
+        return tuple(f"{thing}, {count} cases" if count > 1 else thing for thing, count in cases)
 
     @property
     def more(self) -> int:
@@ -34,25 +43,59 @@ class Gap:
 
 
 def gaps(record: Record) -> list[Gap]:
-    """What was not judged, skipped, deselected, not applicable or never finished; each reason once."""
-    grouped: dict[tuple[str, str], list[str]] = {}
-    for state, reason, item in _open(record):
-        grouped.setdefault((state, reason), []).append(item)
-    return [Gap(state, reason, tuple(items)) for (state, reason), items in grouped.items()]
+    """What the level asks for and the run does not answer; each reason once a group of checks."""
+    return _grouped(_open(record))
 
 
-def _open(record: Record) -> Iterator[tuple[str, str, str]]:
+def inapplicable(record: Record) -> list[Gap]:
+    """Checks that ran and found that this machine has no such thing, which leaves nothing open."""
+    return _grouped(_ended(record, "not applicable"))
+
+
+def counted(gaps: Iterable[Gap]) -> list[str]:
+    """["2 figures not judged", "65 checks deselected"]"""
+    counts: Counter[str] = Counter()
+    for gap in gaps:
+        counts[gap.state] += len(gap.things)
+    return [f"{wording.count(count, NOUNS.get(state, 'check'))} {state}" for state, count in counts.items()]
+
+
+def _grouped(found: Iterable[Open]) -> list[Gap]:
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for *key, thing in found:
+        grouped.setdefault((key[0], key[1], key[2]), []).append(thing)
+    return [Gap(*key, tuple(things)) for key, things in grouped.items()]
+
+
+def _open(record: Record) -> Iterator[Open]:
+    if record.broken:
+        yield "incomplete", record.broken, WHOLE_RUN, "the run as a whole"
     for check_id in record.started:
         if check_id not in record.checks:
-            yield "never finished", "it was running when the record ends", check_id
+            yield "never finished", "it was running when the record ends", group_title(check_id), titled(check_id)
+    if text := short_burn_in(record):
+        yield "too short", text, group_title("test_9_endurance.py::test_burn_in"), "the burn-in"
     for finding in record.findings:
         if finding.state == "not judged":
             what = ", ".join([wording.title(finding), *wording.conditions(finding)])
-            yield "not judged", finding.reason or "no reason was given", what
-    for state in ("skipped", "not applicable"):
-        for check_id, check in record.checks.items():
-            if check.outcome == state:
-                reason = check.message.removeprefix(f"{state}: ")
-                yield state, reason or "no reason was given", check.title or check_id
+            yield "not judged", finding.reason or "no reason was given", group_title(finding.check), what
+    yield from _ended(record, "skipped")
+    level = record.run.get("level", "standard")
+    absent = "not selected, or the run ended before it"
     for check_id in record.deselected:
-        yield "deselected", "left out by the command line", check_id
+        name = levels.check_name(check_id)
+        if levels.includes(level, levels.CHECKS.get(name, "quick")):
+            yield "deselected", "left out by the command line", group_title(name), _without_case(check_id)
+    for name, (_, not_run) in left_out(record).items():
+        yield from [("not run", absent, group_title(name), titled(name))] * not_run
+
+
+def _ended(record: Record, outcome: str) -> Iterator[Open]:
+    for check_id, check in record.checks.items():
+        if check.outcome == outcome:
+            reason = check.message.removeprefix(f"{outcome}: ") or "no reason was given"
+            yield outcome, reason, group_title(check_id), _without_case(check_id, check.title)
+
+
+def _without_case(check_id: str, title: str = "") -> str:
+    return titled(check_id.partition("[")[0], title)

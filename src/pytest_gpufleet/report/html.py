@@ -12,19 +12,21 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from pytest_gpufleet.report import groups, machine, wording
+from pytest_gpufleet.report import groups, health, machine, wording
 from pytest_gpufleet.report.blame import Blame, blames
 from pytest_gpufleet.report.failure import failures
 from pytest_gpufleet.report.figures import Table, tables
-from pytest_gpufleet.report.gap import gaps
+from pytest_gpufleet.report.gap import gaps, inapplicable
 from pytest_gpufleet.report.matrix import Matrix, matrices
 from pytest_gpufleet.report.methods import Comparison, comparison, is_compared
 from pytest_gpufleet.report.sources import Sources
 from pytest_gpufleet.report.stamp import reasons, stamp
 from pytest_gpufleet.report.standing import standings
 from pytest_gpufleet.report.why import why
+from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Record
 from pytest_gpufleet.verdict.finding import Finding
+from pytest_gpufleet.verdict.titles import titled
 
 HERE = Path(__file__).parent
 ABSENT = "—"
@@ -49,43 +51,42 @@ def summary(record: Record, sha256: str = "") -> str:
 
     `sha256`: of the whole evidence file, shown beside the signatures.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["prose"] = _prose
     accused, sources = blames(record), Sources()
     failed = failures(record, accused)
     parts = groups.groups(record)
-    return environment.get_template("summary.html.jinja").render(
-        record=record,
-        run=defaultdict(lambda: None, record.run),  # a run that died early tells less
-        when=wording.moment(record.run.get("utc")),
-        stamp=stamp(record),
-        why=why(record),
-        reasons=reasons(record),
-        counts=_counts(record),
-        groups=parts,
-        standings=standings(record, parts, accused),
-        failures=failed,
-        anchors={failure.name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1)},
-        sections=[_section(part, accused, sources) for part in parts if part.checks or part.findings],
-        sources=sources,
-        telemetry=_telemetry(record),
-        facts=machine.facts(record),
-        environment=machine.environment(record),
-        heads_of_inventory=machine.INVENTORY,
-        inventory=machine.inventory(record.topology),
-        links=machine.links(record.topology),
-        kinds=machine.LINKS,
-        gaps=gaps(record),
-        carried=[check for check in record.checks.values() if check.run],
-        symbols=wording.SYMBOLS,
-        sha256=sha256,
+    return (
+        templates()
+        .get_template("summary.html.jinja")
+        .render(
+            record=record,
+            run=defaultdict(lambda: None, record.run),  # a run that died early tells less
+            when=wording.moment(record.run.get("utc")),
+            stamp=stamp(record),
+            why=why(record),
+            reasons=reasons(record, "all of which are listed below"),
+            counts=_counts(record),
+            groups=parts,
+            standings=standings(record, parts, accused),
+            failures=failed,
+            anchors={failure.name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1)},
+            sections=[_section(part, accused, sources) for part in parts if part.checks or part.findings],
+            sources=sources,
+            telemetry=_telemetry(record),
+            facts=machine.facts(record),
+            environment=machine.environment(record),
+            heads_of_inventory=machine.INVENTORY,
+            inventory=machine.inventory(record.topology),
+            heads_of_health=[heading for heading, _, _ in health.COLUMNS],
+            health=health.health(record.machine),
+            links=machine.links(record.topology),
+            kinds=machine.LINKS,
+            gaps=gaps(record),
+            inapplicable=inapplicable(record),
+            above=len(levels.CHECKS) - len(levels.required(record.run.get("level", "standard"))),
+            carried=[check for check in record.checks.values() if check.run],
+            symbols=wording.SYMBOLS,
+            sha256=sha256,
+        )
     )
 
 
@@ -100,6 +101,20 @@ def _section(group: groups.Group, accused: Mapping[str, Blame], sources: Sources
         tables(findings, sources),
         methods,
     )
+
+
+def templates() -> jinja2.Environment:
+    """The templates of this folder."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"prose": _prose, "titled": titled}
+    return environment
 
 
 def stylesheet() -> Path:

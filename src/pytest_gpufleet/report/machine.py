@@ -34,8 +34,8 @@ INVENTORY = (
 
 
 def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
-    """The run and the software, as they stand in the two halves of one table."""
-    run, topology = record.run, record.topology
+    """The run, the software and the host, each a small table."""
+    run, topology, host = record.run, record.topology, record.machine.get("host", {})
     command = run.get("command")
     return {
         "The run": [
@@ -56,7 +56,24 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("Python, pytest", ", ".join(str(run[key]) for key in ("python", "pytest") if run.get(key))),
             ("pytest-gpufleet", run.get("plugin")),
         ],
+        "The host": [
+            ("System", ", ".join(filter(None, (host.get("system"), host.get("kernel"))))),
+            ("Processors (allowed)", host.get("processors_allowed")),
+            ("Memory", _size(host.get("memory_bytes"))),
+            ("Shared memory (/dev/shm)", _size(host.get("shared_memory_bytes"))),
+            ("Locked memory (memlock)", _size(host.get("locked_memory_limit"))),
+            ("Open files, soft / hard", _both(host.get("open_files_limit"), host.get("open_files_hard_limit"))),
+        ],
     }
+
+
+def _size(nbytes: int | str | None) -> str | None:
+    """Bytes in binary units; "unlimited" and what is not known as they are."""
+    return wording.size(nbytes) if isinstance(nbytes, int) else nbytes
+
+
+def _both(soft: int | str | None, hard: int | str | None) -> str:
+    return " / ".join(f"{limit:,}" if isinstance(limit, int) else limit for limit in (soft, hard) if limit is not None)
 
 
 def environment(record: Record) -> list[tuple[str, str]]:

@@ -62,7 +62,7 @@ def _matrix(finding: Finding) -> Matrix:
         heat = round(100 * value / largest) if largest > 0 and not math.isnan(value) else 0
         return Cell(wording.number(value), max(0, heat), pair in bad)
 
-    title = f"{metric.title[:1].upper()}{metric.title[1:]}, {metric.unit}"
+    title = f"{wording.capitalised(metric.title)}, {metric.unit}"
     return Matrix(
         title,
         ", ".join(wording.conditions(finding)),

@@ -279,6 +279,11 @@ class Live:
             self._release()
             self._on = False
 
+    @property
+    def drawn(self) -> bool:
+        """Whether the terminal is one that shows the table, and large enough for it."""
+        return self._size != (0, 0)
+
     def show(self, sample: Sample) -> None:
         """Draw this sample; may be called from any thread."""
         self._history.append(sample)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from pathlib import Path
-
-import jinja2
 
 from pytest_gpufleet.report import html, wording
 from pytest_gpufleet.verdict.evidence import Check, Record
@@ -37,12 +34,5 @@ def _row(check: Check) -> tuple[str, ...]:
 
 def render(template: str, **content: object) -> str:
     """A template of this folder as a page that needs no other file."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
     style = html.stylesheet().read_text(encoding="utf-8")
-    return environment.get_template(template).render(style=style, version=version("pytest-gpufleet"), **content)
+    return html.templates().get_template(template).render(style=style, version=version("pytest-gpufleet"), **content)

@@ -1,4 +1,4 @@
-"""How far a long check has come, for whoever reads a log: on a terminal the table of monitor.py shows it."""
+"""How far a long check has come, in lines: for a log, and wherever the table of monitor.py is not drawn."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ EVERY_SECONDS = 60.0
 Tell = Callable[[float, "Sample | None"], None]
 
 
-def lines(stream: TextIO, whole: float) -> Tell:
-    """tell(seconds done, latest sample) writes a line, once a minute; nothing if `stream` is a terminal."""
+def lines(stream: TextIO, whole: float, shown_elsewhere: Callable[[], bool]) -> Tell:
+    """tell(seconds done, latest sample) writes a line, once a minute; nothing while it is `shown_elsewhere`."""
     due = 0.0
 
     def tell(done: float, sample: Sample | None) -> None:
         nonlocal due
-        if done < due or stream.isatty():
+        if done < due or shown_elsewhere():
             return
         lead = "" if due else "\n"  # ends the line that pytest has begun
         due = done + EVERY_SECONDS

@@ -60,8 +60,8 @@ def stamp(record: Record) -> Stamp:
     return STAMPS.get(record.verdict or "", STAMPS["INCOMPLETE"])
 
 
-def reasons(record: Record) -> list[str]:
-    """Why the verdict is what it is, or that there is none; the first few where there are many.
+def reasons(record: Record, where_more: str = "which the report lists") -> list[str]:
+    """Why the verdict is what it is, or that there is none; the first few, and `where_more` says where all of them are.
 
     Of a check with parameters that failed in several cases there is one reason.
     """
@@ -73,4 +73,4 @@ def reasons(record: Record) -> list[str]:
         cases[merged] = cases.get(merged, 0) + 1
     told = [f"{reason}, {count} cases" if count > 1 else reason for reason, count in cases.items()]
     more = len(told) - MOST_REASONS
-    return told[:MOST_REASONS] + ([f"... and {more} more, which the report lists"] if more > 0 else [])
+    return told[:MOST_REASONS] + ([f"... and {more} more, {where_more}"] if more > 0 else [])

@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from pytest_gpufleet.hardware.telemetry import SLOW_BEAT
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.plots import canvas
 
@@ -76,12 +77,13 @@ def svgs(samples: Sequence[Mapping[str, Any]], places: Sequence[str], checks: Ch
     if len(samples) < 2:
         return []
     start = samples[0]["time"]
-    stripes = _stripes(checks, start, samples[-1]["time"] - start)
+    length = samples[-1]["time"] - start
+    stripes = _stripes(checks, start, length)
     drawn = []
     for quantity in QUANTITIES:
         lines = {place: _line(samples, index, quantity) for index, place in enumerate(places)}
-        if any(not math.isnan(value) for line in lines.values() for _, value in line):
-            drawn.append((quantity.title, _svg(quantity, lines, stripes, start)))
+        if any(lines.values()):
+            drawn.append((quantity.title, _svg(quantity, lines, stripes, start, length)))
     return drawn
 
 
@@ -101,14 +103,19 @@ def _stripes(checks: Checks, start: float, length: float) -> list[Stripe]:
 
 
 def _line(samples: Sequence[Mapping[str, Any]], index: int, quantity: Quantity) -> list[tuple[float, float]]:
-    """(seconds since the first sample, value); NaN, at which a line breaks, where there is no value."""
-    first = samples[0]["time"]
-    points = []
-    for sample in samples:
+    """(seconds since the first sample, value) where there is a value; NaN, at which the line breaks, after more samples
+    without one than lie between two slow readings."""
+    first, last = samples[0]["time"], -1
+    points: list[tuple[float, float]] = []
+    for number, sample in enumerate(samples):
         gpu = sample["gpus"][index] if index < len(sample["gpus"]) else {}
         values = [value for name in quantity.readings if (value := gpu.get(name)) is not None]
-        whole = len(values) == len(quantity.readings)
-        points.append((sample["time"] - first, sum(values) * quantity.scale if whole else math.nan))
+        if len(values) < len(quantity.readings):
+            continue
+        if points and number - last > SLOW_BEAT:
+            points.append((samples[last + 1]["time"] - first, math.nan))
+        points.append((sample["time"] - first, sum(values) * quantity.scale))
+        last = number
     return _decimated(points)
 
 
@@ -127,10 +134,13 @@ def _decimated(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _svg(
-    quantity: Quantity, lines: Mapping[str, list[tuple[float, float]]], stripes: Sequence[Stripe], start: float
+    quantity: Quantity,
+    lines: Mapping[str, list[tuple[float, float]]],
+    stripes: Sequence[Stripe],
+    start: float,
+    length: float,
 ) -> str:
     known = [value for line in lines.values() for _, value in line if not math.isnan(value)]
-    length = max(line[-1][0] for line in lines.values())
     with canvas.style(quantity.title):
         figure = Figure(figsize=(canvas.WIDTH, 2.6))
         figure.patch.set_visible(False)
@@ -141,7 +151,7 @@ def _svg(
         for number, (place, line) in enumerate(lines.items()):
             colour = canvas.COLOURS[number % len(canvas.COLOURS)]
             style = LINE_STYLES[number // len(canvas.COLOURS) % len(LINE_STYLES)]
-            xs, ys = zip(*line, strict=True)
+            xs, ys = [x for x, _ in line], [y for _, y in line]
             axes.plot(xs, ys, color=colour, linestyle=style, linewidth=1.1, label=wording.place(place))
         axes.set_xlim(0, length)
         if quantity.bottom is not None:

@@ -8,7 +8,7 @@ from collections import Counter
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.blame import blames
 from pytest_gpufleet.report.failure import Failure, failures
-from pytest_gpufleet.report.gap import gaps
+from pytest_gpufleet.report.gap import counted, gaps, inapplicable
 from pytest_gpufleet.report.miss import Miss
 from pytest_gpufleet.report.stamp import reasons, stamp
 from pytest_gpufleet.report.why import why
@@ -38,12 +38,11 @@ def lines(record: Record) -> list[Line]:
     carried = Counter(check.run for check in record.checks.values() if check.run)
     for run, count in carried.items():
         result += _wrapped(f"Carried over from {run}: {wording.count(count, 'check')}", "")
-    counts: dict[str, int] = {}
-    for gap in gaps(record):
-        counts[gap.state] = counts.get(gap.state, 0) + len(gap.things)
-    if counts:
-        text = ", ".join(f"{count} {state}" for state, count in counts.items())
-        result += _wrapped(f"Left open: {text} (the report lists each with its reason)", "", {"yellow": True})
+    if left_open := counted(gaps(record)):
+        text = f"Left open: {', '.join(left_open)} (the report lists each with its reason)"
+        result += _wrapped(text, "", {"yellow": True})
+    if others := sum(len(gap.things) for gap in inapplicable(record)):
+        result += _wrapped(f"Not applicable to this machine: {wording.count(others, 'check')}", "")
     return result
 
 

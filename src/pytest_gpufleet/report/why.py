@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.blame import Blame, blames, cause, times_named
-from pytest_gpufleet.report.gap import gaps
+from pytest_gpufleet.report.gap import counted, gaps
 from pytest_gpufleet.report.stamp import STAMPS, stamp
 from pytest_gpufleet.verdict.evidence import Record
+from pytest_gpufleet.verdict.verdict import remarks
 
 MOST_GPUS = 3
 
@@ -26,9 +27,10 @@ def why(record: Record) -> str:
     if word == "REJECTED" and accused:
         failed = f"{len(accused)} of {wording.count(len(record.checks), 'check')} failed."
         return " ".join(filter(None, (failed, _named(record, accused), _first_cause(record, accused))))
+    told = [f"{remark}." for remark in remarks(record)]
     if word == "ACCEPTED":
-        return f"{_judged(record)} {_tightest(record)}".rstrip()
-    return " ".join(filter(None, (STAMPS[word].meaning, _open(record))))
+        return " ".join(filter(None, (_judged(record), *told, _tightest(record))))
+    return " ".join(filter(None, (STAMPS[word].meaning, _open(record), *told)))
 
 
 def _rehearsed(record: Record) -> str:
@@ -46,7 +48,8 @@ def _named(record: Record, accused: Mapping[str, Blame]) -> str:
         return "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
     serials = {gpu.place: f"serial {gpu.serial}" if gpu.serial else gpu.pci_bus_id for gpu in record.topology.gpus}
     told = [f"{wording.place(place)} ({serials[place]}) is named in {count}" for place, count in times[:MOST_GPUS]]
-    text = ", ".join(told) + (f", and {len(times) - MOST_GPUS} more GPUs in some" if len(times) > MOST_GPUS else "")
+    more = len(times) - MOST_GPUS
+    text = ", ".join(told) + (f", {wording.count(more, 'more GPU')} in some" if more > 0 else "")
     nobody = sum(not blame.named for blame in accused.values())
     return f"{text} of them" + (f"; {nobody} {_s('point', nobody)} to no single GPU." if nobody else ".")
 
@@ -90,13 +93,5 @@ def _tightest(record: Record) -> str:
 
 
 def _open(record: Record) -> str:
-    counts: Counter[str] = Counter()
-    for gap in gaps(record):
-        counts[gap.state] += len(gap.things)
-    nouns = {"not judged": "figure"}
-    told = [
-        f"{wording.count(count, nouns.get(state, 'check'))} {state}"
-        for state, count in counts.items()
-        if state != "not applicable"
-    ]
+    told = counted(gaps(record))
     return f"Open: {', '.join(told)}." if told else ""

@@ -11,7 +11,7 @@ from pytest_gpufleet.probes.reading import METRICS, WORLD, Condition, Metric
 from pytest_gpufleet.verdict.finding import Finding, Limit
 
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
-PLACES = {WORLD: "all ranks together", "node": "the whole node"}
+PLACES = {WORLD: "all ranks together"}
 SYMBOLS = {
     "met": "✓",
     "missed": "✗",
@@ -23,7 +23,7 @@ SYMBOLS = {
     "not applicable": "·",
     "for information": "·",
 }
-METHODS = {"ddp": "DDP", "fsdp": "FSDP", "dp": "DataParallel", "data_parallel": "DataParallel"}
+METHODS = {"ddp": "DDP", "fsdp": "FSDP", "dp": "DataParallel"}
 SIGNS = {"min": "≥", "max": "≤"}
 
 # Colour codes first, as whole sequences; then every control character that is not white space, and the
@@ -34,6 +34,11 @@ _UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]
 def clean(text: str) -> str:
     """`text` without what could upset a terminal or a file: broken machines write anything."""
     return _UNPRINTABLE.sub("", text.replace("\r\n", "\n"))
+
+
+def capitalised(text: str) -> str:
+    """With a capital first letter; the others as they are: "NVLink errors", "Bus bandwidth"."""
+    return text[:1].upper() + text[1:]
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -147,11 +152,9 @@ CONDITIONS: dict[str, Callable[[Condition], str]] = {
     "precision": _plain,
     "direction": lambda value: _plain(value).replace("_", " "),
     "link": lambda value: f"over {_plain(value)}",
-    "op": _plain,
     "bytes": _bytes,
     "dtype": _plain,
     "ranks": _counted("rank"),
-    "group": _plain,
     "in_place": _either("in place", "out of place"),
     "at_once": lambda value: {"all": "all GPUs at once", "one": "one GPU at a time"}.get(str(value), _plain(value)),
     "batch": _named("batch"),

@@ -12,7 +12,7 @@ from statistics import median
 from pytest_gpufleet.probes.reading import METRICS, Condition, GiB, KiB, Metric, MiB
 from pytest_gpufleet.verdict.comparison import differences, models
 from pytest_gpufleet.verdict.evidence import Record
-from pytest_gpufleet.verdict.figures import Figure, figures
+from pytest_gpufleet.verdict.figures import Figure, figures, judged
 from pytest_gpufleet.verdict.measurement import Measurement
 from pytest_gpufleet.verdict.profile import Profile, for_gpu
 from pytest_gpufleet.verdict.vocabulary import MEASURED_UNDER
@@ -39,7 +39,7 @@ class _Worst:
 
 def calibrate(runs: Mapping[str, Record], margin: float) -> str:
     """A profile as TOML text: for each figure that the suite judges, the worst value of all runs and places with a
-    margin below it (above it, where lower is better).
+    margin below it (above it, where lower is better; a ratio then by 1 - margin).
 
     Extends the shipped profile of the GPU model, if there is one, and leaves out limits that would be weaker than its.
     The same runs give the same text. CannotCalibrate if a run was not clean, or if the runs are not of one GPU model
@@ -83,10 +83,10 @@ def _unlike(runs: Mapping[str, Record]) -> list[str]:
 
 
 def _worst(runs: Mapping[str, Record]) -> list[_Worst]:
-    """What limits can be made for: figures for which the suite requires one, under conditions that a profile knows."""
+    """What limits can be made for: figures that require one or had one, under conditions that a profile knows."""
     by_figure: dict[Figure, dict[str, float]] = {}
     for name, record in runs.items():
-        for figure, values in figures(finding for finding in record.findings if finding.required).items():
+        for figure, values in figures(judged(record.findings)).items():
             known = MEASURED_UNDER.get(figure.name)
             conditions = tuple((key, value) for key, value in figure.conditions if known is None or key in known)
             of_runs = by_figure.setdefault(Figure(figure.name, conditions, figure.metric), {})
@@ -113,8 +113,7 @@ def _disagreement(one: _Worst) -> str:
     numbers = one.by_run.values()
     if not all(map(math.isfinite, numbers)):
         return f"{what} is no number: {values}"
-    # A ratio is a fraction of something already, and can be next to nothing, like the share of communication.
-    apart = (max(numbers) - min(numbers)) / (1 if unit == "ratio" else abs(median(numbers)))
+    apart = one.figure.share(max(numbers) - min(numbers), median(numbers))
     return f"{what} differs by {apart:.0%}: {values}" if apart > DISAGREEMENT else ""
 
 
@@ -167,8 +166,12 @@ def _metrics(worst: Iterable[_Worst]) -> list[str]:
 
 
 def _limit_value(one: _Worst, margin: float) -> str:
-    higher = one.figure.metric.better == "higher"
-    return _rounded(one.worst * margin if higher else one.worst / margin, higher, one.figure.metric.unit)
+    metric = one.figure.metric
+    if metric.better == "higher":
+        return _rounded(one.worst * margin, True, metric.unit)
+    # A ratio can be next to nothing, and 5 % of that would be no margin.
+    above = one.worst + (1 - margin) if metric.unit == "ratio" else one.worst / margin
+    return _rounded(above, False, metric.unit)
 
 
 def _limit(one: _Worst, value: str, margin: float, origin: str) -> str:

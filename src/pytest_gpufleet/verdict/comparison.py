@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pytest_gpufleet.verdict.evidence import Record
-from pytest_gpufleet.verdict.figures import Figure, figures
+from pytest_gpufleet.verdict.figures import Figure, figures, judged
 
 TOLERANCE = 0.03
 SIGMAS = 3
@@ -20,7 +20,8 @@ SOFTWARE = ("driver", "cuda", "nccl", "torch")
 class Outlier:
     """A place of a run that is worse than the same place of the others, by a fraction of their median.
 
-    With two runs there is no median: `reference` is the value of the first. NaN is worse by 1.
+    A ratio is worse by the difference itself, NaN by 1. With two runs there is no median: `reference` is the value of
+    the first.
     """
 
     run: str
@@ -62,10 +63,11 @@ def compare(runs: Mapping[str, Record]) -> Comparison:
     A place is an outlier if it is worse than the median of the same place over all runs by more than 3 % (or the
     metric's own tolerance among peers, if that is wider) and by more than three standard deviations, estimated from the
     median absolute deviation, which one bad node does not spoil. Of two runs the second is held against the first.
-    Figures that no limit is required for, like the bandwidth of small messages, are shown and never outliers.
+    A ratio is worse by the difference itself. Figures that have no limit in any run and require none, like the
+    bandwidth of small messages, are shown and never outliers.
     """
     measured = {name: figures(record.findings) for name, record in runs.items()}
-    required = {figure for record in runs.values() for figure in figures(f for f in record.findings if f.required)}
+    judged_ones = {figure for record in runs.values() for figure in figures(judged(record.findings))}
     every = dict.fromkeys(figure for of_run in measured.values() for figure in of_run)
     rows, outliers, alone = [], [], 0
     for figure in every:
@@ -73,7 +75,7 @@ def compare(runs: Mapping[str, Record]) -> Comparison:
         if len(values) < 2:
             alone += 1
             continue
-        found = _outliers(figure, values, runs) if figure in required else []
+        found = _outliers(figure, values, runs) if figure in judged_ones else []
         outliers += found
         rows.append(_row(figure, values, runs, len(found)))
     notes = [*differences(runs), *_exchanged(runs)]
@@ -104,12 +106,13 @@ def worse_ones(values: Mapping[str, float], figure: Figure) -> dict[str, tuple[f
     else:
         reference = median(numbers)
         noise = SIGMAS * MAD_TO_SIGMA * median(abs(number - reference) for number in numbers)
-    if not math.isfinite(reference) or reference == 0:
+    if not math.isfinite(reference):
         return {}
     sign = 1 if figure.metric.better == "higher" else -1
-    tolerance = max(TOLERANCE, figure.metric.peer_tolerance or 0.0, noise / abs(reference))
+    tolerance = max(TOLERANCE, figure.metric.peer_tolerance or 0.0, figure.share(noise, reference))
     worse = {
-        name: 1.0 if math.isnan(values[name]) else sign * (reference - values[name]) / abs(reference) for name in names
+        name: 1.0 if math.isnan(values[name]) else figure.share(sign * (reference - values[name]), reference)
+        for name in names
     }
     return {name: (reference, fraction) for name, fraction in worse.items() if fraction > tolerance}
 

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from pytest_gpufleet.hardware import environment
+from pytest_gpufleet.hardware.topology import GpuTopology
 from pytest_gpufleet.probes.collectives import bus_bandwidth
 from pytest_gpufleet.probes.exactness import Delivery, exchange
 from pytest_gpufleet.probes.pairs import Pair
@@ -31,7 +32,7 @@ GROUP_BYTES = 64 * MiB
 SHOWN = 3
 
 
-def find(world: World, collective: str, nbytes: int) -> str:
+def find(world: World, topology: GpuTopology, collective: str, nbytes: int) -> str:
     """Who made a collective over `world` slow at S = `nbytes`: a rank that comes late, one with slow links, one link,
     or no single one.
 
@@ -46,7 +47,7 @@ def find(world: World, collective: str, nbytes: int) -> str:
 
     try:
         for step in (_late_rank, _slow_links, _left_out):
-            found, clue = step(world, run, collective, nbytes)
+            found, clue = step(world, topology, run, collective, nbytes)
             if found:
                 return found
             clues += [clue] if clue else []
@@ -61,7 +62,7 @@ Run = Callable[..., list[Any]]
 Step = tuple[str, str]  # who it is, and if that is not known what was seen
 
 
-def _late_rank(world: World, run: Run, collective: str, nbytes: int) -> Step:
+def _late_rank(world: World, topology: GpuTopology, run: Run, collective: str, nbytes: int) -> Step:
     times: list[tuple[float, float]] = run(world, launch_seconds, collective, min(nbytes, LAUNCH_BYTES))
     launched = [launch for launch, _ in times]
     latest = max(range(world.size), key=lambda index: launched[index])
@@ -76,21 +77,22 @@ def _late_rank(world: World, run: Run, collective: str, nbytes: int) -> Step:
     ), ""
 
 
-def _slow_links(world: World, run: Run, collective: str, nbytes: int) -> Step:
+def _slow_links(world: World, topology: GpuTopology, run: Run, collective: str, nbytes: int) -> Step:
     size = PAIR_BYTES if world.gpus and nbytes >= MiB else nbytes
     seconds: dict[Pair, float] = {}
-    for one in run(world, pair_seconds, size):
+    for one in run(world, pair_seconds, topology, size):
         for pair, took in one.items():
             seconds[pair] = max(took, seconds.get(pair, 0.0))
     rates = {pair: size / took for pair, took in seconds.items()}
     verb = "reaches" if size >= MiB else "takes"
     if len(rates) == 1:
         return "", f"with two ranks nobody can tell which one it is: their link {verb} {_span(rates.values(), size)}"
-    if (rank := slow_rank(rates)) is not None:
+    shares = of_their_kind(rates, {(a, b): _link(world, topology, a, b) for a, b in rates})
+    if (rank := slow_rank(shares)) is not None:
         with_it, others = _split(rates, rank)
         theirs = _span(others, size)
         return f"{world.name_of(rank)}: every pair with it {verb} {_span(with_it, size)}, all others {theirs}", ""
-    slow = slow_pairs(rates)
+    slow = slow_pairs(shares)
     if not slow:
         return "", f"no single GPU: each of the {len(rates)} pairs {verb} {_span(rates.values(), size)}"
     fine = _span((rate for pair, rate in rates.items() if pair not in slow), size)
@@ -101,7 +103,7 @@ def _slow_links(world: World, run: Run, collective: str, nbytes: int) -> Step:
     return "", f"no single GPU: {len(slow)} of {len(rates)} pairs are slow ({each}), each other one {verb} {fine}"
 
 
-def _left_out(world: World, run: Run, collective: str, nbytes: int) -> Step:
+def _left_out(world: World, topology: GpuTopology, run: Run, collective: str, nbytes: int) -> Step:
     """Bus bandwidth of the collective without each rank, and of both halves."""
     if world.size < 3:
         return "", ""
@@ -124,6 +126,22 @@ def _left_out(world: World, run: Run, collective: str, nbytes: int) -> Step:
         rates = [f"ranks {half[0]} to {half[-1]} {_gigabytes([rate(half)])}" for half in halves]
         clue += f", among {' and among '.join(rates)}"
     return "", clue
+
+
+def _link(world: World, topology: GpuTopology, a: int, b: int) -> str:
+    """The kind of link of two ranks. Only without a switch do pairs differ by design in the number of their NVLinks."""
+    if not world.gpus:
+        return ""
+    if topology.fabric == "nvlink":
+        at = {gpu.place: position for position, gpu in enumerate(topology.gpus)}
+        return topology.links[at[world.places[a]]][at[world.places[b]]]
+    return topology.kind(f"{world.places[a]}-{world.places[b]}")[-1]
+
+
+def of_their_kind(rates: Mapping[Pair, float], links: Mapping[Pair, str]) -> dict[Pair, float]:
+    """Each rate as a share of the median of the pairs with the same kind of link."""
+    usual = {link: median(rate for pair, rate in rates.items() if links[pair] == link) for link in set(links.values())}
+    return {pair: rate / usual[links[pair]] for pair, rate in rates.items()}
 
 
 def slow_rank(rates: Mapping[Pair, float]) -> int | None:

@@ -43,6 +43,7 @@ class Record:
 
     run: dict[str, Any] = field(default_factory=dict)
     topology: GpuTopology = field(default_factory=GpuTopology)
+    machine: dict[str, Any] = field(default_factory=dict)  # the document of hardware.machine
     worlds: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     checks: dict[str, Check] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class Record:
     deselected: list[str] = field(default_factory=list)
     progress: dict[str, tuple[float, float]] = field(default_factory=dict)  # check: seconds done, and of how many
     telemetry: list[dict[str, Any]] = field(default_factory=list)  # samples: "time" and "gpus"
+    worsened: list[tuple[str, str]] = field(default_factory=list)  # check, and what got worse on a GPU while it ran
     spans: list[tuple[str, float, float]] = field(default_factory=list)  # check, begin, end: seconds since the epoch
     _begun: dict[str, float] = field(default_factory=dict)
     _samples: int = 0
@@ -60,11 +62,15 @@ class Record:
     exit_status: int | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
+        if self.verdict is not None:
+            raise ValueError("it stands after the verdict, which is the last event of a run")
         match event:
             case {"event": "run", **run}:
                 self.run = run
             case {"event": "topology", "topology": topology}:
                 self.topology = GpuTopology.from_json(topology)
+            case {"event": "machine", "machine": machine}:
+                self.machine = machine
             case {"event": "world_started", **world}:
                 self.worlds.append(world)
             case {"event": "check_started", "check": check}:
@@ -76,6 +82,8 @@ class Record:
                 self._keep(sample)
             case {"event": "finding", "finding": finding}:
                 self.findings.append(Finding.from_json(finding))
+            case {"event": "health", "check": check, "problems": problems}:
+                self.worsened += [(check, problem) for problem in problems]
             case {"event": "check_finished", "check": check}:
                 self.checks[check["id"]] = Check(**check)
                 if check["id"] in self._begun:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pytest_gpufleet.probes.reading import Condition, Metric
 from pytest_gpufleet.verdict.finding import Finding
+from pytest_gpufleet.verdict.measurement import goodness
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,21 @@ class Figure:
 
     def worst(self, values: Iterable[float]) -> float:
         """NaN is worse than any number."""
-        sign = 1 if self.metric.better == "higher" else -1
-        return min(values, key=lambda value: -math.inf if math.isnan(value) else sign * value)
+        return min(values, key=lambda value: goodness(value, self.metric))
+
+    def share(self, difference: float, reference: float) -> float:
+        """A difference as a fraction of what it is held against.
+
+        Of a ratio it is the difference itself: a ratio is a fraction already, and can be next to nothing, like the
+        share of communication.
+        """
+        return difference if self.metric.unit == "ratio" else difference / abs(reference) if reference else math.nan
+
+
+def judged(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings that the suite holds against a limit, or would if there were one. What is only shown, like the
+    bandwidth of small messages, is too unsteady for that."""
+    return (finding for finding in findings if finding.required or finding.limit is not None)
 
 
 def figures(findings: Iterable[Finding]) -> dict[Figure, dict[str, float]]:

@@ -5,10 +5,10 @@ Rules after DCGM's health checks (row remapping, PCIe replay rates, clock events
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_gpufleet.hardware.facts import Unavailable
+from pytest_gpufleet.hardware.facts import COUNTERS, Unavailable
 from pytest_gpufleet.hardware.machine import GpuFacts
 from pytest_gpufleet.hardware.xids import Xid
 from pytest_gpufleet.world.outcomes import not_applicable
@@ -26,39 +26,47 @@ SLOWDOWNS = {
 }
 
 
-def expect(gpus: Sequence[GpuFacts], fact: str, wanted: Any) -> None:
+def expect(gpus: Sequence[GpuFacts], fact: str, wanted: Any, must_exist: bool = False) -> None:
     """Assert that a fact of every GPU is `wanted`: a value, or a function of the GPU that gives it.
 
     The AssertionError names every GPU for which it is not, and those that do not answer. Where no GPU of this machine
-    has such a thing, the test does not apply.
+    has such a thing, the test does not apply, unless it `must_exist`.
     """
     __tracebackhide__ = True
     wrong = []
     missing = [gpu[fact] for gpu in gpus if isinstance(gpu[fact], Unavailable) and not gpu[fact].applicable]
-    if len(missing) == len(gpus):
+    if len(missing) == len(gpus) and not must_exist:
         not_applicable(f"{fact}: {missing[0] if missing else 'there is no GPU'}")
     for gpu in gpus:
-        right = wanted(gpu) if callable(wanted) else wanted
         if isinstance(gpu[fact], Unavailable):
-            wrong.append(f"{gpu.identity}: {fact} cannot be read ({gpu[fact]})")
-        elif gpu[fact] != right:
+            wrong.append(_unreadable(gpu, fact, gpu[fact]))
+        elif gpu[fact] != (right := wanted(gpu) if callable(wanted) else wanted):
             wrong.append(f"{gpu.identity}: {fact} is {gpu[fact]}, should be {right}")
     assert not wrong, "\n".join(wrong)
 
 
 def recorded_errors(gpu: GpuFacts) -> list[str]:
-    """What a GPU's counters say against it, whenever it happened."""
-    remapped = gpu["remapped_rows"]
-    _, uncorrected, pending, failed = remapped if isinstance(remapped, list) else (0, 0, 0, 0)
+    """What a GPU's counters say against it, whenever it happened; a counter that it has and does not tell, too."""
+    counts: dict[str, Any] = {fact: 0 if isinstance(gpu[fact], Unavailable) else gpu[fact] for fact in COUNTERS}
+    _, uncorrected, pending, failed = counts["remapped_rows"] or (0, 0, 0, 0)
     rules = (
-        (_number(gpu["ecc_uncorrected_volatile"]), "uncorrectable ECC errors since the driver was loaded"),
+        (counts["ecc_uncorrected_volatile"], "uncorrectable ECC errors since the driver was loaded"),
         (pending, "row remapping pending: reset the GPU"),
         (failed, "row remapping failed: replace the GPU"),
         (uncorrected if uncorrected >= REMAPPED_ROWS_LIMIT else 0, "remapped rows: replace the GPU"),
-        (_number(gpu["sram_threshold_exceeded"]), "SRAM error threshold exceeded: replace the GPU"),
-        (_number(gpu["retired_pages_pending"]), "page retirement pending: reset the GPU"),
+        (counts["sram_threshold_exceeded"], "SRAM error threshold exceeded: replace the GPU"),
+        (counts["retired_pages_pending"], "page retirement pending: reset the GPU"),
     )
-    return [f"{gpu.identity}: {text} ({int(value)})" for value, text in rules if value]
+    told = [f"{gpu.identity}: {text} ({int(value)})" for value, text in rules if value]
+    return told + [
+        _unreadable(gpu, fact, gpu[fact])
+        for fact in COUNTERS
+        if isinstance(gpu[fact], Unavailable) and gpu[fact].applicable
+    ]
+
+
+def _unreadable(gpu: GpuFacts, fact: str, why: Unavailable) -> str:
+    return f"{gpu.identity}: {fact} cannot be read ({why})"
 
 
 def worsened(before: GpuFacts, after: GpuFacts, minutes: float) -> list[str]:
@@ -67,7 +75,7 @@ def worsened(before: GpuFacts, after: GpuFacts, minutes: float) -> list[str]:
     for counter, now in after.facts.items():
         then = before[counter]
         if isinstance(now, Unavailable):
-            if now.applicable and not isinstance(then, Unavailable):
+            if not isinstance(then, Unavailable):
                 problems.append(f"{counter} could be read before and cannot now: {now}")
             continue
         grown = _GROWN.get(counter, _ignored)
@@ -76,7 +84,7 @@ def worsened(before: GpuFacts, after: GpuFacts, minutes: float) -> list[str]:
     return [f"{after.identity}: {problem}" for problem in problems]
 
 
-def link_errors(before: GpuFacts, now: Mapping[str, list[int]], seconds: float) -> list[str]:
+def link_errors(before: GpuFacts, now: Mapping[str, list[int]] | Unavailable, seconds: float) -> list[str]:
     """NVLinks with errors that must not be, between two readings of nvlink_errors so many seconds apart.
 
     A replay or a recovery is one too many. Links correct CRC errors themselves, and healthy ones of an H200 do so about
@@ -84,9 +92,14 @@ def link_errors(before: GpuFacts, now: Mapping[str, list[int]], seconds: float) 
     """
     problems = []
     then = before["nvlink_errors"]
+    if isinstance(then, Unavailable) or isinstance(now, Unavailable):
+        return [_unreadable(before, "nvlink_errors", now if isinstance(now, Unavailable) else then)]
     for kind, counts in now.items():
+        if len(counts) != len(then[kind]):
+            links = f"{len(counts)} NVLinks, at the beginning on {len(then[kind])}"
+            problems.append(f"{before.identity}: {kind} errors are counted on {links}")
         allowed = CRC_ERRORS_A_SECOND * seconds if kind.startswith("crc") else 0
-        for link, (old, new) in enumerate(zip(then[kind], counts, strict=True)):
+        for link, (old, new) in enumerate(zip(then[kind], counts, strict=False)):
             if new - old > allowed:
                 problems.append(f"{before.identity}: NVLink {link} had {new - old} {kind} errors in {seconds:.0f} s")
     return problems
@@ -97,7 +110,10 @@ def too_hot(identity: str, gpu: GpuFacts, hottest: Mapping[str, float]) -> list[
     limits = gpu["temperature_limits_c"]
     if not isinstance(limits, dict):
         return []
-    rules = (("temperature_c", limits.get("gpu_max")), ("memory_temperature_c", limits.get("memory_max")))
+    rules = (
+        ("temperature_c", limits.get("gpu_max") or limits.get("slowdown")),
+        ("memory_temperature_c", limits.get("memory_max")),
+    )
     return [
         f"{identity}: {name} reached {hottest[name]}, the device's own limit is {limit}"
         for name, limit in rules
@@ -118,8 +134,9 @@ def xids_of(gpus: Iterable[GpuFacts], xids: Sequence[Xid]) -> list[str]:
     return [f"{gpu.identity}: {xid}" for gpu in gpus for xid in xids if xid.of(str(gpu["pci_bus_id"]))]
 
 
-def _number(value: Any) -> int:
-    return 0 if isinstance(value, Unavailable) else int(value)
+def xids_of_none(pci_bus_ids: Collection[str], xids: Iterable[Xid]) -> list[str]:
+    """XIDs of GPUs that are not at any of these PCI bus ids: the driver has lost them since."""
+    return [f"a GPU that is no longer here, or hidden from this container: {xid}" for xid in xids if not any(map(xid.of, pci_bus_ids))]
 
 
 def _ignored(then: Any, now: Any, gpu: GpuFacts, minutes: float) -> bool:

@@ -59,7 +59,11 @@ def judge(
     if not measurement.values:  # which would meet every limit
         return Finding(check, measurement, "not judged", reason="nothing was measured", required=required)
     limit = profile.limit_for(measurement) if profile else None
-    missed = tuple(place for place, value in measurement.values.items() if limit and not limit.met_by(value))
+    missed = tuple(
+        place
+        for place, value in measurement.values.items()
+        if not _possible(value) or (limit and not limit.met_by(value))
+    )
     slower = _slower_than_peers(measurement, topology)
     if missed or slower:
         reason = _missed_reason(len(missed), len(slower))
@@ -71,10 +75,15 @@ def judge(
     return Finding(check, measurement, "met", limit, required=required)
 
 
+def _possible(value: float) -> bool:
+    """Nothing that is measured here can be infinite or negative, and NaN is no figure."""
+    return math.isfinite(value) and value >= 0
+
+
 def unsteady(finding: Finding) -> Finding | None:
-    """A finding of its own for a required and judged figure whose samples differ by more than 5 %; else None."""
+    """A finding of its own for a judged figure whose samples differ by more than 5 %; else None."""
     measurement = finding.measurement
-    judged = finding.required and finding.state in ("met", "missed")
+    judged = measurement.definition.steady and finding.state in ("met", "missed")
     if not judged or all(spread <= STEADY for spread in measurement.spread.values()):
         return None
     limit = Limit("spread", "max", STEADY, "ratio", "project gate", STEADINESS, {}, "")
@@ -128,9 +137,9 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
     what = f"{measurement.definition.title} ({', '.join(f'{k}={v}' for k, v in measurement.conditions.items())})"
     lines = [f"{what}: {finding.reason}"]
     for place in finding.missed:
-        assert limit is not None
         value = measurement.values[place]
-        lines.append(f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, limit {limit}")
+        against = f"limit {limit}" if _possible(value) else "which no measurement can give"
+        lines.append(f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {against}")
     for place, fraction in (finding.slower_than_peers or {}).items():
         value = measurement.values[place]
         lines.append(

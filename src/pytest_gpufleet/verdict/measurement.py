@@ -44,8 +44,7 @@ class Measurement:
     @property
     def worst(self) -> tuple[str, float]:
         """The place that did worst, and its value. NaN is worse than any number."""
-        sign = 1 if self.definition.better == "higher" else -1
-        return min(self.values.items(), key=lambda item: -math.inf if math.isnan(item[1]) else sign * item[1])
+        return min(self.values.items(), key=lambda item: goodness(item[1], self.definition))
 
     @property
     def spread(self) -> dict[str, float]:
@@ -63,6 +62,11 @@ class Measurement:
         # Evidence of earlier versions has no definition.
         definition = Metric(**given) if (given := data.get("definition")) else METRICS.get(name)
         return cls(**{**data, "samples": samples, "definition": definition or Metric(name, "", "higher", name)})
+
+
+def goodness(value: float, metric: Metric) -> float:
+    """Higher is better, whatever the metric; NaN is worse than any number."""
+    return -math.inf if math.isnan(value) else value if metric.better == "higher" else -value
 
 
 def measure(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
@@ -124,5 +128,6 @@ def scaling_efficiency(one: Measurement, many: Measurement) -> Measurement:
     """throughput(n) / (n x throughput(1)), both for the place "world" and measured in one run with one recipe."""
     ranks = many.conditions["ranks"]
     assert isinstance(ranks, int)
-    ratio = many.values[WORLD] / (ranks * one.values[WORLD])
-    return Measurement("scaling_efficiency", {WORLD: ratio}, many.conditions)
+    alone = ranks * one.values[WORLD]
+    samples = tuple(sample / alone for sample in many.samples.get(WORLD, ()))
+    return Measurement("scaling_efficiency", {WORLD: many.values[WORLD] / alone}, many.conditions, {WORLD: samples})

@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.verdict.evidence import Check, Record
@@ -14,7 +13,6 @@ from pytest_gpufleet.verdict.finding import Finding
 
 FILE = "summary.json"
 SCHEMA = 1
-SCHEMA_FILE = Path(__file__).parent / "summary.schema.json"
 
 RUN = (
     "host", "utc", "command", "level", "burn_in_seconds", "gpus", "rehearsal", "ranks", "profile", "profile_sha256",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
+from datetime import datetime
 
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record
+from pytest_gpufleet.verdict.titles import titled
 
 DIED = "the run did not come to its end"
 # 0 and 1 as pytest means them; pytest does not use 10.
@@ -16,8 +18,8 @@ EXIT_STATUS = {"ACCEPTED": 0, "REJECTED": 1, "INCOMPLETE": 10}
 def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     """The verdict and the reasons for it, most important first. `broken` says why a run did not come to its end.
 
-    REJECTED if any check failed; else REHEARSAL without GPUs; else INCOMPLETE if a check that the level requires was
-    not run, skipped or not judged; else ACCEPTED.
+    REHEARSAL without GPUs; else REJECTED if any check failed or the health of a GPU got worse; else INCOMPLETE if a
+    check that the level requires was not run, skipped or not judged; else ACCEPTED.
     """
     level, rehearsal = record.run.get("level", "standard"), record.run.get("rehearsal", False)
     failed = [check for check in record.checks.values() if check.outcome == "failed"]
@@ -26,18 +28,36 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
         reasons = ["CPU ranks stood in for GPUs: this says nothing about any GPU"]
         return "REHEARSAL", reasons + _failures(failed) + cut_short
     # A check may have swallowed LimitMissed; the finding is recorded all the same.
-    swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - {c.id for c in failed}
-    if failed or swallowed:
+    told = {check.id for check in failed}
+    swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - told
+    worsened = [f"while {check} ran: {problem}" for check, problem in record.worsened if check not in told]
+    if failed or swallowed or worsened:
         missed = [f"{check} missed a limit" for check in sorted(swallowed)]
-        return "REJECTED", _failures(failed) + missed + cut_short
-    gaps = cut_short + _gaps(record, level)
+        return "REJECTED", _failures(failed) + worsened + missed + cut_short
+    gaps = cut_short + _gaps(record)
     if gaps:
-        return "INCOMPLETE", gaps
-    return "ACCEPTED", [f"all {len(levels.required(level))} checks of level {level} ran and met their limits"]
+        return "INCOMPLETE", gaps + remarks(record)
+    whole = f"all {len(levels.required(level))} checks of level {level} ran and met their limits"
+    return "ACCEPTED", [whole, *remarks(record)]
+
+
+def remarks(record: Record) -> list[str]:
+    """What a verdict does not cover, or did not see happen: GPUs that were left out, checks of earlier runs."""
+    tested, present = len(record.topology.gpus), record.run.get("gpus_present", 0)
+    told = [f"{tested} of the machine's {present} GPUs were tested"] if present > tested else []
+    for earlier in record.run.get("resumed", []):
+        carried = sum(check.run == earlier["run"] for check in record.checks.values())
+        when = datetime.fromisoformat(earlier["utc"]).strftime("%Y-%m-%d %H:%M UTC")
+        told.append(f"{carried} of {len(record.checks)} checks carried over from {earlier['run']} of {when}")
+        told += [f"{titled(check)}: failed in {earlier['run']} and ran again" for check in earlier["failed"]]
+    return told
 
 
 def settled(record: Record, broken: str) -> Record:
-    """The record with the verdict, its reasons and the exit status that follow from all else in it."""
+    """The record with the verdict, its reasons and the exit status that follow from all else in it.
+
+    A rehearsal ends with 1 if a check failed, else with 10 if it is broken, else with 0.
+    """
     verdict, reasons = conclude(record, broken)
     failed = any(check.outcome == "failed" for check in record.checks.values())
     rehearsed = EXIT_STATUS["REJECTED"] if failed else EXIT_STATUS["INCOMPLETE"] if broken else 0
@@ -49,33 +69,54 @@ def _failures(failed: list[Check]) -> list[str]:
     return [f"{check.title} ({check.id})" if check.title else check.id for check in failed]
 
 
-def _gaps(record: Record, level: str) -> list[str]:
-    ran: dict[str, list[Check]] = defaultdict(list)
-    for check in record.checks.values():
-        ran[levels.check_name(check.id)].append(check)
-    deselected = {levels.check_name(check) for check in record.deselected}
-    begun = {levels.check_name(check) for check in record.started}  # and not finished: that has been said
+def left_out(record: Record) -> dict[str, tuple[int, int]]:
+    """The checks that the level requires and of which cases did not begin: how many were deselected, and how many were
+    not even collected."""
+    begun = Counter(map(levels.check_name, {*record.started, *record.checks}))
+    deselected = Counter(map(levels.check_name, set(record.deselected)))
+    absent = {}
+    for name in levels.required(record.run.get("level", "standard")):
+        not_run = max(0, levels.CASES.get(name, 1) - begun[name] - deselected[name])
+        if deselected[name] or not_run:
+            absent[name] = deselected[name], not_run
+    return absent
+
+
+def short_burn_in(record: Record) -> str:
+    """How much shorter the burn-in was than the level asks for; empty if it was not."""
+    seconds = record.run.get("burn_in_seconds", 0)
+    if record.run.get("level") != "burnin" or seconds >= levels.BURN_IN_SECONDS:
+        return ""
+    return f"the burn-in was {seconds:g} s long, level burnin asks for {levels.BURN_IN_SECONDS:g} s"
+
+
+def _gaps(record: Record) -> list[str]:
+    ran = Counter(map(levels.check_name, {*record.started, *record.checks}))
+    own = {levels.check_name(check.id): check.title for check in record.checks.values()}
+    required = set(levels.required(record.run.get("level", "standard")))
     gaps = []
-    for name in levels.required(level):
-        if name not in ran and name in begun:
-            continue
-        if name not in ran:
-            gaps.append(f"{name} was {'deselected' if name in deselected else 'not run'}")
-        elif name in deselected:
-            gaps.append(f"{name} was deselected in part")
-        elif len(ran[name]) < (cases := levels.CASES.get(name, 1)):
-            gaps.append(f"only {len(ran[name])} of the {cases} cases of {name} ran")
-        gaps += [f"{check.id} was skipped: {check.message}" for check in ran[name] if check.outcome == "skipped"]
+    for name, (deselected, _) in left_out(record).items():
+        cases = levels.CASES.get(name, 1)
+        if deselected:
+            what = "deselected in part" if ran[name] else "deselected"
+        else:
+            what = f"only {ran[name]} of its {cases} cases ran" if ran[name] else "not run"
+        gaps.append(f"{titled(name)}: {what}")
+    skipped = Counter(
+        (levels.check_name(check.id), check.message) for check in record.checks.values() if check.outcome == "skipped"
+    )
+    for (name, message), count in skipped.items():
+        if name in required:
+            gaps.append(f"{titled(name)}: {f'{count} cases skipped' if count > 1 else 'skipped'}: {message}")
     unjudged = Counter(
         (levels.check_name(finding.check), finding.reason)
         for finding in record.findings
         if finding.state == "not judged"
     )
     for (name, reason), count in unjudged.items():
-        gaps.append(f"{name}: {count} {'figure was' if count == 1 else 'figures were'} not judged: {reason}")
-    if level == "burnin" and (seconds := record.run.get("burn_in_seconds", 0)) < levels.BURN_IN_SECONDS:
-        gaps.append(f"the burn-in was {seconds:g} s long, level burnin asks for {levels.BURN_IN_SECONDS:g} s")
-    return gaps
+        what = "1 figure was" if count == 1 else f"{count} figures were"
+        gaps.append(f"{titled(name, own.get(name, ''))}: {what} not judged: {reason}")
+    return gaps + list(filter(None, [short_burn_in(record)]))
 
 
 def _unfinished(record: Record) -> list[str]:
@@ -85,5 +126,5 @@ def _unfinished(record: Record) -> list[str]:
         if check not in record.checks:
             done, whole = record.progress.get(check, (0, 0))
             came_to = f": it came to {done:.0f} s of {whole:.0f} s without a fault" if whole else ""
-            lines.append(f"{check} did not finish{came_to}")
+            lines.append(f"{titled(check)}: did not finish{came_to}")
     return lines

@@ -78,8 +78,8 @@ EXTRAORDINARY = ("optimizer", "workload", "method")
 _TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls")
 _TRAINING = ("model", "recipe", "ranks", "batch", *EXTRAORDINARY)
 
-# The conditions that the probes give with each metric. A limit that depends on another one could never hold, and
-# nobody would notice.
+# Of the conditions that the probes give with each metric, those that a limit may name. A limit that named one that no
+# probe gives could never hold, and nobody would notice.
 MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "busbw": _TRANSFER,
     "collective_latency": _TRANSFER,

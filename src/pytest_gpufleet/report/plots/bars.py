@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.figures import ONE_GPU, for_information, per_gpu, told_apart
+from pytest_gpufleet.report.figures import for_information, number_of, per_gpu, told_apart
 from pytest_gpufleet.report.plots import canvas
 from pytest_gpufleet.verdict.finding import Finding
 
@@ -43,10 +43,10 @@ def bars(findings: Sequence[Finding]) -> list[tuple[str, str]]:
 
 def _drawn(findings: Sequence[Finding]) -> tuple[str, str]:
     metric = wording.metric(findings[0])
-    caption = metric.title[:1].upper() + metric.title[1:] + ("" if "GPU" in metric.title else ", by GPU")
+    caption = wording.capitalised(metric.title) + ("" if "GPU" in metric.title else ", by GPU")
     scale, unit = (100, "%") if metric.unit == "ratio" else (1, metric.unit)
     shared, names = told_apart(findings)
-    places = sorted({place for finding in findings for place in finding.measurement.values}, key=_number)
+    places = sorted({place for finding in findings for place in finding.measurement.values}, key=number_of)
     with canvas.style(caption):
         height = 0.1 + BAR * len(places)
         figure, axes = canvas.panels(len(findings), COLUMNS, height, legend=True)
@@ -96,8 +96,3 @@ def _legend(findings: Sequence[Finding]) -> list[Any]:
     if any(finding.limit for finding in findings):
         handles.append(Line2D([], [], color=canvas.INK, linewidth=1.6, label="limit"))
     return handles
-
-
-def _number(place: str) -> int:
-    found = ONE_GPU.fullmatch(place)
-    return int(found[1]) if found else 0

@@ -104,9 +104,14 @@ def published(limit: Limit | None) -> float | None:
 
 
 def ticks(values: Iterable[float], most: int) -> list[float]:
-    """At most so many of the values, from the largest down."""
-    every = sorted(set(values))
-    return every[::-1][:: math.ceil(len(every) / most)]
+    """About so many of the values on a logarithmic axis, from the largest down, each far enough from the last."""
+    every = sorted(set(values), reverse=True)
+    apart = (every[0] / every[-1]) ** (1 / most)
+    chosen = every[:1]
+    for value in every[1:]:
+        if value * apart <= chosen[-1]:
+            chosen.append(value)
+    return chosen
 
 
 def svg(figure: Figure, description: str) -> str:

@@ -39,7 +39,7 @@ def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             panels = _panels(some, key, fewest)
             if panels:
                 definition = wording.metric(some[0])
-                caption = f"{definition.title[:1].upper()}{definition.title[1:]} against {label}"
+                caption = f"{wording.capitalised(definition.title)} against {label}"
                 drawn.append((caption, _svg(panels, key, caption, definition.unit)))
     return drawn
 

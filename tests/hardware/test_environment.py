@@ -1,0 +1,53 @@
+"""No secret of the environment gets into what a run leaves behind."""
+
+import pytest
+
+from pytest_gpufleet.hardware.environment import relevant
+
+SECRETS = {
+    "NVIDIA_NGC_APIKEY": "s3kret-1",
+    "NVIDIA_API_KEY": "s3kret-2",
+    "TORCH_HUB_PAT": "s3kret-3",
+    "NCCL_AUTH": "s3kret-4",
+    "NCCL_PASSPHRASE": "s3kret-5",
+    "TORCH_Secret_Of_Mine": "s3kret-6",
+    "CUDA_CREDS": "s3kret-7",
+    "TORCH_ACCESSTOKEN": "s3kret-8",
+    "TRITON_PWD": "s3kret-9",
+}
+URLS = {
+    "TORCH_INDEX_URL": ("https://me:s3kret-10@host/simple", "https://(hidden)@host/simple"),
+    "TORCH_PROXY": ("http://s3kret-11@host:3128", "http://(hidden)@host:3128"),
+    "TORCH_MIRRORS": ("a=http://x/y b=http://me:s3/k@ret-12@z", "a=http://x/y b=http://(hidden)@z"),
+    "TORCH_HOME_URL": ("https://host/x?sv=1&sig=s3kret-13", "https://host/x?(hidden)"),
+}
+HARMLESS = {
+    "NCCL_P2P_DISABLE": "1",
+    "CUDA_PATH": "/usr/local/cuda",
+    "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",
+    "TORCH_SIGNAL_HANDLER": "1",
+    "LD_PRELOAD": "/a.so:/b@2.so",
+    "NVIDIA_VISIBLE_DEVICES": "GPU-00000002-77aa",
+}
+ELSEWHERE = {"AWS_SESSION": "s3kret-14", "HOME_OF_NCCL_KEYS": "s3kret-15", "NVIDIA_REQUIRE_CUDA": "cuda>=12"}
+
+
+def test_what_looks_like_a_secret_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {name: url for name, (url, _) in URLS.items()}
+    for name, value in {**SECRETS, **given, **HARMLESS, **ELSEWHERE}.items():
+        monkeypatch.setenv(name, value)
+    found = relevant()
+    assert {name: found[name] for name in SECRETS} == dict.fromkeys(SECRETS, "(hidden)")
+    assert {name: found[name] for name in URLS} == {name: shown for name, (_, shown) in URLS.items()}
+    assert {name: found[name] for name in HARMLESS} == HARMLESS
+    assert not ELSEWHERE.keys() & found.keys()
+    assert list(found) == sorted(found)
+
+
+def test_no_secret_is_in_the_files_of_a_run(fleet) -> None:
+    run = fleet("def test_x(): pass", **SECRETS, **{name: url for name, (url, _) in URLS.items()}, **ELSEWHERE)
+    (folder,) = run.folders
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"evidence.jsonl", "report.html", "summary.json"} <= {path.name for path in files}
+    assert [path.name for path in files if b"s3k" in path.read_bytes()] == []
+    assert run.record.run["environment"]["NVIDIA_NGC_APIKEY"] == "(hidden)"

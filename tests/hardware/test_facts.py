@@ -1,0 +1,72 @@
+"""Single facts of NVML where a part of them cannot be had. The driver is described, not present."""
+
+import sys
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+from fake_nvml import switched
+
+from pytest_gpufleet.hardware import facts
+
+LIMITS = {0: 95, 1: 89, 2: 95, 3: 87}  # nvml.h: shutdown, slowdown, memory_max, gpu_max
+
+
+def source(**errors):
+    """A GPU whose temperature thresholds fail with these NVML errors, by their numbers."""
+
+    def threshold(handle, number):
+        if f"n{number}" in errors:
+            raise pynvml.NVMLError(errors[f"n{number}"])
+        return LIMITS[number]
+
+    nvml = SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlDeviceGetTemperatureThreshold=threshold)
+    return facts.Nvml(nvml, [object()])
+
+
+def test_a_threshold_that_the_device_does_not_have_costs_no_other():
+    limits = source(n3=pynvml.NVML_ERROR_NOT_SUPPORTED).ask(0, "temperature_limits_c")
+    assert limits == {"shutdown": 95, "slowdown": 89, "memory_max": 95, "gpu_max": None}
+
+
+def test_thresholds_that_cannot_be_read_are_no_absent_ones():
+    with pytest.raises(facts.FactError) as caught:
+        source(n3=pynvml.NVML_ERROR_GPU_IS_LOST).ask(0, "temperature_limits_c")
+    assert caught.value.unavailable.applicable
+
+
+def test_addresses_of_all_gpus_that_nvml_lists_but_not_of_lost_ones(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", switched(4, lost=(2,)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert facts.pci_addresses() == ["00000000:1B:00.0", "00000000:2B:00.0", "00000000:4B:00.0"]
+
+
+def test_every_gpu_counts_hidden_and_lost_ones_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", switched(4, lost=(2,)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert facts.gpus_present() == 4
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED])
+def test_older_drivers_tell_of_clock_events_by_their_older_name(error):
+    def not_known(handle):
+        raise pynvml.NVMLError(error)
+
+    nvml = SimpleNamespace(
+        NVMLError=pynvml.NVMLError,
+        nvmlDeviceGetCurrentClocksEventReasons=not_known,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x40,
+    )
+    assert facts.Nvml(nvml, [object()]).ask(0, "clock_event_reasons") == 0x40
+    del nvml.nvmlDeviceGetCurrentClocksEventReasons  # an older nvidia-ml-py
+    assert facts.Nvml(nvml, [object()]).ask(0, "clock_event_reasons") == 0x40
+
+
+def test_clock_events_that_a_lost_gpu_does_not_tell_are_no_absent_ones():
+    def lost(handle):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    nvml = SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlDeviceGetCurrentClocksEventReasons=lost)
+    with pytest.raises(facts.FactError) as caught:
+        facts.Nvml(nvml, [object()]).ask(0, "clock_event_reasons")
+    assert caught.value.unavailable.applicable

@@ -1,0 +1,45 @@
+"""What other plugins, conftest files and options cannot make of a check."""
+
+FAILS = """
+def test_it(world):
+    assert world.run(lambda rank: rank.index) == [1, 0]
+"""
+
+# As plugins do that run a test once more, or that call its failure something else.
+WHITEWASH = """
+import pytest
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    outcome.get_result().outcome = "passed"
+"""
+
+ORDER = """
+import pytest
+
+@pytest.mark.at_the_end
+def test_last(world):
+    pass
+
+def test_first(world):
+    pass
+"""
+
+
+def test_a_test_that_was_only_set_up_has_not_passed(fleet):
+    run = fleet(FAILS, "--setup-only")
+    (check,) = run.record.checks.values()
+    assert (check.outcome, check.message) == ("skipped", "its body was not run")
+
+
+def test_a_failure_that_a_hook_calls_passed_is_one(fleet):
+    run = fleet(FAILS, files={"conftest.py": WHITEWASH})
+    (check,) = run.record.checks.values()
+    assert check.outcome == "failed"
+    assert run.status == 1
+
+
+def test_what_belongs_to_the_end_runs_there(fleet):
+    run = fleet(ORDER)
+    assert list(run.outcomes) == ["test_first", "test_last"]
