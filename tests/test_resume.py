@@ -198,12 +198,15 @@ def test_what_was_carried_over_stands_beside_the_acceptance(ended):
     assert conclude(record)[0] == "ACCEPTED"
     (check, *_), (other, *_) = record.checks, list(record.checks)[7:]
     record.checks[check] = replace(record.checks[check], run="node7-a")
-    earlier = {"run": "node7-a", "utc": "2026-11-20T23:10:00+00:00", "failed": [other]}
+    earlier = {"run": "node7-a", "utc": "2026-11-20T23:10:00+00:00", "failed": [other, "own.py::test_x"]}
     record.run["resumed"] = [earlier]
-    verdict, (_, carried, failed) = conclude(record)
+    verdict, (_, carried, *failed) = conclude(record)
     assert verdict == "ACCEPTED"
     assert carried == f"1 of {len(record.checks)} checks carried over from node7-a of 2026-11-20 23:10 UTC"
-    assert failed == f"{titled(other)}: failed in node7-a and ran again"
+    assert failed == [
+        f"{titled(other)}: failed in node7-a, passed in this run",
+        "own.py::test_x: failed in node7-a, not run in this run",
+    ]
     assert f"{carried}." in why(record)
 
 

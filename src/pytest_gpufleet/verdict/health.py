@@ -136,7 +136,8 @@ def xids_of(gpus: Iterable[GpuFacts], xids: Sequence[Xid]) -> list[str]:
 
 def xids_of_none(pci_bus_ids: Collection[str], xids: Iterable[Xid]) -> list[str]:
     """XIDs of GPUs that are not at any of these PCI bus ids: the driver has lost them since."""
-    return [f"a GPU that is no longer here, or hidden from this container: {xid}" for xid in xids if not any(map(xid.of, pci_bus_ids))]
+    strange = (xid for xid in xids if not any(map(xid.of, pci_bus_ids)))
+    return [f"a GPU that is no longer here, or hidden from this container: {xid}" for xid in strange]
 
 
 def _ignored(then: Any, now: Any, gpu: GpuFacts, minutes: float) -> bool:

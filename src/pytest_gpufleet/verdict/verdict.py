@@ -49,7 +49,9 @@ def remarks(record: Record) -> list[str]:
         carried = sum(check.run == earlier["run"] for check in record.checks.values())
         when = datetime.fromisoformat(earlier["utc"]).strftime("%Y-%m-%d %H:%M UTC")
         told.append(f"{carried} of {len(record.checks)} checks carried over from {earlier['run']} of {when}")
-        told += [f"{titled(check)}: failed in {earlier['run']} and ran again" for check in earlier["failed"]]
+        for check in earlier["failed"]:
+            now = record.checks[check].outcome if check in record.checks else "not run"
+            told.append(f"{titled(check)}: failed in {earlier['run']}, {now} in this run")
     return told
 
 
