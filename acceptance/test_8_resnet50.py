@@ -16,6 +16,7 @@ from pytest_gpufleet.probes.training import train_throughput
 
 # Figures of these recipes were published for most models; the others are judged where somebody has a limit for them.
 PUBLISHED = ("tf32", "amp")
+SOME_GPUS = (2, 4)
 # Compiling takes minutes, of which level standard has none to give.
 PEAK_LEVEL = "burnin"
 COMPILING_SECONDS = 900
@@ -39,7 +40,7 @@ def test_each_gpu_alone(nccl_group, judge, resnet):
 
 @pytest.mark.level("standard")
 @pytest.mark.parametrize("recipe", ["fp32", "tf32", "amp", "bf16"])
-def test_throughput_and_scaling(nccl_group, judge, resnet, recipe):
+def test_throughput_and_scaling(nccl_group, judge, fleet_level, resnet, recipe):
     """ResNet-50 throughput on one GPU and on all, and how well it scales
 
     Low on one GPU already: see the test of each GPU alone. Low on all only: communication (see the bandwidth tests) or
@@ -47,7 +48,8 @@ def test_throughput_and_scaling(nccl_group, judge, resnet, recipe):
     """
     if recipe in ("tf32", "bf16") and _compute_capability(nccl_group) < (8, 0):
         not_applicable(f"{recipe} came with compute capability 8.0")
-    figures, shown = _scaling(nccl_group, resnet, recipe)
+    some = SOME_GPUS if recipe == "amp" or fleet_level == "burnin" else ()
+    figures, shown = _scaling(nccl_group, resnet, recipe, some)
     judge(*figures, shown=shown, required=recipe in PUBLISHED, on_miss=lambda: _communication(shown))
 
 
@@ -62,7 +64,7 @@ def test_peak_throughput_and_scaling(nccl_group, judge, resnet):
         pytest.skip("torch.compile needs a C compiler: install gcc")
     if _compute_capability(nccl_group) < (7, 0):
         not_applicable("torch.compile needs compute capability 7.0")
-    figures, shown = _scaling(nccl_group, resnet, "peak", timeout=COMPILING_SECONDS)
+    figures, shown = _scaling(nccl_group, resnet, "peak", SOME_GPUS, timeout=COMPILING_SECONDS)
     judge(*figures, shown=shown, required=False, on_miss=lambda: _communication(shown))
 
 
@@ -139,18 +141,17 @@ def test_training_in_full_memory(nccl_group, judge, resnet):
         assert each.free_after >= RETURNED * each.free_before, f"{place}: memory was not returned"
 
 
-def _scaling(nccl_group, resnet, recipe, **options):
+def _scaling(nccl_group, resnet, recipe, some_gpus, **options):
     """Throughput on one GPU and on all, with scaling efficiency; and, to be shown, the share of communication and the
-    same for some of the GPUs."""
+    same for some of the GPUs: as many as `some_gpus` says, where that is fewer than all."""
     size = nccl_group.size
     if size == 1:
         return [measure(nccl_group, train_throughput, recipe, resnet, **options)], []
     # All first: then every rank has compiled, and tried cuDNN's algorithms, at the same time.
     every, share = measure_all(nccl_group, train_throughput, recipe, resnet, communication=True, **options)
-    counts = [1, 2, 4] if recipe in ("amp", "peak") else [1]
     one, *some = [
         measure(nccl_group.subset(range(count)), train_throughput, recipe, resnet, **options)
-        for count in counts
+        for count in (1, *some_gpus)
         if count < size
     ]
     between = [measurement for each in some for measurement in (each, scaling_efficiency(one, each))]

@@ -43,3 +43,10 @@ def test_a_failure_that_a_hook_calls_passed_is_one(fleet):
 def test_what_belongs_to_the_end_runs_there(fleet):
     run = fleet(ORDER)
     assert list(run.outcomes) == ["test_first", "test_last"]
+
+
+def test_there_is_no_run_without_its_report(fleet):
+    run = fleet(ORDER, "-p", "no:html")
+    assert run.status == 4
+    assert "the report is written by pytest-html: leave out -p no:html" in run.text
+    assert not run.folders

@@ -553,6 +553,8 @@ def test_the_margin_of_a_ratio_that_is_next_to_nothing_is_more_than_nothing(
         ({"values": {"solo_train_throughput gpu1": 5900.0}}, f"b was rejected: {runs.ALONE} failed"),
         ({"failed": {runs.ALONE: "other"}}, f"b was rejected: {runs.ALONE} failed"),
         ({"ends": False}, "b did not come to its end"),
+        ({"host": "node7"}, "a and b are one and the same run"),
+        ({"without": "test_2_health.py"}, "b did not show that its machine is sound: nothing of test_2_health.py ran"),
         ({"machine": runs.topology("node8", driver="575.57.08")}, "driver differs: 580.159.04 (a), 575.57.08 (b)"),
         ({"machine": runs.topology("node8", "NVIDIA B300")}, "GPU model differs: NVIDIA X9000 (a), NVIDIA B300 (b)"),
     ],
@@ -560,7 +562,7 @@ def test_the_margin_of_a_ratio_that_is_next_to_nothing_is_more_than_nothing(
 def test_no_profile_is_made_of_doubtful_runs(
     tmp_path: Path, gpufleet: Command, second: dict[str, object], said: str
 ) -> None:
-    folders = [runs.record(tmp_path / "a"), runs.record(tmp_path / "b", "node8", **second)]
+    folders = [runs.record(tmp_path / "a"), runs.record(tmp_path / "b", **{"host": "node8", **second})]
     status, text = gpufleet("calibrate", *folders, "-o", tmp_path / "my.toml")
     assert status == 1
     assert said in text
@@ -658,7 +660,7 @@ def test_help_tells_the_exit_status(command: str, capsys: pytest.CaptureFixture[
 
 
 def test_no_command_loads_torch(tmp_path: Path) -> None:
-    folders = [str(runs.record(tmp_path / name)) for name in ("a", "b")]
+    folders = [str(runs.record(tmp_path / name, f"node-{name}")) for name in ("a", "b")]
     lines = [
         ["verify", folders[0]],
         ["report", folders[0], "-o", str(tmp_path / "again.html")],

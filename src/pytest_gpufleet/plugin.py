@@ -76,11 +76,13 @@ def pytest_configure(config: pytest.Config) -> None:
             "-n and --dist do not go together with --gpus or --rehearse: several workers would share the GPUs and "
             "spoil every figure; leave them out, the ranks already run at the same time"
         )
+    if not config.pluginmanager.hasplugin("html"):
+        raise pytest.UsageError("the report is written by pytest-html: leave out -p no:html")
     fleet.open()
     for name, file in (("htmlpath", "report.html"), ("xmlpath", "junit.xml")):
         if hasattr(config.option, name) and not getattr(config.option, name):
             setattr(config.option, name, str(fleet.folder / file))
-    if fleet.evidence is not None and config.pluginmanager.hasplugin("html"):
+    if fleet.evidence is not None:
         from pytest_gpufleet.report import hooks, html
 
         config.option.self_contained_html = True

@@ -1,5 +1,7 @@
 """No secret of the environment gets into what a run leaves behind."""
 
+from pathlib import Path
+
 import pytest
 
 from pytest_gpufleet.hardware.environment import relevant
@@ -42,6 +44,15 @@ def test_what_looks_like_a_secret_is_hidden(monkeypatch: pytest.MonkeyPatch) -> 
     assert {name: found[name] for name in HARMLESS} == HARMLESS
     assert not ELSEWHERE.keys() & found.keys()
     assert list(found) == sorted(found)
+
+
+def test_what_nccl_reads_from_its_files_counts_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "my.conf").write_text("# of the image\nNCCL_P2P_DISABLE = 1\nNCCL_NVLS_ENABLE=0\nOTHER=2\n")
+    monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "my.conf"))
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    found = relevant()
+    assert (found["NCCL_P2P_DISABLE"], found["NCCL_NVLS_ENABLE"]) == ("1", "1")
+    assert "OTHER" not in found
 
 
 def test_no_secret_is_in_the_files_of_a_run(fleet) -> None:

@@ -402,7 +402,7 @@ SHOWN = {
 def test_every_call_that_fails_alone_is_a_finding(on_recorded, reason):
     run = on_recorded(
         ONE_BY_ONE % (reason, REASONS[reason]),
-        *("-k", NEEDS_GPUS, "-o", f"pythonpath={ROOT / 'acceptance'}", "-p", "no:html", "--tb=line"),
+        *("-k", NEEDS_GPUS, "-o", f"pythonpath={ROOT / 'acceptance'}", "--tb=line"),
     )
     said = {name: run.check(name).message for name in failed(run)}
     assert [text for text in said.values() if "GPU 2 " not in text or f"NVML: {reason}" not in text] == []

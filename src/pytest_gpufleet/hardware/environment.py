@@ -1,4 +1,4 @@
-"""The environment variables that can change a result, and nothing else of the environment."""
+"""The variables that can change a result, and nothing else of the environment."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ IN_URLS = re.compile(r"(?<=://)\S*@|(?<=\?)\S*=\S*")
 HIDDEN = "(hidden)"
 
 
+def steering() -> dict[str, str]:
+    """The environment, and what stands in the files from which NCCL takes variables that are not in it (NCCL's manual,
+    "Environment Variables")."""
+    own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
+    return {**_assignments("/etc/nccl.conf"), **_assignments(own), **os.environ}
+
+
+def _assignments(path: str) -> dict[str, str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            parts = [line.partition("=") for line in file]
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in parts if name.strip().startswith("NCCL_")}
+
+
 def relevant() -> dict[str, str]:
     """The variables by which users and images steer drivers and libraries, sorted by name.
 
@@ -29,7 +45,7 @@ def relevant() -> dict[str, str]:
     """
     return {
         name: HIDDEN if SECRET.search(name) else IN_URLS.sub(_hide, value)
-        for name, value in sorted(os.environ.items())
+        for name, value in sorted(steering().items())
         if STEERING.fullmatch(name) and not NOISE.fullmatch(name)
     }
 

@@ -8,7 +8,6 @@ reduce_scatter, all_to_all, gather, scatter) the bytes of all ranks together.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from pytest_gpufleet.hardware.environment import steering
 from pytest_gpufleet.probes.reading import WORLD, Condition, Reading
 from pytest_gpufleet.probes.stopwatch import Timing, timing
 from pytest_gpufleet.world.rank import Rank
@@ -210,7 +210,7 @@ def buffer_bytes(name: str, nbytes: int, n: int) -> int:
 
 def nvls(device: torch.device) -> bool:
     """Whether NCCL may use NVLink SHARP (in-switch reduction): the device supports multicast and it is not disabled."""
-    if device.type != "cuda" or os.environ.get("NCCL_NVLS_ENABLE") == "0":
+    if device.type != "cuda" or steering().get("NCCL_NVLS_ENABLE") == "0":
         return False
     multicast_supported = 132  # cuda.h: CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
     value = ctypes.c_int(0)
