@@ -1,4 +1,4 @@
-"""Writes docs/checks.md: `python docs/make_checks.py`.
+"""Writes docs/checks.md, and the sums of the suite's files: `python docs/make_checks.py`, after every change there.
 
 What a check is for and what to do about it is its docstring in acceptance/, read without importing anything; level and
 cases are those of verdict/levels.py; limits those of the shipped profiles.
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_gpufleet import suite
 from pytest_gpufleet.probes.reading import METRICS
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict import levels, profile
@@ -216,5 +217,12 @@ def _escaped(text: str) -> str:
     )
 
 
+def sums() -> str:
+    """The text of the list by which a run knows the files of the suite."""
+    paths = sorted(ACCEPTANCE.glob("*.py"))
+    return "".join(f"{suite.digest(path)}  {path.name}\n" for path in paths)
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    suite.SHIPPED.write_text(sums(), encoding="utf-8")

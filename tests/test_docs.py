@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import cli, options
+from pytest_gpufleet import cli, options, suite
 from pytest_gpufleet.probes.reading import METRICS
 from tests.conftest import REPORTS, FleetRun
 
@@ -49,6 +49,10 @@ def make_checks() -> dict[str, Any]:
 def test_page_of_checks_is_up_to_date(make_checks: dict[str, Any]) -> None:
     written = make_checks["PAGE"].read_text(encoding="utf-8")
     assert written == make_checks["page"](), f"docs/checks.md is out of date: run `{make_checks['COMMAND']}`"
+
+
+def test_sums_of_the_suite_are_up_to_date(make_checks: dict[str, Any]) -> None:
+    assert suite.SHIPPED.read_text(encoding="utf-8") == make_checks["sums"](), f"run `{make_checks['COMMAND']}`"
 
 
 def test_page_of_checks_has_figures_of_every_check_that_judges(make_checks: dict[str, Any]) -> None:

@@ -1,5 +1,13 @@
 """What other plugins, conftest files and options cannot make of a check."""
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_gpufleet.verdict.verdict import conclude
+
+ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
+
 FAILS = """
 def test_it(world):
     assert world.run(lambda rank: rank.index) == [1, 0]
@@ -50,3 +58,21 @@ def test_there_is_no_run_without_its_report(fleet):
     assert run.status == 4
     assert "the report is written by pytest-html: leave out -p no:html" in run.text
     assert not run.folders
+
+
+def test_a_changed_copy_of_the_suite_is_told(run_pytest, tmp_path):
+    copy = shutil.copytree(ACCEPTANCE, tmp_path / "copy")
+    health = copy / "test_2_health.py"
+    health.write_text(health.read_text().replace("assert ", "assert True or "))
+    (copy / "test_10_own.py").write_text("def test_own(world): pass")
+    run = run_pytest(copy, "--rehearse=2", "--fleet-dir=runs", "-k", "health or own")
+    assert run.record.altered == ["test_2_health.py"]
+    _, reasons = conclude(replace(run.record, run={**run.record.run, "rehearsal": False}))
+    told = "test_2_health.py: not as it was shipped with this version, so it may check something else"
+    assert told in reasons
+    assert "not as it was shipped with this version" in (run.folders[0] / "report.html").read_text()
+
+
+def test_the_suite_as_it_is_shipped_is_known(run_pytest):
+    run = run_pytest(ACCEPTANCE, "--rehearse=2", "--fleet-dir=runs", "-k", "gpu_count")
+    assert run.record.altered == []

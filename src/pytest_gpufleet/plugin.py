@@ -227,6 +227,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in above]
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    fleet = session.config.stash[FLEET]
+    if fleet.evidence is not None:
+        from pytest_gpufleet import suite
+
+        if names := suite.altered({item.path for item in session.items}):
+            fleet.record_event("suite", altered=names)
+
+
 def _level(item: pytest.Item) -> str:
     marker = item.get_closest_marker("level")
     if marker is None:

@@ -11,11 +11,16 @@ from pytest_gpufleet.report.groups import group_title
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Record
 from pytest_gpufleet.verdict.titles import titled
-from pytest_gpufleet.verdict.verdict import left_out, short_burn_in
+from pytest_gpufleet.verdict.verdict import ALTERED, left_out, short_burn_in
 
 MOST_FIGURES = 8
 WHOLE_RUN = "The run"
-NOUNS = {"incomplete": "run", "too short": "burn-in", "not judged": "figure"}  # of what there is a count, else checks
+NOUNS = {
+    "changed": "file",
+    "incomplete": "run",
+    "too short": "burn-in",
+    "not judged": "figure",
+}  # of what there is a count, else checks
 
 Open = tuple[str, str, str, str]  # state, reason, group of checks, what
 
@@ -73,6 +78,8 @@ def _open(record: Record) -> Iterator[Open]:
     for check_id in record.started:
         if check_id not in record.checks:
             yield "never finished", "it was running when the record ends", group_title(check_id), titled(check_id)
+    for name in record.altered:
+        yield "changed", ALTERED, WHOLE_RUN, name
     if text := short_burn_in(record):
         yield "too short", text, group_title("test_9_endurance.py::test_burn_in"), "the burn-in"
     for finding in record.findings:

@@ -49,6 +49,7 @@ class Record:
     checks: dict[str, Check] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     deselected: list[str] = field(default_factory=list)
+    altered: list[str] = field(default_factory=list)  # files of the suite that are not as they were shipped
     progress: dict[str, tuple[float, float]] = field(default_factory=dict)  # check: seconds done, and of how many
     telemetry: list[dict[str, Any]] = field(default_factory=list)  # samples: "time" and "gpus"
     worsened: list[tuple[str, str]] = field(default_factory=list)  # check, and what got worse on a GPU while it ran
@@ -88,6 +89,8 @@ class Record:
                 self.checks[check["id"]] = Check(**check)
                 if check["id"] in self._begun:
                     self.spans.append((check["id"], self._begun[check["id"]], _seconds(event)))
+            case {"event": "suite", "altered": names}:
+                self.altered += names
             case {"event": "deselected", "checks": checks}:
                 self.deselected += checks
             case {"event": "verdict", "verdict": verdict, "reasons": reasons}:

@@ -11,6 +11,7 @@ from pytest_gpufleet.verdict.evidence import Check, Record
 from pytest_gpufleet.verdict.titles import titled
 
 DIED = "the run did not come to its end"
+ALTERED = "not as it was shipped with this version, so it may check something else"
 # 0 and 1 as pytest means them; pytest does not use 10.
 EXIT_STATUS = {"ACCEPTED": 0, "REJECTED": 1, "INCOMPLETE": 10}
 
@@ -118,6 +119,7 @@ def _gaps(record: Record) -> list[str]:
     for (name, reason), count in unjudged.items():
         what = "1 figure was" if count == 1 else f"{count} figures were"
         gaps.append(f"{titled(name, own.get(name, ''))}: {what} not judged: {reason}")
+    gaps += [f"{name}: {ALTERED}" for name in record.altered]
     return gaps + list(filter(None, [short_burn_in(record)]))
 
 
