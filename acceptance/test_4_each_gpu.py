@@ -11,6 +11,7 @@ from pytest_gpufleet.probes.memory import bandwidth, hold_patterns
 
 REPEAT_SECONDS = 2  # for each precision
 PATTERN_SECONDS = 5
+OWN_BYTES = 8 * GiB  # contexts and NCCL's communicators of the tests before: up to 5 GiB were seen, on four GPUs
 
 
 def usual_precision(gpus):
@@ -97,7 +98,6 @@ def test_memory_bandwidth(world, judge):
 
 
 @pytest.mark.level("standard")
-@pytest.mark.fresh_world  # the communicators of the tests before hold gigabytes
 def test_memory_holds_patterns(world):
     """Every GPU's free memory can be allocated, holds what is written into it, and is free again afterwards
 
@@ -110,7 +110,7 @@ def test_memory_holds_patterns(world):
         name = world.name_of(index)
         if memory.trouble:
             problems.append(f"{name}: {memory.trouble}")
-        if memory.free < 0.90 * memory.total:
+        if memory.total - memory.free > max(0.10 * memory.total, OWN_BYTES):
             problems.append(
                 f"{name}: {memory.free / GiB:.1f} GiB of {memory.total / GiB:.1f} GiB were free at the start"
             )

@@ -65,7 +65,7 @@ class FakeNvml:
             raise AttributeError(name)
 
         def call(*args: Any) -> Any:
-            assert self.sessions == 1, f"{name} outside nvmlInit and nvmlShutdown"
+            assert self.sessions > 0, f"{name} outside nvmlInit and nvmlShutdown"
             return answer(self, *args)
 
         return call
