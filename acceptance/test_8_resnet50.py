@@ -85,7 +85,7 @@ def test_training_fed_by_a_data_loader(nccl_group, judge, resnet):
 def test_data_parallel_ddp_and_fsdp(nccl_group, judge, resnet):
     """DataParallel, DDP and FSDP at the same global batch: throughput, memory and efficiency
 
-    For information: what these GPUs make of each way to train on several of them. No figure of it is judged.
+    For information: what these GPUs make of each way to train on several of them. No shipped limit applies to it.
     """
     if nccl_group.size == 1:
         not_applicable("one GPU has nothing to share")
@@ -111,7 +111,7 @@ def test_data_parallel_ddp_and_fsdp(nccl_group, judge, resnet):
 def test_batch_sizes(nccl_group, judge, resnet):
     """ResNet-50 throughput by batch size, up to the largest that fits into the memory of one GPU
 
-    For information: beyond some batch more of it brings no more throughput. No figure of it is judged.
+    For information: beyond some batch more of it brings no more throughput. No shipped limit applies to it.
     """
     judge(
         *measure_all(nccl_group.subset([0]), throughput_by_batch, "amp", resnet, timeout=SEARCHING_SECONDS),
