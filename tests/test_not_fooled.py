@@ -76,3 +76,10 @@ def test_a_changed_copy_of_the_suite_is_told(run_pytest, tmp_path):
 def test_the_suite_as_it_is_shipped_is_known(run_pytest):
     run = run_pytest(ACCEPTANCE, "--rehearse=2", "--fleet-dir=runs", "-k", "gpu_count")
     assert run.record.altered == []
+
+
+def test_a_file_that_cannot_be_imported_is_told(fleet):
+    run = fleet(ORDER, "--continue-on-collection-errors", files={"test_broken.py": "import nothing_of_that_name"})
+    assert set(run.outcomes.values()) == {"passed"}
+    assert "pytest counts a failure of which there is no check" in run.record.broken
+    assert run.status == 10

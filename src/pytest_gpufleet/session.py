@@ -45,7 +45,7 @@ CUT_SHORT = {
     int(pytest.ExitCode.NO_TESTS_COLLECTED): "no test was selected",
 }
 
-
+UNSEEN_FAILURE = "pytest counts a failure of which there is no check (a test file that cannot be imported?)"
 REHEARSED_BURN_IN_SECONDS = 10.0
 
 
@@ -348,7 +348,9 @@ class Fleet:
             exitstatus = 0
         lost = self.sampler.trouble if self.sampler is not None else ""  # no slowdown is seen between tests then
         telemetry = f"telemetry lost samples, the last because of {lost}" if lost else ""
-        broken = CUT_SHORT.get(exitstatus, "") or self.evidence.trouble or telemetry
+        failed = any(check.outcome == "failed" for check in self.evidence.record.checks.values())
+        unseen = UNSEEN_FAILURE if exitstatus == pytest.ExitCode.TESTS_FAILED and not failed else ""
+        broken = CUT_SHORT.get(exitstatus, "") or unseen or self.evidence.trouble or telemetry
         ended = settled(self.evidence.record, broken)
         if exitstatus not in CUT_SHORT:
             exitstatus = ended.exit_status or exitstatus  # never 0 where pytest's own is not

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -39,11 +40,12 @@ class Machine:
     gpus: tuple[GpuFacts, ...]
     host: Mapping[str, Any] = field(default_factory=dict)
     taken: str = ""
+    _read_at: float = field(default_factory=time.monotonic, compare=False)
 
     @property
     def seconds_ago(self) -> float:
-        """How long ago it was read."""
-        return (datetime.now(timezone.utc) - datetime.fromisoformat(self.taken)).total_seconds()
+        """How long ago it was read, whatever was done to the clock since."""
+        return time.monotonic() - self._read_at
 
 
 def take(source: Source, indices: tuple[int, ...]) -> Machine:
