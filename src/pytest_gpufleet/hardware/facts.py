@@ -323,7 +323,7 @@ def gpus_present() -> int:
 
 
 def pci_addresses() -> list[str]:
-    """Of all GPUs that NVML can talk to, also of those that are hidden from this run; empty where NVML does not work."""
+    """Of all GPUs that NVML can talk to, also of those hidden from this run; empty where NVML does not work."""
     addresses = []
     with suppress(NoGpus), session() as nvml, suppress(nvml.NVMLError):
         for index in range(nvml.nvmlDeviceGetCount()):
