@@ -23,8 +23,8 @@ def _nvlink_errors(counters: dict[str, list[int]]) -> str:
     return " / ".join(wording.number(sum(links), 12) for links in counters.values()) or "none"
 
 
-def _temperature_limits(limits: dict[str, int]) -> str:
-    return " / ".join(str(limits.get(name, "—")) for name in ("gpu_max", "slowdown", "shutdown", "memory_max"))
+def _temperature_limits(limits: dict[str, int | None]) -> str:
+    return " / ".join(str(limits.get(name) or "—") for name in ("gpu_max", "slowdown", "shutdown", "memory_max"))
 
 
 # Heading, the facts that stand under it, and how each of them is put.
