@@ -22,8 +22,8 @@ def test_healthy_gpus_pass(run_pytest):
 
 @pytest.fixture(scope="module")
 def broken(run_pytest):
-    if COUNT < 3:
-        pytest.skip("needs 3 GPUs for a majority")
+    if COUNT < 2:
+        pytest.skip("needs 2 GPUs")
     return run_with_faults(run_pytest, "--gpus=all", **GIVEN)
 
 
@@ -31,7 +31,7 @@ def broken(run_pytest):
 def test_every_check_fails_for_its_fault(broken, check, fault, named, words):
     message = broken.check(f"{check}[{fault}]").message
     assert words in message
-    if named == {1}:
+    if named == {1} and COUNT > 2:  # of two nobody can tell which one it is
         assert set(re.findall(r"rank \d of \d, (GPU \d).*: raised", message)) == {"GPU 1"}
 
 
