@@ -58,9 +58,14 @@ def learn(rank, recipe):
     return losses, differences(rank, dict(network.named_parameters())) if rank.size > 1 else []
 
 
+@pytest.fixture(scope="module")
+def usual(group):
+    return group.run(learn, "fp32")
+
+
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "fp32"])
-def test_every_recipe_learns_as_fp32_does(group, recipe):
-    usual, learned = group.run(learn, "fp32"), group.run(learn, recipe)
+def test_every_recipe_learns_as_fp32_does(group, usual, recipe):
+    learned = group.run(learn, recipe)
     ahead = peak.WARM_UP if recipe == "peak" else 0  # steps that were done before the first one that is seen
     for (expected, _), (losses, different) in zip(usual, learned, strict=True):
         assert not different
