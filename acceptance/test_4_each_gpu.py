@@ -25,8 +25,9 @@ def beside_the_peak(measurement, profile):
     peak = profile and profile.facts.get(f"peak_tflops_{measurement.conditions['precision']}")
     if not peak:
         return measurement
-    low, high = (edge(measurement.values.values()) / peak for edge in (min, max))
-    return replace(measurement, details={**measurement.details, "share of data-sheet peak": f"{low:.0%} to {high:.0%}"})
+    ends = (f"{edge(measurement.values.values()) / peak:.0%}" for edge in (min, max))
+    share = " to ".join(dict.fromkeys(ends))  # said once if it is the same
+    return replace(measurement, details={**measurement.details, "share of data-sheet peak": share})
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

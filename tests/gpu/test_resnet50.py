@@ -70,6 +70,8 @@ def test_every_recipe_learns_as_fp32_does(group, usual, recipe):
     for (expected, _), (losses, different) in zip(usual, learned, strict=True):
         assert not different
         assert max(expected[-1], losses[-1]) < 0.2 * expected[0], (losses, expected)
+        while losses[0] == losses[1]:  # gradient scaling begins too high, and skips steps until it has come down
+            losses.pop(0)
         # Rounding lets trainings drift apart; at first they go the same way.
         pairs = list(zip(losses, expected[ahead:], strict=False))[:20]
         assert max(abs(ours - theirs) for ours, theirs in pairs) < 0.1 * expected[0], pairs
