@@ -1,6 +1,6 @@
 """pytest-gpufleet: acceptance tests for machines full of GPUs.
 
-The public names for authors of checks; the fixtures and options are in `pytest_gpufleet.plugin`.
+The public names for authors of checks; the fixtures are in `pytest_gpufleet.fixtures`, the options in `options`.
 Names that need torch or judge are loaded at their first use, since this package is part of every pytest run.
 """
 

@@ -326,7 +326,7 @@ def test_xid_that_only_nvml_tells(on_recorded):
 def test_lost_telemetry_is_told_and_leaves_the_verdict_incomplete(on_recorded):
     inner = """
     from pytest_gpufleet import guard
-    from pytest_gpufleet.plugin import FLEET
+    from pytest_gpufleet.fixtures import FLEET
 
     def broken(self, sample):
         raise RuntimeError("no room for it")
@@ -416,7 +416,7 @@ def test_every_call_that_fails_alone_is_a_finding(on_recorded, reason):
 def test_too_hot_during(on_recorded, unsupported, limit):
     """Also where the device does not tell one of its thresholds."""
     inner = """
-    from pytest_gpufleet.plugin import FLEET
+    from pytest_gpufleet.fixtures import FLEET
 
     def test_during(pytestconfig):
         while not any(pytestconfig.stash[FLEET].guard._reasons):  # until the first sample of telemetry

@@ -11,7 +11,7 @@ from pytest_gpufleet.session import Fleet
 @pytest.fixture(autouse=True, scope="session")
 def sick_device(request):
     # Rank 1 is told to use a GPU that no machine has.
-    from pytest_gpufleet.plugin import FLEET
+    from pytest_gpufleet.fixtures import FLEET
     pool = request.config.stash[FLEET].pool
     sick = dataclasses.replace(pool.specs[1], gpu=GPU, device="cuda:99")
     pool.specs = (pool.specs[0], sick)
