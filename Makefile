@@ -19,6 +19,6 @@ lint: $(READY)
 	$(BIN)/mypy
 
 $(READY): pyproject.toml
-	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@

@@ -6,6 +6,7 @@ import argparse
 import pytest
 
 from pytest_gpufleet import not_applicable
+from pytest_gpufleet.options import from_config
 from pytest_gpufleet.verdict.vocabulary import CONDITIONS
 
 
@@ -23,6 +24,12 @@ def pytest_addoption(parser):
         "--resnet-warm-up", type=_count, metavar="N", help="steps before the first sample (default: 8 to 30)"
     )
     group.addoption("--resnet-optimizer", choices=CONDITIONS["optimizer"], default="sgd", help="default: sgd")
+
+
+def pytest_configure(config):
+    """pytest.ini beside this file says --gpus auto, but counts only where no other folder is named beside this one."""
+    if not from_config(config).asked and not config.getoption("collectonly"):
+        raise pytest.UsageError("say what the acceptance suite is to run on: --gpus N, --gpus all or --rehearse")
 
 
 @pytest.fixture

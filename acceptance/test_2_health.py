@@ -4,7 +4,7 @@ import pytest
 
 from pytest_gpufleet.hardware.facts import pci_addresses
 from pytest_gpufleet.hardware.xids import KernelLog
-from pytest_gpufleet.verdict.health import recorded_errors, xids_of, xids_of_none
+from pytest_gpufleet.verdict.health import recorded_errors, sxids, xids_of, xids_of_none
 
 
 def test_no_memory_error_is_recorded(gpus):
@@ -19,11 +19,12 @@ def test_no_memory_error_is_recorded(gpus):
 
 
 def test_no_grave_xid_in_the_kernel_log(gpus):
-    """The kernel log holds no XID that condemns a GPU
+    """The kernel log holds no XID that condemns a GPU, and no fatal SXid of an NVSwitch
 
     The driver reports GPU errors there as XIDs. Those that speak against the hardware fail this test with the action
     that NVIDIA calls for; others may come from programs that went wrong. An XID of a GPU that NVML no longer lists
-    counts too: that GPU has failed since. GPUs that are only hidden from this run are left out.
+    counts too: that GPU has failed since. GPUs that are only hidden from this run are left out. Errors of NVSwitches
+    are SXids. All GPUs share the NVSwitches, so every one that calls itself fatal fails this test.
     """
     log = KernelLog()
     xids = log.new()
@@ -31,5 +32,5 @@ def test_no_grave_xid_in_the_kernel_log(gpus):
         pytest.skip(f"not judged: {log.trouble}")
     condemning = [xid for xid in xids if xid.condemning]
     here = [*pci_addresses(), *(str(gpu["pci_bus_id"]) for gpu in gpus)]
-    grave = xids_of(gpus, condemning) + xids_of_none(here, condemning)
+    grave = xids_of(gpus, condemning) + xids_of_none(here, condemning) + sxids(condemning)
     assert not grave, "\n".join(grave)

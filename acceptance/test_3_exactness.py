@@ -5,8 +5,9 @@ import torch
 
 from pytest_gpufleet import GiB, not_applicable
 from pytest_gpufleet.probes.collectives import COLLECTIVES
-from pytest_gpufleet.probes.exactness import KINDS, exchange, stays_exact, two_at_once
+from pytest_gpufleet.probes.exactness import KINDS, exchange
 from pytest_gpufleet.probes.large import large_all_reduce
+from pytest_gpufleet.probes.repeated_exchange import stays_exact, two_at_once
 from pytest_gpufleet.verdict import culprit
 
 # Which ranks make groups: as tensor parallelism (neighbours) and data parallelism (every second rank) split a machine.

@@ -11,7 +11,7 @@ from pytest_gpufleet.probes.memory import bandwidth, hold_patterns
 
 REPEAT_SECONDS = 2  # for each precision
 PATTERN_SECONDS = 5
-OWN_BYTES = 8 * GiB  # contexts and NCCL's communicators of the tests before: up to 5 GiB were seen, on four GPUs
+OWN_BYTES = 2 * GiB  # and a tenth: contexts and NCCL's communicators of the tests before; 5 GiB were seen on an H200
 
 
 def usual_precision(gpus):
@@ -111,7 +111,7 @@ def test_memory_holds_patterns(world):
         name = world.name_of(index)
         if memory.trouble:
             problems.append(f"{name}: {memory.trouble}")
-        if memory.total - memory.free > max(0.10 * memory.total, OWN_BYTES):
+        if memory.total - memory.free > 0.10 * memory.total + OWN_BYTES:
             problems.append(
                 f"{name}: {memory.free / GiB:.1f} GiB of {memory.total / GiB:.1f} GiB were free at the start"
             )

@@ -89,6 +89,8 @@ def test_data_parallel_ddp_and_fsdp(nccl_group, judge, resnet):
     """
     if nccl_group.size == 1:
         not_applicable("one GPU has nothing to share")
+    if _compute_capability(nccl_group) < (8, 0):
+        not_applicable("bf16 came with compute capability 8.0")
     recipe, places = "bf16", nccl_group.places
     everyone, first = nccl_group, nccl_group.subset([0])
     worlds = {"dp": first, "ddp": everyone, "fsdp": everyone}

@@ -4,7 +4,7 @@ import pytest
 
 from pytest_gpufleet import not_applicable
 from pytest_gpufleet.hardware.facts import Unavailable
-from pytest_gpufleet.verdict.health import link_errors
+from pytest_gpufleet.verdict.health import link_errors, pcie_errors
 
 
 @pytest.mark.level("burnin")
@@ -23,9 +23,10 @@ def test_burn_in(nccl_group, burn_in, judge):
 
 @pytest.mark.at_the_end
 def test_nvlinks_stayed_clean(machine, machine_now):
-    """No NVLink had replays, recoveries or a flood of CRC errors while this run used it
+    """No NVLink had replays, recoveries, flit errors or a flood of CRC errors while this run used it
 
-    Links correct single errors themselves; a link that has to repeat or retrain loses speed now and goes down later.
+    Links correct single errors in data themselves, and only 100 a second are a flood. A link that has to send flits
+    again or to retrain loses speed now and goes down later: of replays, recoveries and flit errors one is too many.
     `nvidia-smi nvlink -e` shows the counters. Reset the GPU that is named; if it comes back, the GPU or the switch
     board is bad.
     """
@@ -36,5 +37,25 @@ def test_nvlinks_stayed_clean(machine, machine_now):
         problem
         for before, now in zip(machine.gpus, machine_now("nvlink_errors"), strict=True)
         for problem in link_errors(before, now, machine.seconds_ago)
+    ]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.at_the_end
+def test_pcie_links_stayed_clean(machine, machine_now):
+    """No PCIe link of a GPU had more replays than a healthy one while this run used it
+
+    What arrives damaged is sent again: that is a replay. How many a minute are healthy depends on generation and number
+    of lanes. Around every check this rate is judged too, but a few in each of many short checks only show in the sum of
+    the whole run. `nvidia-smi -q` shows the counter ("Replays Since Reset"). Reseat the GPU that is named, and its
+    riser or cable; if replays come back, try it in another slot: they stay with the GPU or with the slot that is bad.
+    """
+    begun = [gpu["pcie_replays"] for gpu in machine.gpus]
+    if all(isinstance(count, Unavailable) and not count.applicable for count in begun):
+        not_applicable("NVML counts no PCIe replays here")
+    problems = [
+        problem
+        for before, now in zip(machine.gpus, machine_now("pcie_replays"), strict=True)
+        for problem in pcie_errors(before, now, machine.seconds_ago)
     ]
     assert not problems, "\n".join(problems)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
@@ -75,7 +76,7 @@ def record(
     evidence.add(
         "run", schema=1, host=host, utc=utc, command="pytest acceptance/ --gpus 4", level="standard", gpus="4",
         rehearsal=False, ranks=4, profile=limit.name if limit else None, profile_sha256=None, environment={},
-        python="3.12.3", pytest="9.2.0", plugin="0.1.0",
+        python="3.12.3", pytest="9.2.0", plugin=version("pytest-gpufleet"),
     )  # fmt: skip
     evidence.add("topology", topology=asdict(machine))
     for check in (each for each in _checks() if without not in each.id):

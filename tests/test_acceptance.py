@@ -214,12 +214,19 @@ def described(run_pytest):
     return run
 
 
+def test_beside_other_folders_the_suite_wants_to_know_what_to_run_on(run_pytest):
+    """pytest reads another ini file then, and nobody has said --gpus auto: no run without report and verdict."""
+    run = run_pytest("-c", "pytest.ini", ACCEPTANCE, "checks", files={"checks/test_own.py": "def test_own(): pass"})
+    assert (run.status, run.folders) == (4, [])
+    assert "say what the acceptance suite is to run on: --gpus N, --gpus all or --rehearse" in run.text
+
+
 @pytest.mark.parametrize(
     ("machine", "asked", "failed"),
     [
         ("switched(8)", 8, {}),
         ("switched(7)", 8, {"test_gpu_count": "7 of 8 GPUs are here"}),
-        ("switched(8, down=1)", 8, {"test_gpus_are_alike[nvlink_states]": "serial 1654324007"}),
+        ("switched(8, down=1)", 8, {"test_nvlinks_are_up": "serial 1654324007"}),
         (
             "switched(2, processes={1: [SimpleNamespace(pid=1 << 30, usedGpuMemory=2 << 30)]})",
             2,
@@ -229,7 +236,7 @@ def described(run_pytest):
     ],
 )
 def test_inventory_of_a_described_machine(described, machine, asked, failed):
-    run = described(machine, f"--gpus={asked}", "-k", "gpu_count or alike or foreign")
+    run = described(machine, f"--gpus={asked}", "-k", "gpu_count or alike or foreign or nvlinks_are_up")
     assert {name for name, outcome in run.outcomes.items() if outcome == "failed"} == set(failed), run.text
     for name, words in failed.items():
         assert words in run.check(name).message
@@ -247,3 +254,25 @@ def test_a_machine_whose_driver_is_not_loaded(described, options, verdict, statu
     assert run.status == status
     assert "the NVIDIA driver is installed but not loaded" in run.text
     assert (run.record.verdict if run.folders else None) == verdict
+
+
+def test_bf16_is_not_asked_of_gpus_before_it(run_pytest):
+    turing = """
+    from dataclasses import replace
+    import pytest
+    from pytest_gpufleet import Gpu
+    from pytest_gpufleet.fixtures import FLEET
+
+    @pytest.fixture(autouse=True, scope="session")
+    def turing(request):
+        pool = request.config.stash[FLEET].pool
+        gpu = Gpu(0, "Tesla T4", "GPU-feed", "0000:1b:00.0", 1, compute_capability=(7, 5))
+        pool.specs = tuple(replace(spec, gpu=gpu) for spec in pool.specs)
+    """
+    options = ("--rehearse=2", FOLDER, "--fleet-level=burnin", "-p", "turing", "-k", "ddp_and_fsdp or scaling and bf16")
+    files = {"turing.py": turing}
+    run = run_pytest(ACCEPTANCE / "test_8_resnet50.py", *options, files=files, PYTHONPATH=".")
+    assert len(run.outcomes) == 2, run.text
+    assert {check.message for check in run.record.checks.values()} == {
+        "not applicable: bf16 came with compute capability 8.0"
+    }

@@ -29,5 +29,9 @@ def test_disk_full(fleet):
     run = fleet(module)
     assert run.status == 10, run.text
     assert "2 passed" in run.text
-    assert "the report cannot be written" in run.text
+    assert " ".join(run.text.split()).count("the report cannot be written") == 1
     assert "Traceback" not in run.text
+    assert "/dev/null" not in run.text
+    assert "report: " not in run.text
+    assert [path.name for path in run.folders[0].iterdir()] == ["evidence.jsonl"]
+    assert f"evidence: runs/{run.folders[0].name}/evidence.jsonl" in run.text

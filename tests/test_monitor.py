@@ -179,6 +179,16 @@ def test_running_check_with_progress(tmp_path: Path) -> None:
     assert running() == ""
 
 
+def test_a_new_run_begins_without_the_progress_of_the_one_before(tmp_path: Path) -> None:
+    evidence, running = tmp_path / "host-1" / "evidence.jsonl", RunningCheck(tmp_path)
+    progress = {"event": "progress", "check": "x.py::test_a", "done": 150, "of": 600, "doing": "training"}
+    write(evidence, started("x.py::test_a"), progress)
+    assert running().endswith("training")
+    os.utime(evidence, (time.time() - 60,) * 2)
+    write(tmp_path / "host-2" / "evidence.jsonl", {"event": "run"})
+    assert running() == ""
+
+
 def test_running_check_of_an_old_or_removed_run(tmp_path: Path) -> None:
     evidence, running = tmp_path / "host-1" / "evidence.jsonl", RunningCheck(tmp_path)
     write(evidence, started("a"))

@@ -81,5 +81,15 @@ def test_the_suite_as_it_is_shipped_is_known(run_pytest):
 def test_a_file_that_cannot_be_imported_is_told(fleet):
     run = fleet(ORDER, "--continue-on-collection-errors", files={"test_broken.py": "import nothing_of_that_name"})
     assert set(run.outcomes.values()) == {"passed"}
-    assert "pytest counts a failure of which there is no check" in run.record.broken
+    assert run.record.broken == "a test file could not be imported, so its checks are missing: test_broken.py"
     assert run.status == 10
+
+
+def test_a_file_that_cannot_be_imported_is_no_interruption(fleet):
+    run = fleet(ORDER, files={"test_broken.py": "def ("})
+    assert run.record.broken == "a test file could not be imported, so its checks are missing: test_broken.py"
+    assert run.record.broken in " ".join(run.text.split())
+    assert "--fleet-resume" not in run.text
+    assert "interrupted: writing the report" not in run.text
+    assert "--fleet-resume" not in (run.folders[0] / "report.html").read_text()
+    assert run.status == 2

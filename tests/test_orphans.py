@@ -35,8 +35,9 @@ import os
 import pytest
 
 def tell_pids(rank):
-    with open(f"ready{rank.index}", "w") as file:
+    with open(f"pid{rank.index}", "w") as file:
         file.write(f"{os.getpid()}")
+    os.rename(f"pid{rank.index}", f"ready{rank.index}")
 
 def test_first(world):
     world.run(tell_pids)
@@ -143,3 +144,81 @@ def test_interrupted_run_is_never_accepted_and_leaves_its_report(controller, tmp
     assert process.wait(60) == 2
     assert "the run was interrupted" in (tmp_path / "log").read_text()
     assert list(tmp_path.glob("out/*/report.html"))
+
+
+# Ctrl-C again at every step after the first one, while report and results are written.
+AGAIN = """
+import os, signal
+import pytest
+
+def again():
+    os.kill(os.getpid(), signal.SIGINT)
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    again()
+
+def pytest_html_results_summary():
+    again()
+
+def pytest_terminal_summary():
+    again()
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure():
+    print("afterwards:", signal.getsignal(signal.SIGINT))
+"""
+INTERRUPTED = """
+import os, signal
+
+def test_it():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        print("cleaning up", flush=True)
+"""
+
+
+def test_ctrl_c_is_answered_at_once_and_a_second_one_does_not_take_the_report_away(controller, tmp_path):
+    (tmp_path / "conftest.py").write_text(AGAIN)
+    process = controller(INTERRUPTED, "-s")
+    assert process.wait(60) == 2, (tmp_path / "log").read_text()
+    text = (tmp_path / "log").read_text()
+    (folder,) = tmp_path.glob("out/*")
+    told = f"interrupted: writing the report to out/{folder.name}, a few seconds ..."
+    assert text.count(told) == 1
+    assert text.index(told) < text.index("cleaning up")
+    assert {path.name for path in folder.iterdir()} == {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
+    assert f"go on with: --fleet-resume out/{folder.name}\n" in text
+    assert "--fleet-resume" in (folder / "report.html").read_text()
+    assert "afterwards: <built-in function default_int_handler>" in text
+    assert "Traceback" not in text
+
+
+def test_ctrl_c_while_the_report_of_a_whole_run_is_written_does_not_take_it_away(controller, tmp_path):
+    (tmp_path / "conftest.py").write_text(AGAIN)
+    process = controller("def test_it(): pass")
+    assert process.wait(60) == 0, (tmp_path / "log").read_text()
+    (folder,) = tmp_path.glob("out/*")
+    assert {path.name for path in folder.iterdir()} == {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
+    assert "--fleet-resume" not in (tmp_path / "log").read_text()
+
+
+def test_an_interruption_that_a_test_keeps_for_itself_does_not_make_the_next_one_unheard(controller, tmp_path):
+    kept = """
+import os, signal
+import pytest
+
+def test_keeps():
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+def test_interrupted():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def test_after():
+    pass
+"""
+    assert controller(kept).wait(60) == 2
+    text = (tmp_path / "log").read_text()
+    assert "1 passed" in text

@@ -205,6 +205,55 @@ def test_bad_level_is_a_usage_error_that_names_the_test(fleet, marker):
     assert run.status == pytest.ExitCode.USAGE_ERROR
     assert "test_inner.py::test_levelled: level() takes one of quick, standard, burnin" in run.text
     assert "Traceback" not in run.text
+    assert_nothing_was_tested(run)
+
+
+@pytest.mark.parametrize("asked", ["--rehearse=2", "--gpus=4"])
+def test_a_path_that_does_not_exist_gives_no_verdict_on_the_terminal(run_pytest, asked):
+    options = (asked, f"--fleet-dir={REPORTS}", "-p", "recorded")
+    run = run_pytest("nowhere", *options, files={"test_inner.py": TRIVIAL}, PYTHONPATH=str(RECORDED))
+    assert run.status == pytest.ExitCode.USAGE_ERROR
+    assert "file or directory not found: nowhere" in run.text
+    assert_nothing_was_tested(run)
+
+
+def assert_nothing_was_tested(run):
+    assert "nothing was tested" in run.text
+    assert not any(line in ("REHEARSAL", "INCOMPLETE") for line in run.text.splitlines())
+    assert run.record.verdict == ("REHEARSAL" if run.record.run["rehearsal"] else "INCOMPLETE")
+    assert "pytest was called in a wrong way, so nothing was tested" in run.record.reasons
+    assert run.record.exit_status == pytest.ExitCode.USAGE_ERROR
+
+
+NO_GPU = """
+    from pytest_gpufleet.hardware import facts, nvml
+
+    def nothing(wanted):
+        raise nvml.NoGpus("the driver sleeps")
+
+    facts.open_source = nothing
+"""
+NEEDS_GPUS = "\n".join(f"def test_{name}(world): pass" for name in "abc")
+
+
+def test_no_gpu_is_told_first_and_its_consequences_once(run_pytest):
+    files = {
+        "test_inner.py": NEEDS_GPUS,
+        "test_other.py": NEEDS_GPUS + "\ndef test_fails(): assert 0",
+        "off.py": NO_GPU,
+    }
+    run = run_pytest("--gpus=8", f"--fleet-dir={REPORTS}", "-p", "off", files=files, PYTHONPATH=".")
+    assert run.status == 1
+    ours = run.text.partition("= gpufleet =")[2].partition("\nreport: ")[0]
+    page = unescape((run.folders[0] / "report.html").read_text())
+    for text in (" ".join(ours.split()), page):
+        assert "No GPU is here: the driver sleeps. 7 of 7 checks failed." in text
+        assert "None of them points to a single GPU" not in text
+        assert text.count("6 checks failed with one and the same message") == 1
+    assert "test_inner.py: test_a, test_b, test_c test_other.py: test_a, test_b, test_c" in " ".join(ours.split())
+    assert ours.count("there is no GPU to run on") == 1
+    assert "<code>test_other.py</code>: test_a, test_b, test_c" in page
+    assert page.count('<article class="fleet-failure"') == 2
 
 
 def test_markers_and_fixtures_shape_the_world(fleet):

@@ -80,8 +80,8 @@ def test_a_resumed_run_can_be_resumed(run_pytest, died):
 @pytest.mark.parametrize(
     ("arguments", "environment", "words"),
     [
-        (["--fleet-level=quick"], {}, "level was 'standard', is 'quick'"),
-        ([], {"NCCL_ALGO": "Ring"}, "NCCL_ALGO"),
+        (["--fleet-level=quick"], {}, "level was standard, is quick\n"),
+        ([], {"NCCL_ALGO": "Ring"}, "variables of the environment that differ: NCCL_ALGO\n"),
     ],
 )
 def test_another_ground_is_refused(run_pytest, died, arguments, environment, words):
@@ -94,7 +94,7 @@ def test_another_ground_is_refused(run_pytest, died, arguments, environment, wor
 def test_another_burn_in_is_refused(fleet, run_pytest):
     run = resume(run_pytest, fleet(MODULE, "--fleet-burn-in=1s"), "--fleet-burn-in=3d")
     assert run.status == 4
-    assert "burn_in_seconds was 1.0, is 259200.0" in run.text
+    assert "the length of the burn-in in seconds was 1, is 259200" in run.text
 
 
 # How a run ended, and why it is not gone on with.
@@ -215,10 +215,46 @@ def test_other_hardware_is_refused(run_pytest, died):
     evidence.write_text(evidence.read_text().replace('"driver": null', '"driver": "535.1"'))
     run = resume(run_pytest, died)
     assert run.status == 4
-    assert "driver was '535.1', is None" in run.text
+    assert "driver was 535.1, is unknown" in run.text
 
 
 def test_nothing_to_resume(run_pytest):
     run = run_pytest("--rehearse=2", "--fleet-resume=nowhere", files={"test_inner.py": "def test_it(): pass"})
     assert run.status == 4
-    assert "no evidence of a run can be read there" in run.text
+    assert "--fleet-resume: nowhere is not the folder of a run" in run.text
+    assert "Errno" not in run.text
+
+
+OTHER_GPU = """
+for gpu in gpus[2:]:
+    gpu["serial"] = "4711"
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "change", "told"),
+    [
+        (4, OTHER_GPU, ["GPU 2: serial number was 0000000000002, is 4711 (1 more GPU differs)"]),
+        (
+            2,
+            "machine.count = 2",
+            [
+                "what --gpus asks for was 4, is 2",
+                "the number of GPUs in the machine was 4, is 2",
+                "the number of ranks was 4, is 2",
+                "the GPUs were 4, the first with serial number 0000000000000, "
+                "are 2, the first with serial number 0000000000000",
+            ],
+        ),
+    ],
+    ids=["GPUs replaced", "GPUs missing"],
+)
+def test_another_machine_is_told_in_a_sentence_for_each_thing(run_pytest, gpus, change, told):
+    options, files = ("--fleet-dir=runs", "-p", "recorded"), {"test_inner.py": "def test_it(): pass"}
+    first = run_pytest("--gpus=4", *options, files=files, PYTHONPATH=RECORDED)
+    again = (f"--gpus={gpus}", *options, f"--fleet-resume={interrupted(first.folders[0])}")
+    run = run_pytest(*again, files=files, PYTHONPATH=RECORDED, CHANGE=change)
+    assert run.status == 4
+    (error, *lines) = run.text.strip().splitlines()
+    assert error.endswith("this is not the same machine and setup:")
+    assert [line.strip() for line in lines] == told

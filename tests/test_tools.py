@@ -114,6 +114,30 @@ def append(line: str) -> Callable[[Path], None]:
     return change
 
 
+def insert(line: str) -> Callable[[Path], None]:
+    """As the second line."""
+
+    def change(folder: Path) -> None:
+        first, rest = (folder / "evidence.jsonl").read_text().split("\n", 1)
+        (folder / "evidence.jsonl").write_text(f"{first}\n{line}\n{rest}")
+
+    return change
+
+
+def put(event: str, *keys: str) -> Callable[[Path], None]:
+    """null in the place that `keys` lead to, in the first such event."""
+
+    def change(folder: Path) -> None:
+        events = [json.loads(line) for line in (folder / "evidence.jsonl").read_text().splitlines()]
+        at = next(each for each in events if each["event"] == event)
+        for key in keys[:-1]:
+            at = at[key]
+        at[keys[-1]] = None
+        (folder / "evidence.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -128,6 +152,24 @@ def append(line: str) -> Callable[[Path], None]:
         (append('{"event": "verdict", "verdict": "ACCEPTED", "reasons": []}'), "it stands after the verdict"),
         (replace("evidence.jsonl", '"event": "topology"', '"event": topology'), "line 2: not JSON"),
         (replace("evidence.jsonl", '"gpus": [], "links"', '"links"'), "line 2: not an event of a run"),
+        (
+            replace("evidence.jsonl", '"level": "standard"', '"level": null'),
+            "line 1: not an event of a run (level is None)",
+        ),
+        (replace("evidence.jsonl", '"level": "standard"', '"level": "thorough"'), "(level is 'thorough')"),
+        (replace("evidence.jsonl", '"burn_in_seconds": 0', '"burn_in_seconds": null'), "(burn_in_seconds is None)"),
+        (replace("evidence.jsonl", '"gpus_present": 0', '"gpus_present": null'), "(gpus_present is None)"),
+        (replace("evidence.jsonl", '"resumed": []', '"resumed": null'), "(resumed is None)"),
+        (replace("evidence.jsonl", '"resumed": []', '"resumed": [null]'), "(one of resumed is None)"),
+        (put("machine", "machine"), "line 3: not an event of a run (machine is None)"),
+        (put("check_started", "check"), "(check is None)"),
+        (put("check_finished", "check"), "(check is None)"),
+        (put("check_finished", "check", "seconds"), "(check.seconds is None)"),
+        (put("verdict", "reasons"), "(reasons is None)"),
+        (put("finding", "finding", "measurement", "values", "world"), "the value of busbw at world must be a number"),
+        (put("finding", "finding", "measurement", "conditions", "bytes"), '"bytes" in the conditions of busbw must be'),
+        (insert('{"event": "telemetry", "sample": null}'), "line 2: not an event of a run (sample is None)"),
+        (insert("[1, 2]"), "line 2: not an event of a run (it is [1, 2])"),
         (lambda folder: (folder / "evidence.jsonl").unlink(), "is not the folder of a run"),
         (lambda folder: (folder / "evidence.jsonl").write_text("{}\n"), "is not the folder of a run"),
     ],
@@ -139,6 +181,18 @@ def test_verify_finds_what_was_changed(
     status, text = gpufleet("verify", folder)
     assert status == 1
     assert said in text
+
+
+def test_a_later_judgement_is_not_taken_for_the_report_of_the_run(
+    folder: Path, tmp_path: Path, gpufleet: Command
+) -> None:
+    page = tmp_path / "judged.html"
+    assert gpufleet("judge", folder, "-o", page)[0] == 0
+    shutil.copy(page, folder / "report.html")
+    status, text = gpufleet("verify", folder)
+    assert (status, "report.html is not the run's own, but a later judgement of its figures" in text) == (1, True)
+    assert gpufleet("report", folder)[0] == 0
+    assert gpufleet("verify", folder)[0] == 0
 
 
 def test_nothing_is_added_after_the_verdict(tmp_path: Path) -> None:
@@ -633,7 +687,13 @@ def test_figures_and_limits_of_gpus_in_prometheus(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("no/such/folder/x.prom", "No such file or directory"), (".", "it is a folder"), ("/proc/x.prom", "")],
+    [
+        ("no/such/folder/x.prom", "No such file or directory"),
+        (".", "it is a folder"),
+        ("/proc/x.prom", ""),
+        ("/dev/null", "it is there and is no textfile of an earlier run"),
+        ("test_x.py", "it is there and is no textfile of an earlier run; give another name, or remove it"),
+    ],
 )
 def test_a_textfile_that_cannot_be_written_is_told_before_anything_starts(
     run_pytest: Callable[..., FleetRun], path: str, why: str
@@ -644,6 +704,97 @@ def test_a_textfile_that_cannot_be_written_is_told_before_anything_starts(
     assert run.status == 4
     assert f"--fleet-prometheus {path} cannot be written: {why}" in run.text
     assert not run.folders
+
+
+def test_a_textfile_replaces_the_one_of_the_run_before(run_pytest: Callable[..., FleetRun], tmp_path: Path) -> None:
+    path = tmp_path / "gpufleet.prom"
+    path.touch()  # as an administrator may do, to give it to the right user
+    for _ in range(2):
+        run = run_pytest(
+            "--rehearse", "--fleet-dir=runs", f"--fleet-prometheus={path}", files={"test_x.py": "def test_x(): pass"}
+        )
+        assert run.status == 0, run.text
+        assert "gpufleet_verdict" in path.read_text()
+
+
+# ---------------------------------------------------------------- what they write, and where
+
+
+@pytest.mark.parametrize("name", ["evidence.jsonl", "summary.json", "report.html", "junit.xml", "link.html"])
+@pytest.mark.parametrize("command", ["judge", "report", "compare", "calibrate"])
+def test_what_a_run_left_is_not_replaced(tmp_path: Path, gpufleet: Command, command: str, name: str) -> None:
+    one, other = (runs.record(tmp_path / host, host) for host in ("node7", "node8"))
+    (other / "link.html").symlink_to("evidence.jsonl")
+    before = {path: path.read_bytes() for path in other.iterdir()}
+    folders = [one, other] if command in ("compare", "calibrate") else [other]
+    status, text = gpufleet(command, *folders, "-o", other / name)
+    assert status == 1
+    assert text == f"gpufleet: {other / name} belongs to the run in {other} and is left as it is: name another file"
+    assert {path: path.read_bytes() for path in other.iterdir()} == before
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_profile_is_not_replaced_by_the_judgement(tmp_path: Path, gpufleet: Command, linked: bool) -> None:
+    folder, path = runs.record(tmp_path / "run"), contract(tmp_path / "my.toml")
+    output = tmp_path / "judged.html" if linked else path
+    if linked:
+        output.hardlink_to(path)
+    before = path.read_text()
+    status, text = gpufleet("judge", folder, "--fleet-profile", path, "-o", output)
+    assert (status, text) == (
+        1,
+        f"gpufleet: {output} is what this command reads and is left as it is: name another file",
+    )
+    assert path.read_text() == before
+
+
+def test_monitor_adds_no_rows_to_evidence(tmp_path: Path, gpufleet: Command) -> None:
+    folder = runs.record(tmp_path / "run")
+    status, text = gpufleet("monitor", "--once", "--csv", folder / "evidence.jsonl")
+    assert (status, "belongs to the run in" in text) == (1, True)
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path, gpufleet: Command) -> None:
+    folder, page, elsewhere = runs.record(tmp_path / "run"), tmp_path / "page.html", tmp_path / "elsewhere.html"
+    elsewhere.write_text("old")
+    page.symlink_to(elsewhere)
+    with elsewhere.open() as reader:
+        assert gpufleet("report", folder, "-o", page)[0] == 0
+        assert reader.read() == "old"  # whoever has it open sees no half of the new one
+    assert page.is_symlink()
+    assert elsewhere.read_text().endswith("</html>")
+    assert elsewhere.stat().st_mode & 0o044
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.html", "page.html", "run"]
+    assert gpufleet("report", folder, "-o", "/dev/null")[0] == 0
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "status"),
+    [
+        ("judge", {}, 0),
+        ("judge", {"failed": {runs.ALONE: "other"}}, 1),
+        ("judge", {"ends": False}, 10),
+        ("verify", {}, 1),  # there is no report.html
+        ("compare", {}, 0),
+    ],
+)
+def test_a_reader_that_leaves_early_changes_nothing(
+    tmp_path: Path, command: str, changes: dict[str, object], status: int
+) -> None:
+    limits = contract(tmp_path / "contract.toml")
+    folders = [
+        runs.record(tmp_path / host, host, limits=limits, **changes)
+        for host in (("node7", "node8") if command == "compare" else ("node7",))
+    ]
+    page = tmp_path / "page.html"
+    options = {"judge": ["--fleet-profile", limits, "-o", page], "compare": ["-o", page]}.get(command, [])
+    line = [sys.executable, "-m", "pytest_gpufleet.cli", command, *map(str, [*folders, *options])]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()  # before anything is printed
+        assert process.stderr.read() == ""
+        assert process.wait(60) == status
+    assert page.exists() == bool(options)
 
 
 # ---------------------------------------------------------------- all of them

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from pytest_gpufleet.commands.calibrate import CALIBRATE
-from pytest_gpufleet.commands.command import CommandFailed
+from pytest_gpufleet.commands.command import CommandFailed, printing
 from pytest_gpufleet.commands.compare import COMPARE
 from pytest_gpufleet.commands.judge import JUDGE
 from pytest_gpufleet.commands.monitor import MONITOR
@@ -46,18 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     given = parser.parse_args(arguments)
+    status = 0
     try:
-        status: int = given.run(given)
-        sys.stdout.flush()
-        return status
+        with printing():  # a command without end ends with its reader: `gpufleet monitor --json | head -1`
+            status = given.run(given)
     except (CommandFailed, NoGpus) as error:
         print(f"gpufleet: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         pass
-    except BrokenPipeError:  # who read our output has seen enough: `gpufleet monitor --json | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return status
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.evidence import Evidence
 
 REPORT_BYTES = 4 << 20
+TEXTFILE = b"# HELP gpufleet_"  # how a textfile of ours begins
 
 
 def new_folder(parent: Path, name: str) -> Path:
@@ -36,11 +39,35 @@ def check_writable(prometheus: Path | None) -> None:
         return
     problem: str | None = "it is a folder" if prometheus.is_dir() else None
     try:
+        # It will be replaced: it must not be somebody's evidence or profile.
+        if not problem and prometheus.exists() and not _is_textfile(prometheus):
+            problem = "it is there and is no textfile of an earlier run; give another name, or remove it"
         tempfile.TemporaryFile(dir=prometheus.parent).close()
     except OSError as error:
         problem = error.strerror
     if problem:
         raise pytest.UsageError(f"--fleet-prometheus {prometheus} cannot be written: {problem}")
+
+
+def _is_textfile(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(TEXTFILE)) in (TEXTFILE, b"")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, which is there as a whole or as it was before. OSError if that cannot be done."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # like /dev/stdout: not to be replaced by a file
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()  # what a link points to, and not the link
+    temporary = path.with_name(f".gpufleet-{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def no_room(folder: Path) -> str:
@@ -49,9 +76,11 @@ def no_room(folder: Path) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(bytes(REPORT_BYTES))
-        probe.unlink()
     except OSError as error:
         return f"the report cannot be written to {folder}: {error.strerror}"
+    finally:
+        with suppress(OSError):  # the folder may be gone
+            probe.unlink()
     return ""
 
 
@@ -61,12 +90,15 @@ def write_results(evidence: Evidence, folder: Path, prometheus: Path | None) -> 
 
     path = folder / summary.FILE
     try:
-        path.write_text(summary.text(evidence.record, evidence.sha256), encoding="utf-8")
+        write_text(path, summary.text(evidence.record, evidence.sha256))
         if prometheus is not None:
             from pytest_gpufleet.report import prometheus as textfile
 
             path = prometheus
             textfile.write(path, evidence.record)
     except OSError as error:
+        if path != prometheus:  # nor is half of a summary left behind
+            with suppress(OSError):
+                path.unlink()
         return f"{path} could not be written: {error.strerror}"
     return ""

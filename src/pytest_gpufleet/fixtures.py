@@ -5,6 +5,7 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,7 @@ def judge(request: pytest.FixtureRequest) -> Judge:
     missed. With required=False a figure without a limit is only shown and leaves the verdict alone; so are those of
     `shown`. on_miss() looks for the cause when one missed; what it says comes first in the failure."""
     from pytest_gpufleet.verdict.judge import LimitMissed
+    from pytest_gpufleet.verdict.measurement import Measurement
 
     fleet, item = request.config.stash[FLEET], request.node
 
@@ -107,6 +109,10 @@ def judge(request: pytest.FixtureRequest) -> Judge:
         on_miss: Callable[[], str] | None = None,
     ) -> None:
         __tracebackhide__ = True
+        shown = tuple(shown)
+        for each in (*measurements, *shown):
+            if not isinstance(each, Measurement):
+                raise TypeError(f"judge() takes Measurements, not {reprlib.repr(each)}")
         findings = fleet.judged(item.nodeid, measurements, required) + fleet.judged(item.nodeid, shown, False)
         item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:

@@ -47,7 +47,7 @@ class Guard:
         self._hottest: list[dict[str, float]] = [dict.fromkeys(TEMPERATURES, 0) for _ in self._machine.gpus]
 
     def check(self) -> list[str]:
-        """What got worse since the last call, one line a finding; each names its GPU."""
+        """What got worse since the last call, one line a finding; each names its GPU, or its NVSwitch."""
         after, now = self._read(), time.monotonic()
         minutes = (now - self._since) / 60
         problems = [
@@ -62,13 +62,13 @@ class Guard:
         for gpu, reasons, hottest, facts_of in zip(after, all_reasons, all_hottest, self._machine.gpus, strict=True):
             now_seen = gpu["clock_event_reasons"]
             seen = {*reasons, now_seen} if isinstance(now_seen, int) else reasons
-            problems += health.slowdowns(gpu.identity, seen)
+            problems += health.slowdowns(gpu, seen)
             problems += health.too_hot(gpu.identity, facts_of, hottest)
         self._before, self._since = after, now
         return problems
 
     def _xids(self) -> list[str]:
-        """What the kernel log and NVML have told since the last time; most XIDs are told by both."""
+        """What the kernel log and NVML have told since the last time; most XIDs are told by both, SXids by the log."""
         gpus = self._machine.gpus
         logged = self._log.new()
         told = [
@@ -76,7 +76,7 @@ class Guard:
             for index, number in self._source.xids()
             if not any(xid.number == number and xid.of(str(gpus[index]["pci_bus_id"])) for xid in logged)
         ]
-        return health.xids_of(gpus, [*logged, *told])
+        return health.xids_of(gpus, [*logged, *told]) + health.sxids(logged)
 
     def _read(self) -> list[GpuFacts]:
         names = {**facts.COUNTERS, "clock_event_reasons": None}

@@ -5,7 +5,6 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator
 from typing import Any
@@ -68,6 +67,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.self_contained_html = True
         config.option.css.append(str(html.stylesheet()))
         config.pluginmanager.register(hooks.HtmlReport(fleet.evidence), "gpufleet-html")
+        config.pluginmanager.register(WithoutConfig(fleet), "gpufleet-without-config")
+
+
+class WithoutConfig:
+    """Hooks that pytest does not tell what session they are of."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if not isinstance(excinfo.value, pytest.Session.Interrupted):  # pytest's own, for errors in the collection
+            self._fleet.interrupt()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._fleet.not_imported.append(report.nodeid)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)  # before xdist's own answer
@@ -86,6 +101,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if fleet.evidence is not None:
         # Not sys.stdout, which is captured while tests run.
         fleet.watch(session.config.get_terminal_writer()._file)
+        fleet.heed_interruptions()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -140,6 +156,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     fleet = item.config.stash[FLEET]
+    fleet.interrupted = False  # a test has kept the interruption for itself: the next one must be heard
     fleet.record_event("check_started", check=item.nodeid)
     if fleet.pool_in_use is not None and item.get_closest_marker("fresh_world"):
         fleet.pool_in_use.stop()
@@ -247,24 +264,38 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         return (yield)
     finally:
         fleet = session.config.stash[FLEET]
+        fleet.finishing = True
         if fleet.evidence is not None and not fleet.report_can_be_written():
             for plugin in session.config.pluginmanager.get_plugins():
                 if type(plugin).__module__ == "_pytest.junitxml":
-                    plugin.logfile = os.devnull
+                    from _pytest.junitxml import xml_key
+
+                    del session.config.stash[xml_key]  # by which it would be unregistered again
+                    session.config.pluginmanager.unregister(plugin)
                 elif type(plugin).__module__ == "pytest_html.selfcontained_report":
                     session.config.pluginmanager.unregister(plugin)
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     fleet = config.stash[FLEET]
     if fleet.evidence is not None:
         from pytest_gpufleet.report import terminal
+        from pytest_gpufleet.verdict.verdict import INTERRUPTED
 
+        record = fleet.evidence.record
         terminalreporter.section("gpufleet", sep="=")
-        for text, markup in terminal.lines(fleet.evidence.record):
+        if exitstatus == pytest.ExitCode.USAGE_ERROR and not record.started:
+            terminalreporter.write_line("nothing was tested, because of the error that pytest tells below", red=True)
+            return
+        for text, markup in terminal.lines(record):
             terminalreporter.write_line(text, **markup)
-        if fleet.evidence.trouble:
+        if fleet.evidence.trouble and fleet.evidence.trouble not in record.reasons:
             terminalreporter.write_line(fleet.evidence.trouble, red=True)
-        terminalreporter.write_line(f"report: {config.getoption('htmlpath', None) or fleet.folder}")
+        if record.broken == INTERRUPTED:
+            terminalreporter.write_line(f"go on with: --fleet-resume {fleet.folder}")
+        if not fleet.no_report:
+            terminalreporter.write_line(f"report: {config.getoption('htmlpath', None) or fleet.folder}")
+        elif fleet.evidence.path.exists():
+            terminalreporter.write_line(f"evidence: {fleet.evidence.path}")
     elif fleet.pool_in_use is not None and fleet.ground.rehearsal_ranks:
         terminalreporter.write_line(f"gpufleet: {fleet.headline()}")

@@ -13,44 +13,53 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.commands.command import CommandFailed
-from pytest_gpufleet.commands.folder import EVIDENCE, stated_sums
-from pytest_gpufleet.hardware.topology import GpuTopology
-from pytest_gpufleet.session import CUT_SHORT
-from pytest_gpufleet.verdict.evidence import Check, Record, read, sha256
+from pytest_gpufleet.commands.folder import EVIDENCE, record_of, stated_sums
+from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
+from pytest_gpufleet.verdict.evidence import Check, Record, sha256
 from pytest_gpufleet.verdict.finding import Finding
 from pytest_gpufleet.verdict.levels import check_name
+from pytest_gpufleet.verdict.verdict import CUT_SHORT
 
 # What must be the same for figures of two runs to stand in one report.
-RUN_FACTS = (
-    "level",
-    "burn_in_seconds",
-    "gpus",
-    "gpus_present",
-    "rehearsal",
-    "ranks",
-    "profile",
-    "profile_sha256",
-    "environment",
-    "plugin",
-    "python",
-    "pytest",
-)
-SOFTWARE = ("driver", "cuda", "cudnn", "nccl", "torch")
-GPU_FACTS = ("uuid", "name", "serial", "vbios", "memory_bytes", "pci_bus_id")
+RUN_FACTS = {
+    "level": "level",
+    "burn_in_seconds": "the length of the burn-in in seconds",
+    "gpus": "what --gpus asks for",
+    "gpus_present": "the number of GPUs in the machine",
+    "rehearsal": "whether it is a rehearsal",
+    "ranks": "the number of ranks",
+    "profile": "the profile",
+    "profile_sha256": "the content of the profile",
+    "plugin": "pytest-gpufleet",
+    "python": "Python",
+    "pytest": "pytest",
+}
+SOFTWARE = {"driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL", "torch": "torch"}
+GPU_FACTS = {
+    "serial": "serial number",
+    "uuid": "UUID",
+    "name": "model",
+    "vbios": "VBIOS",
+    "memory_bytes": "memory in bytes",
+    "pci_bus_id": "PCI bus id",
+}
 # Files and checks that say what the machine is like now: never carried over.
-ALWAYS_AGAIN = ("test_1_inventory.py::", "test_2_health.py::", "test_9_endurance.py::test_nvlinks_stayed_clean")
+ALWAYS_AGAIN = (
+    "test_1_inventory.py::",
+    "test_2_health.py::",
+    "test_9_endurance.py::test_nvlinks_stayed_clean",
+    "test_9_endurance.py::test_pcie_links_stayed_clean",
+)
 
 
 def load(folder: Path) -> Record:
     """The record of the run in `folder`. UsageError if there is none, if it is not as that run left it, or if the run
     came to its end with an answer."""
     try:
-        record, digest = read(folder / EVIDENCE), sha256(folder / EVIDENCE)
+        record, digest = record_of(folder), sha256(folder / EVIDENCE)
         others = [name for name, stated in stated_sums(folder).items() if stated and stated != digest]
-    except (OSError, ValueError, CommandFailed) as error:
-        raise pytest.UsageError(f"--fleet-resume {folder}: no evidence of a run can be read there ({error})") from None
-    if not record.run:
-        raise pytest.UsageError(f"--fleet-resume {folder}: its evidence does not say what run it was")
+    except (OSError, CommandFailed) as error:
+        raise pytest.UsageError(f"--fleet-resume: {error}") from None
     if others:
         raise pytest.UsageError(
             f"--fleet-resume {folder}: {' and '.join(others)} was made of other evidence: {EVIDENCE} was changed later"
@@ -64,23 +73,64 @@ def load(folder: Path) -> Record:
 
 
 def check_same(folder: Path, then: Record, run: dict[str, Any], topology: GpuTopology) -> None:
-    """UsageError that names what differs between the run to resume and this one."""
+    """UsageError that names what differs between the run to resume and this one, a line each."""
     differences = [
-        f"{name} was {before!r}, is {now!r}"
-        for name, before, now in (
-            *((name, then.run.get(name), run.get(name)) for name in RUN_FACTS),
-            *((name, getattr(then.topology, name), getattr(topology, name)) for name in SOFTWARE),
-            ("the list of GPUs", _gpus(then.topology), _gpus(topology)),
+        _differs(what, before, now)
+        for what, before, now in (
+            *((what, then.run.get(name), run.get(name)) for name, what in RUN_FACTS.items()),
+            *((what, getattr(then.topology, name), getattr(topology, name)) for name, what in SOFTWARE.items()),
         )
         if before != now
     ]
+    differences += _variables(then.run.get("environment") or {}, run["environment"])
+    differences += _gpus(then.topology.gpus, topology.gpus)
     if differences:
-        what = "; ".join(differences)
-        raise pytest.UsageError(f"--fleet-resume {folder}: this is not the same machine and setup: {what}")
+        told = "\n".join(f"  {difference}" for difference in differences)
+        raise pytest.UsageError(f"--fleet-resume {folder}: this is not the same machine and setup:\n{told}")
 
 
-def _gpus(topology: GpuTopology) -> list[list[Any]]:
-    return [[getattr(gpu, name) for name in GPU_FACTS] for gpu in topology.gpus]
+def _differs(what: str, before: object, now: object) -> str:
+    if what == RUN_FACTS["profile_sha256"]:
+        return f"{what} is another"
+    return f"{what} was {_told(before)}, is {_told(now)}"
+
+
+def _told(value: object) -> str:
+    match value:
+        case None:
+            return "unknown"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.10g}"
+    return str(value)
+
+
+def _variables(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Names only: values may be long, and stand in both reports."""
+    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    return [f"variables of the environment that differ: {', '.join(names)}"] if names else []
+
+
+def _gpus(before: tuple[Gpu, ...], now: tuple[Gpu, ...]) -> list[str]:
+    """What differs in the first GPU of which anything does; that of a whole machine is told by its number of GPUs."""
+    if len(before) != len(now):
+        return [f"the GPUs were {_count(before)}, are {_count(now)}"]
+    for old, new in zip(before, now, strict=True):
+        for name, what in GPU_FACTS.items():
+            if (was := getattr(old, name)) != (now_is := getattr(new, name)):
+                others = sum(_facts(one) != _facts(other) for one, other in zip(before, now, strict=True)) - 1
+                more = f" ({others} more GPUs differ)" if others > 1 else " (1 more GPU differs)" if others else ""
+                return [f"GPU {new.index}: {_differs(what, was, now_is)}{more}"]
+    return []
+
+
+def _count(gpus: tuple[Gpu, ...]) -> str:
+    return f"{len(gpus)}, the first with serial number {_told(gpus[0].serial)}" if gpus else "none"
+
+
+def _facts(gpu: Gpu) -> list[object]:
+    return [getattr(gpu, name) for name in GPU_FACTS]
 
 
 def history(folder: Path, then: Record) -> list[dict[str, Any]]:

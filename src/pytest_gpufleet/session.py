@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -38,14 +40,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.world.world import World
 
 
-# Exit statuses with which pytest says that a session did not come to its end.
-CUT_SHORT = {
-    int(pytest.ExitCode.INTERRUPTED): "the run was interrupted",
-    int(pytest.ExitCode.INTERNAL_ERROR): "pytest itself failed",
-    int(pytest.ExitCode.NO_TESTS_COLLECTED): "no test was selected",
-}
-
-UNSEEN_FAILURE = "pytest counts a failure of which there is no check (a test file that cannot be imported?)"
+UNSEEN_FAILURE = "pytest counts a failure of which there is no check"
+MOST_FILES = 3
 REHEARSED_BURN_IN_SECONDS = 10.0
 
 
@@ -71,10 +67,15 @@ class Fleet:
         self.test_deadline: float | None = None  # monotonic time, where pytest-timeout sets one
         self._locks: ExitStack | None = None
         self._open = ExitStack()
+        self._after = ExitStack()  # what is undone when all else is closed
         self.sampler: Sampler | None = None
         self._terminal: TextIO = sys.stdout
         self._live: Live | None = None  # the table of all GPUs on the terminal
         self._latest_sample: Sample | None = None
+        self.not_imported: list[str] = []  # test files of which nothing could be collected
+        self.interrupted = False
+        self.finishing = False  # nothing but report and results is left to do
+        self.no_report = False  # there is no room for it
 
     @cached_property
     def ground(self) -> Ground:
@@ -146,6 +147,30 @@ class Fleet:
             return terminal
         encoding = getattr(terminal, "encoding", None) or "utf-8"
         return self._open.enter_context(os.fdopen(descriptor, "w", encoding=encoding, errors="replace"))
+
+    def heed_interruptions(self) -> None:
+        """From here to the end of the run Ctrl-C is answered at once, and no second one takes the report away."""
+        ours = threading.current_thread() is threading.main_thread()  # no other may set a handler
+        if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nohup, or a debugger
+            signal.signal(signal.SIGINT, self._on_ctrl_c)
+            self._after.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
+
+    def _on_ctrl_c(self, number: int, frame: object) -> None:
+        # Not SIG_IGN from the first one on: what runs in the tests' processes would inherit it.
+        if not self.interrupted:
+            self.interrupt()
+            if not self.finishing:
+                raise KeyboardInterrupt
+
+    def interrupt(self) -> None:
+        """Say what is going on until the end, unless that was said before."""
+        if self.interrupted:
+            return
+        self.interrupted = True
+        text = f"\ninterrupted: writing the report to {self.folder}, a few seconds ...\n"
+        with suppress(OSError, ValueError):  # the terminal is closed, or no file
+            # Past the buffers of the stream, in the middle of which a signal may come.
+            os.write(self._terminal.fileno(), text.encode(errors="replace"))
 
     def activity(self) -> dict[str, Any]:
         """What the GPUs did during a check that ends now: minimum, mean and maximum of every reading of telemetry."""
@@ -341,7 +366,7 @@ class Fleet:
 
     def conclude(self, exitstatus: int) -> int:
         """Record the verdict; the exit status that goes with it. A run that pytest cut short keeps pytest's own."""
-        from pytest_gpufleet.verdict.verdict import EXIT_STATUS, settled
+        from pytest_gpufleet.verdict.verdict import CUT_SHORT, EXIT_STATUS, settled
 
         assert self.evidence is not None
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.carried:
@@ -350,7 +375,7 @@ class Fleet:
         telemetry = f"telemetry lost samples, the last because of {lost}" if lost else ""
         failed = any(check.outcome == "failed" for check in self.evidence.record.checks.values())
         unseen = UNSEEN_FAILURE if exitstatus == pytest.ExitCode.TESTS_FAILED and not failed else ""
-        broken = CUT_SHORT.get(exitstatus, "") or unseen or self.evidence.trouble or telemetry
+        broken = self._not_imported() or CUT_SHORT.get(exitstatus, "") or unseen or self.evidence.trouble or telemetry
         ended = settled(self.evidence.record, broken)
         if exitstatus not in CUT_SHORT:
             exitstatus = ended.exit_status or exitstatus  # never 0 where pytest's own is not
@@ -362,18 +387,28 @@ class Fleet:
         self.evidence.trouble = self.evidence.trouble or problem
         return exitstatus or (EXIT_STATUS["INCOMPLETE"] if self.evidence.trouble else 0)
 
+    def _not_imported(self) -> str:
+        """Which test files could not be imported, for which pytest has the same exit status as for Ctrl-C."""
+        if self.interrupted or not self.not_imported:
+            return ""
+        files, more = self.not_imported[:MOST_FILES], len(self.not_imported) - MOST_FILES
+        which = ", ".join(files) + (f" and {more} more" if more > 0 else "")
+        return f"a test file could not be imported, so its checks are missing: {which}"
+
     def report_can_be_written(self) -> bool:
         """Whether there is room for the report in the run's folder, which is made again if it is gone."""
         assert self.evidence is not None
         problem = files.no_room(self.folder)
         self.evidence.trouble = problem or self.evidence.trouble
+        self.no_report = bool(problem)
         return not problem
 
     def close(self) -> None:
-        if self.pool_in_use is not None:
-            self.pool_in_use.stop()
-        self._open.close()
-        if self._locks is not None:
-            self._locks.close()
-        if self.evidence is not None:
-            self.evidence.close()
+        with self._after:
+            if self.pool_in_use is not None:
+                self.pool_in_use.stop()
+            self._open.close()
+            if self._locks is not None:
+                self._locks.close()
+            if self.evidence is not None:
+                self.evidence.close()

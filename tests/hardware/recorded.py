@@ -1,7 +1,8 @@
 """A real machine, recorded, with the one fact changed that a test is about. Loaded with `-p recorded`.
 
 The environment variable SNAPSHOT names the machine, of those in snapshots/ (default: h200x4). CHANGE holds Python
-assignments to `gpus` (the facts of each GPU), `host` and `machine` (`count`, `processes`, `log`, `problems`).
+assignments to `gpus` (the facts of each GPU), `host` and `machine` (`count`, `processes`, `log`, `problems`, `links`,
+`fabric`).
 
 `gpufleet snapshot --anonymous` made them, with schema 1: without the topology. That of h200x4 was added: it is the one
 that tests/recorded/h200x4-b has of a machine of the same kind. h200x1 stays as it was.
@@ -37,6 +38,8 @@ state = SimpleNamespace(
     processes={gpu.index: gpu.processes for gpu in topology.gpus},
     log="",
     problems=topology.problems,
+    links=topology.links,
+    fabric=topology.fabric,
 )
 exec(os.environ.get("CHANGE", ""), {"gpus": gpus, "host": host_facts, "machine": state, "Unavailable": Unavailable})
 gpus = gpus[: state.count]
@@ -81,6 +84,8 @@ def open_source(wanted=None):
         topology,
         gpus=tuple(gpu(index, values) for index, values in enumerate(gpus)),
         problems=tuple(state.problems),
+        links=tuple(map(tuple, state.links)),
+        fabric=state.fabric,
     ).first(state.count)
     yield Recorded(wanted), everything if wanted is None else everything.first(wanted)
 

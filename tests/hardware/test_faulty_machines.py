@@ -57,6 +57,17 @@ def test_a_machine_with_one_gpu_as_it_was(described):
     assert run.outcomes["test_nvlinks_are_up"] == run.outcomes["test_fabric_is_ready"] == "not applicable"
 
 
+# Four InfiniBand ports, a management port of another adapter, and the second ports of two adapters, without a cable.
+PORTS = """
+def port(i, **kind):
+    usual = dict(state='4: ACTIVE', rate='400 Gb/sec', link_layer='InfiniBand', adapter='MT4129', function='0')
+    return dict(port=f'mlx5_{i}/1', **(usual | kind))
+unplugged = dict(function='1', state='1: DOWN', rate='10 Gb/sec')
+management = dict(link_layer='Ethernet', adapter='MT4120', rate='40 Gb/sec')
+ports = host['network_ports'] = [port(i) for i in range(4)] + [port(4, **management)]
+ports += [port(i, **unplugged) for i in (5, 6)]
+"""
+
 FAULTS = {
     "a GPU missing": ("machine.count = 3", "test_gpu_count", "3 of 4 GPUs are here: `lspci | grep -i nvidia` shows"),
     "a GPU hidden": (
@@ -77,7 +88,7 @@ FAULTS = {
     "all NVLinks slower": (
         "for gpu in gpus: gpu['nvlink_speeds'] = [20.0] * 18",
         "test_nvlinks_are_equally_fast",
-        "its NVLinks run at 360 GB/s together, those of this model at 450 GB/s",
+        "an NVLink runs at 20 GB/s, those of this model at 25 GB/s",
     ),
     "speeds of NVLinks unreadable": (
         "gpus[2]['nvlink_speeds'] = Unavailable('NVML: Unknown Error', True)",
@@ -85,6 +96,11 @@ FAULTS = {
         "nvlink_speeds cannot be read (NVML: Unknown Error)",
     ),
     "one NVLink slower": ("gpus[2]['nvlink_speeds'][4] = 20.0", "test_nvlinks_are_equally_fast", SERIAL),
+    "a part of the memory gone": (
+        "gpus[2]['memory_bytes'] = 120 << 30",
+        "test_memory_is_complete",
+        f"{SERIAL}, 00000000:00:08.0, GPU-00000000-0000-0000-0000-000000000002: memory_bytes is 128849018880",
+    ),
     "fabric not ready": ("gpus[2]['fabric']['state'] = 2", "test_fabric_is_ready", SERIAL),
     "P2P not OK on one pair": ("gpus[2]['p2p']['read'][1] = 4", "test_every_pair_reaches_each_other", SERIAL),
     "ECC off": ("gpus[2]['ecc_mode'] = [0, 1]", "test_ecc_is_on", SERIAL),
@@ -118,6 +134,11 @@ FAULTS = {
         "test_no_grave_xid_in_the_kernel_log",
         "XID 79 (GPU has fallen off the bus) on PCI 0000:00:08",
     ),
+    "fatal SXid before": (
+        "machine.log = 'nvidia-nvswitch1: SXid (PCI:0000:86:00.0): 20034, Fatal, Link 30 LTSSM Fault Up'",
+        "test_no_grave_xid_in_the_kernel_log",
+        "nvidia-nvswitch1 on PCI 0000:86:00.0: SXid 20034 (Fatal: Link 30 LTSSM Fault Up); what to do: reset all GPUs",
+    ),
     "power limit lowered": ("gpus[2]['power_limit_watts'] = 500.0", "test_power_limit_is_default", SERIAL),
     "MIG on": ("gpus[2]['mig_mode'] = [1, 1]", "test_mig_is_off", SERIAL),
     "foreign process": ("machine.processes = {2: ['process 4711 (miner)']}", "test_no_foreign_process", "4711 (miner)"),
@@ -136,12 +157,8 @@ FAULTS = {
         "test_processors_near_each_gpu_may_be_used",
         SERIAL,
     ),
-    "network port down": (
-        "host['network_ports'] = [dict(port=f'mlx5_{i}/1', state='4: ACTIVE', rate='400 Gb/sec') for i in range(4)]\n"
-        "host['network_ports'][2]['state'] = '1: DOWN'",
-        "test_network_ports_are_active",
-        "mlx5_2/1",
-    ),
+    "network port down": (PORTS + "ports[2]['state'] = '1: DOWN'", "test_network_ports_are_active", "mlx5_2/1"),
+    "network port slower": (PORTS + "ports[2]['rate'] = '200 Gb/sec'", "test_network_ports_are_active", "mlx5_2/1"),
     "InfoROM corrupted": ("gpus[2]['inforom_valid'] = False", "test_inforom_is_valid", SERIAL),
     "recovery pending": ("gpus[2]['recovery_action'] = 2", "test_no_recovery_is_pending", SERIAL),
 }
@@ -163,6 +180,77 @@ facts.pci_addresses = lambda: ["00000000:00:09.0"]
 machine.count = 3
 machine.log = "NVRM: Xid (PCI:0000:00:09): 79, GPU has fallen off the bus."
 """
+    assert described(change).outcomes["test_no_grave_xid_in_the_kernel_log"] == "passed"
+
+
+# Without NVSwitch and profile facts that count NVLinks: A100 PCIe, of which bridges connect GPU 0 with 1 and 2 with 3.
+BRIDGED = """
+machine.fabric = "nvlink"
+row = ["X", "NV12", "SYS", "SYS"]
+machine.links = links = [row, [row[1], row[0], *row[2:]], [*row[2:], *row[:2]], [*row[2:], row[1], row[0]]]
+for index, gpu in enumerate(gpus):
+    gpu["name"], gpu["memory_bytes"], gpu["fabric"] = "NVIDIA A100 80GB PCIe", 80 << 30, dict(state=0, status=0)
+    gpu["nvlink_states"], gpu["nvlink_speeds"] = [1] * 12, [25.0] * 12
+    gpu["pcie_generation_max"] = 4
+    gpu["p2p"] = {name: [0 if link in ("X", "NV12") else 1 for link in links[index]] for name in gpu["p2p"]}
+"""
+UNBRIDGED = """
+machine.fabric = "pcie"
+machine.links = [["X" if row == column else "SYS" for column in range(4)] for row in range(4)]
+for gpu in gpus:
+    gpu["nvlink_states"], gpu["nvlink_speeds"] = [0] * 12, [0.0] * 12
+"""
+HEALTHY = {
+    "bridges between pairs": (
+        BRIDGED,
+        {"test_nvlinks_are_up": "passed", "test_every_pair_reaches_each_other": "passed"},
+    ),
+    "no bridges": (BRIDGED + UNBRIDGED, {"test_nvlinks_are_up": "not applicable"}),
+    "one pair with a bridge, one without": (
+        BRIDGED + "for gpu in gpus[2:]: gpu['nvlink_states'], gpu['nvlink_speeds'] = [0] * 12, [0.0] * 12",
+        {"test_nvlinks_are_up": "passed", "test_nvlinks_are_equally_fast": "passed"},
+    ),
+    "ports of several kinds": (PORTS, {"test_network_ports_are_active": "passed"}),
+    "ports without a cable": (
+        PORTS + "for one in ports: one['state'] = '1: DOWN'",
+        {"test_network_ports_are_active": "not applicable"},
+    ),
+    "a driver that chooses the clock": (
+        "host['cpu_governor'], host['cpu_energy_preference'] = 'powersave', 'balance_performance'",
+        {"test_processors_run_at_full_clock": "passed"},
+    ),
+    "a power limit above the default": (
+        "for gpu in gpus: gpu['power_limit_watts'] = 750.0",
+        {"test_power_limit_is_default": "passed"},
+    ),
+    "sold with error correction off": (
+        "for gpu in gpus: gpu['ecc_mode'], gpu['ecc_mode_default'] = [0, 0], 0",
+        {"test_ecc_is_on": "not applicable"},
+    ),
+    "a cloud's topology file": (
+        "host['environment']['NCCL_TOPO_FILE'] = '/opt/microsoft/ndv5-topo.xml'",
+        {"test_no_harmful_variable": "passed"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_healthy_machines_are_like(described, name):
+    change, outcomes = HEALTHY[name]
+    run = described(change)
+    assert failed(run) == set(), run.text
+    assert {check: run.outcomes[check] for check in outcomes} == outcomes
+
+
+def test_a_link_of_a_bridge_down(described):
+    run = described(BRIDGED + "gpus[2]['nvlink_states'][4] = 0")
+    assert failed(run) == {"test_nvlinks_are_up"}
+    assert f"{SERIAL}, 00000000:00:08.0" in run.check("test_nvlinks_are_up").message
+    assert "should be 12 active links, as others have" in run.check("test_nvlinks_are_up").message
+
+
+def test_sxid_that_is_not_fatal_is_nothing_against_a_machine_before_the_run(described):
+    change = "machine.log = 'nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ'"
     assert described(change).outcomes["test_no_grave_xid_in_the_kernel_log"] == "passed"
 
 
@@ -191,6 +279,7 @@ def test_pcie_generation_under_load(described, name):
 DURING = {
     "uncorrectable ECC during": ("'ecc_uncorrected_volatile', 1", "ecc_uncorrected_volatile was 0, is 1"),
     "hardware slowdown during": ("'clock_event_reasons', 0x8", "hardware slowdown (clock event 0x8)"),
+    "software thermal slowdown during": ("'clock_event_reasons', 0x20", "software thermal slowdown (clock event 0x20)"),
     "thermal slowdown during": ("'clock_event_reasons', 0x40", "hardware thermal slowdown"),
     "counter can no longer be read": (
         "'remapped_rows', Unavailable('NVML: GPU is lost', True)",
@@ -230,6 +319,27 @@ def test_xid_during(on_recorded):
     assert run.outcomes == {"test_during": "failed", "test_after": "passed"}, run.text
     assert "XID 13 (graphics engine exception)" in run.check("test_during").message
     assert SERIAL in run.check("test_during").message
+
+
+@pytest.mark.parametrize("severity", ["Fatal", "Non-fatal"])
+def test_sxid_during(on_recorded, severity):
+    """Only the line that tells its severity counts: the two with more about it do not."""
+    inner = """
+    SXID = "nvidia-nvswitch1: SXid (PCI:0000:86:00.0): 20034, "
+
+    def write(text):
+        with open("kernel-log", "a") as log:
+            log.write(SXID + text + "\\n")
+    def test_during():
+        write("%s, Link 30 LTSSM Fault Up")
+    def test_after():
+        write("Severity 1 Engine instance 30 Sub-engine instance 00")
+        write("Data {0x10000000, 0x10000000, 0x00000000}")
+    """
+    run = on_recorded(inner % severity)
+    assert run.outcomes == {"test_during": "failed", "test_after": "passed"}, run.text
+    told = f"nvidia-nvswitch1 on PCI 0000:86:00.0: SXid 20034 ({severity}: Link 30 LTSSM Fault Up); what to do: "
+    assert told in run.check("test_during").message
 
 
 # How a check can end without having passed or failed, and what it then says.
@@ -292,6 +402,8 @@ def after_load(run_pytest):
             "replay errors are counted on 17 NVLinks, at the beginning on 18",
         ),
         ("{**recorded.gpus[2]['nvlink_errors'], 'replay': [1] + [0] * 17}", "NVLink 0 had 1 replay errors"),
+        ("{**recorded.gpus[2]['nvlink_errors'], 'crc_flit': [0, 1] + [0] * 16}", "NVLink 1 had 1 crc_flit errors"),
+        ("{**recorded.gpus[2]['nvlink_errors'], 'crc_data': [10**6] * 18}", "crc_data errors in "),
     ],
 )
 def test_nvlinks_that_did_not_stay_clean(after_load, errors, words):
@@ -302,8 +414,66 @@ def test_nvlinks_that_did_not_stay_clean(after_load, errors, words):
     assert words in check.message
 
 
-def test_nvlinks_that_stayed_clean(after_load):
-    assert after_load("recorded.gpus[2]['nvlink_errors']").outcomes["test_nvlinks_stayed_clean"] == "passed"
+@pytest.mark.parametrize("more", [0, 1])
+def test_nvlinks_that_stayed_clean(after_load, more):
+    """Also with a CRC error in the data of each, which it corrected."""
+    errors = "recorded.gpus[2]['nvlink_errors']"
+    run = after_load(f"{{**{errors}, 'crc_data': [count + {more} for count in {errors}['crc_data']]}}")
+    assert run.outcomes["test_nvlinks_stayed_clean"] == "passed"
+
+
+@pytest.fixture
+def after_checks(run_pytest):
+    """after_checks(change, number): what the last check says of the PCIe links, after as many checks with `change`."""
+
+    def run(change, number):
+        module = f"""
+import pytest
+from recorded import Unavailable, recorded
+
+@pytest.mark.parametrize("number", range({number}))
+def test_during(number):
+    recorded.gpus[2].facts["pcie_replays"] = {change}
+"""
+        options = ("--gpus=4", "--fleet-dir=runs", "-p", "recorded", "-k", "test_during or pcie_links_stayed_clean")
+        files = ("test_inner.py", ROOT / "acceptance" / "test_9_endurance.py")
+        return run_pytest(*options, *files, files={"test_inner.py": module}, PYTHONPATH=str(HERE))
+
+    return run
+
+
+ONE_MORE = "recorded.gpus[2]['pcie_replays'] + "
+
+
+def test_pcie_replays_that_no_check_had_too_many_of(after_checks):
+    """30 a minute are healthy on 16 lanes of generation 5, and a check shorter than a minute may have as many."""
+    run = after_checks(ONE_MORE + "30", 5)
+    assert failed(run) == {"test_pcie_links_stayed_clean"}, run.text
+    message = run.check("test_pcie_links_stayed_clean").message
+    assert f"GPU 2 NVIDIA H200, {SERIAL}" in message
+    assert "150 PCIe replays in " in message
+    assert "a healthy link has at most 31" in message
+    assert "GPU 1" not in message
+
+
+def test_pcie_links_that_stayed_clean(after_checks):
+    run = after_checks(ONE_MORE + "6", 5)
+    assert set(run.outcomes.values()) == {"passed"}, run.text
+
+
+def test_pcie_replays_that_can_no_longer_be_read(after_checks):
+    run = after_checks("Unavailable('NVML: GPU is lost', True)", 1)
+    message = run.check("test_pcie_links_stayed_clean").message
+    assert f"GPU 2 NVIDIA H200, {SERIAL}" in message
+    assert "pcie_replays cannot be read (NVML: GPU is lost)" in message
+
+
+def test_pcie_replays_that_nvml_does_not_count(on_recorded):
+    run = on_recorded(
+        *("", ROOT / "acceptance" / "test_9_endurance.py", "-k", "pcie_links_stayed_clean"),
+        CHANGE="for gpu in gpus: gpu['pcie_replays'] = Unavailable('NVML: Not Supported', False)",
+    )
+    assert run.outcomes == {"test_pcie_links_stayed_clean": "not applicable"}, run.text
 
 
 def test_xid_that_only_nvml_tells(on_recorded):
@@ -345,6 +515,14 @@ def test_lost_telemetry_is_told_and_leaves_the_verdict_incomplete(on_recorded):
 def test_power_cap_alone_is_normal(on_recorded):
     run = on_recorded(CHANGES_LATER % "'clock_event_reasons', 0x4")
     assert run.outcomes == {"test_during": "passed", "test_after": "passed"}, run.text
+
+
+@pytest.mark.parametrize(("reasons", "outcome"), [(0x20, "passed"), (0x60, "failed")])
+def test_a_t4_may_slow_down_for_heat_until_its_hardware_does(on_recorded, reasons, outcome):
+    change = "for gpu in gpus: gpu['name'] = 'Tesla T4'"
+    run = on_recorded(CHANGES_LATER % f"'clock_event_reasons', {reasons}", CHANGE=change)
+    assert run.outcomes["test_during"] == outcome, run.text
+    assert "software thermal" not in run.check("test_during").message
 
 
 REASONS = {

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,42 @@ def test_the_lock_of_a_dead_holder_is_free(other_run, tmp_path):
     other_run.wait()
     with lock(GPUS, tmp_path):
         pass
+
+
+def test_the_next_user_can_take_it_whatever_the_umask(tmp_path):
+    before = os.umask(0o077)
+    try:
+        lock(GPUS[:1], tmp_path / "locks").close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "locks").stat().st_mode & 0o777 == 0o777
+    assert (tmp_path / "locks" / "GPU-0.lock").stat().st_mode & 0o777 == 0o666
+
+
+@pytest.fixture
+def as_another_user(tmp_path, monkeypatch):
+    """Called, it makes this process one of nobody until the test ends."""
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # the folders above it are closed
+    yield lambda: os.setresuid(65534, 65534, 0)
+    os.setresuid(0, 0, 0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("closed", ["GPU-0.lock", ""])
+def test_a_lock_that_another_user_left_closed_is_one_sentence(tmp_path, as_another_user, closed):
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "GPU-0.lock").touch()
+    (folder / closed).chmod(0o600)
+    as_another_user()
+    with pytest.raises(GpuTaken) as refused:
+        lock(GPUS[:1], Path("locks"))
+    assert str(refused.value) == (
+        f"{GPUS[0].identity} cannot be locked: {Path('locks', closed)} belongs to root and is closed to this user; "
+        "have it removed while no run is on"
+    )
 
 
 def test_a_lock_can_be_given_back(tmp_path):

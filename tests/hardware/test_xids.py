@@ -1,4 +1,4 @@
-"""XIDs as the kernel writes them, and what is said of them."""
+"""XIDs and SXids as the kernel writes them, and what is said of them."""
 
 import pytest
 
@@ -29,3 +29,34 @@ def test_an_xid_is_found_and_belongs_to_its_gpu(line):
 def test_every_xid_with_an_action_has_a_meaning():
     assert [number for number in sorted(CONDEMNING | ACTION.keys()) if number not in MEANINGS] == []
     assert "NVIDIA's XID catalogue" in str(Xid("0000:1b:00", 9999, ""))
+
+
+SXID = "nvidia-nvswitch1: SXid (PCI:0000:86:00.0): "
+
+
+@pytest.mark.parametrize(
+    ("line", "number", "condemning", "text"),
+    [
+        ("20034, Fatal, Link 30 LTSSM Fault Up", 20034, True, "Link 30 LTSSM Fault Up"),
+        ("20009, Non-fatal, Link 27 RX Short Error Rate", 20009, False, "Link 27 RX Short Error Rate"),
+        ("11001, Fatal, ingress invalid command", 11001, True, "ingress invalid command"),
+    ],
+)
+def test_an_sxid_is_found_and_belongs_to_its_switch(line, number, condemning, text):
+    (sxid,) = parse(f"3,1234,99,-;{SXID}{line}\n")
+    assert (sxid.number, sxid.condemning, sxid.text) == (number, condemning, text)
+    assert not sxid.of(GPU)
+    severity = "Fatal" if condemning else "Non-fatal"
+    told = f"nvidia-nvswitch1 on PCI 0000:86:00.0: SXid {number} ({severity}: {text}); what to do: "
+    assert str(sxid).startswith(told)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "24007, Severity 1 Engine instance 0 Sub-engine instance 2",
+        "24007, Data {0x00000000, 0x00000000}",
+    ],
+)
+def test_what_follows_an_sxid_is_none(line):
+    assert parse(SXID + line) == []

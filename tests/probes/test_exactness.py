@@ -14,8 +14,8 @@ FAULTS = """
 import pytest
 import torch.distributed as dist
 
-from pytest_gpufleet.probes.exactness import stays_exact, two_at_once
 from pytest_gpufleet.probes.large import large_all_reduce
+from pytest_gpufleet.probes.repeated_exchange import stays_exact, two_at_once
 
 pytestmark = pytest.mark.fresh_world
 

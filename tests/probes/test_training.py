@@ -84,6 +84,29 @@ def test_a_slow_rank_is_named(nccl_group):
     assert together.details["slowest"].startswith("rank 1 with "), together.details
 
 
+def sampled_since(rank):
+    # When the first sample began. One rank takes long to warm up.
+    began, genuine = [], training.lap
+
+    def lap(*args, **options):
+        began.append(time.monotonic())
+        if len(began) == 1 and rank.index == 1:
+            time.sleep(10 * PAUSE)
+        return genuine(*args, **options)
+
+    training.lap = lap
+    try:
+        training.train_throughput(rank, "fp32", QUICK, together=False)
+    finally:
+        training.lap = genuine
+    return began[2]
+
+
+def test_ranks_that_train_alone_are_measured_at_the_same_time(nccl_group):
+    first, second = nccl_group.run(sampled_since)
+    assert abs(first - second) < 5 * PAUSE
+
+
 @pytest.mark.parametrize("recipe", ["fp32", "peak"])
 def test_a_throughput_shows_that_the_network_learned(nccl_group, recipe):
     learned = measure(nccl_group, training.train_throughput, recipe, Workload(warm_up=1, steps=5))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ RUN = {
     "environment": {"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
     "python": "3.12.9",
     "pytest": "9.2.0",
-    "plugin": "0.1.0",
+    "plugin": version("pytest-gpufleet"),
 }
 # nccl-tests' figures for a healthy machine with NVLS off, GB/s at 64 MiB, 1 GiB, 8 GiB.
 HEALTHY = {

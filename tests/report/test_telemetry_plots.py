@@ -121,6 +121,16 @@ def test_too_little_to_draw_draws_nothing(count: int) -> None:
     assert svgs(samples(count), PLACES, checks(2, 2, 1)) == []
 
 
+def test_a_clock_that_was_set_back_during_the_run() -> None:
+    run = samples(20)
+    for sample in run[10:]:
+        sample["time"] -= 3600
+    drawn = svgs(run, PLACES, checks(3, 2, 19))
+    assert [title for title, _ in drawn] == TITLES
+    assert " over 0:09 (minutes:seconds)" in drawn[0][1].split('"')[3]
+    assert svgs([run[0], *run[10:]], PLACES, checks(3, 2, 19)) == []  # no time has passed
+
+
 def test_of_too_many_files_the_longest_are_named() -> None:
     many = checks(90, 1, 290)
     many.append(("acceptance/test_long_one.py::test_it", START + 290, START + 300))

@@ -59,7 +59,10 @@ MODELS = (
     "Tesla V100-SXM2-32GB",
     "Tesla T4",
     "NVIDIA A100-SXM4-40GB",
+    "A100-SXM4-40GB",
     "NVIDIA A100-SXM4-80GB",
+    "NVIDIA A100-SXM-80GB",
+    "A100-SXM-80GB",
     "NVIDIA A100-PCIE-40GB",
     "NVIDIA A100 80GB PCIe",
     "NVIDIA A10",
@@ -395,9 +398,10 @@ def test_on_hopper_an_all_reduce_limit_knows_about_nvls():
     "collective",
     ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "sendrecv"],
 )
-def test_the_h200_has_a_limit_for_every_collective(collective, nbytes, nvls):
+@pytest.mark.parametrize("model", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+def test_hopper_with_nvswitch_has_a_limit_for_every_collective(model, collective, nbytes, nvls):
     measured = busbw(collective=collective, bytes=nbytes, dtype="float32", ranks=8, nvls=nvls)
-    assert for_gpu("NVIDIA H200").limit_for(measured) is not None
+    assert for_gpu(model).limit_for(measured) is not None
 
 
 def test_scaling_efficiency_is_asked_for_all_recipes():

@@ -122,6 +122,11 @@ def test_a_gpu_without_a_figure_fails_whoever_its_peers_are(slow):
     assert finding.slower_than_peers.keys() == {f"gpu{slow}"}
 
 
+def test_nobody_is_slower_than_peers_that_reach_nothing():
+    assert judged(each(0, 0, 0, 1000), [], SOLO).state == "not judged"
+    assert judged(each(0, 0, 0, math.nan), [], SOLO).slower_than_peers == {"gpu3": 1.0}
+
+
 def test_metrics_of_the_whole_world_have_no_peers():
     assert METRICS["busbw"].peer_tolerance is None
     assert judged(each(1000, 1000, 1000, 500)).state == "met"

@@ -1,6 +1,7 @@
 """Every fault costs one test, is told by the rank that caused it, and leaves a world that works."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -72,6 +73,77 @@ def test_the_flight_recorder_tells_who_did_not_arrive(suite):
     assert "ranks 0, 1, 3 arrived" in line
     assert "gloo:all_reduce" in line
     assert "rank 2 did not" in line
+
+
+UNEQUAL = """
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.fresh_world  # every count begins at 0
+LATE = 3
+
+def all_reduce(rank, times=1):
+    for _ in range(times):
+        dist.all_reduce(torch.ones(1), group=rank.group)
+
+def never_comes(rank):
+    if rank.index == LATE:
+        time.sleep(3600)
+    all_reduce(rank)
+
+def sends_and_never_comes(rank):
+    if rank.index == LATE:
+        for other in range(LATE):
+            dist.send(torch.ones(1), other, group=rank.group)
+    else:
+        dist.recv(torch.ones(1), LATE, group=rank.group)
+    never_comes(rank)
+
+def test_after_calls_of_a_few(nccl_group):
+    nccl_group.subset([2, 3]).run(all_reduce, 3)
+    nccl_group.run(never_comes, timeout=1)
+
+def test_after_a_group_that_counts_less(nccl_group):
+    nccl_group.run(all_reduce, 9)
+    nccl_group.subset([2, 3]).run(all_reduce)
+    nccl_group.run(never_comes, timeout=1)
+
+def test_after_sending(nccl_group):
+    nccl_group.run(sends_and_never_comes, timeout=1)
+"""
+
+
+HANGS = re.findall(r"^def (test_\w+)", UNEQUAL, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def unequal(fleet):
+    """Hangs of ranks that have not called equally many collectives before, as ranks may."""
+    return fleet(UNEQUAL, ranks=RANKS)
+
+
+def told_by(source, run, name):
+    message = run.check(name).message
+    assert message.startswith("rank 3 of 4"), message
+    (line,) = (line for line in message.splitlines() if line.startswith(f"{source}: "))
+    return line.removeprefix(f"{source}: ")
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_who_did_not_arrive_does_not_depend_on_what_was_before(unequal, name):
+    line = told_by("torch.distributed", unequal, name)
+    assert line == "ranks 0, 1, 2 arrived at collective number 1 (all_reduce); rank 3 did not: at none"
+
+
+@pytest.mark.skipif(not hasattr(c10d, "_dump_fr_trace_json"), reason="this torch records no flight of Gloo")
+@pytest.mark.parametrize("name", HANGS)
+def test_the_flight_recorder_compares_within_one_group(unequal, name):
+    line = told_by("flight recorder", unequal, name)
+    assert line.startswith("ranks 0, 1, 2 arrived at collective number ")
+    assert "; rank 3 did not: only at number " in line
 
 
 @pytest.mark.parametrize("name", ON_CPU)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, CommandFailed
-from pytest_gpufleet.commands.folder import records_of, write
+from pytest_gpufleet.commands.folder import check_output, records_of, write
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.calibration import CannotCalibrate, calibrate
 
@@ -25,6 +25,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
+    check_output(given.output)
     try:
         text = calibrate(records_of(given.folders), given.margin)
     except CannotCalibrate as error:

@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class CommandFailed(Exception):
     """What the user has to know, in one sentence."""
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Around all that a command prints: who reads it may leave early (`gpufleet judge DIR | head -1`), which changes
+    nothing about the exit status."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python itself writes what is left when it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def new_console(**options: Any) -> Console:
+    """A console of rich that leaves a reader who leaves to `printing`: rich's own would end the process with status 1,
+    which means REJECTED."""
+    from rich.console import Console
+
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Screen(**options)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command
-from pytest_gpufleet.commands.folder import records_of, write
+from pytest_gpufleet.commands.command import Command, new_console, printing
+from pytest_gpufleet.commands.folder import check_output, records_of, write
 
 FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
 
@@ -18,19 +18,20 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from pytest_gpufleet.report import comparison as report
     from pytest_gpufleet.verdict.comparison import compare
 
+    check_output(given.output)
     comparison = compare(records_of([given.first, *given.others]))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = FILE_COLUMNS
-    console.print(report.screen(comparison))
     if given.output:
         write(given.output, report.page(comparison))
-        console.print(f"report: {given.output}")
+    console = new_console(highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_COLUMNS
+    with printing():
+        console.print(report.screen(comparison))
+        if given.output:
+            console.print(f"report: {given.output}")
     return 1 if comparison.outliers or not comparison.rows else 0
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from pytest_gpufleet import files
 from pytest_gpufleet.commands.command import CommandFailed
 from pytest_gpufleet.verdict import summary
 from pytest_gpufleet.verdict.evidence import Record, read
@@ -15,9 +16,11 @@ from pytest_gpufleet.verdict.verdict import settled
 
 EVIDENCE = "evidence.jsonl"
 REPORT = "report.html"
+LEFT_BY_A_RUN = (EVIDENCE, summary.FILE, REPORT, "junit.xml")
 
-# As the report's template writes it. No message of a check can look so: they are escaped.
+# As the report's template writes them. No message of a check can look so: they are escaped.
 _SUM_IN_REPORT = re.compile(r'<code id="fleet-sha256">([0-9a-f]{64})</code>')
+_JUDGED_AGAIN = '<code id="fleet-sha256-judged-again">'
 
 
 def record_of(folder: Path) -> Record:
@@ -64,6 +67,11 @@ def stated_sums(folder: Path) -> dict[str, str | None]:
     return {name: None if text is None else _SUMS[name](text) for name, text in texts.items()}
 
 
+def is_judgement(folder: Path) -> bool:
+    """Whether the report of a run is none, but a later judgement of its figures by `gpufleet judge`."""
+    return _JUDGED_AGAIN in (_text(folder / REPORT) or "")
+
+
 def _in_report(page: str) -> str:
     found = _SUM_IN_REPORT.search(page)
     return found[1] if found else ""
@@ -88,9 +96,21 @@ def _text(path: Path) -> str | None:
         raise CommandFailed(f"{path} cannot be read: {error.strerror}") from None
 
 
+def check_output(output: Path | None, inputs: Iterable[Path | None] = ()) -> None:
+    """CommandFailed if `output` is a file that only a run itself writes, or one of the `inputs` of a command."""
+    if output is None:
+        return
+    target = output.resolve()
+    # A judgement in the place of a report that is missing would be taken for it.
+    if target.name in LEFT_BY_A_RUN and any((target.parent / name).exists() for name in (EVIDENCE, summary.FILE)):
+        raise CommandFailed(f"{output} belongs to the run in {target.parent} and is left as it is: name another file")
+    if target.exists() and any(path is not None and path.exists() and path.samefile(target) for path in inputs):
+        raise CommandFailed(f"{output} is what this command reads and is left as it is: name another file")
+
+
 def write(path: Path, text: str) -> None:
     """Write a file that was asked for. CommandFailed if that cannot be done."""
     try:
-        path.write_text(text, encoding="utf-8")
+        files.write_text(path, text)
     except OSError as error:
         raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None

@@ -14,7 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.commands.command import Command, CommandFailed
+from pytest_gpufleet.commands.command import Command, CommandFailed, new_console
+from pytest_gpufleet.commands.folder import check_output
 from pytest_gpufleet.hardware import facts, telemetry
 from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.hardware.topology import GpuTopology
@@ -41,6 +42,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.monitor import RunningCheck
 
+    check_output(given.csv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor
     running = RunningCheck(given.fleet_dir)
     with ExitStack() as stack:
@@ -80,11 +82,10 @@ def _samples(source: facts.Source, interval: float) -> Iterator[Iterator[Sample]
 def _tables(topology: GpuTopology, running: Callable[[], str], given: argparse.Namespace) -> Iterator[Show]:
     """On a terminal one table that changes, elsewhere (and for --once) one below the other."""
     from rich import live
-    from rich.console import Console
 
     from pytest_gpufleet.report import monitor
 
-    console = Console()
+    console = new_console()
     history: deque[Sample] = deque(maxlen=monitor.HISTORY)
 
     def drawing(sample: Sample) -> Any:

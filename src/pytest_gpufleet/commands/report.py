@@ -6,7 +6,15 @@ import argparse
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, CommandFailed
-from pytest_gpufleet.commands.folder import EVIDENCE, REPORT, contradiction, record_of, stated_sums, write
+from pytest_gpufleet.commands.folder import (
+    EVIDENCE,
+    REPORT,
+    check_output,
+    contradiction,
+    record_of,
+    stated_sums,
+    write,
+)
 from pytest_gpufleet.verdict import summary
 from pytest_gpufleet.verdict.evidence import sha256
 from pytest_gpufleet.verdict.verdict import DIED, settled
@@ -21,6 +29,7 @@ def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.page import page
 
     folder, output = given.folder, given.output
+    check_output(output)
     record, digest = record_of(folder), sha256(folder / EVIDENCE)
     if problem := contradiction(record):
         raise CommandFailed(f"{folder}: {problem}")

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command
-from pytest_gpufleet.commands.folder import EVIDENCE, contradiction, record_of, stated_sums
+from pytest_gpufleet.commands.command import Command, printing
+from pytest_gpufleet.commands.folder import EVIDENCE, REPORT, contradiction, is_judgement, record_of, stated_sums
 from pytest_gpufleet.verdict import summary
 from pytest_gpufleet.verdict.evidence import Record, sha256
 from pytest_gpufleet.verdict.verdict import DIED, settled
@@ -24,11 +24,12 @@ def _run(given: argparse.Namespace) -> int:
     died = record.verdict is None
     record = settled(record, DIED) if died else record
     problems = list(_problems(folder, record, digest))
-    for problem in problems:
-        print(f"{folder}: {problem}")
-    if not problems:
-        verdict = f"{record.verdict}; {DIED}" if died else record.verdict
-        print(f"{folder}: evidence, report and summary belong together, SHA-256 {digest}: {verdict}")
+    with printing():
+        for problem in problems:
+            print(f"{folder}: {problem}")
+        if not problems:
+            verdict = f"{record.verdict}; {DIED}" if died else record.verdict
+            print(f"{folder}: evidence, report and summary belong together, SHA-256 {digest}: {verdict}")
     return 1 if problems else 0
 
 
@@ -38,6 +39,8 @@ def _problems(folder: Path, record: Record, digest: str) -> Iterator[str]:
     for name, stated in stated_sums(folder).items():
         if stated is None:
             yield f"{name} is missing"
+        elif name == REPORT and is_judgement(folder):
+            yield f"{name} is not the run's own, but a later judgement of its figures: `gpufleet report` writes its own"
         elif not stated:
             yield f"{name} does not say of which evidence it was made"
         elif stated != digest:

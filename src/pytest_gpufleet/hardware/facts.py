@@ -168,6 +168,7 @@ FACTS: dict[str, Callable[[Any, Any], Any]] = {
     "pcie_width": lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h),
     "pcie_width_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkWidth(h),
     "ecc_mode": lambda n, h: list(n.nvmlDeviceGetEccMode(h)),
+    "ecc_mode_default": lambda n, h: n.nvmlDeviceGetDefaultEccMode(h),
     "mig_mode": lambda n, h: list(n.nvmlDeviceGetMigMode(h)),
     "compute_mode": lambda n, h: n.nvmlDeviceGetComputeMode(h),
     "persistence_mode": lambda n, h: n.nvmlDeviceGetPersistenceMode(h),

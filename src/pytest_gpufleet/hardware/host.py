@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import socket
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.hardware.environment import relevant
+
+CAP_IPC_LOCK = 14  # linux/capability.h
 
 
 def _shared_memory() -> int:
@@ -23,8 +26,20 @@ def _limit(which: int, hard: bool = False) -> int | str:
     return "unlimited" if limit == resource.RLIM_INFINITY else limit
 
 
-def _text(path: str) -> str:
+def _locked_memory() -> int | str:
+    """The limit of RLIMIT_MEMLOCK, which does not bind a process with CAP_IPC_LOCK, as root on bare metal has it."""
+    capabilities = re.search(r"^CapEff:\s*(\w+)", _text("/proc/self/status"), re.MULTILINE)
+    if capabilities and int(capabilities[1], 16) >> CAP_IPC_LOCK & 1:
+        return "unlimited"
+    return _limit(resource.RLIMIT_MEMLOCK)
+
+
+def _text(path: str | Path) -> str:
     return Path(path).read_text().strip()
+
+
+def _text_or_none(path: Path) -> str | None:
+    return _text(path) if path.exists() else None
 
 
 def _fabric_manager() -> bool:
@@ -39,10 +54,18 @@ def _comm(process: Path) -> str:
         return ""
 
 
-def _network_ports() -> list[dict[str, str]]:
-    """InfiniBand and RoCE ports with their state and rate."""
+def _network_ports() -> list[dict[str, str | None]]:
+    """InfiniBand and RoCE ports: state and rate, and of what kind they are. `function`: of the PCI device, by which the
+    ports of one adapter differ."""
     return [
-        {"port": f"{port.parts[-3]}/{port.name}", "state": _text(f"{port}/state"), "rate": _text(f"{port}/rate")}
+        {
+            "port": f"{port.parts[-3]}/{port.name}",
+            "state": _text(port / "state"),
+            "rate": _text(port / "rate"),
+            "link_layer": _text_or_none(port / "link_layer"),
+            "adapter": _text_or_none(port.parents[1] / "hca_type"),
+            "function": (port.parents[1] / "device").resolve().name.rpartition(".")[2],
+        }
         for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
     ]
 
@@ -63,8 +86,9 @@ FACTS: dict[str, Callable[[], Any]] = {
     "container_memory_limit": _memory_limit,
     "numa_nodes": lambda: len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
     "cpu_governor": lambda: _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    "cpu_energy_preference": lambda: _text("/sys/devices/system/cpu/cpu0/cpufreq/energy_performance_preference"),
     "shared_memory_bytes": _shared_memory,
-    "locked_memory_limit": lambda: _limit(resource.RLIMIT_MEMLOCK),
+    "locked_memory_limit": _locked_memory,
     "open_files_limit": lambda: _limit(resource.RLIMIT_NOFILE),
     "open_files_hard_limit": lambda: _limit(resource.RLIMIT_NOFILE, hard=True),
     "fabric_manager": _fabric_manager,

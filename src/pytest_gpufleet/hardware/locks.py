@@ -19,7 +19,7 @@ FOLDER = Path(tempfile.gettempdir()) / "gpufleet-locks"
 
 
 class GpuTaken(Exception):
-    """Another run holds a GPU; the text says which one and who."""
+    """Another run holds a GPU, or its lock cannot be used; the text says which one, who, and what to do."""
 
 
 def lock(gpus: Iterable[Gpu], folder: Path | None = None) -> ExitStack:
@@ -31,8 +31,10 @@ def lock(gpus: Iterable[Gpu], folder: Path | None = None) -> ExitStack:
         if folder.stat().st_uid == os.getuid():
             folder.chmod(0o777)  # not sticky: a later holder of another user must be able to open the files
         for gpu in gpus:
-            descriptor = os.open(folder / f"{gpu.uuid}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = _open(folder / f"{gpu.uuid}.lock", gpu)
             taken.callback(os.close, descriptor)
+            if os.fstat(descriptor).st_uid == os.getuid():
+                os.fchmod(descriptor, 0o666)  # past the umask: a later holder may be another user
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -41,6 +43,24 @@ def lock(gpus: Iterable[Gpu], folder: Path | None = None) -> ExitStack:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(me).encode(), 0)
         return taken.pop_all()
+
+
+def _open(path: Path, gpu: Gpu) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        barred = path if os.path.exists(path) else path.parent
+        raise GpuTaken(
+            f"{gpu.identity} cannot be locked: {barred} belongs to {_owner(barred)} and is closed to this user; "
+            "have it removed while no run is on"
+        ) from None
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:  # in a container, of a user that it does not know
+        return f"user {path.stat().st_uid}"
 
 
 def _holder(descriptor: int) -> str:

@@ -1,6 +1,7 @@
-"""XIDs: the errors that the NVIDIA driver writes into the kernel log.
+"""XIDs and SXids: the errors of GPUs and of NVSwitches that the NVIDIA driver writes into the kernel log.
 
-Meanings and actions follow NVIDIA's XID catalogue; which ones condemn a GPU before a run, DCGM's health checks.
+Meanings and actions follow NVIDIA's XID catalogue; which ones condemn a GPU before a run, DCGM's health checks. An SXid
+says itself whether it is fatal.
 """
 
 from __future__ import annotations
@@ -103,8 +104,19 @@ MEANINGS = {
 # An XID from before the run condemns its GPU only if it is one of these; during the run, every one does.
 CONDEMNING = frozenset({48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, *range(143, 151), 155, 156, 158})
 
+# By what an SXid calls itself. Before the run only a fatal one condemns; during the run, every one does, as with XIDs.
+SXID_ACTIONS = {
+    "Fatal": (
+        "reset all GPUs, and with them the NVSwitches of the fabric, or restart the machine; if it comes back, have "
+        "the board of this NVSwitch and the link looked at"
+    ),
+    "Non-fatal": "none, unless it comes back; then have the link looked at",
+}
+
 # Older drivers leave "PCI:" out; of a GPU in MIG mode the instance follows the address.
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:, (.*))?")
+# Two more lines with the same number follow, one with "Severity" and one with "Data" in this place: they judge nothing.
+_SXID_LINE = re.compile(r"(nvidia-nvswitch\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal), (.*)")
 
 
 @dataclass(frozen=True)
@@ -129,19 +141,41 @@ class Xid:
         return f"XID {self.number} ({meaning}) on PCI {self.pci}; what to do: {action}"
 
 
+@dataclass(frozen=True)
+class Sxid(Xid):
+    """The same of an NVSwitch: with its name in the kernel log, and a key of SXID_ACTIONS."""
+
+    switch: str
+    severity: str
+
+    @property
+    def condemning(self) -> bool:
+        return self.severity == "Fatal"
+
+    def __str__(self) -> str:
+        about = f"SXid {self.number} ({self.severity}: {self.text})"
+        return f"{self.switch} on PCI {self.pci}: {about}; what to do: {SXID_ACTIONS[self.severity]}"
+
+
 def _slot(address: str) -> str:
     """A PCI address without its function and without zeros in front of its domain."""
     return address.lower().partition(".")[0].lstrip("0")
 
 
 def parse(text: str) -> list[Xid]:
-    """The XIDs in lines of a kernel log."""
-    return [Xid(pci, int(number), rest or "") for pci, number, rest in _LINE.findall(text)]
+    """The XIDs and SXids in lines of a kernel log."""
+    return [
+        *(Xid(pci, int(number), rest or "") for pci, number, rest in _LINE.findall(text)),
+        *(
+            Sxid(pci, int(number), rest, switch, severity)
+            for switch, pci, number, severity, rest in _SXID_LINE.findall(text)
+        ),
+    ]
 
 
 class KernelLog:
-    """The kernel's log from its beginning; `new()` gives the XIDs since the last time. `trouble` says why it cannot be
-    read: then there is no judgement about XIDs."""
+    """The kernel's log from its beginning; `new()` gives the XIDs and SXids since the last time. `trouble` says why it
+    cannot be read: then there is no judgement about them."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self.trouble = ""

@@ -14,8 +14,8 @@ import torch
 
 from pytest_gpufleet.probes import corruption, memory
 from pytest_gpufleet.probes.compute import lacking
-from pytest_gpufleet.probes.exactness import stays_exact
 from pytest_gpufleet.probes.recipes import Workload, plan
+from pytest_gpufleet.probes.repeated_exchange import stays_exact
 from pytest_gpufleet.probes.replicas import differences
 from pytest_gpufleet.probes.stopwatch import agree
 from pytest_gpufleet.probes.training import ddp_of, eager, lap, module_of, precision, release, synthetic_batch

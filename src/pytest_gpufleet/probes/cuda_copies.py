@@ -54,6 +54,8 @@ class CudaCopier:
         return Memory(address, torch.frombuffer(content, dtype=WORD))
 
     def offer(self, memory: Memory) -> Offer:
+        # What was put there is on its way on a stream of this process, which no other process waits for.
+        torch.cuda.synchronize()
         return Offer(cuda_driver.ipc_handle(memory.address), self._rank.device.index)
 
     def reaches_directly(self, offer: Offer) -> bool:

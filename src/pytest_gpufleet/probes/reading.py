@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Condition = str | int | float | bool
+BETTER = ("higher", "lower")
 WORLD = "world"
 
 KiB = 1 << 10
@@ -29,6 +31,55 @@ class Metric:
     title: str
     peer_tolerance: float | None = None
     steady: bool = True
+
+    def __post_init__(self) -> None:
+        for what in ("name", "unit", "title"):
+            if not isinstance(text := getattr(self, what), str) or not text.strip():
+                raise ValueError(f"the {what} of metric {self.name!r} must be a text that is not blank, not {text!r}")
+        if self.better not in BETTER:
+            raise ValueError(f'metric {self.name}: better must be "higher" or "lower", not {self.better!r}')
+        if self.peer_tolerance is not None and not number(self.peer_tolerance, f"peer_tolerance of {self.name}") >= 0:
+            raise ValueError(f"metric {self.name}: peer_tolerance must be 0 or more, not {self.peer_tolerance!r}")
+
+
+def number(value: Any, what: str) -> float:
+    """A number of Python, numpy or a tensor without dimensions as a float. TypeError if `what` is anything else."""
+    plain = _plain(value)
+    # True and False are int to Python, but nothing that was measured.
+    if not isinstance(plain, int | float) or isinstance(plain, bool):
+        raise TypeError(f"{what} must be a number, not {reprlib.repr(value)}")
+    return float(plain)
+
+
+def numbers(values: Iterable[Any], what: str) -> tuple[float, ...]:
+    """Each as a float. TypeError if `what` is anything else than several numbers."""
+    try:
+        each = tuple(values)
+    except TypeError:  # a number, None or a tensor without dimensions
+        raise TypeError(f"{what} must be a tuple of numbers, not {reprlib.repr(values)}") from None
+    return tuple(number(value, f"each of {what}") for value in each)
+
+
+def conditions(given: Mapping[str, Any], what: str) -> dict[str, Condition]:
+    """What a figure was measured under as plain Python. TypeError if `what` is anything else than such a table."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f'{what} must be a dict like {{"bytes": 1024}}, not {reprlib.repr(given)}')
+    plain = {}
+    for key, value in given.items():
+        if not isinstance(key, str):
+            raise TypeError(f"the names in {what} must be texts, not {reprlib.repr(key)}")
+        plain[key] = _plain(value)
+        if not isinstance(plain[key], str | int | float):  # bool is int
+            raise TypeError(
+                f'"{key}" in {what} must be a text, a number, true or false, not {reprlib.repr(value)}; '
+                "write str(...) around it"
+            )
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """What stands in a scalar of numpy or in a tensor without dimensions, neither of which is imported here."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 METRICS = {
@@ -78,3 +129,19 @@ class Reading:
     samples: tuple[float, ...] = ()
     place: str | None = None
     details: Mapping[str, Condition] = field(default_factory=dict)  # shown, never matched against limits
+
+    def __post_init__(self) -> None:
+        """Checked where it is made, so that a wrong one fails its own check, and the failure shows the line."""
+        name = self.metric.name if isinstance(self.metric, Metric) else self.metric
+        if not isinstance(name, str):
+            raise TypeError(f"the metric of a Reading must be a Metric or the name of one, not {reprlib.repr(name)}")
+        if not isinstance(self.place, str | None):
+            raise TypeError(f'the place of {name} must be a text like "world", not {reprlib.repr(self.place)}')
+        checked = {
+            "value": number(self.value, f"the value of {name}"),
+            "samples": numbers(self.samples, f"the samples of {name}"),
+            "conditions": conditions(self.conditions, f"the conditions of {name}"),
+            "details": conditions(self.details, f"the details of {name}"),
+        }
+        for attribute, value in checked.items():
+            object.__setattr__(self, attribute, value)

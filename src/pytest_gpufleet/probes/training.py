@@ -50,8 +50,6 @@ def returns_memory(probe: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(probe)
     def returning(rank: Rank, *args: Any, **kwargs: Any) -> Result:
-        if rank.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
         result = probe(rank, *args, **kwargs)
         release(rank.device)
         return result
@@ -209,6 +207,8 @@ def train_throughput(
     training = plan(recipe, workload, rank.device)
     ranks = rank.size if together else 1
     count, images = training.recipe.steps, ranks * training.recipe.batch
+    if rank.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # `_details` tells the peak
     with rank.phase(f"{training}, {ranks} rank(s)"), precision(training.recipe), _fitting(rank, training):
         step, alone = steps_of(rank, training, together=together)
         first = lap(rank, step, 1, together=together)
@@ -216,6 +216,8 @@ def train_throughput(
         laps, quiet = [], []
         if communication:
             lap(rank, alone, 1)
+        if rank.size > 1:
+            line_up(rank)  # also ranks that train alone: beside neighbours that still warm up they would be faster
         for _ in range(SAMPLES):
             laps.append(lap(rank, step, count, together=together))
             if communication:

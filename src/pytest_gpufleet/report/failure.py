@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pytest_gpufleet.hardware.topology import Gpu
 from pytest_gpufleet.report import wording
@@ -16,6 +16,8 @@ from pytest_gpufleet.verdict.evidence import Check, Record
 # Half of it from the top and half from the end: the cause of a failure is in one of the two.
 LONGEST_MESSAGE = 4000
 MOST_MESSAGES = 3
+# So many checks with the same message have a cause that is none of theirs, and what each advises does not help.
+ALIKE = 3
 _EXCEPTION = re.compile(r"^AssertionError: (?!assert )")
 _INTROSPECTION = ("assert ", " +  ", "  +  ")
 
@@ -31,7 +33,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Failure:
-    """A check that failed, with all of its cases that did."""
+    """A check that failed, with all of its cases that did; or several that said the same (`alike`), told as one."""
 
     name: str
     title: str
@@ -42,15 +44,48 @@ class Failure:
     messages: tuple[Message, ...]
     silent: int  # cases whose messages are not shown
     advice: tuple[str, ...]  # paragraphs
+    said: str = ""  # what all of its cases said, if that is all there is to tell
+    alike: tuple[Failure, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The checks that are told of here."""
+        return [failure.name for failure in self.alike] or [self.name]
+
+    @property
+    def by_file(self) -> dict[str, list[str]]:
+        """The checks that are alike: {"test_links.py": ["test_a", "6 cases of test_b"]}."""
+        files: dict[str, list[str]] = {}
+        for failure in self.alike:
+            file, _, name = failure.name.partition("::")
+            cases = f"{len(failure.cases)} cases of " if len(failure.cases) > 1 else ""
+            files.setdefault(file, []).append(cases + name)
+        return files
 
 
 def failures(record: Record, blames: Mapping[str, Blame]) -> list[Failure]:
-    """Every check that failed, or of which a figure missed its limit, the cases of one check together."""
+    """Every check that failed, or of which a figure missed its limit, the cases of one check together, and checks that
+    all said the same."""
     cases: dict[str, list[str]] = {}
     for check_id in blames:
         cases.setdefault(check_id.partition("[")[0], []).append(check_id)
     every = misses(record)
-    return [_failure(name, ids, record, blames, every) for name, ids in cases.items()]
+    return _together(_failure(name, ids, record, blames, every) for name, ids in cases.items())
+
+
+def _together(failures: Iterable[Failure]) -> list[Failure]:
+    groups: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        groups.setdefault(("", failure.said) if failure.said else (failure.name, ""), []).append(failure)
+    return [told for group in groups.values() for told in (group if len(group) < ALIKE else [_as_one(group)])]
+
+
+def _as_one(group: Sequence[Failure]) -> Failure:
+    count = sum(len(failure.cases) or 1 for failure in group)
+    (first, *_) = group
+    message = replace(first.messages[0], case="")
+    title = f"{count} checks failed with one and the same message"
+    return replace(first, title=title, cases=(), messages=(message,), silent=0, advice=(), alike=tuple(group))
 
 
 def _failure(
@@ -62,6 +97,8 @@ def _failure(
         text for check in checks if (text := cause(check, (f for f in record.findings if f.check == check.id)))
     )
     messages = [_message(check, check.id.removeprefix(name)) for check in checks if check.message.strip()]
+    heads = {message.head for message in messages}
+    more = causes or named or len(messages) < len(checks) or any(miss.check in ids for miss in every)
     advice = [part for part in inspect.cleandoc(checks[0].doc).split("\n\n") if part.strip()]
     return Failure(
         name,
@@ -73,6 +110,7 @@ def _failure(
         tuple(messages[:MOST_MESSAGES]),
         max(0, len(messages) - MOST_MESSAGES),
         tuple(advice),
+        said=heads.pop() if len(heads) == 1 and not more else "",
     )
 
 

@@ -68,7 +68,9 @@ def summary(record: Record, sha256: str = "") -> str:
             groups=parts,
             standings=standings(record, parts, accused),
             failures=failed,
-            anchors={failure.name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1)},
+            anchors={
+                name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1) for name in failure.names
+            },
             sections=[_section(part, accused, sources) for part in parts if part.checks or part.findings],
             sources=sources,
             telemetry=_telemetry(record),

@@ -213,7 +213,7 @@ class RunningCheck:
             if path is None or time.time() - modified > STALE_SECONDS:
                 return ""
             if path != self._path or path.stat().st_size < self._offset:
-                self._path, self._offset, self._running = path, 0, ""
+                self._path, self._offset, self._running, self._progress = path, 0, "", None
             with path.open("rb") as file:
                 file.seek(self._offset)
                 for line in file:

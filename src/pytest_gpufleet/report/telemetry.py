@@ -71,13 +71,16 @@ QUANTITIES = (
 def svgs(samples: Sequence[Mapping[str, Any]], places: Sequence[str], checks: Checks) -> list[tuple[str, str]]:
     """(title, SVG) for each quantity that any GPU told, over the whole run; nothing with fewer than two samples.
 
-    `samples` are {"time": seconds since the epoch, "gpus": [{reading: value or None}, ...]} in the order of their
-    time and of `places`.
+    `samples` are {"time": seconds since the epoch, "gpus": [{reading: value or None}, ...]} in the order in which they
+    were taken and of `places`.
     """
     if len(samples) < 2:
         return []
     start = samples[0]["time"]
-    length = samples[-1]["time"] - start
+    # Not that of the last sample: somebody may have set the clock back during the run.
+    length = max(sample["time"] for sample in samples) - start
+    if length <= 0:
+        return []
     stripes = _stripes(checks, start, length)
     drawn = []
     for quantity in QUANTITIES:

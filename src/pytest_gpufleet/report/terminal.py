@@ -33,7 +33,7 @@ def lines(record: Record) -> list[Line]:
     for reason in reasons(record):
         result += _wrapped(reason, "  - ")
     if failed := failures(record, blames(record)):
-        result.append((f"Failed checks: {len(failed)}", HEADING))
+        result.append((f"Failed checks: {sum(len(failure.names) for failure in failed)}", HEADING))
         result += [line for failure in failed for line in _failure(failure)]
     carried = Counter(check.run for check in record.checks.values() if check.run)
     for run, count in carried.items():
@@ -50,7 +50,7 @@ def _failure(failure: Failure) -> list[Line]:
     """What failed, why if that was found out, which GPUs, how far off, what it means and what to do."""
     cases = f", {len(failure.cases)} cases" if len(failure.cases) > 1 else ""
     result = _wrapped(failure.title, "  ", BAD)
-    if failure.title != failure.name:
+    if failure.title != failure.name and not failure.alike:
         result += _wrapped(f"{failure.name}{cases}", "    ")
     for text in failure.causes:
         result += [line for each in text.splitlines() for line in _wrapped(each, "    ", BAD)]
@@ -67,6 +67,8 @@ def _failure(failure: Failure) -> list[Line]:
         result += _wrapped(textwrap.shorten(line, 400, placeholder=" ..."), "    ")
     if (more := len(said_lines) - MOST_LINES) > 0:
         result += _wrapped(f"... and {wording.count(more, 'line')} more, which the report shows", "    ")
+    for file, names in failure.by_file.items():
+        result += _wrapped(f"{file}: {', '.join(names)}", "    ")
     return result + [line for paragraph in failure.advice for line in _wrapped(paragraph, "    ")]
 
 

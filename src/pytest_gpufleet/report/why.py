@@ -11,13 +11,26 @@ from pytest_gpufleet.report.blame import Blame, blames, cause, times_named
 from pytest_gpufleet.report.gap import counted, gaps
 from pytest_gpufleet.report.stamp import STAMPS, stamp
 from pytest_gpufleet.verdict.evidence import Record
-from pytest_gpufleet.verdict.verdict import remarks
+from pytest_gpufleet.verdict.verdict import INTERRUPTED, remarks
 
 MOST_GPUS = 3
+GOES_ON = "A new run with --fleet-resume and the folder of this one goes on where it stopped."
 
 
 def why(record: Record) -> str:
     """The paragraph for the top of the report."""
+    cut_short = record.verdict is None or record.broken == INTERRUPTED
+    return " ".join(filter(None, (_no_gpu(record), _why(record), GOES_ON if cut_short and record.run else "")))
+
+
+def _no_gpu(record: Record) -> str:
+    """Where no GPU is here nothing else needs to be explained."""
+    absent = not record.topology.gpus and not record.run.get("rehearsal")
+    reason = "; ".join(record.topology.problems)
+    return f"No GPU is here: {reason.rstrip('.')}." if absent and reason else ""
+
+
+def _why(record: Record) -> str:
     word = stamp(record).word
     if word == "REHEARSAL":
         return " ".join((f"{_rehearsed(record)}.", STAMPS[word].meaning))
@@ -26,6 +39,8 @@ def why(record: Record) -> str:
     accused = blames(record)
     if word == "REJECTED" and accused:
         failed = f"{len(accused)} of {wording.count(len(record.checks), 'check')} failed."
+        if _no_gpu(record):
+            return failed
         return " ".join(filter(None, (failed, _named(record, accused), _first_cause(record, accused))))
     told = [f"{remark}." for remark in remarks(record)]
     if word == "ACCEPTED":

@@ -56,9 +56,12 @@ def calibrate(runs: Mapping[str, Record], margin: float) -> str:
         raise CannotCalibrate("the runs have no figure that a limit could rest on")
     if problems := [problem for one in worst if (problem := _disagreement(one))]:
         raise CannotCalibrate("; ".join(problems))
-    base, origin = for_gpu(models(next(iter(runs.values())))), _origin(runs.values())
+    first = next(iter(runs.values()))
+    base, fabric, origin = for_gpu(models(first)), first.topology.fabric, _origin(runs.values())
     limits = [(one, _limit_value(one, margin)) for one in worst]
-    limits = [(one, value) for one, value in limits if base is None or not _weaker(one.figure, float(value), base)]
+    limits = [
+        (one, value) for one, value in limits if base is None or not _weaker(one.figure, float(value), base, fabric)
+    ]
     tables = [_limit(one, value, margin, origin) for one, value in limits]
     return "\n".join([*_head(runs, margin, base), *_metrics(one for one, _ in limits), *tables])
 
@@ -142,9 +145,9 @@ def _origin(records: Iterable[Record]) -> str:
     )
 
 
-def _weaker(figure: Figure, value: float, base: Profile) -> bool:
+def _weaker(figure: Figure, value: float, base: Profile, fabric: str) -> bool:
     """Whether a limit of `base` that holds for this figure already asks for as much: such runs met it."""
-    limit = base.limit_for(Measurement(figure.name, {}, dict(figure.conditions), definition=figure.metric))
+    limit = base.limit_for(Measurement(figure.name, {}, dict(figure.conditions), definition=figure.metric), fabric)
     return limit is not None and not (value > limit.value if limit.sense == "min" else value < limit.value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import reprlib
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,10 +14,39 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_gpufleet.hardware.topology import GpuTopology
+from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.finding import Finding
 
 SCHEMA = 1
 MOST_SAMPLES = 4096
+
+# What the fields of an event must be, where they are there: earlier versions had fewer. A list stands for lists of what
+# is in it, a dict for objects with such fields, a set for one of its texts.
+_NUMBER = (int, float)
+_CHECK = dict.fromkeys(("id", "outcome", "title", "doc", "message", "run", "failed_by"), str)
+FIELDS: Mapping[str, Any] = {
+    "run": {
+        **dict.fromkeys(("host", "utc", "command", "gpus", "python", "pytest", "plugin"), str),
+        "level": frozenset(levels.LEVELS),
+        "burn_in_seconds": _NUMBER,
+        "gpus_present": int,
+        "ranks": int,
+        "rehearsal": bool,
+        "environment": dict,
+        "resumed": [{"run": str, "utc": str, "failed": [str]}],
+    },
+    "topology": {"topology": {"gpus": [{"name": str, "uuid": str, "index": int}], "links": [[str]]}},
+    "machine": {"machine": dict},
+    "check_started": {"check": str},
+    "progress": {"check": str, "done": _NUMBER, "of": _NUMBER},
+    "telemetry": {"sample": {"time": _NUMBER, "gpus": [dict]}},
+    "finding": {"finding": {"check": str, "state": str, "reason": str, "measurement": {"metric": str}}},
+    "health": {"check": str, "problems": [str]},
+    "check_finished": {"check": {**_CHECK, "seconds": _NUMBER}},
+    "suite": {"altered": [str]},
+    "deselected": {"checks": [str]},
+    "verdict": {"verdict": str, "reasons": [str], "broken": str, "exit_status": int},
+}
 
 # What made a check fail: figures that missed their limits and nothing else, as the last thing it had to do or with more
 # to do after it; or anything else. Only the first can be undone by judging the figures against other limits.
@@ -183,10 +213,34 @@ def read(path: Path) -> Record:
     record = Record()
     for number, event in _events(path):
         try:
+            _check(event, dict, "it")
+            _check(event, FIELDS.get(event.get("event"), {}), "")
             record.add(event)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}, line {number}: not an event of a run ({error!r})") from None
+            told = error if isinstance(error, ValueError) else repr(error)
+            raise ValueError(f"{path}, line {number}: not an event of a run ({told})") from None
     return record
+
+
+def _check(value: Any, expected: Any, name: str) -> None:
+    """ValueError that names the field if a value is not as FIELDS says."""
+    match expected:
+        case dict():
+            _check(value, dict, name)
+            for key in expected.keys() & value.keys():
+                _check(value[key], expected[key], f"{name}.{key}".lstrip("."))
+            return
+        case [within]:
+            _check(value, list, name)
+            for each in value:
+                _check(each, within, f"one of {name}")
+            return
+        case frozenset():
+            right = value in expected
+        case _:
+            right = isinstance(value, expected)
+    if not right:
+        raise ValueError(f"{name} is {reprlib.repr(value)}")
 
 
 def _events(path: Path) -> Iterable[tuple[int, Any]]:

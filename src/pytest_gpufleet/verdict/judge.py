@@ -53,12 +53,13 @@ def judge(
 
     `required`: without a limit the finding is "not judged", which makes a verdict incomplete; else "for information".
     """
+    # First, so that a metric that contradicts the profile fails in a rehearsal too.
+    limit = profile.limit_for(measurement, topology.fabric) if profile else None
     if rehearsal:
         reason = "rehearsal: figures of CPU ranks are not judged"
         return Finding(check, measurement, "not judged", reason=reason, required=required)
     if not measurement.values:  # which would meet every limit
         return Finding(check, measurement, "not judged", reason="nothing was measured", required=required)
-    limit = profile.limit_for(measurement) if profile else None
     missed = tuple(
         place
         for place, value in measurement.values.items()
@@ -109,8 +110,12 @@ def _slower_than_peers(measurement: Measurement, topology: GpuTopology) -> dict[
         if len(peers) < MIN_PEERS or not numbers:
             continue
         middle = median(numbers)
-        # A GPU that gave no number at all is as slow as can be.
-        fraction = 1.0 if math.isnan(value) else sign * (middle - value) / abs(middle)
+        if math.isnan(value):
+            fraction = 1.0  # a GPU that gave no number at all is as slow as can be
+        elif middle:
+            fraction = sign * (middle - value) / abs(middle)
+        else:
+            fraction = 0.0  # nothing is slower than peers that reach nothing
         if fraction > tolerance:
             slower[place] = fraction
     return slower

@@ -11,6 +11,7 @@ CHECKS = {
     "test_1_inventory.py::test_gpu_count": "quick",
     "test_1_inventory.py::test_software_fits_driver": "quick",
     "test_1_inventory.py::test_gpus_are_alike": "quick",
+    "test_1_inventory.py::test_memory_is_complete": "quick",
     "test_1_inventory.py::test_no_foreign_process": "quick",
     "test_1_inventory.py::test_no_harmful_variable": "quick",
     "test_1_inventory.py::test_pcie_width_is_full": "quick",
@@ -75,12 +76,13 @@ CHECKS = {
     "test_8_resnet50.py::test_training_in_full_memory": "burnin",
     "test_9_endurance.py::test_burn_in": "burnin",
     "test_9_endurance.py::test_nvlinks_stayed_clean": "quick",
+    "test_9_endurance.py::test_pcie_links_stayed_clean": "quick",
 }
 
 
 # How many cases a parametrized check has: one alone, picked by its node id, is not the check. The same test holds it.
 CASES = {
-    "test_1_inventory.py::test_gpus_are_alike": 7,
+    "test_1_inventory.py::test_gpus_are_alike": 6,
     "test_3_exactness.py::test_collective_is_exact": 21,
     "test_3_exactness.py::test_groups_are_exact": 3,
     "test_4_each_gpu.py::test_matrix_product_is_exact": 6,

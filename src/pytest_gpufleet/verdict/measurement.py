@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from pytest_gpufleet.probes.reading import METRICS, WORLD, Condition, Metric, Reading
+from pytest_gpufleet.probes.reading import METRICS, WORLD, Condition, Metric, Reading, conditions, number, numbers
 from pytest_gpufleet.world.world import World
 
 
@@ -36,6 +38,14 @@ class Measurement:
                     f"there is no metric {self.metric!r}: use one of {', '.join(METRICS)}, or give a Metric of your own"
                 )
             object.__setattr__(self, "definition", METRICS[self.metric])
+        checked = {
+            "values": _by_place(self.values, number, f"the value of {self.metric}"),
+            "samples": _by_place(self.samples, numbers, f"the samples of {self.metric}"),
+            "conditions": conditions(self.conditions, f"the conditions of {self.metric}"),
+            "details": conditions(self.details, f"the details of {self.metric}"),
+        }
+        for attribute, value in checked.items():
+            object.__setattr__(self, attribute, value)
 
     @property
     def unit(self) -> str:
@@ -61,7 +71,15 @@ class Measurement:
         name = data["metric"]
         # Evidence of earlier versions has no definition.
         definition = Metric(**given) if (given := data.get("definition")) else METRICS.get(name)
-        return cls(**{**data, "samples": samples, "definition": definition or Metric(name, "", "higher", name)})
+        return cls(
+            **{**data, "samples": samples, "definition": definition or Metric(name, "unknown unit", "higher", name)}
+        )
+
+
+def _by_place(given: Mapping[str, Any], checked: Callable[[Any, str], Any], what: str) -> dict[str, Any]:
+    if not isinstance(given, Mapping) or not all(isinstance(place, str) for place in given):
+        raise TypeError(f'{what} must be given by place, like {{"gpu0": 1.5}}, not {reprlib.repr(given)}')
+    return {place: checked(value, f"{what} at {place}") for place, value in given.items()}
 
 
 def goodness(value: float, metric: Metric) -> float:
@@ -79,13 +97,21 @@ def measure(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) 
     measurements = measure_all(world, probe, *args, **kwargs)
     if len(measurements) != 1:
         what = "; ".join(f"{one.metric} {dict(one.conditions)}" for one in measurements)
-        raise ValueError(f"{probe.__name__} measured {len(measurements)} things ({what}): use measure_all for those")
+        raise ValueError(f"{_name(probe)} measured {len(measurements)} things ({what}): use measure_all for those")
     return measurements[0]
 
 
 def measure_all(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Measurement]:
     """As `measure`, for a probe that gives a list of readings: one Measurement for each metric and its conditions."""
-    return together(world, [each if isinstance(each, list) else [each] for each in world.run(probe, *args, **kwargs)])
+    by_rank = [each if isinstance(each, list) else [each] for each in world.run(probe, *args, **kwargs)]
+    for each in itertools.chain.from_iterable(by_rank):
+        if not isinstance(each, Reading):
+            raise TypeError(f"{_name(probe)} must return a Reading or a list of them, not {reprlib.repr(each)}")
+    return together(world, by_rank)
+
+
+def _name(probe: Callable[..., Any]) -> str:
+    return getattr(probe, "__name__", None) or repr(probe)
 
 
 def together(world: World, by_rank: Sequence[Sequence[Reading]]) -> list[Measurement]:

@@ -33,22 +33,23 @@ class Profile:
     path: Path
     base: Profile | None = None
 
-    def limit_for(self, measurement: Measurement) -> Limit | None:
-        """The limit that decides: the most specific of those whose every condition was measured so.
+    def limit_for(self, measurement: Measurement, fabric: str = "") -> Limit | None:
+        """The limit that decides: the most specific of those whose every condition was measured so, on a machine whose
+        GPUs `fabric` connects.
 
         What a contract says goes before what its base says, however specific: no contract is set aside in silence.
         ProfileError if the figure is in another unit than the limit, or better in the other direction.
         """
-        fitting = (limit for limit in self.limits if _holds(limit, measurement))
+        fitting = (limit for limit in self.limits if _holds(limit, measurement, fabric))
         limit = max(fitting, key=lambda limit: len(limit.conditions), default=None)
         if limit is None:
-            return self.base.limit_for(measurement) if self.base else None
+            return self.base.limit_for(measurement, fabric) if self.base else None
         _check_comparable(limit, measurement)
         return limit
 
 
-def _holds(limit: Limit, measurement: Measurement) -> bool:
-    measured = measurement.conditions
+def _holds(limit: Limit, measurement: Measurement, fabric: str) -> bool:
+    measured = {"fabric": fabric, **measurement.conditions}
     return (
         limit.metric == measurement.metric
         and all(measured.get(key) == value for key, value in limit.conditions.items())

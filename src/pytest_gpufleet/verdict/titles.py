@@ -10,8 +10,9 @@ TITLES = {
     "test_1_inventory.py::test_gpu_count": "As many GPUs as ordered",
     "test_1_inventory.py::test_software_fits_driver": "Driver, CUDA, cuDNN, NCCL and torch are there and fit together",
     "test_1_inventory.py::test_gpus_are_alike": (
-        "All GPUs are of one model, board, firmware, memory size, slot generation and number of NVLinks"
+        "All GPUs are of one model, board, firmware, memory size and slot generation"
     ),
+    "test_1_inventory.py::test_memory_is_complete": "Every GPU has all the memory of its model",
     "test_1_inventory.py::test_no_foreign_process": "Nobody else computes on these GPUs",
     "test_1_inventory.py::test_no_harmful_variable": "No variable in the environment slows NCCL or CUDA down",
     "test_1_inventory.py::test_pcie_width_is_full": "Every GPU's PCIe link has all its lanes",
@@ -46,7 +47,9 @@ TITLES = {
     "test_2_health.py::test_no_memory_error_is_recorded": (
         "No GPU has uncorrectable memory errors, and no repair of its memory is pending or has failed"
     ),
-    "test_2_health.py::test_no_grave_xid_in_the_kernel_log": "The kernel log holds no XID that condemns a GPU",
+    "test_2_health.py::test_no_grave_xid_in_the_kernel_log": (
+        "The kernel log holds no XID that condemns a GPU, and no fatal SXid of an NVSwitch"
+    ),
     "test_3_exactness.py::test_collective_is_exact": "Every element of a collective's result is exactly right",
     "test_3_exactness.py::test_groups_are_exact": (
         "all_reduce is exact in groups of some of the GPUs, as parallel training makes them"
@@ -145,7 +148,10 @@ TITLES = {
         "All GPUs work at full load for as long as was asked for, without a wrong bit, a fault or a slowdown"
     ),
     "test_9_endurance.py::test_nvlinks_stayed_clean": (
-        "No NVLink had replays, recoveries or a flood of CRC errors while this run used it"
+        "No NVLink had replays, recoveries, flit errors or a flood of CRC errors while this run used it"
+    ),
+    "test_9_endurance.py::test_pcie_links_stayed_clean": (
+        "No PCIe link of a GPU had more replays than a healthy one while this run used it"
     ),
 }
 

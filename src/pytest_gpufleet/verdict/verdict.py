@@ -14,6 +14,14 @@ DIED = "the run did not come to its end"
 ALTERED = "not as it was shipped with this version, so it may check something else"
 # 0 and 1 as pytest means them; pytest does not use 10.
 EXIT_STATUS = {"ACCEPTED": 0, "REJECTED": 1, "INCOMPLETE": 10}
+INTERRUPTED = "the run was interrupted"
+# Exit statuses with which pytest says that a session did not come to its end.
+CUT_SHORT = {
+    2: INTERRUPTED,
+    3: "pytest itself failed",
+    4: "pytest was called in a wrong way, so nothing was tested",
+    5: "no test was selected",
+}
 
 
 def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
@@ -46,6 +54,8 @@ def remarks(record: Record) -> list[str]:
     """What a verdict does not cover, or did not see happen: GPUs that were left out, checks of earlier runs."""
     tested, present = len(record.topology.gpus), record.run.get("gpus_present", 0)
     told = [f"{tested} of the machine's {present} GPUs were tested"] if present > tested else []
+    if _nvls_is_off(record):
+        told.append("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested")
     for earlier in record.run.get("resumed", []):
         carried = sum(check.run == earlier["run"] for check in record.checks.values())
         when = datetime.fromisoformat(earlier["utc"]).strftime("%Y-%m-%d %H:%M UTC")
@@ -54,6 +64,13 @@ def remarks(record: Record) -> list[str]:
             now = record.checks[check].outcome if check in record.checks else "not run"
             told.append(f"{titled(check)}: failed in {earlier['run']}, {now} in this run")
     return told
+
+
+def _nvls_is_off(record: Record) -> bool:
+    """Whether the environment switches off what GPUs from compute capability 9.0 on can do behind an NVSwitch."""
+    able = all((gpu.compute_capability or (0, 0)) >= (9, 0) for gpu in record.topology.gpus)
+    off = record.run.get("environment", {}).get("NCCL_NVLS_ENABLE") == "0"
+    return off and able and record.topology.fabric == "nvswitch"
 
 
 def settled(record: Record, broken: str) -> Record:

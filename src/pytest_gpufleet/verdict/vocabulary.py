@@ -70,24 +70,25 @@ CONDITIONS: dict[str, type[int] | type[bool] | tuple[str, ...]] = {
     "workload": ("custom", "sweep", "full memory", "comparison"),
     "method": ("ddp", "fsdp", "dp"),
     "work": ("burn-in", "matrix products", "training"),
+    "fabric": ("nvswitch", "nvlink", "pcie"),
 }
 
 # Training out of the ordinary is measured under these as well, and only a limit that names them holds for it.
 EXTRAORDINARY = ("optimizer", "workload", "method")
 
-_TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls")
+_TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls", "fabric")
 _TRAINING = ("model", "recipe", "ranks", "batch", *EXTRAORDINARY)
 
-# Of the conditions that the probes give with each metric, those that a limit may name. A limit that named one that no
-# probe gives could never hold, and nobody would notice.
+# Of the conditions that the probes give with each metric, those that a limit may name, and the fabric of the machine. A
+# limit that named one that no probe gives could never hold, and nobody would notice.
 MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "busbw": _TRANSFER,
     "collective_latency": _TRANSFER,
     "gemm": ("precision", "at_once", "work"),
     "memory_bandwidth": ("operation", "at_once"),
     "host_bandwidth": ("direction", "at_once"),
-    "pair_bandwidth": ("direction", "link"),
-    "pair_latency": ("link",),
+    "pair_bandwidth": ("direction", "link", "fabric"),
+    "pair_latency": ("link", "fabric"),
     "train_throughput": _TRAINING,
     "solo_train_throughput": _TRAINING,
     "train_memory": _TRAINING,

@@ -117,7 +117,7 @@ def _arrivals(specs: Mapping[int, RankSpec]) -> list[Arrival]:
     called = {rank: progress.read(spec.file("progress")) for rank, spec in specs.items()}
     sources = {
         "torch.distributed": {rank: (at.collective, at.number) for rank, at in called.items()},
-        "flight recorder": {rank: flight.last_collective(spec.file("flight")) for rank, spec in specs.items()},
+        "flight recorder": flight.last_collectives({rank: spec.file("flight") for rank, spec in specs.items()}),
     }
     return [_arrival(source, last) for source, last in sources.items() if any(number for _, number in last.values())]
 

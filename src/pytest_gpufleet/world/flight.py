@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
-def last_collective(path: Path) -> tuple[str, int]:
-    """The last collective in a rank's dump with its state, and its number: ("nccl:all_reduce, started", 7)."""
+def last_collectives(dumps: Mapping[int, Path]) -> dict[int, tuple[str, int]]:
+    """By rank the last collective in its dump with its state, and its number: ("nccl:all_reduce, started", 7).
+
+    All of one process group, the last that any rank used, since every group counts for itself.
+    """
+    entries = {rank: _collectives(path) for rank, path in dumps.items()}
+    newest = max((entry for each in entries.values() for entry in each), key=_created, default={})
+    group = newest.get("process_group")
+    return {
+        rank: _told([entry for entry in each if entry.get("process_group") == group]) for rank, each in entries.items()
+    }
+
+
+def _collectives(path: Path) -> list[dict[str, Any]]:
     try:
         entries = json.loads(path.read_text()).get("entries", [])
     except (OSError, ValueError):
+        return []
+    return [entry for entry in entries if not entry.get("is_p2p")]
+
+
+def _created(entry: Mapping[str, Any]) -> int:
+    return int(entry.get("time_created_ns", 0))
+
+
+def _told(entries: list[dict[str, Any]]) -> tuple[str, int]:
+    if not entries:
         return "", 0
-    collectives = [entry for entry in entries if not entry.get("is_p2p")]
-    if not collectives:
-        return "", 0
-    last = collectives[-1]
+    last = entries[-1]
     return f"{last.get('profiling_name')}, {last.get('state')}", int(last.get("collective_seq_id", 0))

@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 from pytest_gpufleet.world.rank import Rank
 
@@ -28,7 +27,7 @@ def join(rank: Rank, members: tuple[int, ...], store: str) -> None:
         with rank.phase(f"process group: {BACKENDS[rank.device.type]}"):
             dist.init_process_group(
                 BACKENDS[rank.device.type],
-                store=FileStore(store, rank.size),
+                store=dist.FileStore(store, rank.size),  # type: ignore[attr-defined]  # documented, not declared
                 rank=rank.index,
                 world_size=rank.size,
                 timeout=TIMEOUT,

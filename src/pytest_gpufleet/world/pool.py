@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,34 @@ MAX_FAILED_STARTS = 3
 SWEEP_AFTER_SECONDS = 60.0  # a folder younger than this may not be locked yet
 
 Members = tuple[int, ...]
+
+
+class _Attempts:
+    """Attempts at what every test needs, each in `counted`. After MAX_FAILED_STARTS failures in a row there
+    should be no further one: `check` raises the last failure at once."""
+
+    def __init__(self) -> None:
+        self._failed = 0
+        self._hopeless: RankFailure | None = None
+
+    def check(self) -> None:
+        __tracebackhide__ = True
+        if self._hopeless is not None:
+            raise self._hopeless
+
+    def give_up(self, why: RankFailure) -> None:
+        self._hopeless = why
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        try:
+            yield
+        except RankFailure as failure:
+            self._failed += 1
+            if self._failed == MAX_FAILED_STARTS:
+                self._hopeless = failure
+            raise
+        self._failed = 0
 
 
 class Pool:
@@ -56,10 +84,8 @@ class Pool:
         self._scratch: Path | None = None
         self._held = -1  # the scratch folder, locked
         self._groups: set[Members] = set()
-        self._failed_starts = 0
-        self._hopeless: RankFailure | None = None
-        self._failed_joins = 0
-        self._groupless: RankFailure | None = None  # why no process group is tried any more
+        self._starts = _Attempts()
+        self._joins = _Attempts()  # at a process group
 
     @property
     def started(self) -> bool:
@@ -74,8 +100,7 @@ class Pool:
         __tracebackhide__ = True
         if self.started:
             return
-        if self._hopeless is not None:
-            raise self._hopeless
+        self._starts.check()
         began = time.monotonic()
         _sweep()
         self._scratch = Path(tempfile.mkdtemp(prefix="gpufleet-world-"))
@@ -87,16 +112,9 @@ class Pool:
             for spec in self.specs
         )
         self._groups = set()
-        try:
-            with self._killing_on_error():
-                self._engine.start(self.specs)
-                self._collect(self.everyone, "start of the ranks", max(self.timeout, MIN_START_SECONDS))
-        except RankFailure as failure:
-            self._failed_starts += 1
-            if self._failed_starts == MAX_FAILED_STARTS:
-                self._hopeless = failure
-            raise
-        self._failed_starts = 0
+        with self._starts.counted(), self._killing_on_error():
+            self._engine.start(self.specs)
+            self._collect(self.everyone, "start of the ranks", max(self.timeout, MIN_START_SECONDS))
         self._on_event("world_started", ranks=len(self.specs), seconds=round(time.monotonic() - began, 3))
 
     def stop(self) -> None:
@@ -107,7 +125,7 @@ class Pool:
         for rank in self._engine.kill(KILL_SECONDS):
             why = f"and could not be killed within {KILL_SECONDS:g} s {states[rank]}".rstrip()
             report = RankReport(rank, self.specs[rank].name, "running", f"{why}: reset this GPU or restart the machine")
-            self._hopeless = RankFailure("hang", "nothing is started on this GPU again", (report,))
+            self._starts.give_up(RankFailure("hang", "nothing is started on this GPU again", (report,)))
             self._on_event("failure", kind="hang", what="kill", headline=report.headline, ranks=[])
         shutil.rmtree(self._scratch, ignore_errors=True)
         os.close(self._held)
@@ -124,8 +142,8 @@ class Pool:
     ) -> list[Any]:
         """Run `function(rank, *args, **kwargs)` on `ranks`; the results in their order."""
         __tracebackhide__ = True
-        if with_group and self._groupless is not None:
-            raise self._groupless
+        if with_group:
+            self._joins.check()
         self.start()
         assert self._scratch is not None
         if with_group and ranks not in self._groups:
@@ -159,16 +177,9 @@ class Pool:
 
         assert self._scratch is not None
         parcel = shipping.pack((group.join, (ranks, str(self._scratch / "store")), {}), self._scratch)
-        try:
-            with self._killing_on_error():
-                what = f"process group of {len(ranks)} ranks"
-                self._round(self.everyone, what, False, parcel, max(self.timeout, MIN_START_SECONDS))
-        except RankFailure as failure:
-            self._failed_joins += 1
-            if self._failed_joins == MAX_FAILED_STARTS:
-                self._groupless = failure
-            raise
-        self._failed_joins = 0
+        with self._joins.counted(), self._killing_on_error():
+            what = f"process group of {len(ranks)} ranks"
+            self._round(self.everyone, what, False, parcel, max(self.timeout, MIN_START_SECONDS))
         self._groups.add(ranks)
 
     def _round(
@@ -251,8 +262,8 @@ def _environment() -> dict[str, str]:
     """What ranks find in their environment: all that the controller has, and these where it has nothing.
 
     CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does. *_SOCKET_IFNAME: NCCL and Gloo listen on loopback only.
-    The heartbeat is torch's own deadline for a stuck NCCL watchdog; ours comes first. The trace buffer is the flight
-    recorder of NCCL, which is read after a hang.
+    The heartbeat is torch's own deadline for a stuck NCCL watchdog; ours comes first. The buffer is the flight recorder
+    of NCCL, which is read after a hang; torch before 2.8 knows it by its second name only.
     """
     defaults = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -260,6 +271,7 @@ def _environment() -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(7 * 24 * 3600),
         "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
     }
     return {**defaults, **os.environ}
 

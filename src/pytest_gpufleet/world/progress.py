@@ -16,20 +16,27 @@ _SLOT_BYTES = 512
 _PHASE, _COLLECTIVE = 0, _SLOT_BYTES
 
 # What torch.distributed offers under its own name. Those that go past it (DDP's reducer) are in NCCL's flight recorder.
+# Not send and receive: of those each rank may call another number.
 COLLECTIVES = (
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
-    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "send", "recv", "batch_isend_irecv",
+    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier",
 )  # fmt: skip
 
 
 class Progress:
-    """A rank's current phase and the last collective it called."""
+    """A rank's current phase and the last collective it called in the current call."""
 
     def __init__(self, path: Path) -> None:
         with path.open("w+b") as file:
             file.truncate(2 * _SLOT_BYTES)
             self._memory = mmap.mmap(file.fileno(), 2 * _SLOT_BYTES)
         self._collectives = 0
+
+    def begin(self, call: str) -> None:
+        """A new call. Collectives count from 0 again, since a rank that was not in the last call has called fewer."""
+        self._collectives = 0
+        self._write(_COLLECTIVE, 0, "")
+        self.phase(call)
 
     def phase(self, name: str) -> None:
         self._write(_PHASE, 0, name)

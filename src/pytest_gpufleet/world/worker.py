@@ -94,7 +94,7 @@ def _run(call: Call, rank: Rank) -> Any:
 
 def _perform(name: str, progress: Progress, body: Callable[[], Any], scratch: Path) -> Outcome:
     """Run one call. However it ends, it becomes an Outcome; after a failure the phase stays for the report."""
-    progress.phase(name)
+    progress.begin(name)
     ending: dict[str, Any]
     try:
         ending = {"kind": "returned", "result": _pack_result(body(), scratch)}

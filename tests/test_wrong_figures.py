@@ -1,0 +1,137 @@
+"""What authors of own checks get wrong: the check fails with a sentence, and run and report are none the worse."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy
+import pytest
+import torch
+
+from pytest_gpufleet import Measurement, Metric, Reading
+from tests.conftest import FleetRun
+
+# The body of each check, and what its failure says.
+WRONG = {
+    "value_none": (
+        "judge(measure(world, lambda rank: Reading(SORTING, None, {})))",
+        "the value of sort_rate must be a number, not None",
+    ),
+    "value_text": (
+        "judge(measure(world, lambda rank: Reading(SORTING, '5', {})))",
+        "the value of sort_rate must be a number, not '5'",
+    ),
+    "value_bool": ("Reading(SORTING, True, {})", "the value of sort_rate must be a number, not True"),
+    "value_vector": ("Reading(SORTING, torch.ones(3), {})", "the value of sort_rate must be a number, not tensor("),
+    "samples_text": ("Reading(SORTING, 5.0, {}, ('1', '2'))", "each of the samples of sort_rate must be a number"),
+    "samples_number": ("Reading(SORTING, 5.0, {}, 5.0)", "the samples of sort_rate must be a tuple of numbers, not"),
+    "condition_none": (
+        "judge(measure(world, lambda rank: Reading(SORTING, 5.0, {'keys': None})))",
+        '"keys" in the conditions of sort_rate must be a text, a number, true or false, not None',
+    ),
+    "condition_size": (
+        "judge(Measurement('busbw', {'world': 5.0}, {'shape': torch.Size([3])}))",
+        '"shape" in the conditions of busbw must be a text, a number, true or false, not torch.Size([3])',
+    ),
+    "condition_name": ("Reading(SORTING, 5.0, {3: 4})", "names in the conditions of sort_rate must be texts, not 3"),
+    "conditions_text": ("Reading(SORTING, 5.0, 'fast')", "the conditions of sort_rate must be a dict like"),
+    "detail_dtype": ("Reading(SORTING, 5.0, {}, details={'dtype': torch.half})", '"dtype" in the details of sort_rate'),
+    "place_number": ("Reading(SORTING, 5.0, {}, place=3)", 'the place of sort_rate must be a text like "world", not 3'),
+    "metric_number": ("Reading(7, 5.0, {})", "the metric of a Reading must be a Metric or the name of one, not 7"),
+    "values_number": ("judge(Measurement('busbw', 5.0, {}))", "the value of busbw must be given by place, like"),
+    "values_none": (
+        "judge(Measurement('busbw', {'world': None}, {}))",
+        "the value of busbw at world must be a number, not None",
+    ),
+    "returns_number": (
+        "judge(measure(world, sort_rate))",
+        "sort_rate must return a Reading or a list of them, not 3.0",
+    ),
+    "judges_number": ("judge(5)", "judge() takes Measurements, not 5"),
+    "judges_list": ("judge([])", "judge() takes Measurements, not []"),
+    "shows_number": ("judge(shown=[5])", "judge() takes Measurements, not 5"),
+    "better": ("Metric('x', 's', 'smaller', 'x')", """metric x: better must be "higher" or "lower", not 'smaller'"""),
+    "unit": ("Metric('x', ' ', 'lower', 'x')", "the unit of metric 'x' must be a text that is not blank, not ' '"),
+    "name": ("Metric('', 's', 'lower', 'x')", "the name of metric '' must be a text that is not blank"),
+    "tolerance": ("Metric('x', 's', 'lower', 'x', -0.1)", "metric x: peer_tolerance must be 0 or more, not -0.1"),
+    "contradicts_profile": (
+        "judge(measure(world, lambda rank: Reading(Metric('decode_rate', 'ms', 'lower', 'x'), 5.0, {})))",
+        "decode_rate was measured in ms, where lower is better, but my.toml has",
+    ),
+}  # fmt: skip
+
+HEAD = """
+import torch
+from pytest_gpufleet import Measurement, Metric, Reading, measure
+
+SORTING = Metric("sort_rate", "Mkeys/s", "higher", "sorting")
+
+def sort_rate(rank):
+    return 3.0
+
+def test_right(world, judge):
+    judge(measure(world, lambda rank: Reading(SORTING, torch.tensor(5.0), {"keys": torch.tensor(8)}, (torch.ones(2)))))
+"""
+
+PROFILE = """
+name = "Mine"
+match = ["NVIDIA X9000"]
+[metric.decode_rate]
+unit = "tokens/s"
+better = "higher"
+title = "decode rate"
+[[limit]]
+metric = "decode_rate"
+min = 9.0
+unit = "tokens/s"
+kind = "contract"
+source = "order 4711"
+"""
+
+
+@pytest.fixture(scope="module")
+def run(fleet: Callable[..., FleetRun]) -> FleetRun:
+    checks = [f"def test_{name}(world, judge):\n    {body}\n" for name, (body, _) in WRONG.items()]
+    return fleet("\n".join([HEAD, *checks]), "--fleet-profile=my.toml", files={"my.toml": PROFILE})
+
+
+def test_only_the_wrong_checks_fail(run: FleetRun) -> None:
+    assert run.status == 1, run.text
+    assert run.outcomes == {"test_right": "passed", **{f"test_{name}": "failed" for name in WRONG}}
+    assert "INTERNALERROR" not in run.text
+    (folder,) = run.folders
+    assert (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_check_says_what_is_wrong(run: FleetRun, name: str) -> None:
+    assert WRONG[name][1] in run.check(f"test_{name}").message
+
+
+def test_a_tensor_without_dimensions_is_a_number(run: FleetRun) -> None:
+    (finding,) = run.record.findings
+    assert finding.measurement.values == {"cpu0": 5.0, "cpu1": 5.0}
+    assert finding.measurement.samples == {"cpu0": (1.0, 1.0), "cpu1": (1.0, 1.0)}
+    assert finding.measurement.conditions == {"keys": 8}
+
+
+@pytest.mark.parametrize("five", [5, 5.0, numpy.float32(5), numpy.int64(5), numpy.array(5.0), torch.tensor(5)])
+def test_every_kind_of_number_is_a_float(five: float) -> None:
+    reading = Reading("busbw", five, {}, [five])
+    measurement = Measurement("busbw", {"world": five}, {"keys": five}, {"world": [five]})
+    for value in (reading.value, *reading.samples, *measurement.values.values(), *measurement.samples["world"]):
+        assert (type(value), value) == (float, 5.0)
+    assert type(measurement.conditions["keys"]) in (int, float)
+
+
+def test_readings_load_neither_torch_nor_numpy() -> None:
+    program = "import sys, pytest_gpufleet.probes.reading; print({'torch', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("better", ["", None, "Higher"])
+def test_a_metric_is_better_higher_or_lower(better: str) -> None:
+    with pytest.raises(ValueError, match="better must be"):
+        Metric("x", "s", better, "x")
