@@ -243,6 +243,17 @@ def test_a_condition_that_was_not_measured_does_not_hold(tmp_path):
     assert profile.limit_for(busbw(ranks=8)) is None
 
 
+def test_a_limit_for_one_fabric_holds_on_machines_with_it_only(tmp_path):
+    """Boards with four GPUs and NVLinks between them have GPUs of the same names as those with an NVSwitch."""
+    switched, always = (profile := load(write(tmp_path, HEAD + limit(when="fabric = 'nvswitch'") + limit()))).limits
+    assert profile.limit_for(busbw(ranks=4), "nvswitch") is switched
+    assert profile.limit_for(busbw(ranks=4), "nvlink") is always
+    pair = Measurement("pair_bandwidth", {"gpu0-gpu1": 132.0}, {"direction": "read", "link": "NVLink"})
+    for model in ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"):
+        assert for_gpu(model).limit_for(pair, "nvlink") is None
+        assert not for_gpu(model).limit_for(pair, "nvswitch").met_by(132.0)
+
+
 def test_limits_that_cannot_both_hold_may_be_equally_specific(tmp_path):
     text = HEAD + limit(when="ranks = 8, nvls = true") + limit(when="ranks = 8, nvls = false")
     assert len(load(write(tmp_path, text)).limits) == 2

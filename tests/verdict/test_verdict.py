@@ -1,6 +1,7 @@
 """What a figure amounts to, and what all checks of a run amount to together."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -289,3 +290,18 @@ def test_exit_statuses_differ_from_each_other_and_from_pytests_own():
     assert EXIT_STATUS["ACCEPTED"] == pytest.ExitCode.OK
     assert EXIT_STATUS["REJECTED"] == pytest.ExitCode.TESTS_FAILED
     assert EXIT_STATUS["INCOMPLETE"] not in list(pytest.ExitCode)
+
+
+@pytest.mark.parametrize(
+    ("environment", "fabric", "capability", "told"),
+    [
+        ({"NCCL_NVLS_ENABLE": "0"}, "nvswitch", (9, 0), True),
+        ({"NCCL_NVLS_ENABLE": "0"}, "nvswitch", (8, 0), False),  # whose NVSwitch cannot reduce
+        ({"NCCL_NVLS_ENABLE": "0"}, "nvlink", (9, 0), False),
+        ({}, "nvswitch", (9, 0), False),
+    ],
+)
+def test_what_a_variable_kept_from_being_tested_is_told(environment, fabric, capability, told):
+    gpus = tuple(replace(gpu, compute_capability=capability) for gpu in CARDS.gpus)
+    record = Record(run={"environment": environment}, topology=replace(CARDS, gpus=gpus, fabric=fabric))
+    assert any("NCCL_NVLS_ENABLE=0" in reason and "not tested" in reason for reason in conclude(record)[1]) == told
