@@ -129,11 +129,12 @@ def _file(path: Path) -> Iterator[str]:
 
 def _check(name: str, docstring: str) -> Iterator[str]:
     title, _, advice = docstring.partition("\n")
-    function, cases = name.partition("::")[2], levels.CASES.get(name, 1)
+    function, cases = name.partition("::")[2], levels.cases(name)
     yield f"### `{function}`"
     yield _text(f"**{title}**")
     yield _text(advice)
-    facts = [f"Level: {levels.CHECKS.get(name, 'none')}"] + ([f"{cases} cases"] if cases > 1 else [])
+    level = levels.CHECKS[name].level if name in levels.CHECKS else "none"
+    facts = [f"Level: {level}"] + ([f"{cases} cases"] if cases > 1 else [])
     figures = FIGURES.get(function)
     yield ", ".join(facts) + (". Limits:" if figures else ". Limit: none, it is right or wrong.")
     if figures:

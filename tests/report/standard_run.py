@@ -176,7 +176,7 @@ def checks(run: Run, failed: dict[str, str]) -> list[Check]:
     ids = dict.fromkeys((*(finding.check for finding in run.findings), *failed))
     for name in levels.required("standard"):
         there = [check for check in ids if levels.check_name(check) == name]
-        missing = levels.CASES.get(name, 1) - len(there)
+        missing = levels.cases(name) - len(there)
         ids |= dict.fromkeys(f"acceptance/{name}" + (f"[{case}]" if missing > 1 else "") for case in range(missing))
     order = sorted(ids, key=lambda check: check.partition("::")[0])
     return [_check(check, {**run.failed, **failed}.get(check)) for check in order]

@@ -14,7 +14,7 @@ from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record
 
 # As recorded by runs at level standard.
-ABOVE = [f"acceptance/{name}" for name, level in levels.CHECKS.items() if level == "burnin"]
+ABOVE = [f"acceptance/{name}" for name, check in levels.CHECKS.items() if check.level == "burnin"]
 
 
 def text_of(record: Record) -> str:

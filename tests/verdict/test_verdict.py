@@ -11,9 +11,9 @@ from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record
 from pytest_gpufleet.verdict.finding import Finding, Limit
 from pytest_gpufleet.verdict.judge import LimitMissed, judge
+from pytest_gpufleet.verdict.levels import titled
 from pytest_gpufleet.verdict.measurement import Measurement
 from pytest_gpufleet.verdict.profile import Profile
-from pytest_gpufleet.verdict.titles import TITLES, titled
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 
 CONDITIONS = {"collective": "all_reduce", "ranks": 8}
@@ -167,7 +167,7 @@ def run(*outcomes, left_out=(), level=LEVEL, **run_facts):
     given = dict(outcomes)
     for name in (*levels.required(level), *(given.keys() - set(levels.required(level)))):
         if name not in left_out:
-            for case in range(levels.CASES.get(name, 1)):
+            for case in range(levels.cases(name)):
                 add(record, f"acceptance/{name}[{case}]", given.get(name, "passed"))
     return record
 
@@ -222,7 +222,7 @@ def test_deselected_checks_leave_a_gap():
 
 
 def test_one_case_of_a_check_is_not_the_check():
-    name, cases = next(iter(levels.CASES.items()))
+    name, cases = next((name, check.cases) for name, check in levels.CHECKS.items() if check.cases > 1)
     record = run()
     del record.checks[f"acceptance/{name}[0]"]
     record.started.remove(f"acceptance/{name}[0]")  # as if it had been left out on the command line
@@ -230,7 +230,7 @@ def test_one_case_of_a_check_is_not_the_check():
 
 
 def test_a_level_does_not_require_what_is_above_it():
-    above = [name for name, lowest in levels.CHECKS.items() if lowest != "quick"]
+    above = [name for name, check in levels.CHECKS.items() if check.level != "quick"]
     assert conclude(run(left_out=above, level="quick"))[0] == "ACCEPTED"
     assert conclude(run(left_out=above, level="standard"))[0] == "INCOMPLETE"
 
@@ -264,18 +264,17 @@ def test_an_empty_or_interrupted_run_is_incomplete():
 
 
 def test_reasons_name_checks_by_their_titles():
-    assert TITLES.keys() == levels.CHECKS.keys()
     record = run(left_out=[BURN_IN], level="burnin", burn_in_seconds=480.0)
     record.started.append(f"acceptance/{BURN_IN}")
     record.progress[f"acceptance/{BURN_IN}"] = 120.0, 480.0
     assert conclude(record)[1] == [
-        f"{TITLES[BURN_IN]} (acceptance/{BURN_IN}): did not finish: it came to 120 s of 480 s without a fault",
+        f"{titled(f'acceptance/{BURN_IN}')}: did not finish: it came to 120 s of 480 s without a fault",
         "the burn-in was 480 s long, level burnin asks for 900 s",
     ]
 
 
 def test_cases_that_were_skipped_for_one_reason_are_one_gap():
-    name, cases = next((name, cases) for name, cases in levels.CASES.items() if name in levels.required(LEVEL))
+    name, cases = next((name, levels.cases(name)) for name in levels.required(LEVEL) if levels.cases(name) > 1)
     assert conclude(run((name, "skipped")))[1] == [f"{titled(name)}: {cases} cases skipped: it was skipped"]
 
 

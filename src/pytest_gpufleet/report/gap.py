@@ -10,7 +10,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.groups import group_title
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Record
-from pytest_gpufleet.verdict.titles import titled
+from pytest_gpufleet.verdict.levels import titled
 from pytest_gpufleet.verdict.verdict import ALTERED, left_out, short_burn_in
 
 MOST_FIGURES = 8
@@ -91,7 +91,7 @@ def _open(record: Record) -> Iterator[Open]:
     absent = "not selected, or the run ended before it"
     for check_id in record.deselected:
         name = levels.check_name(check_id)
-        if levels.includes(level, levels.CHECKS.get(name, "quick")):
+        if name not in levels.CHECKS or levels.includes(level, levels.CHECKS[name].level):
             yield "deselected", "left out by the command line", group_title(name), _without_case(check_id)
     for name, (_, not_run) in left_out(record).items():
         yield from [("not run", absent, group_title(name), titled(name))] * not_run

@@ -12,7 +12,6 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record
 from pytest_gpufleet.verdict.finding import Finding
-from pytest_gpufleet.verdict.titles import TITLES
 
 # Of the shipped suite: the names of checks as verdict.levels has them, the heading, and the question that they answer.
 # The first pattern that fits decides.
@@ -73,7 +72,8 @@ def _line(name: str, ids: list[str], group: Group, blamed: Collection[str]) -> L
     outcomes["unfinished"] += len(ids) - len(ended)
     told = [(outcomes[state], state) for state in GRAVITY if outcomes[state]]
     result = told[0][1] if len(ids) == 1 else ", ".join(f"{count} {state}" for count, state in told)
-    title = next((check.title for check in ended if check.title), TITLES.get(levels.check_name(name), name))
+    known = levels.CHECKS.get(levels.check_name(name))
+    title = next((check.title for check in ended if check.title), known.title if known else name)
     duration = wording.duration(sum(check.seconds for check in ended)) if ended else ""
     return Line(name, title, told[0][1], result, duration)
 

@@ -26,7 +26,7 @@ from pytest_gpufleet.report.why import why
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Record
 from pytest_gpufleet.verdict.finding import Finding
-from pytest_gpufleet.verdict.titles import titled
+from pytest_gpufleet.verdict.levels import titled
 
 HERE = Path(__file__).parent
 ABSENT = "—"

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record
-from pytest_gpufleet.verdict.titles import titled
+from pytest_gpufleet.verdict.levels import titled
 
 DIED = "the run did not come to its end"
 ALTERED = "not as it was shipped with this version, so it may check something else"
@@ -96,7 +96,7 @@ def left_out(record: Record) -> dict[str, tuple[int, int]]:
     deselected = Counter(map(levels.check_name, set(record.deselected)))
     absent = {}
     for name in levels.required(record.run.get("level", "standard")):
-        not_run = max(0, levels.CASES.get(name, 1) - begun[name] - deselected[name])
+        not_run = max(0, levels.cases(name) - begun[name] - deselected[name])
         if deselected[name] or not_run:
             absent[name] = deselected[name], not_run
     return absent
@@ -116,7 +116,7 @@ def _gaps(record: Record) -> list[str]:
     required = set(levels.required(record.run.get("level", "standard")))
     gaps = []
     for name, (deselected, _) in left_out(record).items():
-        cases = levels.CASES.get(name, 1)
+        cases = levels.cases(name)
         if deselected:
             what = "deselected in part" if ran[name] else "deselected"
         else:
