@@ -24,7 +24,8 @@ def described(run_pytest):
 
     def run(change, *arguments, **environment):
         files = [ROOT / "acceptance" / name for name in ("test_1_inventory.py", "test_2_health.py")]
-        options = ("--gpus=4", "--fleet-dir=runs", "-p", "recorded", "-k", NEEDS_GPUS)
+        # A single sample: plots are tested elsewhere, and loading matplotlib takes as long as all else here.
+        options = ("--gpus=4", "--fleet-dir=runs", "--fleet-interval=10", "-p", "recorded", "-k", NEEDS_GPUS)
         return run_pytest(*files, *options, *arguments, PYTHONPATH=str(HERE), CHANGE=change, **environment)
 
     return run

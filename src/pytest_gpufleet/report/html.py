@@ -164,7 +164,7 @@ def _drawn(findings: Sequence[Finding]) -> Plots:
 
 
 def _telemetry(record: Record) -> Plots:
-    if not record.telemetry:
+    if len(record.telemetry) < 2:  # nothing to draw, and no need to load matplotlib
         return []
     from pytest_gpufleet.report import telemetry
 
