@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import pytest
 
@@ -16,6 +18,25 @@ if TYPE_CHECKING:
 
 REPORT_BYTES = 4 << 20
 TEXTFILE = b"# HELP gpufleet_"  # how a textfile of ours begins
+
+
+def open_regular(path: Path, most_bytes: int | None = None) -> BinaryIO:
+    """Open a regular file for reading, in a folder that others may have filled: no link is followed, and nothing waits
+    for the other end of a FIFO. OSError, with the reason in words, if it is anything else or longer than `most_bytes`.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from None
+        raise
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and (most_bytes is None or found.st_size <= most_bytes):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most_bytes:,} are read", str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def new_folder(parent: Path, name: str) -> Path:
