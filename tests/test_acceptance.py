@@ -200,7 +200,7 @@ def described(run_pytest):
     def run(machine, *arguments):
         plugin = (
             f"import sys\nfrom fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
-            "from pathlib import Path\nfrom pytest_gpufleet.hardware import locks\nlocks.FOLDER = Path('locks')\n"
+            "from pathlib import Path\nfrom pytest_gpufleet.hardware import locks\nlocks.DEVICES = Path()\n"
         )
         inventory = ACCEPTANCE / "test_1_inventory.py"
         environment = {"PYTHONPATH": f".:{HARDWARE}"}

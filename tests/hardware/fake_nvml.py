@@ -103,6 +103,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlSystemGetCudaDriverVersion_v2": lambda nvml: nvml.cuda_driver,
     "nvmlDeviceGetCount": lambda nvml: len(nvml.cards),
     "nvmlDeviceGetHandleByIndex": _handle,
+    "nvmlDeviceGetMinorNumber": lambda nvml, card: 7 - card.index,  # not always as nvidia-smi counts
     "nvmlDeviceGetName": lambda nvml, card: card.name,
     "nvmlDeviceGetUUID": lambda nvml, card: card.uuid,
     "nvmlDeviceGetSerial": lambda nvml, card: f"165432400{card.index}",

@@ -17,7 +17,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from pytest_gpufleet.hardware import facts, host, locks, machine
+from pytest_gpufleet.hardware import facts, host, machine
 from pytest_gpufleet.hardware.facts import FactError, Unavailable
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 from pytest_gpufleet.hardware.xids import KernelLog
@@ -92,7 +92,6 @@ def open_source(wanted=None):
 
 facts.open_source = open_source
 facts.gpus_present = lambda: len(gpus)
-locks.FOLDER = Path("locks")  # these GPUs exist once for each run of the tests
 host.read = lambda: dict(host_facts)
 log = Path("kernel-log")
 log.write_text(state.log)

@@ -1,5 +1,6 @@
-"""Two runs never share a GPU."""
+"""Two runs never share a GPU, and locking one gives nobody anything."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -8,85 +9,148 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import Gpu
+from pytest_gpufleet.hardware import locks
 from pytest_gpufleet.hardware.locks import GpuTaken, lock
 
-GPUS = [Gpu(index, "NVIDIA H200", f"GPU-{index}", f"0000:0{index}:00.0", 1, serial=f"S{index}") for index in range(3)]
+GPUS = [
+    Gpu(index, "NVIDIA H200", f"GPU-{index}", f"0000:0{index}:00.0", 1, serial=f"S{index}", minor=2 - index)
+    for index in range(3)
+]
+NOBODY = 65534
+# argv: the folder of the device files, the user to be.
 HOLDER = """
-import sys
+import os, sys
 from pathlib import Path
 from pytest_gpufleet import Gpu
-from pytest_gpufleet.hardware.locks import lock
-held = lock([Gpu(1, "NVIDIA H200", "GPU-1", "0000:01:00.0", 1)], Path(sys.argv[1]))
+from pytest_gpufleet.hardware import locks
+os.chdir(sys.argv[1])  # while it may: the folders above are closed to others
+locks.DEVICES = Path()
+os.setuid(int(sys.argv[2]))
+held = locks.lock([Gpu(1, "NVIDIA H200", "GPU-1", "0000:01:00.0", 1, minor=1)])
 print("held", flush=True)
 sys.stdin.read()
 """
+only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
 
 @pytest.fixture
-def other_run(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+def devices(tmp_path, monkeypatch):
+    """A folder with files in the place of /dev."""
+    monkeypatch.setattr(locks, "DEVICES", tmp_path)
+    for gpu in GPUS:
+        (tmp_path / f"nvidia{gpu.minor}").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def hold(devices, tmp_path_factory):
+    """hold(user): a run of this user, with a temporary folder of its own, which has GPU 1."""
+    processes = []
+
+    def start(user=os.getuid()):
+        command = [sys.executable, "-c", HOLDER, str(devices), str(user)]
+        environment = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("own"))}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        processes.append(process)
         assert process.stdout.readline() == "held\n"
-        yield process
+        return process
+
+    yield start
+    for process in processes:
         process.kill()
+        process.communicate()
 
 
-def test_a_second_run_is_refused_at_once_and_told_who_holds_the_gpu(other_run, tmp_path):
-    with pytest.raises(GpuTaken, match=rf"GPU 1 NVIDIA H200, serial S1.* process {other_run.pid} of \w+, since 20"):
-        lock(GPUS, tmp_path)
+def test_a_second_run_is_refused_at_once_and_told_who_holds_the_gpu(hold):
+    pid = hold().pid
+    with pytest.raises(GpuTaken, match=rf"GPU 1 NVIDIA H200, serial S1.*: process {pid} of \w+, since 20.* UTC$"):
+        lock(GPUS)
 
 
-def test_what_was_taken_before_the_refusal_is_free_again(other_run, tmp_path):
+def test_what_was_taken_before_the_refusal_is_free_again(hold):
+    hold()
     with pytest.raises(GpuTaken):
-        lock(GPUS, tmp_path)
-    lock([GPUS[0], GPUS[2]], tmp_path).close()
+        lock(GPUS)
+    lock([GPUS[0], GPUS[2]]).close()
 
 
-def test_the_lock_of_a_dead_holder_is_free(other_run, tmp_path):
-    other_run.kill()
-    other_run.wait()
-    with lock(GPUS, tmp_path):
+def test_the_lock_of_a_dead_holder_is_free(hold):
+    process = hold()
+    process.kill()
+    process.wait()
+    with lock(GPUS):
         pass
 
 
-def test_the_next_user_can_take_it_whatever_the_umask(tmp_path):
-    before = os.umask(0o077)
-    try:
-        lock(GPUS[:1], tmp_path / "locks").close()
-    finally:
-        os.umask(before)
-    assert (tmp_path / "locks").stat().st_mode & 0o777 == 0o777
-    assert (tmp_path / "locks" / "GPU-0.lock").stat().st_mode & 0o777 == 0o666
+def test_a_lock_can_be_given_back(devices):
+    lock(GPUS).close()
+    with lock(GPUS):
+        assert sorted(os.listdir(devices)) == ["nvidia0", "nvidia1", "nvidia2"]
 
 
-@pytest.fixture
-def as_another_user(tmp_path, monkeypatch):
-    """Called, it makes this process one of nobody until the test ends."""
-    tmp_path.chmod(0o755)
-    monkeypatch.chdir(tmp_path)  # the folders above it are closed
-    yield lambda: os.setresuid(65534, 65534, 0)
-    os.setresuid(0, 0, 0)
+def test_a_gpu_that_has_no_device_file_or_does_not_open_it_is_for_the_checks(devices):
+    (devices / "nvidia2").unlink()
+    (devices / "nvidia1").unlink()
+    (devices / "nvidia1").symlink_to("nvidia0")  # refused, as a GPU that fell off the bus refuses
+    with lock([*GPUS, Gpu(3, "NVIDIA H200", "GPU-3", "0000:03:00.0", 1)]), pytest.raises(GpuTaken, match="GPU 2 "):
+        lock(GPUS)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("closed", ["GPU-0.lock", ""])
-def test_a_lock_that_another_user_left_closed_is_one_sentence(tmp_path, as_another_user, closed):
-    folder = tmp_path / "locks"
-    folder.mkdir()
-    folder.chmod(0o777)
-    (folder / "GPU-0.lock").touch()
-    (folder / closed).chmod(0o600)
-    as_another_user()
-    with pytest.raises(GpuTaken) as refused:
-        lock(GPUS[:1], Path("locks"))
-    assert str(refused.value) == (
-        f"{GPUS[0].identity} cannot be locked: {Path('locks', closed)} belongs to root and is closed to this user; "
-        "have it removed while no run is on"
-    )
+@only_root
+def test_a_stranger_who_holds_a_gpu_is_named(hold, devices):
+    devices.chmod(0o755)
+    pid = hold(NOBODY).pid
+    with pytest.raises(GpuTaken, match=rf"GPU 1 .*: process {pid} of nobody, since 20"):
+        lock(GPUS)
 
 
-def test_a_lock_can_be_given_back(tmp_path):
-    lock(GPUS, tmp_path).close()
-    with lock(GPUS, tmp_path):
-        assert sorted(os.listdir(tmp_path)) == ["GPU-0.lock", "GPU-1.lock", "GPU-2.lock"]
+def test_a_holder_who_cannot_be_seen_is_told_as_such(hold, monkeypatch):
+    hold()
+    monkeypatch.setattr(locks, "Path", lambda path: Path("/dev/null"))  # as /proc/locks is in another container
+    with pytest.raises(GpuTaken, match="GPU 1 .*: a process that cannot be seen from here, as in another container"):
+        lock(GPUS)
+
+
+def test_a_holder_that_left_the_lock_to_its_child_is_told_as_such(devices):
+    descriptor = os.open(devices / "nvidia1", os.O_RDONLY)
+    parent = os.fork()
+    if not parent:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os._exit(0)
+    os.waitpid(parent, 0)
+    with pytest.raises(GpuTaken, match=rf"process {parent}, of which nothing more can be seen"):
+        lock(GPUS)
+    os.close(descriptor)
+
+
+@only_root
+@pytest.mark.parametrize("attack", ["link", "dangling link", "hard link", "FIFO", "folder", "folder is a link"])
+def test_what_another_user_lays_out_in_the_temporary_folder_is_left_alone(tmp_path, attack):
+    """Versions that locked files of their own emptied, made or opened to everybody what they found there."""
+    closed, shared = tmp_path / "roots", tmp_path / "shared"
+    for folder, mode in ((closed, 0o755), (shared, 0o777)):
+        folder.mkdir()
+        folder.chmod(mode)
+    victim = closed / "shadow"
+    victim.write_text("secret")
+    victim.chmod(0o600)
+    folder = shared / "gpufleet-locks"
+    if attack == "folder is a link":
+        folder.symlink_to(closed)
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+        file = folder / "GPU-0.lock"
+        {
+            "link": lambda: file.symlink_to(victim),
+            "dangling link": lambda: file.symlink_to(closed / "new"),
+            "hard link": lambda: file.hardlink_to(victim),
+            "FIFO": lambda: os.mkfifo(file),
+            "folder": file.mkdir,
+        }[attack]()
+        os.lchown(folder, NOBODY, NOBODY)
+    code = "from tests.hardware.test_locks import *; lock(GPUS[:1])"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(shared)}, check=True, timeout=60)
+    assert victim.read_text() == "secret"
+    assert (victim.stat().st_mode & 0o777, closed.stat().st_mode & 0o777) == (0o600, 0o755)
+    assert os.listdir(closed) == ["shadow"]

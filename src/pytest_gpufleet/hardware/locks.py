@@ -1,12 +1,15 @@
-"""One run a GPU: a lock for each UUID, held until the process that took it is gone."""
+"""One run a GPU: a lock on the GPU's device file, held until the process that took it is gone.
+
+The driver's device files are what everybody on a host shares who can use the GPUs, whatever their temporary folders are,
+and only root can replace them. So no file is made for the lock, and none that another user has made is trusted.
+"""
 
 from __future__ import annotations
 
 import fcntl
-import getpass
-import json
 import os
-import tempfile
+import pwd
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import datetime, timezone
@@ -14,58 +17,55 @@ from pathlib import Path
 
 from pytest_gpufleet.hardware.topology import Gpu
 
-# One folder for all users of the machine.
-FOLDER = Path(tempfile.gettempdir()) / "gpufleet-locks"
+DEVICES = Path("/dev")
 
 
 class GpuTaken(Exception):
-    """Another run holds a GPU, or its lock cannot be used; the text says which one, who, and what to do."""
+    """Another process holds a GPU; the text says which GPU, and who."""
 
 
-def lock(gpus: Iterable[Gpu], folder: Path | None = None) -> ExitStack:
+def lock(gpus: Iterable[Gpu]) -> ExitStack:
     """Lock GPUs without waiting; closing what is returned frees them, and so does the end of this process, whatever
-    ends it. Raises GpuTaken."""
-    folder = folder or FOLDER
+    ends it. A GPU without a device file, as in WSL 2, is not locked, nor is one that is too broken to open it.
+
+    Raises GpuTaken.
+    """
     with ExitStack() as taken:
-        folder.mkdir(exist_ok=True)
-        if folder.stat().st_uid == os.getuid():
-            folder.chmod(0o777)  # not sticky: a later holder of another user must be able to open the files
-        for gpu in gpus:
-            descriptor = _open(folder / f"{gpu.uuid}.lock", gpu)
+        for gpu in (gpu for gpu in gpus if gpu.minor is not None):
+            try:
+                descriptor = os.open(DEVICES / f"nvidia{gpu.minor}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:  # what that means for the machine is for the checks to find
+                continue
             taken.callback(os.close, descriptor)
-            if os.fstat(descriptor).st_uid == os.getuid():
-                os.fchmod(descriptor, 0o666)  # past the umask: a later holder may be another user
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise GpuTaken(f"{gpu.identity} is in use by another run: {_holder(descriptor)}") from None
-            me = {"pid": os.getpid(), "user": getpass.getuser(), "since": datetime.now(timezone.utc).isoformat()[:19]}
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(me).encode(), 0)
         return taken.pop_all()
 
 
-def _open(path: Path, gpu: Gpu) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except PermissionError:
-        barred = path if os.path.exists(path) else path.parent
-        raise GpuTaken(
-            f"{gpu.identity} cannot be locked: {barred} belongs to {_owner(barred)} and is closed to this user; "
-            "have it removed while no run is on"
-        ) from None
-
-
-def _owner(path: Path) -> str:
-    try:
-        return path.owner()
-    except KeyError:  # in a container, of a user that it does not know
-        return f"user {path.stat().st_uid}"
-
-
 def _holder(descriptor: int) -> str:
+    """Who holds the lock on a file, as the kernel says it (proc_locks(5)): no other user has a say in the text."""
+    file = os.fstat(descriptor)
+    name = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    for line in Path("/proc/locks").read_text().splitlines():
+        _, kind, _, _, pid, locked, *_ = line.split()
+        if (kind, locked) == ("FLOCK", name):
+            return _process(int(pid))
+    return "a process that cannot be seen from here, as in another container: `lslocks` on the host shows it"
+
+
+def _process(pid: int) -> str:
     try:
-        holder = json.loads(os.pread(descriptor, 4096, 0))
-        return f"process {holder['pid']} of {holder['user']}, since {holder['since']} UTC"
-    except (ValueError, KeyError):
-        return "it has not said who it is"
+        owner = Path(f"/proc/{pid}").stat().st_uid
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # hidden from this user, or it has left the lock to a child of its own
+        return f"process {pid}, of which nothing more can be seen: `fuser -v /dev/nvidia*` as root shows who is there"
+    try:
+        user = pwd.getpwuid(owner).pw_name
+    except KeyError:  # in a container, of a user that it does not know
+        user = f"user {owner}"
+    ticks = int(stat.rpartition(")")[2].split()[19])  # proc_pid_stat(5): starttime, since the machine started
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    since = datetime.fromtimestamp(booted + ticks / os.sysconf("SC_CLK_TCK"), timezone.utc)
+    return f"process {pid} of {user}, since {since:%Y-%m-%dT%H:%M:%S} UTC"

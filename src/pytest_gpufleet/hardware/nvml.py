@@ -138,6 +138,7 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
         pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
         nvlinks_active=sum(ask("nvmlDeviceGetNvLinkState", link) == 1 for link in range(MAX_NVLINKS)),
         power_limit_watts=power / 1000 if power else None,
+        minor=ask("nvmlDeviceGetMinorNumber"),
         processes=tuple(map(_process, ask("nvmlDeviceGetComputeRunningProcesses") or ())),
     )
 

@@ -25,6 +25,7 @@ class Gpu:
     pcie_width_max: int | None = None
     nvlinks_active: int | None = None
     power_limit_watts: float | None = None  # the enforced one
+    minor: int | None = None  # of its device file: 3 for /dev/nvidia3
     # Who computed on it before this run's ranks started: "process 4711 (python3), 2.1 GiB".
     processes: tuple[str, ...] = ()
 
