@@ -47,8 +47,8 @@ def hold(devices, tmp_path_factory):
     """hold(user): a run of this user, with a temporary folder of its own, which has GPU 1."""
     processes = []
 
-    def start(user=os.getuid()):
-        command = [sys.executable, "-c", HOLDER, str(devices), str(user)]
+    def start(user=None):
+        command = [sys.executable, "-c", HOLDER, str(devices), str(os.getuid() if user is None else user)]
         environment = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("own"))}
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         processes.append(process)
@@ -107,7 +107,7 @@ def test_a_stranger_who_holds_a_gpu_is_named(hold, devices):
 def test_a_holder_who_cannot_be_seen_is_told_as_such(hold, monkeypatch):
     hold()
     monkeypatch.setattr(locks, "Path", lambda path: Path("/dev/null"))  # as /proc/locks is in another container
-    with pytest.raises(GpuTaken, match="GPU 1 .*: a process that cannot be seen from here, as in another container"):
+    with pytest.raises(GpuTaken, match=r"GPU 1 .*: a process that cannot be seen from here, as in another container"):
         lock(GPUS)
 
 

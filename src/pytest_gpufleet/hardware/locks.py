@@ -1,7 +1,7 @@
 """One run a GPU: a lock on the GPU's device file, held until the process that took it is gone.
 
-The driver's device files are what everybody on a host shares who can use the GPUs, whatever their temporary folders are,
-and only root can replace them. So no file is made for the lock, and none that another user has made is trusted.
+The driver's device files are what all who can use the GPUs of a host share, wherever their temporary folders are, and
+only root can replace them. So no file is made for the lock, and none that another user has made is trusted.
 """
 
 from __future__ import annotations
