@@ -5,6 +5,7 @@ import torch
 
 from pytest_gpufleet import GiB, expect, not_applicable
 from pytest_gpufleet.probes.links import pcie_generation_under_load
+from pytest_gpufleet.verdict.health import unreadable
 
 # Variables that make NCCL or CUDA slower than the machine is, or other arithmetic than was asked for. NCCL_TOPO_FILE is
 # none: images of clouds set it, since a virtual machine does not show its own topology.
@@ -274,8 +275,10 @@ def test_no_recovery_is_pending(gpus):
 def test_inforom_is_valid(gpus):
     """The board's own records are intact
 
-    A corrupted InfoROM loses serial numbers and error history: replace the GPU.
+    A corrupted InfoROM loses serial numbers and error history, or gives texts that nobody can read: replace the GPU.
     """
+    broken = [line for gpu in gpus for line in unreadable(gpu, ("serial", "uuid", "pci_bus_id"))]
+    assert not broken, "\n".join(broken)
     expect(gpus, "inforom_valid", True)
 
 

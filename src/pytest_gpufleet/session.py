@@ -180,6 +180,7 @@ class Fleet:
         """A fact of every GPU at this moment."""
         from pytest_gpufleet.hardware import facts
 
+        facts.check_name(fact)
         source = self.ground.source
         return [values[fact] for values in facts.read_all(source, {fact: None})] if source else []
 

@@ -8,6 +8,10 @@ import pytest
 from fake_nvml import switched
 
 from pytest_gpufleet.hardware import facts
+from pytest_gpufleet.hardware.machine import GpuFacts
+from pytest_gpufleet.options import Options
+from pytest_gpufleet.session import Fleet
+from pytest_gpufleet.verdict.health import expect
 
 LIMITS = {0: 95, 1: 89, 2: 95, 3: 87}  # nvml.h: shutdown, slowdown, memory_max, gpu_max
 
@@ -70,3 +74,24 @@ def test_clock_events_that_a_lost_gpu_does_not_tell_are_no_absent_ones():
     with pytest.raises(facts.FactError) as caught:
         facts.Nvml(nvml, [object()]).ask(0, "clock_event_reasons")
     assert caught.value.unavailable.applicable
+
+
+MISSPELT = {
+    "machine.gpus[0][...]": lambda name: GpuFacts(0, {"name": "NVIDIA H200"})[name],
+    "expect": lambda name: expect([GpuFacts(0, {})], name, 16),
+    "expect in a rehearsal": lambda name: expect([], name, 16),
+    "machine_now": Fleet(Options(rehearse=2), ()).read_now,
+}
+
+
+@pytest.mark.parametrize("ask", MISSPELT.values(), ids=MISSPELT)
+def test_a_misspelt_fact_raises(ask):
+    with pytest.raises(KeyError, match=r"no GPU has a fact 'pcie_widht': did you mean 'pcie_width'\?"):
+        ask("pcie_widht")
+    with pytest.raises(KeyError, match="no GPU has a fact 'colour': there are application_clock_default_mhz, "):
+        ask("colour")
+
+
+def test_a_fact_that_an_old_snapshot_lacks_is_not_recorded():
+    assert str(GpuFacts(0, {})["pcie_width"]) == "not recorded"
+    assert GpuFacts(0, {"of_a_later_version": 3})["of_a_later_version"] == 3

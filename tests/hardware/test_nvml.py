@@ -1,12 +1,15 @@
 """What is read from NVML, and what is said where there is nothing to read. The machines are described, not present."""
 
+import os
 import sys
+from types import SimpleNamespace
 
 import pynvml
 import pytest
 import torch
 from fake_nvml import ANSWERS, FakeNvml, linked, plain, switched
 
+from pytest_gpufleet.hardware import facts
 from pytest_gpufleet.hardware.nvml import NoGpus, read_topology
 
 
@@ -128,6 +131,68 @@ def test_what_a_driver_does_not_tell_is_unknown(read, function, fact, value):
     gpu, whole = read(switched(2, unsupported=(function,))).gpus[0], read(switched(2)).gpus[0]
     assert getattr(gpu, fact) == value
     assert getattr(whole, fact) != value
+
+
+def garbage(*_):
+    """As the text of a GPU whose InfoROM is corrupted."""
+    return b"\xff\xfe"
+
+
+class Garbage:
+    """A structure of nvidia-ml-py, whose fields are decoded when somebody looks at them."""
+
+    def __getattr__(self, name):
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+
+@pytest.mark.parametrize("broken", [garbage, lambda *_: Garbage().text], ids=["bytes", "an error"])
+def test_answers_that_do_not_decode_keep_no_run_from_starting(read, monkeypatch, broken):
+    machine = switched(2)
+    for name in FACTS.keys() - {"nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo"}:
+        usual = ANSWERS[name]
+        monkeypatch.setitem(
+            ANSWERS, name, lambda nvml, card, *rest, u=usual: (broken if card.index else u)(*((nvml, card, *rest)))
+        )
+    whole, gpu = read(machine).gpus
+    assert (gpu.index, gpu.pci_bus_id, gpu.serial, gpu.name) == (1, "00000000:2B:00.0", None, "unknown GPU")
+    assert whole.serial == "1654324000"
+    machine.sessions = 1
+    for fact in ("serial", "name"):
+        with pytest.raises(facts.FactError, match="UnicodeDecodeError") as caught:
+            facts.Nvml(machine, machine.cards).ask(1, fact)
+        assert caught.value.unavailable.applicable
+
+
+def test_structures_that_do_not_decode_keep_no_run_from_starting(read, monkeypatch):
+    for name in ("nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetNvLinkRemotePciInfo"):
+        monkeypatch.setitem(ANSWERS, name, lambda *_: Garbage())
+    gpu = read(linked((1,), (0,))).gpus[0]
+    assert (gpu.pci_bus_id, gpu.memory_bytes) == ("unknown PCI bus id", 0)
+
+
+def test_functions_that_this_nvidia_ml_py_does_not_have(read, monkeypatch):
+    for name in FACTS:
+        monkeypatch.delitem(ANSWERS, name)
+    assert read(switched(2)).gpus[0].name == "unknown GPU"
+
+
+def test_a_driver_that_lists_garbage_is_told_in_one_sentence(read, monkeypatch):
+    monkeypatch.setitem(ANSWERS, "nvmlDeviceGetCount", lambda nvml: Garbage().count)
+    with pytest.raises(NoGpus, match="NVML could not list the GPUs: 'utf-8' codec can't decode"):
+        read(switched(2))
+
+
+def test_a_process_may_have_any_name(read, monkeypatch, tmp_path):
+    """A process chooses its name by itself, and bytes that are no text are a name too."""
+    with open("/proc/self/comm", "r+b", buffering=0) as comm:
+        before = comm.read()
+        comm.write(b"\xff\xfe")
+        try:
+            process = SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)
+            (gpu,) = read(plain(1, processes={0: [process]})).gpus
+        finally:
+            comm.write(before)
+    assert gpu.processes == (f"process {os.getpid()} (\ufffd\ufffd)",)
 
 
 def test_a_driver_that_tells_nothing_still_gives_its_gpus(read):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import difflib
 import os
 import threading
 import time
@@ -216,6 +217,18 @@ READINGS: dict[str, Callable[[Any, Any], Any]] = {
     "pcie_received_kilobytes_per_second": lambda n, h: n.nvmlDeviceGetPcieThroughput(h, PCIE_RX),
 }
 
+# Every name that a fact can have; "p2p" is asked of pairs.
+NAMES = (*FACTS, *COUNTERS, *SLOW_COUNTERS, *READINGS, "p2p")
+
+
+def check_name(fact: str) -> None:
+    """KeyError if no table knows a fact of this name: a check that asks for it would never look at anything."""
+    if fact not in NAMES:
+        near = difflib.get_close_matches(fact, NAMES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(NAMES))}"
+        raise KeyError(f"no GPU has a fact {fact!r}: {hint}")
+
+
 # Readings that cost more than all others together (on an H200 a millisecond of CPU each): not in every sample.
 SLOW_READINGS = ("pcie_transmitted_kilobytes_per_second", "pcie_received_kilobytes_per_second")
 
@@ -267,13 +280,14 @@ class Nvml:
     def _call(self, call: Callable[[Any, Any], Any], handle: Any) -> Any:
         try:
             value = call(self._nvml, handle)
+            value = value.decode() if isinstance(value, bytes) else value
         except self._nvml.NVMLError as error:
             raise FactError(f"NVML: {error}", applicable=not _named(error, *NOT_HERE)) from None
         except AttributeError as error:
             raise FactError(f"this version of nvidia-ml-py cannot ask: {error}", applicable=False) from None
         except Exception as error:  # a broken GPU's answers may not even decode
             raise FactError(f"nvidia-ml-py: {error!r}", applicable=True) from None
-        return value.decode() if isinstance(value, bytes) else value
+        return value
 
 
 def read(source: Source, index: int, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,7 +342,7 @@ def pci_addresses() -> list[str]:
     addresses = []
     with suppress(NoGpus), session() as nvml, suppress(nvml.NVMLError):
         for index in range(nvml.nvmlDeviceGetCount()):
-            with suppress(nvml.NVMLError):
+            with suppress(Exception):
                 addresses.append(str(nvml.nvmlDeviceGetPciInfo(nvml.nvmlDeviceGetHandleByIndex(index)).busId))
     return addresses
 

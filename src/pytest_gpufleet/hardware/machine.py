@@ -25,7 +25,11 @@ class GpuFacts:
     facts: Mapping[str, Any]
 
     def __getitem__(self, fact: str) -> Any:
-        return self.facts.get(fact, Unavailable("not recorded", applicable=False))
+        """KeyError for a name that this version and the recorded machine both do not know."""
+        if fact in self.facts:
+            return self.facts[fact]
+        facts.check_name(fact)
+        return Unavailable("not recorded", applicable=False)
 
     @property
     def identity(self) -> str:

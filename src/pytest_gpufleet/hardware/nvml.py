@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,14 @@ def read_topology(environment: Mapping[str, str] = os.environ) -> GpuTopology:
     with session() as nvml:
         try:
             handles, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
-        except nvml.NVMLError as error:
+        except Exception as error:  # a version of nvidia-ml-py that does not fit the driver raises anything
             raise NoGpus(f"NVML could not list the GPUs: {error}") from None
         if not handles:
             raise NoGpus("; ".join(lost) or _why_none_visible(nvml.nvmlDeviceGetCount(), environment))
         gpus = tuple(_gpu(nvml, index, handle) for index, handle in handles)
         links, switched = _links(nvml, [handle for _, handle in handles], gpus)
-        driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
-        cuda_driver = _ask(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+        driver = _ask(nvml, "nvmlSystemGetDriverVersion")
+        cuda_driver = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
     fabric = (
         "nvswitch" if switched
         else "nvlink" if any(link.startswith("NV") for row in links for link in row)
@@ -89,11 +89,11 @@ def _visible(nvml: Any, visible: str | None) -> tuple[list[tuple[int, Any]], lis
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             everything.append((index, nvml.nvmlDeviceGetHandleByIndex(index)))
-        except nvml.NVMLError as error:
+        except Exception as error:
             lost.append(f"GPU {index} does not answer: {error} (see the kernel log for its XID)")
     if visible is None:
         return everything, lost
-    uuids = {index: _ask(nvml, nvml.nvmlDeviceGetUUID, handle) or "" for index, handle in everything}
+    uuids = {index: _ask(nvml, "nvmlDeviceGetUUID", handle) or "" for index, handle in everything}
     chosen: list[tuple[int, Any]] = []
     for entry in (part.strip() for part in visible.split(",")):
         match = [
@@ -114,20 +114,16 @@ def _why_none_visible(count: int, environment: Mapping[str, str]) -> str:
 
 
 def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
-    def ask(name: str, *args: Any) -> Any:
-        return _ask(nvml, getattr(nvml, name), handle, *args)
+    def ask(name: str, *args: Any, part: str = "") -> Any:
+        return _ask(nvml, name, handle, *args, part=part)
 
-    memory, pci, power = (
-        ask("nvmlDeviceGetMemoryInfo"),
-        ask("nvmlDeviceGetPciInfo"),
-        ask("nvmlDeviceGetEnforcedPowerLimit"),
-    )
+    power = ask("nvmlDeviceGetEnforcedPowerLimit")
     return Gpu(
         index=index,
         name=ask("nvmlDeviceGetName") or "unknown GPU",
         uuid=ask("nvmlDeviceGetUUID") or f"unknown UUID {index}",
-        pci_bus_id=pci.busId if pci else "unknown PCI bus id",
-        memory_bytes=memory.total if memory else 0,
+        pci_bus_id=ask("nvmlDeviceGetPciInfo", part="busId") or "unknown PCI bus id",
+        memory_bytes=ask("nvmlDeviceGetMemoryInfo", part="total") or 0,
         serial=ask("nvmlDeviceGetSerial"),
         board_part_number=ask("nvmlDeviceGetBoardPartNumber"),
         vbios=ask("nvmlDeviceGetVbiosVersion"),
@@ -145,7 +141,7 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
 
 def _process(process: Any) -> str:
     try:
-        name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+        name = Path(f"/proc/{process.pid}/comm").read_text(errors="replace").strip()  # anybody may choose it
     except OSError:
         name = "of another container or user"
     memory = f", {process.usedGpuMemory / 2**30:.1f} GiB" if process.usedGpuMemory else ""
@@ -163,7 +159,7 @@ def _links(nvml: Any, handles: list[Any], gpus: tuple[Gpu, ...]) -> tuple[tuple[
         through_switch = min(remotes[i].get("switch", 0), remotes[j].get("switch", 0))
         if count := remotes[i].get(bus_ids[j], 0) + through_switch:
             return f"NV{count}"
-        level = _ask(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handles[i], handles[j])
+        level = _ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", handles[i], handles[j])
         return PCIE_ANCESTORS.get(level, "?")
 
     everyone = range(len(handles))
@@ -174,24 +170,29 @@ def _nvlink_remotes(nvml: Any, handle: Any) -> dict[str, int]:
     """How many active NVLinks lead to a switch ("switch") and to each GPU (its PCI bus id)."""
     count: dict[str, int] = {}
     for link in range(MAX_NVLINKS):
-        if _ask(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) != 1:
+        if _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link) != 1:
             continue
-        if _ask(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == NVLINK_REMOTE_SWITCH:
+        if _ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == NVLINK_REMOTE_SWITCH:
             remote = "switch"
         else:
-            pci = _ask(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
-            remote = pci.busId.lower() if pci else "unknown"
+            bus_id = _ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link, part="busId")
+            remote = bus_id.lower() if bus_id else "unknown"
         count[remote] = count.get(remote, 0) + 1
     return count
 
 
-def _ask(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
-    """One NVML value, or None where this device, driver or user does not get it."""
+def _ask(nvml: Any, name: str, *args: Any, part: str = "") -> Any:
+    """What an NVML function gives, or a part of it; None where this device, driver or user does not get it.
+
+    Nor where the answer is broken: the strings of a GPU that lost its InfoROM may not even decode. The checks read the
+    same facts again (facts.FACTS) and fail with the reason; here it must not keep the run from starting.
+    """
     try:
-        value = call(*args)
-    except nvml.NVMLError:
+        value = getattr(nvml, name)(*args)
+        value = getattr(value, part) if part else value
+        return value.decode() if isinstance(value, bytes) else value
+    except Exception:
         return None
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def software() -> dict[str, Any]:

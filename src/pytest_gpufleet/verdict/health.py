@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_gpufleet.hardware.facts import COUNTERS, Unavailable
+from pytest_gpufleet.hardware.facts import COUNTERS, Unavailable, check_name
 from pytest_gpufleet.hardware.machine import GpuFacts
 from pytest_gpufleet.hardware.xids import Sxid, Xid
 from pytest_gpufleet.world.outcomes import not_applicable
@@ -36,9 +36,12 @@ def expect(gpus: Sequence[GpuFacts], fact: str, wanted: Any, must_exist: bool = 
     """Assert that a fact of every GPU is `wanted`: a value, or a function of the GPU that gives it.
 
     The AssertionError names every GPU for which it is not, and those that do not answer. Where no GPU of this machine
-    has such a thing, the test does not apply, unless it `must_exist`.
+    has such a thing, the test does not apply, unless it `must_exist`. KeyError if nothing is called `fact`, also where
+    there is no GPU.
     """
     __tracebackhide__ = True
+    if not gpus:
+        check_name(fact)
     wrong = []
     missing = [gpu[fact] for gpu in gpus if isinstance(gpu[fact], Unavailable) and not gpu[fact].applicable]
     if len(missing) == len(gpus) and not must_exist:
@@ -64,10 +67,14 @@ def recorded_errors(gpu: GpuFacts) -> list[str]:
         (counts["retired_pages_pending"], "page retirement pending: reset the GPU"),
     )
     told = [f"{gpu.identity}: {text} ({int(value)})" for value, text in rules if value]
-    return told + [
-        _unreadable(gpu, fact, gpu[fact])
-        for fact in COUNTERS
-        if isinstance(gpu[fact], Unavailable) and gpu[fact].applicable
+    return told + unreadable(gpu, COUNTERS)
+
+
+def unreadable(gpu: GpuFacts, names: Iterable[str]) -> list[str]:
+    """Facts that a GPU has and does not tell, each with the reason."""
+    told = {name: gpu[name] for name in names}
+    return [
+        _unreadable(gpu, name, why) for name, why in told.items() if isinstance(why, Unavailable) and why.applicable
     ]
 
 
