@@ -53,14 +53,14 @@ def _matrix(finding: Finding) -> Matrix:
         values |= {pair[::-1]: value for pair, value in values.items()}
     places = sorted({place for pair in values for place in pair}, key=lambda place: (len(place), place))
     numbers = [value for value in values.values() if not math.isnan(value)]
-    largest = max(numbers, default=0.0)
+    largest = max((value for value in numbers if math.isfinite(value)), default=0.0)
 
     def cell(pair: tuple[str, str]) -> Cell:
         if pair not in values:
             return Cell("", None, False)
         value = values[pair]
-        heat = round(100 * value / largest) if largest > 0 and not math.isnan(value) else 0
-        return Cell(wording.number(value), max(0, heat), pair in bad)
+        share = value / largest if largest > 0 and value > 0 else 0.0  # NaN is not above 0
+        return Cell(wording.number(value), round(100 * min(share, 1.0)), pair in bad)
 
     title = f"{wording.capitalised(metric.title)}, {metric.unit}"
     return Matrix(
@@ -69,5 +69,5 @@ def _matrix(finding: Finding) -> Matrix:
         tuple(map(wording.place, places)),
         tuple((wording.place(row), tuple(cell((row, column)) for column in places)) for row in places),
         wording.number(min(numbers, default=math.nan)),
-        wording.number(largest),
+        wording.number(max(numbers, default=math.nan)),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -65,7 +66,7 @@ def comparison(findings: Sequence[Finding]) -> Comparison | None:
             Method(
                 wording.words({METHOD: name})[0],
                 one.values[WORLD],
-                one.values[WORLD] / fastest,
+                one.values[WORLD] / fastest if fastest else math.nan,
                 efficiency.get(name),
                 memory.get(name, {}),
             )

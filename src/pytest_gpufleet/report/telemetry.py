@@ -112,7 +112,7 @@ def _line(samples: Sequence[Mapping[str, Any]], index: int, quantity: Quantity) 
     points: list[tuple[float, float]] = []
     for number, sample in enumerate(samples):
         gpu = sample["gpus"][index] if index < len(sample["gpus"]) else {}
-        values = [value for name in quantity.readings if (value := gpu.get(name)) is not None]
+        values = [value for name in quantity.readings if (value := canvas.drawable(gpu.get(name))) is not None]
         if len(values) < len(quantity.readings):
             continue
         if points and number - last > SLOW_BEAT:

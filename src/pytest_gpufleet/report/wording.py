@@ -42,11 +42,14 @@ def capitalised(text: str) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """`value` with thousands separators and at most `digits` significant digits: "48,170", "0.0123"."""
+    """`value` with thousands separators and at most `digits` significant digits: "48,170", "0.0123"; what nobody would
+    write out as "1e+308"."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else f"{value}"
     if value == 0:
         return "0"
+    if not 1e-12 < abs(value) < 1e15:
+        return f"{value:.{digits}g}"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     text = f"{round(value, decimals):,.{max(0, decimals)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
@@ -79,6 +82,8 @@ def quantity(value: float, unit: str, digits: int = 4) -> str:
 
 def duration(seconds: float) -> str:
     """ "0.4 s", "41 s", "12 min 5 s", "71 h 59 min" """
+    if not math.isfinite(seconds):
+        return number(seconds)
     if seconds < 0.1:
         return "under 0.1 s"
     if seconds < 60:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -64,20 +63,22 @@ def _drawn(findings: Sequence[Finding]) -> tuple[str, str]:
 
 
 def _panel(axes: Any, finding: Finding, places: Sequence[str], scale: float) -> None:
-    values = {place: value * scale for place, value in finding.measurement.values.items() if math.isfinite(value)}
+    given = finding.measurement.values
+    values = {place: value * scale for place, value in given.items() if canvas.drawable(value) is not None}
     bad = {*finding.missed, *(finding.slower_than_peers or ())}
-    limit = finding.limit.value * scale if finding.limit else 0.0
-    top = max([*values.values(), limit, 1e-9])
+    bound = canvas.bound(finding.limit)
+    limit = bound * scale if bound is not None else None
+    top = max([*values.values(), limit or 0.0, 1e-9])
     for row, place in enumerate(places):
         value = values.get(place)
         if value is not None:
             axes.barh(row, value, height=0.72, **(MISSED if place in bad else MEASURED))
-        text = wording.number(value) if value is not None else "-"
+        text = wording.number(given[place] * scale) if place in given else "-"
         weight = "bold" if place in bad else "normal"
         axes.annotate(text, (top * 1.03, row), va="center", fontsize=7.5, fontweight=weight)
     if len(values) > 1:
         axes.axvline(median(values.values()), color=canvas.INK, linewidth=0.9, linestyle=":")
-    if finding.limit:
+    if limit is not None:
         axes.axvline(limit, color=canvas.INK, linewidth=1.6)
     axes.set_xlim(0, top * 1.24)
     axes.set_ylim(len(places) - 0.4, -0.6)

@@ -39,6 +39,7 @@ WIDTH = 8.2  # of every plot, in inches
 # Room around panels, in inches. The reader's font may be wider than the one that was measured here.
 LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.3, 0.28, 0.5
 LEGEND = 0.34
+LARGEST = 1e30  # that matplotlib's arithmetic of axes takes without an overflow
 
 
 def style(salt: str) -> Any:
@@ -98,9 +99,19 @@ def legend(figure: Figure, handles: list[Any]) -> None:
             text.set_text(wording.clean(text.get_text()))
 
 
+def drawable(value: float | None) -> float | None:
+    """The value if it can stand on an axis; None for what only a broken machine measures, which the tables show."""
+    return value if value is not None and abs(value) <= LARGEST else None  # NaN is not
+
+
+def bound(limit: Limit | None) -> float | None:
+    """The value of a limit, if there is one that can be drawn."""
+    return drawable(limit.value) if limit else None
+
+
 def published(limit: Limit | None) -> float | None:
     """What a healthy machine was measured at, where the limit was made from that."""
-    return limit.value / 0.90 if limit and limit.kind == "0.90 x published measurement" else None
+    return drawable(limit.value / 0.90) if limit and limit.kind == "0.90 x published measurement" else None
 
 
 def ticks(values: Iterable[float], most: int) -> list[float]:

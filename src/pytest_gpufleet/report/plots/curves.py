@@ -73,11 +73,11 @@ def _svg(panels: dict[str, dict[str, list[Point]]], key: str, caption: str, unit
     _, label, show = SIZES[key]
     names = list(dict.fromkeys(line for lines in panels.values() for line in lines))
     points = [point for lines in panels.values() for line in lines.values() for point in line]
-    limits = any(finding.limit for _, _, finding in points)
     healthy = [value for _, _, finding in points if (value := canvas.published(finding.limit))]
-    top = max([value for _, value, _ in points] + healthy + [f.limit.value for _, _, f in points if f.limit])
+    bounds = [bound for _, _, finding in points if (bound := canvas.bound(finding.limit)) is not None]
+    top = max(*(value for _, value, _ in points), *healthy, *bounds, 1e-9)
     sizes = sorted({size for size, _, _ in points})
-    handles = _legend(names, limits, bool(healthy))
+    handles = _legend(names, bool(bounds), bool(healthy))
     with canvas.style(caption):
         figure, axes = canvas.panels(len(panels), COLUMNS, HEIGHT, legend=bool(handles))
         for number, (each, (panel, lines)) in enumerate(zip(axes, panels.items(), strict=True)):
@@ -106,8 +106,8 @@ def _draw(axes: Any, line: Sequence[Point], index: int) -> None:
     xs, ys = [math.log2(size) for size, _, _ in line], [value for _, value, _ in line]
     axes.plot(xs, ys, color=colour, marker=canvas.MARKERS[index % len(canvas.MARKERS)], markersize=3.5, linewidth=1.4)
     for x, (_, value, finding) in zip(xs, line, strict=True):
-        if finding.limit:
-            axes.plot([x - 0.6, x + 0.6], [finding.limit.value] * 2, color=canvas.INK, linewidth=1.8)
+        if (bound := canvas.bound(finding.limit)) is not None:
+            axes.plot([x - 0.6, x + 0.6], [bound] * 2, color=canvas.INK, linewidth=1.8)
         if healthy := canvas.published(finding.limit):
             axes.plot([x], [healthy], "o", markersize=6, markerfacecolor="none", markeredgecolor=canvas.INK,
                       markeredgewidth=0.9)  # fmt: skip
@@ -131,10 +131,9 @@ def _legend(names: Sequence[str], limits: bool, healthy: bool) -> list[Any]:
 
 def _value(finding: Finding) -> float | None:
     """The figure of all ranks together."""
-    value = finding.measurement.values.get(WORLD)
-    return value if value is not None and math.isfinite(value) else None
+    return canvas.drawable(finding.measurement.values.get(WORLD))
 
 
 def _size(finding: Finding, key: str) -> float:
     size = finding.measurement.conditions.get(key, 0)
-    return float(size) if isinstance(size, int | float) else 0
+    return canvas.drawable(size) or 0 if isinstance(size, int | float) else 0

@@ -31,10 +31,11 @@ def compared(comparison: Comparison) -> tuple[str, str]:
 
 
 def _panel(axes: Any, values: Mapping[str, float]) -> None:
-    top = max(values.values())
-    for row, value in enumerate(values.values()):
-        axes.barh(row, value, height=0.62, color=canvas.COLOURS[row % len(canvas.COLOURS)], alpha=0.85)
-        axes.annotate(wording.number(value), (value + 0.02 * top, row), va="center", fontsize=8)
+    lengths = [canvas.drawable(value) or 0.0 for value in values.values()]
+    top = max(*lengths, 1e-9)
+    for row, (value, length) in enumerate(zip(values.values(), lengths, strict=True)):
+        axes.barh(row, length, height=0.62, color=canvas.COLOURS[row % len(canvas.COLOURS)], alpha=0.85)
+        axes.annotate(wording.number(value), (length + 0.02 * top, row), va="center", fontsize=8)
     axes.set_yticks(range(len(values)), list(values), fontsize=8)
     axes.set_ylim(len(values) - 0.4, -0.6)
     axes.set_xlim(0, 1.25 * top)

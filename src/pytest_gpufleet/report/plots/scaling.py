@@ -28,8 +28,8 @@ def scaling(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     panels: dict[str, Points] = {}
     for finding in findings:
         measurement = finding.measurement
-        ranks, value = measurement.conditions.get("ranks"), measurement.values.get(WORLD)
-        if measurement.metric == THROUGHPUT and isinstance(ranks, int) and value is not None and math.isfinite(value):
+        ranks, value = measurement.conditions.get("ranks"), canvas.drawable(measurement.values.get(WORLD))
+        if measurement.metric == THROUGHPUT and isinstance(ranks, int) and value is not None:
             panels.setdefault(_name(finding), {})[ranks] = (value, finding)
     panels = {name: points for name, points in panels.items() if len(points) > 1}
     if not panels:
@@ -57,16 +57,17 @@ def _panel(axes: Any, points: Points) -> None:
     axes.plot(ranks, [points[each][0] for each in ranks], color=canvas.COLOURS[0], marker="o", markersize=4)
     for each in ranks:
         value, finding = points[each]
-        if finding.limit:
+        if (bound := canvas.bound(finding.limit)) is not None:
             reach = 0.03 * ranks[-1]
-            axes.plot([each - reach, each + reach], [finding.limit.value] * 2, color=canvas.INK, linewidth=1.8)
+            axes.plot([each - reach, each + reach], [bound] * 2, color=canvas.INK, linewidth=1.8)
         if finding.state == "missed":
             axes.plot([each], [value], "X", color=canvas.BAD, markersize=8, markeredgewidth=0)
         if each != fewest:
-            text = f"{wording.number(value)}\n{wording.percent(value / (each * one))}"
+            share = value / (each * one) if each * one else math.nan
+            text = f"{wording.number(value)}\n{wording.percent(share)}"
             axes.annotate(text, (each, value), (-3, 2), textcoords="offset points", ha="right", va="bottom", fontsize=7)
     axes.set_xlim(0, ranks[-1] * 1.08)
-    axes.set_ylim(0, max(one * ranks[-1], max(value for value, _ in points.values())) * 1.25)
+    axes.set_ylim(0, max(one * ranks[-1], *(value for value, _ in points.values()), 1e-9) * 1.25)
     axes.set_xticks(ranks)
     axes.locator_params(axis="y", nbins=5)
     axes.yaxis.set_major_formatter(lambda value, _: wording.number(value))
