@@ -33,9 +33,9 @@ def pytest_configure(config):
 
 
 @pytest.fixture
-def gpus(machine, gpu_topology, pytestconfig):
+def gpus(machine, gpu_topology):
     """The facts of every GPU. Not applicable in a rehearsal; fails where GPUs were asked for and none is here."""
-    if not machine.gpus and not isinstance(pytestconfig.getoption("gpus"), int):
+    if not machine.gpus and not gpu_topology.problems:
         not_applicable("a rehearsal has no GPUs")
     if not machine.gpus:
         pytest.fail(f"no GPU is here: {'; '.join(gpu_topology.problems)}", pytrace=False)

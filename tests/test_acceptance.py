@@ -243,14 +243,26 @@ def test_inventory_of_a_described_machine(described, machine, asked, failed):
 
 @pytest.mark.parametrize(
     ("options", "verdict", "status"),
-    [(["--gpus=8"], "REJECTED", 1), (["--gpus=auto"], "REHEARSAL", 0), (["--gpus=all"], None, 4)],
+    [
+        (["--gpus=8"], "REJECTED", 1),
+        (["--gpus=auto", "-q"], "REJECTED", 1),
+        (["--rehearse", "-q"], "REHEARSAL", 0),
+        (["--gpus=all"], None, 4),
+    ],
     ids=lambda value: str(value),
 )
 def test_a_machine_whose_driver_is_not_loaded(described, options, verdict, status):
     run = described(f"FakeNvml(broken={pynvml.NVML_ERROR_DRIVER_NOT_LOADED})", *options, "-k", "gpu_count")
     assert run.status == status
-    assert "the NVIDIA driver is installed but not loaded" in run.text
+    reason = "--rehearse was given" if verdict == "REHEARSAL" else "the NVIDIA driver is installed but not loaded"
+    assert reason in run.text
     assert (run.record.verdict if run.folders else None) == verdict
+    if verdict:
+        (folder,) = run.folders
+        left = {name: (folder / name).read_text() for name in ("report.html", "evidence.jsonl", "summary.json")}
+        assert {name for name, text in left.items() if reason not in text} == set()
+        assert run.record.run["rehearsal_because"] == (reason if verdict == "REHEARSAL" else "")
+        assert str(run.record.topology).startswith(f"no GPU: {reason}")
 
 
 def test_bf16_is_not_asked_of_gpus_before_it(run_pytest):

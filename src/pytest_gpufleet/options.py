@@ -44,7 +44,8 @@ def add(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpufleet", "acceptance of machines full of GPUs")
     group.addoption(
         "--gpus", type=gpu_count, metavar="N|all|auto",
-        help="run on N GPUs, on all, or (auto, the default) on all there are, else as a rehearsal on CPU ranks. "
+        help="run on N GPUs, on all, or (auto, the default) on all there are, and as a rehearsal on CPU ranks where "
+        "nothing speaks for NVIDIA hardware. "
         "Fewer GPUs than N: the run goes on with those present and is rejected.",
     )  # fmt: skip
     group.addoption(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.guard import Guard
     from pytest_gpufleet.hardware.facts import Source
     from pytest_gpufleet.hardware.machine import Machine
+    from pytest_gpufleet.hardware.nvml import NoGpus
     from pytest_gpufleet.hardware.telemetry import Sample, Sampler
     from pytest_gpufleet.hardware.topology import GpuTopology
     from pytest_gpufleet.report.monitor import Live
@@ -52,7 +53,32 @@ class Ground:
     topology: GpuTopology
     rehearsal_ranks: int  # 0: a real run
     source: Source | None = None  # NVML, while the run lasts
-    why: str = ""
+
+    @property
+    def why(self) -> str:
+        """Why there are no GPUs."""
+        return self.topology.absent
+
+    @classmethod
+    def without_gpus(cls, *why: str, ranks: int = 0) -> Ground:
+        from pytest_gpufleet.hardware.nvml import software
+        from pytest_gpufleet.hardware.topology import GpuTopology
+
+        return cls(GpuTopology(problems=() if ranks else why, absent="; ".join(why), **software()), ranks)
+
+
+def _instead_of_gpus(reason: NoGpus) -> Ground:
+    """What --gpus auto stands on without GPUs: a rehearsal only where nothing speaks for NVIDIA hardware, since a
+    server whose driver is dead must not pass for a machine without GPUs."""
+    from pytest_gpufleet.hardware import nvml, signs
+
+    seen = signs.signs_of_nvidia()
+    if not isinstance(reason, nvml.NoDriver):
+        seen.append("an installed driver")
+    if not seen:
+        return Ground.without_gpus(str(reason), ranks=REHEARSAL_RANKS)
+    found = f"this machine shows NVIDIA hardware ({'; '.join(seen)}), so it is no rehearsal: --rehearse makes one"
+    return Ground.without_gpus(str(reason), found)
 
 
 class Fleet:
@@ -80,11 +106,10 @@ class Fleet:
     @cached_property
     def ground(self) -> Ground:
         from pytest_gpufleet.hardware import facts, nvml
-        from pytest_gpufleet.hardware.topology import GpuTopology
 
         options = self.options
         if options.rehearse:
-            return Ground(GpuTopology(**nvml.software()), options.rehearse, why="--rehearse was given")
+            return Ground.without_gpus("--rehearse was given", ranks=options.rehearse)
         wanted = options.gpus if isinstance(options.gpus, int) else None
         try:
             source, topology = self._open.enter_context(facts.open_source(wanted))
@@ -92,8 +117,8 @@ class Fleet:
             if options.gpus == "all":
                 raise pytest.UsageError(f"--gpus all: {reason}") from None
             if options.gpus == "auto":
-                return Ground(GpuTopology(**nvml.software()), REHEARSAL_RANKS, why=str(reason))
-            return Ground(GpuTopology(problems=(str(reason),), **nvml.software()), 0, why=str(reason))
+                return _instead_of_gpus(reason)
+            return Ground.without_gpus(str(reason))
         return Ground(topology, 0, source)
 
     @cached_property
@@ -310,6 +335,7 @@ class Fleet:
             "gpus": str(self.options.gpus),
             "gpus_present": self.gpus_present,
             "rehearsal": bool(ground.rehearsal_ranks),
+            "rehearsal_because": ground.why if ground.rehearsal_ranks else "",
             "ranks": ground.rehearsal_ranks or len(ground.topology.gpus),
             "profile": profile.name if profile else None,
             "profile_sha256": hashlib.sha256(profile.path.read_bytes()).hexdigest() if profile else None,

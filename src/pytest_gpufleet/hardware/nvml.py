@@ -29,6 +29,10 @@ class NoGpus(Exception):
     """There is no GPU to run on; the text says why in one sentence."""
 
 
+class NoDriver(NoGpus):
+    """Nor is the driver's library installed."""
+
+
 @contextmanager
 def session() -> Iterator[Any]:
     """The initialised pynvml module. Raises NoGpus with the reason if there is no working NVML."""
@@ -38,7 +42,8 @@ def session() -> Iterator[Any]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         reason = type(error).__name__.removeprefix("NVMLError_")
-        raise NoGpus(NO_NVML.get(reason, f"NVML could not be initialised: {error}")) from None
+        kind = NoDriver if reason == "LibraryNotFound" else NoGpus
+        raise kind(NO_NVML.get(reason, f"NVML could not be initialised: {error}")) from None
     try:
         yield pynvml
     finally:

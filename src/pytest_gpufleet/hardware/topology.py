@@ -61,6 +61,7 @@ class GpuTopology:
     torch: str | None = None
     # Why there are fewer facts than a healthy machine gives: one sentence a problem.
     problems: tuple[str, ...] = ()
+    absent: str = ""  # why there are no GPUs, also in a rehearsal
 
     def first(self, count: int) -> GpuTopology:
         """The same machine with only its first `count` GPUs."""
@@ -84,7 +85,9 @@ class GpuTopology:
         return (*models, link)
 
     def __str__(self) -> str:
-        """The link matrix as `nvidia-smi topo -m` prints it."""
+        """The link matrix as `nvidia-smi topo -m` prints it; without GPUs, why there are none."""
+        if not self.gpus:
+            return f"no GPU: {self.absent or 'nobody recorded why'}"
         names = [f"GPU{gpu.index}" for gpu in self.gpus]
         rows = [["", *names], *([name, *row] for name, row in zip(names, self.links, strict=True))]
         return "\n".join("\t".join(row) for row in rows)

@@ -33,7 +33,9 @@ def _no_gpu(record: Record) -> str:
 def _why(record: Record) -> str:
     word = stamp(record).word
     if word == "REHEARSAL":
-        return " ".join((f"{_rehearsed(record)}.", STAMPS[word].meaning))
+        because = record.run.get("rehearsal_because", "").rstrip(".")
+        why_none = f"Why it is a rehearsal: {because}." if because else ""
+        return " ".join(filter(None, (f"{_rehearsed(record)}.", STAMPS[word].meaning, why_none)))
     if record.verdict is None:
         return f"The run did not reach its end, so there is no verdict. {_open(record)}".rstrip()
     accused = blames(record)

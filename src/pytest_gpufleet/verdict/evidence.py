@@ -26,7 +26,7 @@ _NUMBER = (int, float)
 _CHECK = dict.fromkeys(("id", "outcome", "title", "doc", "message", "run", "failed_by"), str)
 FIELDS: Mapping[str, Any] = {
     "run": {
-        **dict.fromkeys(("host", "utc", "command", "gpus", "python", "pytest", "plugin"), str),
+        **dict.fromkeys(("host", "utc", "command", "gpus", "python", "pytest", "plugin", "rehearsal_because"), str),
         "level": frozenset(levels.LEVELS),
         "burn_in_seconds": _NUMBER,
         "gpus_present": int,
@@ -35,7 +35,7 @@ FIELDS: Mapping[str, Any] = {
         "environment": dict,
         "resumed": [{"run": str, "utc": str, "failed": [str]}],
     },
-    "topology": {"topology": {"gpus": [{"name": str, "uuid": str, "index": int}], "links": [[str]]}},
+    "topology": {"topology": {"gpus": [{"name": str, "uuid": str, "index": int}], "links": [[str]], "absent": str}},
     "machine": {"machine": dict},
     "check_started": {"check": str},
     "progress": {"check": str, "done": _NUMBER, "of": _NUMBER},

@@ -30,7 +30,7 @@ def summary(record: Record, sha256: str) -> dict[str, Any]:
         "reasons": record.reasons,
         "exit_status": record.exit_status,
         "evidence_sha256": sha256,
-        "run": {name: record.run.get(name) for name in RUN},
+        "run": {name: record.run.get(name) for name in RUN} | _because(record),
         "software": {name: getattr(record.topology, name) for name in SOFTWARE},
         "gpus": [{name: getattr(gpu, name) for name in GPU} for gpu in record.topology.gpus],
         "counts": {
@@ -45,6 +45,12 @@ def summary(record: Record, sha256: str) -> dict[str, Any]:
 def text(record: Record, sha256: str) -> str:
     """The summary as the file has it."""
     return json.dumps(summary(record, sha256), indent=1, allow_nan=False) + "\n"
+
+
+def _because(record: Record) -> dict[str, str]:
+    """Why it was a rehearsal, where it was one."""
+    because = record.run.get("rehearsal_because")
+    return {"rehearsal_because": because} if because else {}
 
 
 def _check(check: Check) -> dict[str, Any]:
