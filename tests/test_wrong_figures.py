@@ -51,6 +51,8 @@ WRONG = {
     ),
     "judges_number": ("judge(5)", "judge() takes Measurements, not 5"),
     "judges_list": ("judge([])", "judge() takes Measurements, not []"),
+    "judges_nothing": ("judge()", "judge() was given no measurement: nothing was judged"),
+    "judges_an_empty_list": ("judge(*[], required=False)", "judge() was given no measurement: nothing was judged"),
     "shows_number": ("judge(shown=[5])", "judge() takes Measurements, not 5"),
     "better": ("Metric('x', 's', 'smaller', 'x')", """metric x: better must be "higher" or "lower", not 'smaller'"""),
     "unit": ("Metric('x', ' ', 'lower', 'x')", "the unit of metric 'x' must be a text that is not blank, not ' '"),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import linecache
-import traceback
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from pytest_gpufleet.fixtures import ONLY_LIMITS
 from pytest_gpufleet.guard import HealthWorsened
 from pytest_gpufleet.verdict.evidence import Check, FailedBy
 from pytest_gpufleet.verdict.judge import LimitMissed
@@ -70,42 +68,5 @@ def _failed_by(item: pytest.Item, phases: Phases) -> FailedBy:
         return ""
     report, error = failed[0]
     worsened = any("GPU health" in title for title, _ in report.sections)
-    if len(failed) > 1 or worsened or not isinstance(error, LimitMissed):
-        return "other"
-    return "limits" if isinstance(item, pytest.Function) and _was_last(item, error) else "limits, with more to do"
-
-
-def _was_last(item: pytest.Function, error: LimitMissed) -> bool:
-    """Whether the test's body ends with the judge(...) that raised."""
-    code = inspect.unwrap(item.function).__code__
-    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code is code]
-    return bool(lines) and _ends_by_judging(code.co_name, lines[0], "".join(linecache.getlines(code.co_filename)))
-
-
-def _ends_by_judging(function: str, line: int, source: str) -> bool:
-    """Whether on this line of a function stands a judge(...) that is the last thing the function does."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # somebody edits the test while it runs
-        return False
-    return any(
-        isinstance(last, ast.Expr)
-        and isinstance(last.value, ast.Call)
-        and isinstance(last.value.func, ast.Name)
-        and last.value.func.id == "judge"
-        and last.lineno <= line <= (last.end_lineno or last.lineno)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.name == function
-        for last in _last_statements(node.body)
-    )
-
-
-def _last_statements(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements by which a block can end; a loop may come round again, so nothing in it is the last."""
-    match body[-1]:
-        case ast.If(body=then, orelse=otherwise):
-            return _last_statements(then) + (_last_statements(otherwise) if otherwise else [])
-        case ast.With(body=inner):
-            return _last_statements(inner)
-        case last:
-            return [last]
+    alone = len(failed) == 1 and not worsened and error is item.stash.get(ONLY_LIMITS, None)
+    return "limits" if alone else "other"

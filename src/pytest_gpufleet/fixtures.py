@@ -6,7 +6,8 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.hardware.machine import Machine
     from pytest_gpufleet.hardware.topology import GpuTopology
     from pytest_gpufleet.verdict.finding import Finding
+    from pytest_gpufleet.verdict.judge import LimitMissed
     from pytest_gpufleet.verdict.measurement import Measurement
     from pytest_gpufleet.verdict.profile import Profile
     from pytest_gpufleet.world.world import World
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
 
 FLEET = pytest.StashKey[Fleet]()
 FINDINGS = pytest.StashKey[list["Finding"]]()
+# What judge() found to miss its limit and no phase of the test has failed for yet, and the causes that were found.
+MISSED = pytest.StashKey[tuple[list["Finding"], list[str]]]()
+# The LimitMissed of a test that did all that it had to do.
+ONLY_LIMITS = pytest.StashKey["LimitMissed"]()
 
 
 @pytest.fixture(scope="session")
@@ -93,14 +99,15 @@ def rank(request: pytest.FixtureRequest) -> object:
 
 
 @pytest.fixture
-def judge(request: pytest.FixtureRequest) -> Judge:
-    """judge(measurement, ...) holds each against its limit and its peers, records all, and raises LimitMissed if one
-    missed. With required=False a figure without a limit is only shown and leaves the verdict alone; so are those of
-    `shown`. on_miss() looks for the cause when one missed; what it says comes first in the failure."""
-    from pytest_gpufleet.verdict.judge import LimitMissed
+def judge(request: pytest.FixtureRequest) -> Generator[Judge]:
+    """judge(measurement, ...) holds each against its limit and its peers and records all. It returns; the test fails
+    with LimitMissed when its body has ended, if anything missed. With required=False a figure without a limit is only
+    shown and leaves the verdict alone; so are those of `shown`. on_miss() looks for the cause when one missed; what it
+    says comes first in the failure."""
     from pytest_gpufleet.verdict.measurement import Measurement
 
-    fleet, item = request.config.stash[FLEET], request.node
+    config, item = request.config, request.node
+    fleet = config.stash[FLEET]
 
     def judge(
         *measurements: Measurement,
@@ -113,16 +120,50 @@ def judge(request: pytest.FixtureRequest) -> Judge:
         for each in (*measurements, *shown):
             if not isinstance(each, Measurement):
                 raise TypeError(f"judge() takes Measurements, not {reprlib.repr(each)}")
+        if not measurements:
+            raise ValueError("judge() was given no measurement: nothing was judged")
         findings = fleet.judged(item.nodeid, measurements, required) + fleet.judged(item.nodeid, shown, False)
         item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:
             item.user_properties += finding.properties()
             fleet.record_event("finding", finding=finding.to_json())
-            request.config.hook.pytest_gpufleet_finding(finding=finding, config=request.config)
-        if missed := [finding for finding in findings if finding.state == "missed"]:
-            raise LimitMissed(missed, fleet.ground.topology, on_miss() if on_miss else "")
+            _tell(config, finding)
+        if now := [finding for finding in findings if finding.state == "missed"]:
+            missed, causes = item.stash.setdefault(MISSED, ([], []))
+            missed += now
+            causes += [on_miss()] if on_miss else []
 
-    return judge
+    yield judge
+    if (
+        error := limit_missed(item)
+    ) is not None:  # missed where no body could fail for it: while fixtures are torn down
+        raise error
+
+
+def limit_missed(item: pytest.Item) -> LimitMissed | None:
+    """The failure that judge() owes a test, once; None if nothing missed."""
+    missed, causes = item.stash.get(MISSED, ([], []))
+    item.stash[MISSED] = ([], [])
+    if not missed:
+        return None
+    from pytest_gpufleet.verdict.judge import LimitMissed
+
+    return LimitMissed(missed, item.config.stash[FLEET].ground.topology, "\n".join(filter(None, causes)))
+
+
+def _tell(config: pytest.Config, finding: Finding) -> None:
+    """Call the hooks of others. What goes wrong in them is theirs, and says nothing about the machine."""
+    try:
+        config.hook.pytest_gpufleet_finding(finding=finding, config=config)
+    except (KeyboardInterrupt, pytest.exit.Exception):
+        raise
+    except BaseException as error:  # pytest.skip and pytest.fail too
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")  # with -W error it would fail the check after all
+            what = f"pytest_gpufleet_finding of a conftest or plugin raised {type(error).__name__}: {error}"
+            warnings.warn(
+                f"{what}; it may have missed {finding.measurement.metric}", pytest.PytestWarning, stacklevel=3
+            )
 
 
 @pytest.fixture

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 def pytest_gpufleet_finding(finding: Finding, config: pytest.Config) -> None:
     """Called when a measurement has been judged, before a missed limit fails its test.
 
+    What it raises becomes a warning: it says nothing about the machine, so no check fails for it. Implementations that
+    come after it are not called for this finding. Only KeyboardInterrupt and pytest.exit pass through.
+
     For example, to send every figure to a dashboard::
 
         def pytest_gpufleet_finding(finding, config):

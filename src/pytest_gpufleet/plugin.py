@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import fixtures, options
-from pytest_gpufleet.fixtures import FINDINGS, FLEET
+from pytest_gpufleet.fixtures import FINDINGS, FLEET, ONLY_LIMITS
 from pytest_gpufleet.session import Fleet
 from pytest_gpufleet.verdict import levels
 
@@ -206,20 +206,29 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Hold the GPUs' health after a test against what it was before: what got worse fails the test."""
+    """When the body has ended: what missed a limit fails the test, and so does what got worse in the GPUs' health."""
+    __tracebackhide__ = True
     fleet, ended = item.config.stash[FLEET], None
     try:
         yield
     except BaseException as error:
         ended = error
+    if (missed := fixtures.limit_missed(item)) is not None and _is_no_failure(ended):
+        if ended is None:
+            item.stash[ONLY_LIMITS] = missed
+        ended = missed
     if problems := fleet.check_health(item.nodeid):
         from pytest_gpufleet.guard import HealthWorsened
 
-        if ended is None or isinstance(ended, (pytest.skip.Exception, pytest.xfail.Exception)):
+        if _is_no_failure(ended):
             raise HealthWorsened("\n".join(problems))
         item.add_report_section("call", "GPU health", "\n".join(problems))
     if ended is not None:
         raise ended
+
+
+def _is_no_failure(ended: BaseException | None) -> bool:
+    return ended is None or isinstance(ended, (pytest.skip.Exception, pytest.xfail.Exception))
 
 
 # ---------------------------------------------------------------- reporting

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 from pytest_gpufleet.hardware.topology import Gpu
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.blame import Blame, cause
+from pytest_gpufleet.report.blame import Blame
 from pytest_gpufleet.report.miss import Miss, misses
 from pytest_gpufleet.verdict.evidence import Check, Record
+from pytest_gpufleet.verdict.judge import halves
 
 # Half of it from the top and half from the end: the cause of a failure is in one of the two.
 LONGEST_MESSAGE = 4000
@@ -93,10 +94,13 @@ def _failure(
 ) -> Failure:
     checks = [record.checks.get(check_id) or Check(check_id, "failed", 0.0) for check_id in ids]
     named = dict.fromkeys(place for check_id in ids for place in blames[check_id].named)
-    causes = dict.fromkeys(
-        text for check in checks if (text := cause(check, (f for f in record.findings if f.check == check.id)))
-    )
-    messages = [_message(check, check.id.removeprefix(name)) for check in checks if check.message.strip()]
+    halved = {check.id: _halves(check, record) for check in checks}
+    causes = dict.fromkeys(cause for cause, figures in halved.values() if cause and figures)
+    messages = [
+        _message(check, check.id.removeprefix(name))
+        for check in checks
+        if check.message.strip() and not halved[check.id][1]  # figures that missed have a table of their own
+    ]
     heads = {message.head for message in messages}
     more = causes or named or len(messages) < len(checks) or any(miss.check in ids for miss in every)
     advice = [part for part in inspect.cleandoc(checks[0].doc).split("\n\n") if part.strip()]
@@ -112,6 +116,10 @@ def _failure(
         tuple(advice),
         said=heads.pop() if len(heads) == 1 and not more else "",
     )
+
+
+def _halves(check: Check, record: Record) -> tuple[str, str]:
+    return halves(wording.clean(check.message), (finding for finding in record.findings if finding.check == check.id))
 
 
 def _message(check: Check, case: str) -> Message:

@@ -54,7 +54,7 @@ def _failure(failure: Failure) -> list[Line]:
         result += _wrapped(f"{failure.name}{cases}", "    ")
     for text in failure.causes:
         result += [line for each in text.splitlines() for line in _wrapped(each, "    ", BAD)]
-    said = failure.messages[0].head if failure.messages and not failure.misses else ""
+    said = failure.messages[0].head if failure.messages else ""
     for gpu in failure.gpus:
         if gpu.identity not in "\n".join((said, *failure.causes)):
             result += _wrapped(gpu.identity, "    ", BAD)

@@ -48,8 +48,8 @@ FIELDS: Mapping[str, Any] = {
     "verdict": {"verdict": str, "reasons": [str], "broken": str, "exit_status": int},
 }
 
-# What made a check fail: figures that missed their limits and nothing else, as the last thing it had to do or with more
-# to do after it; or anything else. Only the first can be undone by judging the figures against other limits.
+# What made a check fail: figures that missed their limits and nothing else, or anything else. Only the first can be
+# undone by judging the figures against other limits. Up to version 0.2 a missed limit could also cut a check off.
 FailedBy = Literal["", "limits", "limits, with more to do", "other"]
 
 
