@@ -228,7 +228,7 @@ def test_a_failed_rehearsal_with_broken_evidence_ends_as_judge_says(
             assert 1 == 2
     """)
     assert (run.status, run.record.verdict, run.record.exit_status) == (1, "REHEARSAL", 1)
-    assert "was removed while the run went on" in run.record.broken
+    assert "was removed while the run went on" in "".join(run.record.spoiled)
     assert gpufleet("judge", run.folders[0])[0] == 1
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib.metadata import version
@@ -98,6 +98,7 @@ class Fleet:
         self._terminal: TextIO = sys.stdout
         self._live: Live | None = None  # the table of all GPUs on the terminal
         self._latest_sample: Sample | None = None
+        self._telemetry_lost = False
         self.not_imported: list[str] = []  # test files of which nothing could be collected
         self.interrupted = False
         self.finishing = False  # nothing but report and results is left to do
@@ -153,6 +154,7 @@ class Fleet:
             self._live = self._open.enter_context(Live(ground.topology, terminal, RunningCheck(self.options.folder)))
 
         def take_in(sample: Sample) -> None:
+            self._note_lost_telemetry()
             self.record_event("telemetry", sample=sample.to_json())
             guard.note(sample)
             activity.add(sample)
@@ -398,21 +400,34 @@ class Fleet:
         assert self.evidence is not None
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.carried:
             exitstatus = 0
-        lost = self.sampler.trouble if self.sampler is not None else ""  # no slowdown is seen between tests then
-        telemetry = f"telemetry lost samples, the last because of {lost}" if lost else ""
-        failed = any(check.outcome == "failed" for check in self.evidence.record.checks.values())
-        unseen = UNSEEN_FAILURE if exitstatus == pytest.ExitCode.TESTS_FAILED and not failed else ""
-        broken = self._not_imported() or CUT_SHORT.get(exitstatus, "") or unseen or self.evidence.trouble or telemetry
-        ended = settled(self.evidence.record, broken)
+        evidence = self.evidence
+        self._note_lost_telemetry()
+        failed = any(check.outcome == "failed" for check in evidence.record.checks.values())
+        if exitstatus == pytest.ExitCode.TESTS_FAILED and not failed:
+            evidence.spoil(UNSEEN_FAILURE)
+        evidence.compare()
+        broken = self._not_imported() or CUT_SHORT.get(exitstatus, "") or evidence.trouble
+        ended = settled(evidence.record, broken)
         if exitstatus not in CUT_SHORT:
             exitstatus = ended.exit_status or exitstatus  # never 0 where pytest's own is not
         self.record_event(
             "verdict", verdict=ended.verdict, reasons=ended.reasons, broken=broken, exit_status=exitstatus
         )
-        self.evidence.seal()
-        problem = files.write_results(self.evidence, self.folder, self.options.prometheus)
-        self.evidence.trouble = self.evidence.trouble or problem
-        return exitstatus or (EXIT_STATUS["INCOMPLETE"] if self.evidence.trouble else 0)
+        if late := evidence.seal():
+            # The file says what was the verdict before; all else tells this one.
+            ended = settled(replace(evidence.record, spoiled=[*evidence.record.spoiled, late]), broken)
+            exitstatus = exitstatus or ended.exit_status or 0
+            evidence.record = replace(ended, exit_status=exitstatus)
+        problem = files.write_results(evidence, self.folder, self.options.prometheus)
+        evidence.trouble = evidence.trouble or problem
+        return exitstatus or (EXIT_STATUS["INCOMPLETE"] if evidence.trouble else 0)
+
+    def _note_lost_telemetry(self) -> None:
+        """Nobody sees a GPU slow down between two tests without it."""
+        lost = self.sampler.trouble if self.sampler is not None else ""
+        if lost and self.evidence is not None and not self._telemetry_lost:
+            self._telemetry_lost = True
+            self.evidence.spoil(f"telemetry lost samples: {lost}")
 
     def _not_imported(self) -> str:
         """Which test files could not be imported, for which pytest has the same exit status as for Ctrl-C."""

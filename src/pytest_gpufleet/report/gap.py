@@ -73,8 +73,8 @@ def _grouped(found: Iterable[Open]) -> list[Gap]:
 
 
 def _open(record: Record) -> Iterator[Open]:
-    if record.broken:
-        yield "incomplete", record.broken, WHOLE_RUN, "the run as a whole"
+    for reason in filter(None, (record.broken, *record.spoiled)):
+        yield "incomplete", reason, WHOLE_RUN, "the run as a whole"
     for check_id in record.started:
         if check_id not in record.checks:
             yield "never finished", "it was running when the record ends", group_title(check_id), titled(check_id)

@@ -76,6 +76,7 @@ def _unclean(record: Record) -> list[str]:
         (record.run.get("rehearsal"), "is a rehearsal: its figures are those of CPU ranks"),
         (record.verdict is None, "did not come to its end"),
         (record.broken, f"was cut short: {record.broken}"),
+        (record.spoiled, f"is not complete: {'; '.join(record.spoiled)}"),
         (failed, f"was rejected: {', '.join(failed[:3])}{' and others' if len(failed) > 3 else ''} failed"),
         (unseen, f"did not show that its machine is sound: nothing of {' and '.join(unseen)} ran"),
         (missed and not failed, f"was rejected: {', '.join(dict.fromkeys(missed))} missed a limit"),

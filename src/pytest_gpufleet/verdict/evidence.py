@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import reprlib
+import shutil
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +46,7 @@ FIELDS: Mapping[str, Any] = {
     "health": {"check": str, "problems": [str]},
     "check_finished": {"check": {**_CHECK, "seconds": _NUMBER}},
     "suite": {"altered": [str]},
+    "spoiled": {"why": str},
     "deselected": {"checks": [str]},
     "verdict": {"verdict": str, "reasons": [str], "broken": str, "exit_status": int},
 }
@@ -80,6 +83,7 @@ class Record:
     started: list[str] = field(default_factory=list)
     deselected: list[str] = field(default_factory=list)
     altered: list[str] = field(default_factory=list)  # files of the suite that are not as they were shipped
+    spoiled: list[str] = field(default_factory=list)  # what keeps the run from being complete, whatever its checks say
     progress: dict[str, tuple[float, float]] = field(default_factory=dict)  # check: seconds done, and of how many
     telemetry: list[dict[str, Any]] = field(default_factory=list)  # samples: "time" and "gpus"
     worsened: list[tuple[str, str]] = field(default_factory=list)  # check, and what got worse on a GPU while it ran
@@ -114,13 +118,15 @@ class Record:
             case {"event": "finding", "finding": finding}:
                 self.findings.append(Finding.from_json(finding))
             case {"event": "health", "check": check, "problems": problems}:
-                self.worsened += [(check, problem) for problem in problems]
+                self.worsened += [(check, f"{problem}{_where(event)}") for problem in problems]
             case {"event": "check_finished", "check": check}:
                 self.checks[check["id"]] = Check(**check)
                 if check["id"] in self._begun:
                     self.spans.append((check["id"], self._begun[check["id"]], _seconds(event)))
             case {"event": "suite", "altered": names}:
-                self.altered += names
+                self.altered += [f"{name}{_where(event)}" for name in names]
+            case {"event": "spoiled", "why": why}:
+                self.spoiled.append(f"{why}{_where(event)}")
             case {"event": "deselected", "checks": checks}:
                 self.deselected += checks
             case {"event": "verdict", "verdict": verdict, "reasons": reasons}:
@@ -137,6 +143,11 @@ class Record:
             self._stride *= 2
 
 
+def _where(event: Mapping[str, Any]) -> str:
+    """Of an event that was taken over from an earlier run: which one."""
+    return f" (in run {event['in_run']})" if "in_run" in event else ""
+
+
 def _seconds(event: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(event["t"]).timestamp() if "t" in event else 0.0
 
@@ -144,56 +155,135 @@ def _seconds(event: Mapping[str, Any]) -> float:
 class Evidence:
     """Writes evidence.jsonl, one line an event, on disk before `add` returns; `record` is what it amounts to.
 
-    If the disk is full or the folder is removed, the run goes on: `trouble` then says what happened.
+    If the disk is full, or somebody removes the folder or changes the file, the run goes on. What happened is an event of
+    its own (`spoiled`), which no verdict can pass over. `trouble` says what else could not be written.
     """
 
-    sha256 = ""  # of the whole file, once it is sealed
+    sha256 = ""  # of all that was written, once it is sealed
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.record = Record()
         self.trouble = ""
-        self._file = path.open("ab+", buffering=0)
+        self._written = hashlib.sha256()
+        self._length = 0
+        self._owed: list[bytes] = []  # what went wrong, and could not be written when it did
+        self._late = ""  # what went wrong after the verdict
+        self._kept = True
+        self._file = _new(path)
+        self._place = path.absolute()  # a test may go into another folder
         self._lock = threading.Lock()  # telemetry comes from a thread of its own
 
     def add(self, event: str, **content: Any) -> None:
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = json.dumps({"t": now, "event": event, **content})
         with self._lock:
-            if self._file.closed:  # a GPU that hung in its driver may answer after the verdict
-                return
-            self.record.add(json.loads(line))
-            self._write(line)
+            if not self._file.closed:  # a GPU that hung in its driver may answer after the verdict
+                self._add(event, content)
 
-    def _write(self, line: str) -> None:
-        try:
-            if os.fstat(self._file.fileno()).st_nlink == 0:
-                self._start_again()
-            self._file.write(line.encode() + b"\n")
-            os.fsync(self._file.fileno())  # a machine that dies now must leave this line
-        except OSError as error:
-            self.trouble = f"the evidence could not be written to {self.path}: {error.strerror}"
+    def spoil(self, why: str) -> None:
+        """Record what keeps this run, and every run that goes on with it, from being complete; once."""
+        with self._lock:
+            self._spoil(why)
 
-    def _start_again(self) -> None:
-        """Somebody removed the file: its content is still there for who has it open."""
-        self.trouble = f"{self.path} was removed while the run went on, and was written again"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        removed, self._file = self._file, self.path.open("ab+", buffering=0)
-        removed.seek(0)
-        self._file.write(removed.read())
-        removed.close()
+    def compare(self) -> None:
+        """Hold the whole file against what was written, before the verdict is told."""
+        with self._lock:
+            self._spoil(self._tampered(whole=True))
 
-    def seal(self) -> None:
-        """The verdict was the last event: nothing is added from here on, and `sha256` is known."""
-        self.close()
-        try:
-            self.sha256 = sha256(self.path)
-        except OSError as error:
-            self.trouble = f"the evidence could not be read again from {self.path}: {error.strerror}"
+    def seal(self) -> str:
+        """The verdict was the last event: nothing is added from here on, and `sha256` is known. What was done to the
+        file since `compare`, or ""."""
+        with self._lock:
+            self._spoil(self._tampered(whole=True))
+            self.sha256 = self._written.hexdigest()
+            self._file.close()
+        return self._late
 
     def close(self) -> None:
         with self._lock:
             self._file.close()
+
+    def _add(self, event: str, content: Mapping[str, Any]) -> None:
+        if self._kept and event != "spoiled":
+            self._spoil(self._tampered())
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        line = json.dumps({"t": now, "event": event, **content})
+        self.record.add(json.loads(line))
+        try:
+            while self._owed:
+                self._write(self._owed[0])
+                del self._owed[0]
+            self._write(line.encode() + b"\n")
+        except OSError as error:
+            if event == "spoiled":
+                self._owed.append(line.encode() + b"\n")
+            self._spoil(f"the evidence could not be written to {self.path}: {error.strerror}")
+
+    def _spoil(self, why: str) -> None:
+        if not why or why in self.record.spoiled:
+            return
+        if self.record.verdict is None:
+            self._add("spoiled", {"why": why})
+        else:
+            self._late = self._late or why
+
+    def _write(self, line: bytes) -> None:
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            rest = line
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())  # a machine that dies now must leave this line
+        except OSError:
+            os.ftruncate(self._file.fileno(), before)  # no half of a line before the next one
+            raise
+        self._written.update(line)
+        self._length += len(line)
+
+    def _tampered(self, whole: bool = False) -> str:
+        """What somebody else did to the file, or "": by its size and place alone, or by all that is in it. A file that
+        is not where it was is written there again."""
+        try:
+            ours, there = os.fstat(self._file.fileno()), _state(self._place)
+            done = "" if there and os.path.samestat(ours, there) else self._write_again(bool(ours.st_nlink), bool(there))
+            size = os.fstat(self._file.fileno()).st_size
+            if size != self._length or (whole and sha256(self._place) != self._written.hexdigest()):
+                return f"{self.path} was changed by something else while the run went on: it is not what the run wrote"
+            return done
+        except OSError as error:
+            self._kept = False  # not tried again before the end
+            return f"the evidence cannot be kept at {self.path}: {error.strerror}"
+
+    def _write_again(self, elsewhere: bool, replaced: bool) -> str:
+        """Its content is still there for who has it open. What stands in its place is kept beside it."""
+        self._place.parent.mkdir(parents=True, exist_ok=True)
+        if replaced:
+            self._place.replace(f"{self._place}.found")
+        copy = _new(self._place)
+        try:
+            self._file.seek(0)
+            shutil.copyfileobj(self._file, copy, 1 << 20)
+            os.fsync(copy.fileno())
+        except OSError:
+            copy.close()
+            self._place.unlink()
+            raise
+        self._file.close()
+        self._file = copy
+        what = "replaced" if replaced else "moved away" if elsewhere else "removed"
+        return f"{self.path} was {what} while the run went on, and was written again"
+
+
+def _new(path: Path) -> io.FileIO:
+    """A file that was not there, and that grows at its end only."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    return io.FileIO(os.open(path, flags, 0o666), "r+")
+
+
+def _state(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None
 
 
 def sha256(path: Path) -> str:

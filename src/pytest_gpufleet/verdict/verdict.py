@@ -32,7 +32,7 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     """
     level, rehearsal = record.run.get("level", "standard"), record.run.get("rehearsal", False)
     failed = [check for check in record.checks.values() if check.outcome == "failed"]
-    cut_short = ([broken] if broken else []) + _unfinished(record)
+    cut_short = ([broken] if broken else []) + record.spoiled + _unfinished(record)
     if rehearsal:
         reasons = ["CPU ranks stood in for GPUs: this says nothing about any GPU"]
         return "REHEARSAL", reasons + _failures(failed) + cut_short
@@ -76,11 +76,11 @@ def _nvls_is_off(record: Record) -> bool:
 def settled(record: Record, broken: str) -> Record:
     """The record with the verdict, its reasons and the exit status that follow from all else in it.
 
-    A rehearsal ends with 1 if a check failed, else with 10 if it is broken, else with 0.
+    A rehearsal ends with 1 if a check failed, else with 10 if it is broken or spoiled, else with 0.
     """
     verdict, reasons = conclude(record, broken)
     failed = any(check.outcome == "failed" for check in record.checks.values())
-    rehearsed = EXIT_STATUS["REJECTED"] if failed else EXIT_STATUS["INCOMPLETE"] if broken else 0
+    rehearsed = EXIT_STATUS["REJECTED"] if failed else EXIT_STATUS["INCOMPLETE"] if broken or record.spoiled else 0
     status = EXIT_STATUS.get(verdict, rehearsed)
     return replace(record, verdict=verdict, reasons=reasons, broken=broken, exit_status=status)
 
