@@ -155,8 +155,8 @@ def _seconds(event: Mapping[str, Any]) -> float:
 class Evidence:
     """Writes evidence.jsonl, one line an event, on disk before `add` returns; `record` is what it amounts to.
 
-    If the disk is full, or somebody removes the folder or changes the file, the run goes on. What happened is an event of
-    its own (`spoiled`), which no verdict can pass over. `trouble` says what else could not be written.
+    If the disk is full, or somebody removes the folder or changes the file, the run goes on. What happened is an event
+    of its own (`spoiled`), which no verdict can pass over. `trouble` says what else could not be written.
     """
 
     sha256 = ""  # of all that was written, once it is sealed
@@ -243,20 +243,22 @@ class Evidence:
         """What somebody else did to the file, or "": by its size and place alone, or by all that is in it. A file that
         is not where it was is written there again."""
         try:
-            ours, there = os.fstat(self._file.fileno()), _state(self._place)
-            done = "" if there and os.path.samestat(ours, there) else self._write_again(bool(ours.st_nlink), bool(there))
+            done, ours, there = "", os.fstat(self._file.fileno()), _state(self._place)
+            if there is None or not os.path.samestat(ours, there):
+                done = "replaced" if there else "moved away" if ours.st_nlink else "removed"
+                self._write_again()
             size = os.fstat(self._file.fileno()).st_size
             if size != self._length or (whole and sha256(self._place) != self._written.hexdigest()):
                 return f"{self.path} was changed by something else while the run went on: it is not what the run wrote"
-            return done
+            return f"{self.path} was {done} while the run went on, and was written again" if done else ""
         except OSError as error:
             self._kept = False  # not tried again before the end
             return f"the evidence cannot be kept at {self.path}: {error.strerror}"
 
-    def _write_again(self, elsewhere: bool, replaced: bool) -> str:
+    def _write_again(self) -> None:
         """Its content is still there for who has it open. What stands in its place is kept beside it."""
         self._place.parent.mkdir(parents=True, exist_ok=True)
-        if replaced:
+        if os.path.lexists(self._place):
             self._place.replace(f"{self._place}.found")
         copy = _new(self._place)
         try:
@@ -269,8 +271,6 @@ class Evidence:
             raise
         self._file.close()
         self._file = copy
-        what = "replaced" if replaced else "moved away" if elsewhere else "removed"
-        return f"{self.path} was {what} while the run went on, and was written again"
 
 
 def _new(path: Path) -> io.FileIO:

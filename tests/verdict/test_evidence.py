@@ -1,0 +1,160 @@
+"""Evidence that somebody else changes while the run goes on, and evidence that is damaged or made to do harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.verdict.evidence import Evidence, read, sha256
+from tests.conftest import FleetRun
+
+
+def copytruncate(path: Path) -> None:
+    """As logrotate does."""
+    shutil.copy(path, f"{path}.1")
+    os.truncate(path, 0)
+
+
+def delete_a_line(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    with path.open("r+b") as file:
+        file.writelines([lines[0], *lines[2:]])
+        file.truncate()
+
+
+def append_a_line(path: Path) -> None:
+    with path.open("a") as file:
+        file.write('{"event": "progress"}\n')
+
+
+def change_a_letter(path: Path) -> None:
+    """Neither its size nor its place tells."""
+    text = path.read_text()
+    with path.open("r+") as file:
+        file.write(text.replace("test_b", "test_X"))
+
+
+def save_in_an_editor(path: Path) -> None:
+    copy = path.with_name("copy")
+    shutil.copy(path, copy)
+    copy.replace(path)
+
+
+def rename_the_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("kept"))
+
+
+def remove_the_folder(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def put_a_file_in_its_place(path: Path) -> None:
+    shutil.rmtree(path.parent)
+    path.parent.write_text("not a folder")
+
+
+# What somebody does to the file, what is told, and whether the file has all that the run wrote afterwards.
+CHANGED = "was changed by something else while the run went on: it is not what the run wrote"
+ATTACKS = {
+    copytruncate: (CHANGED, False),
+    delete_a_line: (CHANGED, False),
+    append_a_line: (CHANGED, False),
+    change_a_letter: (CHANGED, False),
+    save_in_an_editor: ("was replaced while the run went on, and was written again", True),
+    rename_the_folder: ("was moved away while the run went on, and was written again", True),
+    remove_the_folder: ("was removed while the run went on, and was written again", True),
+    put_a_file_in_its_place: ("cannot be kept at", False),
+}
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Evidence:
+    (tmp_path / "run").mkdir()
+    evidence = Evidence(tmp_path / "run" / "evidence.jsonl")
+    evidence.add("run", host="node7")
+    for name in ("test_a", "test_b"):
+        evidence.add("check_started", check=name)
+    return evidence
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["in the middle", "at the end"])
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_what_is_done_to_evidence_while_the_run_goes_on_is_told(
+    evidence: Evidence, attack: Callable[[Path], None], goes_on: bool
+) -> None:
+    told, whole = ATTACKS[attack]
+    attack(evidence.path)
+    for name in ("test_c", "test_d") if goes_on else ():
+        evidence.add("check_started", check=name)
+    evidence.compare()
+    (reason,) = evidence.record.spoiled
+    assert told in reason
+    evidence.add("verdict", verdict="INCOMPLETE", reasons=evidence.record.spoiled)
+    assert evidence.seal() == ""  # it was told before the verdict
+    assert whole == (evidence.path.exists() and sha256(evidence.path) == evidence.sha256)
+    if whole:
+        assert read(evidence.path).spoiled == [reason]
+
+
+def test_what_is_done_after_the_verdict_is_told_too(evidence: Evidence) -> None:
+    evidence.compare()
+    evidence.add("verdict", verdict="ACCEPTED", reasons=[])
+    append_a_line(evidence.path)
+    assert CHANGED in evidence.seal()
+    assert evidence.sha256 != sha256(evidence.path)
+
+
+def test_who_goes_into_another_folder_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    evidence = Evidence(Path("evidence.jsonl"))
+    monkeypatch.chdir("/")
+    evidence.add("check_started", check="test_a")
+    evidence.compare()
+    assert evidence.seal() == ""
+    assert evidence.record.spoiled == []
+    assert evidence.sha256 == sha256(tmp_path / "evidence.jsonl")
+
+
+def test_no_half_of_a_line_is_left_where_the_disk_is_full(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = evidence.path.read_bytes()
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda _: os.write(-1, b""))  # after the line was written
+        evidence.add("check_started", check="test_c")
+    assert evidence.path.read_bytes() == whole
+    evidence.add("check_started", check="test_d")  # there is room again
+    evidence.compare()
+    assert evidence.seal() == ""
+    record = read(evidence.path)
+    assert record.started == ["test_a", "test_b", "test_d"]
+    assert record.spoiled == [f"the evidence could not be written to {evidence.path}: Bad file descriptor"]
+
+
+def test_all_that_a_run_leaves_says_the_same(fleet: Callable[..., FleetRun], tmp_path: Path) -> None:
+    """The folder is renamed while the run goes on: exit status, summary, report, terminal and evidence agree."""
+    run = fleet(
+        """
+        from pathlib import Path
+
+        def test_x():
+            (folder,) = Path("runs").iterdir()
+            folder.rename("elsewhere")
+        """,
+        f"--fleet-prometheus={tmp_path / 'gpufleet.prom'}",
+    )
+    (folder,) = run.folders
+    told = "was moved away while the run went on"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert run.status == summary["exit_status"] == run.record.exit_status == 10
+    assert 'gpufleet_exit_status{host="' in (prometheus := (tmp_path / "gpufleet.prom").read_text())
+    assert prometheus.count("} 10.0") == 1
+    assert told in " ".join(summary["reasons"])
+    assert told in " ".join(run.text.split())
+    assert told in (folder / "report.html").read_text()
+    assert told in " ".join(run.record.reasons)
+    assert summary["evidence_sha256"] == sha256(folder / "evidence.jsonl")
+    assert (run.root / "elsewhere" / "evidence.jsonl").exists()
