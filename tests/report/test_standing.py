@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from pytest_gpufleet.report.blame import Blame, blames
 from pytest_gpufleet.report.groups import groups
 from pytest_gpufleet.report.standing import standings
 from pytest_gpufleet.report.why import why
-from pytest_gpufleet.verdict.evidence import Check, Record
+from pytest_gpufleet.verdict.evidence import Check, Record, read
 from pytest_gpufleet.verdict.finding import Finding
 from pytest_gpufleet.verdict.judge import LimitMissed
 from pytest_gpufleet.verdict.measurement import Measurement
@@ -142,6 +143,32 @@ def test_what_all_ranks_missed_together_marks_the_machine(record_of: RecordOf) -
     assert cells["Collectives"]["gpu3"] == "unclear"
     assert cells["Inventory"]["gpu3"] == ""  # the host's fault says nothing of a GPU
     assert "None of them points to a single GPU" in why(record)
+
+
+NEIGHBOUR = Path(__file__).parents[1] / "recorded" / "h200x4-neighbour" / "evidence.jsonl"
+XID = "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log"
+
+
+def test_a_neighbour_explains_slow_figures_and_no_fault_of_the_hardware() -> None:
+    record = read(NEIGHBOUR)
+    cells = stand(record)
+    assert {cells[group]["gpu2"] for group in ("Inventory", "Compute", "Memory", "Collectives", "ResNet-50")} == {
+        "shared"
+    }
+    assert {group["machine"] for group in cells.values()} <= {"ok", "not run", ""}
+    assert "Nothing here speaks against GPU 0 or GPU 2." in why(record)
+
+    gpu = record.topology.gpus[2]
+    record.checks[XID] = Check(XID, "failed", 1.0, message=f"{gpu.identity}: XID 79", failed_by="other")
+    assert stand(record)["Health"]["gpu2"] == "failed"
+    told = why(record)
+    assert "Nothing here speaks against GPU 0." in told
+    assert f"GPU 2 (serial {gpu.serial}) is named in 1 of them." in told
+
+    # Another GPU that is slow has no neighbour to blame.
+    slow = Finding(LINKS, Measurement("pair_latency", {"gpu3": 9.0}, {}), "missed", missed=("gpu3",))
+    record.findings.append(slow)
+    assert f"GPU 3 (serial {record.topology.gpus[3].serial}) is named in 1 of them." in why(record)
 
 
 def test_what_did_not_run_is_not_ok(incomplete: Record, rehearsal: Record) -> None:

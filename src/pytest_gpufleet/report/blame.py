@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record
 from pytest_gpufleet.verdict.finding import Finding
 from pytest_gpufleet.verdict.judge import halves
@@ -29,12 +30,14 @@ class Blame:
     """What a failed check says of GPUs, by their places.
 
     `named` are to blame. `beside` are only in pairs with one of those, and it says with which. `everybody`: all GPUs
-    failed together, and nothing tells which of them is the cause.
+    failed together, and nothing tells which of them is the cause. `shared`: somebody else's process on these GPUs
+    explains it.
     """
 
     named: tuple[str, ...] = ()
     beside: dict[str, str] = field(default_factory=dict)
     everybody: bool = False
+    shared: tuple[str, ...] = ()
 
 
 def blames(record: Record) -> dict[str, Blame]:
@@ -45,10 +48,36 @@ def blames(record: Record) -> dict[str, Blame]:
             missed.setdefault(finding.check, []).append(finding)
     failed = [check_id for check_id, check in record.checks.items() if check.outcome == "failed"]
     places = [gpu.place for gpu in record.topology.gpus]
+    neighbours = occupied(record)
     return {
-        check_id: _blame(record.checks.get(check_id), missed.get(check_id, []), places)
+        check_id: _explained(blame, check_id, record.checks.get(check_id), neighbours)
         for check_id in dict.fromkeys((*failed, *missed))
+        for blame in [_blame(record.checks.get(check_id), missed.get(check_id, []), places)]
     }
+
+
+def occupied(record: Record) -> dict[str, tuple[str, ...]]:
+    """The GPUs on which somebody else computed before the run's ranks started, by place, each with the processes."""
+    return {gpu.place: gpu.processes for gpu in record.topology.gpus if gpu.processes}
+
+
+def sees_neighbours(check_id: str) -> bool:
+    return levels.check_name(check_id) == "test_1_inventory.py::test_no_foreign_process"
+
+
+def _explained(blame: Blame, check_id: str, check: Check | None, neighbours: Collection[str]) -> Blame:
+    """The same without the GPUs that a neighbour explains.
+
+    A second program on a GPU makes its figures miss limits and peers. It explains nothing else: no counter, no XID and
+    no wrong bit comes from it.
+    """
+    only_figures = check is None or check.outcome != "failed" or check.failed_by.startswith("limits")
+    if not neighbours or not (only_figures or sees_neighbours(check_id)):
+        return blame
+    if blame.everybody:
+        return replace(blame, everybody=False, shared=tuple(neighbours))
+    shared = tuple(place for place in blame.named if place in neighbours)
+    return replace(blame, named=tuple(place for place in blame.named if place not in neighbours), shared=shared)
 
 
 def cause(check: Check, findings: Iterable[Finding]) -> str:

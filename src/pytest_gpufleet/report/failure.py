@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pytest_gpufleet.hardware.topology import Gpu
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.blame import Blame
+from pytest_gpufleet.report.blame import Blame, sees_neighbours
 from pytest_gpufleet.report.miss import Miss, misses
 from pytest_gpufleet.verdict.evidence import Check, Record
 from pytest_gpufleet.verdict.judge import halves
@@ -19,6 +19,11 @@ LONGEST_MESSAGE = 4000
 MOST_MESSAGES = 3
 # So many checks with the same message have a cause that is none of theirs, and what each advises does not help.
 ALIKE = 3
+# Instead of what the check advises, which is about hardware.
+SHARED = (
+    "Somebody else's process computed on {gpus} while this ran. End it (`nvidia-smi` lists it; in a container it may "
+    "belong to another one) and run again: until then this says nothing against the hardware."
+)
 _EXCEPTION = re.compile(r"^AssertionError: (?!assert )")
 _INTROSPECTION = ("assert ", " +  ", "  +  ")
 
@@ -93,7 +98,7 @@ def _failure(
     name: str, ids: Sequence[str], record: Record, blames: Mapping[str, Blame], every: Sequence[Miss]
 ) -> Failure:
     checks = [record.checks.get(check_id) or Check(check_id, "failed", 0.0) for check_id in ids]
-    named = dict.fromkeys(place for check_id in ids for place in blames[check_id].named)
+    named = dict.fromkeys(place for check_id in ids for place in (*blames[check_id].named, *blames[check_id].shared))
     halved = {check.id: _halves(check, record) for check in checks}
     causes = dict.fromkeys(cause for cause, figures in halved.values() if cause and figures)
     messages = [
@@ -104,6 +109,9 @@ def _failure(
     heads = {message.head for message in messages}
     more = causes or named or len(messages) < len(checks) or any(miss.check in ids for miss in every)
     advice = [part for part in inspect.cleandoc(checks[0].doc).split("\n\n") if part.strip()]
+    shared = dict.fromkeys(place for check_id in ids for place in blames[check_id].shared)
+    if shared and not any(blames[check_id].named or sees_neighbours(check_id) for check_id in ids):
+        advice = [SHARED.format(gpus=" and ".join(map(wording.place, shared)))]
     return Failure(
         name,
         checks[0].title or name,

@@ -12,11 +12,12 @@ from pytest_gpufleet.report.groups import Group
 from pytest_gpufleet.verdict.evidence import Record
 
 # What a cell can say. "affected": in a bad pair with a GPU that is to blame. "unclear": something that all GPUs do
-# together failed, and nothing tells which of them is the cause.
+# together failed, and nothing tells which of them is the cause. "shared": somebody else's process explains it.
 SYMBOLS = {
     "ok": "✓",
     "failed": "✗",
     "affected": "!",
+    "shared": "!",
     "unclear": "?",
     "not judged": "○",
     "not run": "○",
@@ -64,6 +65,8 @@ def _gpu_cell(place: str, group: Group, blames: Mapping[str, Blame]) -> Cell:
     if checks := [check for check, blame in blamed.items() if place in blame.named]:
         return Cell("failed", "failed" if len(checks) == 1 else f"failed {len(checks)}x", checks[0])
     for check, blame in blamed.items():
+        if place in blame.shared:
+            return Cell("shared", "shared", check)
         if place in blame.beside:
             return Cell("affected", f"with {wording.place(blame.beside[place])}", check)
     for check, blame in blamed.items():
@@ -79,7 +82,7 @@ def _gpu_cell(place: str, group: Group, blames: Mapping[str, Blame]) -> Cell:
 
 def _machine_cell(group: Group, blames: Mapping[str, Blame], gpus: Collection[str]) -> Cell:
     """Failures that name no GPU; else what is still open and not told in the row of a GPU; else that all is well."""
-    if checks := [check for check, blame in _blamed(group, blames).items() if not blame.named]:
+    if checks := [check for check, blame in _blamed(group, blames).items() if not (blame.named or blame.shared)]:
         return Cell("failed", "failed" if len(checks) == 1 else f"failed {len(checks)}x", checks[0])
     outcomes = _outcomes(group)
     if not outcomes:

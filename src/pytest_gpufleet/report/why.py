@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.blame import Blame, blames, cause, times_named
+from pytest_gpufleet.report.blame import Blame, blames, cause, occupied, times_named
 from pytest_gpufleet.report.gap import counted, gaps
 from pytest_gpufleet.report.stamp import STAMPS, stamp
 from pytest_gpufleet.verdict.evidence import Record
@@ -43,7 +43,11 @@ def _why(record: Record) -> str:
         failed = f"{len(accused)} of {wording.count(len(record.checks), 'check')} failed."
         if _no_gpu(record):
             return failed
-        return " ".join(filter(None, (failed, _named(record, accused), _first_cause(record, accused))))
+        unexplained = {check_id: blame for check_id, blame in accused.items() if blame.named or not blame.shared}
+        told = _neighbours(record, unexplained)
+        if told and not unexplained:
+            return f"{failed} {told}"
+        return " ".join(filter(None, (failed, told, _named(record, unexplained), _first_cause(record, unexplained))))
     told = [f"{remark}." for remark in remarks(record)]
     if word == "ACCEPTED":
         return " ".join(filter(None, (_judged(record), *told, _tightest(record))))
@@ -56,6 +60,18 @@ def _rehearsed(record: Record) -> str:
     if outcomes["not applicable"]:
         told.append(f"{outcomes['not applicable']} {_s('need', outcomes['not applicable'])} a GPU")
     return ", ".join(told)
+
+
+def _neighbours(record: Record, unexplained: Mapping[str, Blame]) -> str:
+    """Whose process computes on GPUs of this run. It is the cause of what it explains, and not the GPU below it."""
+    others = occupied(record)
+    if not others:
+        return ""
+    where = "; ".join(f"{wording.place(place)}: {', '.join(processes)}" for place, processes in others.items())
+    named = times_named(unexplained.values())
+    clear = [wording.place(place) for place in others if place not in named]
+    nothing = f" Nothing here speaks against {' or '.join(clear)}." if clear else ""
+    return f"Somebody else computes on GPUs of this run ({where}): end that and run again.{nothing}"
 
 
 def _named(record: Record, accused: Mapping[str, Blame]) -> str:
