@@ -44,10 +44,10 @@ def _why(record: Record) -> str:
         if _no_gpu(record):
             return failed
         unexplained = {check_id: blame for check_id, blame in accused.items() if blame.named or not blame.shared}
-        told = _neighbours(record, unexplained)
-        if told and not unexplained:
-            return f"{failed} {told}"
-        return " ".join(filter(None, (failed, told, _named(record, unexplained), _first_cause(record, unexplained))))
+        others = _neighbours(record, unexplained)
+        if others and not unexplained:
+            return f"{failed} {others}"
+        return " ".join(filter(None, (failed, others, _named(record, unexplained), _first_cause(record, unexplained))))
     told = [f"{remark}." for remark in remarks(record)]
     if word == "ACCEPTED":
         return " ".join(filter(None, (_judged(record), *told, _tightest(record))))
