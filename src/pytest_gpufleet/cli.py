@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from pytest_gpufleet.commands.compare import COMPARE
 from pytest_gpufleet.commands.judge import JUDGE
 from pytest_gpufleet.commands.monitor import MONITOR
 from pytest_gpufleet.commands.report import REPORT_AGAIN
+from pytest_gpufleet.commands.sign import SIGN
 from pytest_gpufleet.commands.snapshot import SNAPSHOT
 from pytest_gpufleet.commands.verify import VERIFY
 from pytest_gpufleet.hardware.nvml import NoGpus
@@ -21,6 +23,7 @@ COMMANDS = {
     "snapshot": SNAPSHOT,
     "monitor": MONITOR,
     "report": REPORT_AGAIN,
+    "sign": SIGN,
     "verify": VERIFY,
     "judge": JUDGE,
     "compare": COMPARE,
@@ -31,7 +34,7 @@ STATUSES = "Exit status: 0 if all is well, 1 if it could not be done, 2 for argu
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: the command's own (0 also after Ctrl-C); 1 if it could not be done; 2 for bad arguments."""
+    """The exit status: the command's own; 1 if it could not be done; 2 for bad arguments; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="gpufleet",
         description="Looks after machines full of GPUs.",
@@ -45,15 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     given = parser.parse_args(arguments)
-    status = 0
+    status: int = 0
     try:
         with printing():  # a command without end ends with its reader: `gpufleet monitor --json | head -1`
             status = given.run(given)
     except (CommandFailed, NoGpus) as error:
         print(f"gpufleet: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        pass
+    except KeyboardInterrupt:  # as of a process that the signal ends: what was not done must not look done
+        return 128 + signal.SIGINT
     return status
 
 

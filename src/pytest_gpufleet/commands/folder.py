@@ -17,6 +17,7 @@ from pytest_gpufleet.verdict.verdict import settled
 EVIDENCE = "evidence.jsonl"
 REPORT = "report.html"
 LEFT_BY_A_RUN = (EVIDENCE, summary.FILE, REPORT, "junit.xml")
+SIGNED_BY = "signed-by-"  # how the files of a signature begin
 
 # As the report's template writes them. No message of a check can look so: they are escaped.
 _SUM_IN_REPORT = re.compile(r'<code id="fleet-sha256">([0-9a-f]{64})</code>')
@@ -102,7 +103,8 @@ def check_output(output: Path | None, inputs: Iterable[Path | None] = ()) -> Non
         return
     target = output.resolve()
     # A judgement in the place of a report that is missing would be taken for it.
-    if target.name in LEFT_BY_A_RUN and any((target.parent / name).exists() for name in (EVIDENCE, summary.FILE)):
+    left = target.name in LEFT_BY_A_RUN or target.name.startswith(SIGNED_BY)
+    if left and any((target.parent / name).exists() for name in (EVIDENCE, summary.FILE)):
         raise CommandFailed(f"{output} belongs to the run in {target.parent} and is left as it is: name another file")
     if target.exists() and any(path is not None and path.exists() and path.samefile(target) for path in inputs):
         raise CommandFailed(f"{output} is what this command reads and is left as it is: name another file")

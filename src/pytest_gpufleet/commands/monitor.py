@@ -10,7 +10,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def _run(given: argparse.Namespace) -> int:
     check_output(given.csv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor
     running = RunningCheck(given.fleet_dir)
-    with ExitStack() as stack:
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
         source, topology = stack.enter_context(facts.open_source())
         shows = [stack.enter_context(_csv(given.csv, topology))] if given.csv else []
         shows.append(_json(topology, running) if given.json else stack.enter_context(_tables(topology, running, given)))

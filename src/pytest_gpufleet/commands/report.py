@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, CommandFailed
 from pytest_gpufleet.commands.folder import (
     EVIDENCE,
@@ -36,6 +37,8 @@ def _run(given: argparse.Namespace) -> int:
     if record.verdict is None:
         record = settled(record, DIED)
     if output is None:
+        if signed := signatures.names(folder):
+            raise CommandFailed(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
         # A report that belongs to other evidence may be the only trace of what this evidence was before.
         for name, stated in stated_sums(folder).items():
             if stated and stated != digest:

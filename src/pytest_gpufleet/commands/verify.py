@@ -7,8 +7,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, printing
+from pytest_gpufleet.commands import signatures
+from pytest_gpufleet.commands.command import Command, CommandFailed, printing
 from pytest_gpufleet.commands.folder import EVIDENCE, REPORT, contradiction, is_judgement, record_of, stated_sums
+from pytest_gpufleet.commands.openssh import AllowedSigners
 from pytest_gpufleet.verdict import summary
 from pytest_gpufleet.verdict.evidence import Record, sha256
 from pytest_gpufleet.verdict.verdict import DIED, settled
@@ -16,21 +18,44 @@ from pytest_gpufleet.verdict.verdict import DIED, settled
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run")
+    parser.add_argument(
+        "--allowed-signers", type=Path, metavar="FILE",
+        help="check signatures: who may sign, with which keys, as ssh-keygen(1) has it; one signature must be there",
+    )  # fmt: skip
+    parser.add_argument(
+        "--revoked-keys", type=Path, metavar="FILE", help="keys that no longer count: public keys, or a KRL of OpenSSH"
+    )
 
 
 def _run(given: argparse.Namespace) -> int:
     folder = given.folder
+    if given.revoked_keys and not given.allowed_signers:
+        raise CommandFailed("--revoked-keys is about signatures, which only --allowed-signers checks")
+    allowed = AllowedSigners.read(given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
     record, digest = record_of(folder), sha256(folder / EVIDENCE)
     died = record.verdict is None
     record = settled(record, DIED) if died else record
-    problems = list(_problems(folder, record, digest))
+    problems, told = examined(folder, record, digest, allowed)
     with printing():
         for problem in problems:
             print(f"{folder}: {problem}")
         if not problems:
             verdict = f"{record.verdict}; {DIED}" if died else record.verdict
             print(f"{folder}: evidence, report and summary belong together, SHA-256 {digest}: {verdict}")
+        for line in told:
+            print(f"{folder}: {line}")
     return 1 if problems else 0
+
+
+def examined(
+    folder: Path, record: Record, digest: str, allowed: AllowedSigners | None = None
+) -> tuple[list[str], list[str]]:
+    """What does not belong together in the folder of a run, and what its signatures that are good say."""
+    signed = signatures.check(folder, record, digest, allowed)
+    problems = [*_problems(folder, record, digest), *(problem for each in signed for problem in each.problems)]
+    if allowed and not signed:
+        problems.append("nobody signed it")
+    return problems, [each.text for each in signed if each.text]
 
 
 def _problems(folder: Path, record: Record, digest: str) -> Iterator[str]:
@@ -63,7 +88,7 @@ VERIFY = Command(
     "compare the SHA-256 of a run's evidence with the one in its report and in its summary",
     _arguments,
     _run,
-    "This shows whether one of them was changed or mixed up later. It cannot show who wrote them: for that, compare "
-    "the sum with the one on the signed paper.",
-    "1 also if anything differs or is missing.",
+    "This shows whether one of them was changed or mixed up later. It cannot show who wrote them: for that, check "
+    "who signed them with --allowed-signers, or compare the sum with the one on the signed paper.",
+    "1 also if anything differs or is missing, or if a signature is not good.",
 )

@@ -1,0 +1,98 @@
+"""Signatures of OpenSSH, made and checked by its ssh-keygen. Source: ssh-keygen(1), -Y and ALLOWED SIGNERS."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gpufleet.commands.command import CommandFailed
+
+NAMESPACE = "pytest-gpufleet"  # a signature of something else, like a git commit, is none of a run
+VERSION = "OpenSSH 8.2 or later"
+SECONDS = 30.0  # for what waits for nobody
+
+
+def ssh_keygen() -> str:
+    """The program. CommandFailed if there is none that knows signatures."""
+    program = shutil.which("ssh-keygen")
+    if program is None:
+        raise CommandFailed(
+            f"signatures need ssh-keygen, which is not on PATH: install {VERSION} "
+            "(the package is openssh-client or openssh-clients)"
+        )
+    if b"-Y find-principals" not in _run(program, "-?").stderr:  # no option tells the version
+        raise CommandFailed(f"{program} is too old to sign, or to check what is signed: install {VERSION}")
+    return program
+
+
+def sign(data: bytes, key: Path) -> bytes:
+    """The signature of `data`. ssh-keygen itself asks for a passphrase, a PIN or a touch, on the terminal and for as
+    long as that takes. CommandFailed if nothing was signed."""
+    with tempfile.TemporaryDirectory(prefix="gpufleet-sign-") as folder:
+        signed = Path(folder) / "manifest.json"  # its standard input stays the terminal
+        signed.write_bytes(data)
+        command = [ssh_keygen(), "-q", "-Y", "sign", "-n", NAMESPACE, "-f", str(key), str(signed)]
+        status = subprocess.run(command).returncode
+        signature = signed.with_name(f"{signed.name}.sig")
+        if status or not signature.exists():
+            raise CommandFailed(f"nothing was signed: ssh-keygen cannot use the key {key}, and says above why")
+        return signature.read_bytes()
+
+
+@dataclass(frozen=True)
+class AllowedSigners:
+    """Who may sign, with which keys. The lists are read once: they may come from a pipe."""
+
+    path: Path
+    lists: Mapping[str, bytes]  # "allowed" as in ALLOWED SIGNERS; "revoked": public keys, or a KRL
+    program: str
+
+    @classmethod
+    def read(cls, allowed: Path, revoked: Path | None) -> AllowedSigners:
+        """CommandFailed if that cannot be read, or if there is nothing to check signatures with."""
+        given = {"allowed": _content(allowed), "revoked": _content(revoked) if revoked else b""}
+        return cls(allowed, given, ssh_keygen())
+
+    def objection(self, data: bytes, signature: bytes, name: str) -> str:
+        """Why `signature` does not count as one of `name` over `data`; "" if it does.
+
+        Keys must be valid now: a time that the signer claims would let a stolen key sign after it expired.
+        """
+        with tempfile.TemporaryDirectory(prefix="gpufleet-verify-") as folder:
+            files = {part: Path(folder) / part for part in ("allowed", "revoked", "signature")}
+            for part, content in {**self.lists, "signature": signature}.items():
+                files[part].write_bytes(content)
+            over = ("-s", str(files["signature"]))
+            by = ("-f", str(files["allowed"]))
+            verify = ("verify", "-n", NAMESPACE, "-I", name, *by, *over)
+
+            def refused(*arguments: str) -> bool:
+                return _run(self.program, "-Y", *arguments, data=data).returncode != 0
+
+            if not refused(*verify, "-r", str(files["revoked"])):
+                return ""
+            if refused("check-novalidate", "-n", NAMESPACE, *over):
+                return "one of the two was changed, or it was made for something else than a run"
+            if refused("find-principals", *by, *over):
+                return f"its key is not in {self.path}, or not valid today"
+            if refused(*verify):
+                return f"{self.path} does not let its key sign runs as {name}"
+            return "its key was revoked"
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CommandFailed(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _run(program: str, *arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run([program, *arguments], input=data, capture_output=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise CommandFailed(f"{program} did not end within {SECONDS:g} s") from None

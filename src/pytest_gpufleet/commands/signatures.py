@@ -1,0 +1,104 @@
+"""The signatures in the folder of a run: two files for each signer, a manifest and the signature over it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gpufleet import files
+from pytest_gpufleet.commands.command import CommandFailed
+from pytest_gpufleet.commands.folder import SIGNED_BY
+from pytest_gpufleet.commands.manifest import SIGNED, Manifest, check_name, of_run
+from pytest_gpufleet.commands.openssh import AllowedSigners
+from pytest_gpufleet.verdict.evidence import Record, sha256
+
+_ENDINGS = (".json", ".json.sig")
+_MOST_BYTES = 64 << 10  # of one file: a manifest, or the signature of a FIDO key with its certificate, is much shorter
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What became of a signature: why it does not count, or what it says."""
+
+    problems: tuple[str, ...]
+    text: str = ""
+
+
+def names(folder: Path) -> list[str]:
+    """Who signed a run, as the names of files say it."""
+    found = {entry.removeprefix(SIGNED_BY) for entry in os.listdir(folder) if entry.startswith(SIGNED_BY)}
+    return sorted({entry.removesuffix(".sig").removesuffix(".json") for entry in found})
+
+
+def add(folder: Path, manifest: Manifest, signature: bytes) -> Path:
+    """Put a signature into the folder of a run; its manifest's path. CommandFailed if that cannot be done, or if there
+    is one of that name: none is ever replaced."""
+    made: list[Path] = []
+    try:
+        for path, content in zip(_paths(folder, manifest.name), (manifest.to_bytes(), signature), strict=True):
+            with path.open("xb") as file:
+                made.append(path)
+                file.write(content)
+    except OSError as error:
+        for path in made:  # half of a signature would be a bad one
+            path.unlink()
+        raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None
+    return made[0]
+
+
+def sums(folder: Path, evidence: str) -> dict[str, str]:
+    """SHA-256 of each file that is signed; "" if there is none. Of the evidence: as it was read."""
+    return {SIGNED[0]: evidence} | {
+        name: sha256(folder / name) if (folder / name).is_file() else "" for name in SIGNED[1:]
+    }
+
+
+def check(folder: Path, record: Record, evidence: str, allowed: AllowedSigners | None) -> list[Signature]:
+    """Each signature of a run held against the run's files and, if it is known who may sign, against the key.
+    `evidence`: its SHA-256. That a signature was removed cannot be seen."""
+    run, now = of_run(record), sums(folder, evidence)
+    return [_check(folder, name, run, now, allowed) for name in names(folder)]
+
+
+def _check(
+    folder: Path, name: str, run: Mapping[str, str], now: Mapping[str, str], allowed: AllowedSigners | None
+) -> Signature:
+    who = f"the signature of {name!a}"
+    try:
+        check_name(name)
+        # Read once: what is checked is what is told.
+        data, signature = (_content(path) for path in _paths(folder, name))
+        if allowed and (objection := allowed.objection(data, signature, name)):
+            return Signature((f"{who} is not good: {objection}",))
+        manifest = Manifest.from_bytes(data)
+    except OSError as error:
+        return Signature((f"{who} cannot be read: {error.filename}: {error.strerror}",))
+    except ValueError as error:
+        return Signature((f"{who} is not good: {error}",))
+    if problems := tuple(f"{who} {problem}" for problem in _differences(manifest, name, run, now)):
+        return Signature(problems)
+    if allowed is None:
+        return Signature((), f"{who} was not checked: --allowed-signers FILE says who may sign")
+    remark = f': "{manifest.note}"' if manifest.note else ""
+    return Signature((), f"signed by {name}, at {manifest.time} by the signer's clock, {run['verdict']}{remark}")
+
+
+def _differences(manifest: Manifest, name: str, run: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    if manifest.name != name:
+        yield f"is one of {manifest.name}"
+    if other := [f"{key} {value}" for key, value in manifest.run.items() if run[key] != value]:
+        yield f"is of a run with another {', '.join(other)}"
+    if changed := [file for file, stated in manifest.sha256.items() if now[file] != stated]:
+        yield f"is of another {', '.join(changed)}"
+
+
+def _paths(folder: Path, name: str) -> tuple[Path, Path]:
+    manifest, signature = (folder / f"{SIGNED_BY}{name}{ending}" for ending in _ENDINGS)
+    return manifest, signature
+
+
+def _content(path: Path) -> bytes:
+    with files.open_regular(path, _MOST_BYTES) as file:
+        return file.read()
