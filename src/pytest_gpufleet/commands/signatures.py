@@ -42,8 +42,8 @@ def add(folder: Path, manifest: Manifest, signature: bytes) -> Path:
                 made.append(path)
                 file.write(content)
     except OSError as error:
-        for path in made:  # half of a signature would be a bad one
-            path.unlink()
+        for half in made:  # which would be a bad signature
+            half.unlink()
         raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None
     return made[0]
 
