@@ -91,7 +91,7 @@ def _differences(manifest: Manifest, name: str, run: Mapping[str, str], now: Map
     if other := [f"{key} {value}" for key, value in manifest.run.items() if run[key] != value]:
         yield f"is of a run with another {', '.join(other)}"
     if changed := [file for file, stated in manifest.sha256.items() if now[file] != stated]:
-        yield f"is of another {', '.join(changed)}"
+        yield f"is of another {', '.join(changed)} than is here"
 
 
 def _paths(folder: Path, name: str) -> tuple[Path, Path]:
