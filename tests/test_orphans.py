@@ -1,14 +1,17 @@
-"""However the controller ends, no rank outlives it."""
+"""However the controller ends, no rank outlives it, and whatever it can still write is there."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.verdict.evidence import read
 from tests.conftest import as_on_a_terminal
 
 HANGING = """
@@ -47,6 +50,7 @@ def test_second(world):
     world.run(lambda rank: None)
 """
 RANKS = 2
+LEFT = {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
 
 
 def alive(pid):
@@ -106,7 +110,35 @@ def test_signal_to_the_controller(controller, tmp_path, signals):
     for number in signals:
         os.killpg(process.pid, number)  # as a terminal does: to the whole group of the controller
     assert wait_until(lambda: not any(map(alive, pids)), 2.0)
-    process.wait(30)
+    assert process.wait(60) == (2 if signals[0] == signal.SIGINT else -signals[0]), (tmp_path / "log").read_text()
+    (folder,) = tmp_path.glob("out/*")
+    died = signals[0] == signal.SIGKILL
+    assert {path.name for path in folder.iterdir()} == ({"evidence.jsonl"} if died else LEFT)
+
+
+def test_a_terminal_that_is_closed_takes_no_report_away(tmp_path):
+    """As by a lost connection: SIGHUP, and from then on nothing can be written to the terminal."""
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    (tmp_path / "test_inner.py").write_text(HANGING)
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "pytest", f"--rehearse={RANKS}", "--fleet-dir=out"]
+
+    def lead_the_terminal():
+        as_on_a_terminal()
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    with subprocess.Popen(command, cwd=tmp_path, preexec_fn=lead_the_terminal, **streams) as process:
+        os.close(theirs)
+        try:
+            assert wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(RANKS)), 60)
+        finally:
+            os.close(ours)
+        assert process.wait(60) == -signal.SIGHUP
+    (folder,) = tmp_path.glob("out/*")
+    assert {path.name for path in folder.iterdir()} == LEFT
+    assert read(folder / "evidence.jsonl").broken == "the run was ended by SIGHUP"
 
 
 @pytest.mark.parametrize(
@@ -146,13 +178,16 @@ def test_interrupted_run_is_never_accepted_and_leaves_its_report(controller, tmp
     assert list(tmp_path.glob("out/*/report.html"))
 
 
-# Ctrl-C again at every step after the first one, while report and results are written.
+# The same signal again at every step after the first one, while report and results are written.
 AGAIN = """
-import os, signal
+import atexit, os, signal
 import pytest
 
+DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
+atexit.register(lambda: print("afterwards:", signal.getsignal(signal.SIGNAL) in DEFAULT))
+
 def again():
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGNAL)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish():
@@ -164,43 +199,52 @@ def pytest_html_results_summary():
 def pytest_terminal_summary():
     again()
 
-@pytest.hookimpl(trylast=True)
 def pytest_unconfigure():
-    print("afterwards:", signal.getsignal(signal.SIGINT))
+    again()
 """
 INTERRUPTED = """
 import os, signal
 
 def test_it():
     try:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGNAL)
     finally:
         print("cleaning up", flush=True)
 """
 
 
-def test_ctrl_c_is_answered_at_once_and_a_second_one_does_not_take_the_report_away(controller, tmp_path):
-    (tmp_path / "conftest.py").write_text(AGAIN)
-    process = controller(INTERRUPTED, "-s")
-    assert process.wait(60) == 2, (tmp_path / "log").read_text()
+@pytest.mark.parametrize(
+    ("name", "what", "status"),
+    [("SIGINT", "interrupted", 2), ("SIGTERM", "ended by SIGTERM", -signal.SIGTERM)],
+)
+def test_a_signal_is_answered_at_once_and_a_second_one_does_not_take_the_report_away(
+    controller, tmp_path, name, what, status
+):
+    (tmp_path / "conftest.py").write_text(AGAIN.replace("SIGNAL", name))
+    process = controller(INTERRUPTED.replace("SIGNAL", name), "-s")
+    assert process.wait(60) == status, (tmp_path / "log").read_text()
     text = (tmp_path / "log").read_text()
     (folder,) = tmp_path.glob("out/*")
-    told = f"interrupted: writing the report to out/{folder.name}, a few seconds ..."
+    told = f"{what}: writing the report to out/{folder.name}, a few seconds ..."
     assert text.count(told) == 1
     assert text.index(told) < text.index("cleaning up")
-    assert {path.name for path in folder.iterdir()} == {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
+    assert {path.name for path in folder.iterdir()} == LEFT
+    assert read(folder / "evidence.jsonl").broken == f"the run was {what}"
     assert f"go on with: --fleet-resume out/{folder.name}\n" in text
     assert "--fleet-resume" in (folder / "report.html").read_text()
-    assert "afterwards: <built-in function default_int_handler>" in text
+    assert "afterwards: True" in text
     assert "Traceback" not in text
 
 
-def test_ctrl_c_while_the_report_of_a_whole_run_is_written_does_not_take_it_away(controller, tmp_path):
-    (tmp_path / "conftest.py").write_text(AGAIN)
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 0), ("SIGTERM", -signal.SIGTERM)])
+def test_a_signal_while_the_report_of_a_whole_run_is_written_does_not_take_it_away(controller, tmp_path, name, status):
+    (tmp_path / "conftest.py").write_text(AGAIN.replace("SIGNAL", name))
     process = controller("def test_it(): pass")
-    assert process.wait(60) == 0, (tmp_path / "log").read_text()
+    assert process.wait(60) == status, (tmp_path / "log").read_text()
     (folder,) = tmp_path.glob("out/*")
-    assert {path.name for path in folder.iterdir()} == {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
+    assert {path.name for path in folder.iterdir()} == LEFT
+    record = read(folder / "evidence.jsonl")
+    assert (record.broken, record.exit_status) == ("", 0)
     assert "--fleet-resume" not in (tmp_path / "log").read_text()
 
 

@@ -48,6 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     fleet = config.stash[FLEET] = Fleet(options.from_config(config), config.invocation_params.args)
+    # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
+    config.add_cleanup(fleet.interruption.pass_on)
+    config.add_cleanup(fleet.close)  # this one first
     if not fleet.options.asked:
         return
     if config.getoption("dist", "no") != "no":  # xdist sets it for -n too
@@ -78,7 +81,7 @@ class WithoutConfig:
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if not isinstance(excinfo.value, pytest.Session.Interrupted):  # pytest's own, for errors in the collection
-            self._fleet.interrupt()
+            self._fleet.interruption.hear()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -91,17 +94,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return 0 if options.from_config(config).asked else None
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if (fleet := config.stash.get(FLEET, None)) is not None:
-        fleet.close()
-
-
 def pytest_sessionstart(session: pytest.Session) -> None:
     fleet = session.config.stash[FLEET]
     if fleet.evidence is not None:
         # Not sys.stdout, which is captured while tests run.
         fleet.watch(session.config.get_terminal_writer()._file)
-        fleet.heed_interruptions()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -156,7 +153,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     fleet = item.config.stash[FLEET]
-    fleet.interrupted = False  # a test has kept the interruption for itself: the next one must be heard
+    fleet.interruption.before_test()
     fleet.record_event("check_started", check=item.nodeid)
     if fleet.pool_in_use is not None and item.get_closest_marker("fresh_world"):
         fleet.pool_in_use.stop()
@@ -273,7 +270,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         return (yield)
     finally:
         fleet = session.config.stash[FLEET]
-        fleet.finishing = True
+        fleet.interruption.finishing = True
         if fleet.evidence is not None and not fleet.report_can_be_written():
             for plugin in session.config.pluginmanager.get_plugins():
                 if type(plugin).__module__ == "_pytest.junitxml":
@@ -289,7 +286,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     fleet = config.stash[FLEET]
     if fleet.evidence is not None:
         from pytest_gpufleet.report import terminal
-        from pytest_gpufleet.verdict.verdict import INTERRUPTED
+        from pytest_gpufleet.verdict.verdict import RESUMABLE
 
         record = fleet.evidence.record
         terminalreporter.section("gpufleet", sep="=")
@@ -300,7 +297,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             terminalreporter.write_line(text, **markup)
         if fleet.evidence.trouble and fleet.evidence.trouble not in record.reasons:
             terminalreporter.write_line(fleet.evidence.trouble, red=True)
-        if record.broken == INTERRUPTED:
+        if record.broken in RESUMABLE:
             terminalreporter.write_line(f"go on with: --fleet-resume {fleet.folder}")
         if not fleet.no_report:
             terminalreporter.write_line(f"report: {config.getoption('htmlpath', None) or fleet.folder}")

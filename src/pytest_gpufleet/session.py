@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import pytest
 
 from pytest_gpufleet import files
+from pytest_gpufleet.interruption import Interruption
 from pytest_gpufleet.options import REHEARSAL_RANKS, Options
 from pytest_gpufleet.verdict import levels
 
@@ -100,8 +99,7 @@ class Fleet:
         self._latest_sample: Sample | None = None
         self._telemetry_lost = False
         self.not_imported: list[str] = []  # test files of which nothing could be collected
-        self.interrupted = False
-        self.finishing = False  # nothing but report and results is left to do
+        self.interruption = Interruption(self._tell_interruption)
         self.no_report = False  # there is no room for it
 
     @cached_property
@@ -140,11 +138,12 @@ class Fleet:
         return facts.gpus_present() if self.ground.source is not None else 0
 
     def watch(self, terminal: TextIO) -> None:
-        """Start telemetry, and with --fleet-monitor show it on the terminal. Nothing without GPUs."""
+        """Heed signals from here on. With GPUs, start telemetry, and with --fleet-monitor show it on the terminal."""
         from pytest_gpufleet.hardware.telemetry import Activity, Sampler
         from pytest_gpufleet.report.monitor import Live, RunningCheck
 
         self._terminal = terminal = self._uncaptured(terminal)
+        self._after.enter_context(self.interruption.heed())
         ground, guard = self.ground, self.guard
         if ground.source is None or guard is None:
             return
@@ -175,26 +174,8 @@ class Fleet:
         encoding = getattr(terminal, "encoding", None) or "utf-8"
         return self._open.enter_context(os.fdopen(descriptor, "w", encoding=encoding, errors="replace"))
 
-    def heed_interruptions(self) -> None:
-        """From here to the end of the run Ctrl-C is answered at once, and no second one takes the report away."""
-        ours = threading.current_thread() is threading.main_thread()  # no other may set a handler
-        if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nohup, or a debugger
-            signal.signal(signal.SIGINT, self._on_ctrl_c)
-            self._after.callback(signal.signal, signal.SIGINT, signal.default_int_handler)
-
-    def _on_ctrl_c(self, number: int, frame: object) -> None:
-        # Not SIG_IGN from the first one on: what runs in the tests' processes would inherit it.
-        if not self.interrupted:
-            self.interrupt()
-            if not self.finishing:
-                raise KeyboardInterrupt
-
-    def interrupt(self) -> None:
-        """Say what is going on until the end, unless that was said before."""
-        if self.interrupted:
-            return
-        self.interrupted = True
-        text = f"\ninterrupted: writing the report to {self.folder}, a few seconds ...\n"
+    def _tell_interruption(self, what: str) -> None:
+        text = f"\n{what}: writing the report to {self.folder}, a few seconds ...\n"
         with suppress(OSError, ValueError):  # the terminal is closed, or no file
             # Past the buffers of the stream, in the middle of which a signal may come.
             os.write(self._terminal.fileno(), text.encode(errors="replace"))
@@ -406,7 +387,7 @@ class Fleet:
         if exitstatus == pytest.ExitCode.TESTS_FAILED and not failed:
             evidence.spoil(UNSEEN_FAILURE)
         evidence.compare()
-        broken = self._not_imported() or CUT_SHORT.get(exitstatus, "") or evidence.trouble
+        broken = self._not_imported() or self._cut_short(exitstatus) or evidence.trouble
         ended = settled(evidence.record, broken)
         if exitstatus not in CUT_SHORT:
             exitstatus = ended.exit_status or exitstatus  # never 0 where pytest's own is not
@@ -429,9 +410,17 @@ class Fleet:
             self._telemetry_lost = True
             self.evidence.spoil(f"telemetry lost samples: {lost}")
 
+    def _cut_short(self, exitstatus: int) -> str:
+        """Why the session did not come to its end, for which pytest has one exit status whatever signal it was."""
+        from pytest_gpufleet.verdict.verdict import CUT_SHORT, ENDED_BY
+
+        if exitstatus == pytest.ExitCode.INTERRUPTED and self.interruption.deadly:
+            return ENDED_BY[self.interruption.deadly.name]
+        return CUT_SHORT.get(exitstatus, "")
+
     def _not_imported(self) -> str:
         """Which test files could not be imported, for which pytest has the same exit status as for Ctrl-C."""
-        if self.interrupted or not self.not_imported:
+        if self.interruption.heard or not self.not_imported:
             return ""
         files, more = self.not_imported[:MOST_FILES], len(self.not_imported) - MOST_FILES
         which = ", ".join(files) + (f" and {more} more" if more > 0 else "")

@@ -11,7 +11,7 @@ from pytest_gpufleet.report.blame import Blame, blames, cause, occupied, times_n
 from pytest_gpufleet.report.gap import counted, gaps
 from pytest_gpufleet.report.stamp import STAMPS, stamp
 from pytest_gpufleet.verdict.evidence import Record
-from pytest_gpufleet.verdict.verdict import INTERRUPTED, remarks
+from pytest_gpufleet.verdict.verdict import RESUMABLE, remarks
 
 MOST_GPUS = 3
 GOES_ON = "A new run with --fleet-resume and the folder of this one goes on where it stopped."
@@ -19,7 +19,7 @@ GOES_ON = "A new run with --fleet-resume and the folder of this one goes on wher
 
 def why(record: Record) -> str:
     """The paragraph for the top of the report."""
-    cut_short = record.verdict is None or record.broken == INTERRUPTED
+    cut_short = record.verdict is None or record.broken in RESUMABLE
     return " ".join(filter(None, (_no_gpu(record), _why(record), GOES_ON if cut_short and record.run else "")))
 
 

@@ -15,6 +15,8 @@ ALTERED = "not as it was shipped with this version, so it may check something el
 # 0 and 1 as pytest means them; pytest does not use 10.
 EXIT_STATUS = {"ACCEPTED": 0, "REJECTED": 1, "INCOMPLETE": 10}
 INTERRUPTED = "the run was interrupted"
+ENDED_BY = {name: f"the run was ended by {name}" for name in ("SIGTERM", "SIGHUP")}
+RESUMABLE = (INTERRUPTED, *ENDED_BY.values())
 # Exit statuses with which pytest says that a session did not come to its end.
 CUT_SHORT = {
     2: INTERRUPTED,

@@ -1,0 +1,68 @@
+"""What ends a run early and still leaves its report: Ctrl-C, SIGTERM (of `timeout`, a scheduler, `docker stop`) and
+SIGHUP (of a terminal that is closed). After the last two the process dies by that signal, as its sender expects.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+# With what stands there in a process that nobody has told otherwise: nohup, a debugger and other programs do.
+_HEEDED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+
+
+class Interruption:
+    """Whether this run was told to end. `tell(what)` is called once, at the first time: "interrupted"."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self.heard = False
+        self.deadly: signal.Signals | None = None  # by which the process dies in the end
+        self.finishing = False  # nothing but report and results is left to do
+
+    def heed(self) -> ExitStack:
+        """From here to the closing of what is returned a signal is answered at once, and no second one takes the
+        report away."""
+        with ExitStack() as heeded:
+            if threading.current_thread() is threading.main_thread():  # no other may set a handler
+                for number, handler in _HEEDED.items():
+                    if signal.getsignal(number) is handler:
+                        signal.signal(number, self._on_signal)
+                        heeded.callback(signal.signal, number, handler)
+            return heeded.pop_all()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if number != signal.SIGINT:
+            self.deadly = self.deadly or signal.Signals(number)
+        # Not SIG_IGN from the first one on: what runs in the tests' processes would inherit it.
+        if not self.heard:
+            self.hear()
+            if not self.finishing:
+                raise KeyboardInterrupt
+
+    def hear(self) -> None:
+        if not self.heard:
+            self.heard = True
+            self._tell(f"ended by {self.deadly.name}" if self.deadly else "interrupted")
+
+    def before_test(self) -> None:
+        """A test may have kept a Ctrl-C for itself, and the next one must be heard. The other signals are for all."""
+        if self.deadly is not None:
+            raise KeyboardInterrupt
+        self.heard = False
+
+    def pass_on(self) -> None:
+        """Die by the signal that ended the run, if one did, after all that the interpreter does at its end."""
+        if self.deadly is None:
+            return
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+                stream.flush()  # type: ignore[union-attr]
+        signal.signal(self.deadly, signal.SIG_DFL)
+        os.kill(os.getpid(), self.deadly)

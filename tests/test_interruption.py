@@ -1,0 +1,45 @@
+"""Which signals a run hears, and which it leaves to others."""
+
+import os
+import signal
+
+import pytest
+
+from pytest_gpufleet.interruption import Interruption
+
+DEADLY = (signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def untouched():
+    """As in a process that nobody has told anything."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in DEADLY}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", DEADLY)
+def test_it_is_told_once_and_no_test_can_keep_it_for_itself(number):
+    told = []
+    interruption = Interruption(told.append)
+    with interruption.heed():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        for again in DEADLY:
+            os.kill(os.getpid(), again)
+        with pytest.raises(KeyboardInterrupt):
+            interruption.before_test()
+    assert (told, interruption.deadly) == ([f"ended by {number.name}"], number)
+    assert [signal.getsignal(each) for each in DEADLY] == [signal.SIG_DFL] * 2
+
+
+def test_what_others_have_decided_about_a_signal_stays():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    signal.signal(signal.SIGTERM, handler := lambda number, frame: None)  # the program that runs pytest
+    interruption = Interruption(pytest.fail)
+    with interruption.heed():
+        assert (signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGTERM)) == (signal.SIG_IGN, handler)
+        for number in DEADLY:
+            os.kill(os.getpid(), number)
+    interruption.pass_on()  # nothing
