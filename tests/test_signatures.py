@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -356,6 +357,13 @@ def test_without_an_ssh_keygen_that_can_sign(
     for status, text in (stand.sign(), stand.verify()):
         assert (status, told in text) == (1, True), text
     assert stand.run("verify", stand.folder)[0] == 0, "which checks no signature"
+    assert not stand.path(CUSTOMER).exists()
+
+
+def test_without_a_temporary_folder(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(stand.folder / "evidence.jsonl"))
+    for status, text in (stand.sign(), stand.verify()):
+        assert (status, "ssh-keygen needs a temporary folder, set TMPDIR to one" in text) == (1, True), text
     assert not stand.path(CUSTOMER).exists()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +33,10 @@ def ssh_keygen() -> str:
 def sign(data: bytes, key: Path) -> bytes:
     """The signature of `data`. ssh-keygen itself asks for a passphrase, a PIN or a touch, on the terminal and for as
     long as that takes. CommandFailed if nothing was signed."""
-    with tempfile.TemporaryDirectory(prefix="gpufleet-sign-") as folder:
-        signed = Path(folder) / "manifest.json"  # its standard input stays the terminal
-        signed.write_bytes(data)
-        command = [ssh_keygen(), "-q", "-Y", "sign", "-n", NAMESPACE, "-f", str(key), str(signed)]
+    with _files({"manifest": data}) as paths:  # the terminal stays its standard input
+        command = [ssh_keygen(), "-q", "-Y", "sign", "-n", NAMESPACE, "-f", str(key), paths["manifest"]]
         status = subprocess.run(command).returncode
-        signature = signed.with_name(f"{signed.name}.sig")
+        signature = Path(paths["manifest"] + ".sig")
         if status or not signature.exists():
             raise CommandFailed(f"nothing was signed: ssh-keygen cannot use the key {key}, and says above why")
         return signature.read_bytes()
@@ -62,18 +61,15 @@ class AllowedSigners:
 
         Keys must be valid now: a time that the signer claims would let a stolen key sign after it expired.
         """
-        with tempfile.TemporaryDirectory(prefix="gpufleet-verify-") as folder:
-            files = {part: Path(folder) / part for part in ("allowed", "revoked", "signature")}
-            for part, content in {**self.lists, "signature": signature}.items():
-                files[part].write_bytes(content)
-            over = ("-s", str(files["signature"]))
-            by = ("-f", str(files["allowed"]))
+        with _files({**self.lists, "signature": signature}) as paths:
+            over = ("-s", paths["signature"])
+            by = ("-f", paths["allowed"])
             verify = ("verify", "-n", NAMESPACE, "-I", name, *by, *over)
 
             def refused(*arguments: str) -> bool:
                 return _run(self.program, "-Y", *arguments, data=data).returncode != 0
 
-            if not refused(*verify, "-r", str(files["revoked"])):
+            if not refused(*verify, "-r", paths["revoked"]):
                 return ""
             if refused("check-novalidate", "-n", NAMESPACE, *over):
                 return "one of the two was changed, or it was made for something else than a run"
@@ -82,6 +78,19 @@ class AllowedSigners:
             if refused(*verify):
                 return f"{self.path} does not let its key sign runs as {name}"
             return "its key was revoked"
+
+
+@contextmanager
+def _files(contents: Mapping[str, bytes]) -> Iterator[dict[str, str]]:
+    """The paths of files that nobody else can touch, by name."""
+    with ExitStack() as stack:
+        try:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpufleet-")))
+            for name, content in contents.items():
+                (folder / name).write_bytes(content)
+        except OSError as error:
+            raise CommandFailed(f"ssh-keygen needs a temporary folder, set TMPDIR to one: {error.strerror}") from None
+        yield {name: str(folder / name) for name in contents}
 
 
 def _content(path: Path) -> bytes:
@@ -94,5 +103,7 @@ def _content(path: Path) -> bytes:
 def _run(program: str, *arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run([program, *arguments], input=data, capture_output=True, timeout=SECONDS)
+    except OSError as error:
+        raise CommandFailed(f"{program} cannot be run: {error.strerror}") from None
     except subprocess.TimeoutExpired:
         raise CommandFailed(f"{program} did not end within {SECONDS:g} s") from None

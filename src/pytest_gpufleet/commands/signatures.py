@@ -27,8 +27,12 @@ class Signature:
 
 
 def names(folder: Path) -> list[str]:
-    """Who signed a run, as the names of files say it."""
-    found = {entry.removeprefix(SIGNED_BY) for entry in os.listdir(folder) if entry.startswith(SIGNED_BY)}
+    """Who signed a run, as the names of files say it. CommandFailed if that cannot be read."""
+    try:
+        entries = os.listdir(folder)
+    except OSError as error:
+        raise CommandFailed(f"{folder} cannot be read: {error.strerror}") from None
+    found = {entry.removeprefix(SIGNED_BY) for entry in entries if entry.startswith(SIGNED_BY)}
     return sorted({entry.removesuffix(".sig").removesuffix(".json") for entry in found})
 
 
