@@ -5,8 +5,10 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +71,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.option.self_contained_html = True
         config.option.css.append(str(html.stylesheet()))
-        config.pluginmanager.register(hooks.HtmlReport(fleet.evidence), "gpufleet-html")
+        page = Path(os.path.expandvars(config.option.htmlpath)).expanduser().absolute()  # as pytest-html has it
+        each = bool(config.getini("generate_report_on_test"))
+        config.pluginmanager.register(hooks.HtmlReport(fleet.evidence, page, each), "gpufleet-html")
         config.pluginmanager.register(WithoutConfig(fleet), "gpufleet-without-config")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_gpufleet.report import columns, html
+from pytest_gpufleet.report import columns, foreign, html, policy
 from pytest_gpufleet.verdict.evidence import Evidence
 
 # The style sheet hides pytest-html's own tables until this is opened.
@@ -16,12 +18,17 @@ EVERY_TEST = (
 
 
 class HtmlReport:
-    def __init__(self, evidence: Evidence) -> None:
+    """`page`: the file that pytest-html writes; `after_each_test`: not only at the end of the run."""
+
+    def __init__(self, evidence: Evidence, page: Path, after_each_test: bool) -> None:
         self._evidence = evidence
+        self._page = page
+        self._after_each_test = after_each_test
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_report_title(self, report: Any) -> None:
         report.title = "GPU acceptance report"
+        report.set_data("environment", foreign.metadata(report.data["environment"]))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_summary(self, prefix: list[str]) -> None:
@@ -31,6 +38,26 @@ class HtmlReport:
     def pytest_html_results_table_header(self, cells: list[str]) -> None:
         columns.header(cells)
 
-    @pytest.hookimpl(optionalhook=True)
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)  # others add to what is escaped
     def pytest_html_results_table_row(self, report: pytest.TestReport, cells: list[str]) -> None:
+        cells[:] = [cell.replace(report.nodeid, foreign.text(report.nodeid)) for cell in cells]
         columns.row(cells, getattr(report, "findings", []))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self, report: Any) -> Generator[None, None, None]:
+        report.extras = foreign.extras(getattr(report, "extras", []))
+        yield
+        if self._after_each_test:
+            self._protect()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest-html has written the page
+    def pytest_sessionfinish(self) -> Generator[None, None, None]:
+        yield
+        self._protect()
+
+    def _protect(self) -> None:
+        try:
+            policy.enforce(self._page)
+        except OSError as error:
+            problem = f"{self._page} could not be written again: {error.strerror}"
+            self._evidence.trouble = self._evidence.trouble or problem

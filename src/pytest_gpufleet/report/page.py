@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from pytest_gpufleet.report import html, wording
+from pytest_gpufleet.report import html, policy, wording
 from pytest_gpufleet.verdict.evidence import Check, Record
 
 
@@ -35,4 +35,8 @@ def _row(check: Check) -> tuple[str, ...]:
 def render(template: str, **content: object) -> str:
     """A template of this folder as a page that needs no other file."""
     style = html.stylesheet().read_text(encoding="utf-8")
-    return html.templates().get_template(template).render(style=style, version=version("pytest-gpufleet"), **content)
+    return (
+        html.templates()
+        .get_template(template)
+        .render(policy=policy.meta(), style=style, version=version("pytest-gpufleet"), **content)
+    )

@@ -26,9 +26,12 @@ SYMBOLS = {
 METHODS = {"ddp": "DDP", "fsdp": "FSDP", "dp": "DataParallel"}
 SIGNS = {"min": "≥", "max": "≤"}
 
-# Colour codes first, as whole sequences; then every control character that is not white space, and the
-# halves of surrogate pairs, which no UTF-8 file can hold.
-_UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\ud800-\udfff]")
+# Colour codes first, as whole sequences; then every control character that is not white space, those that turn the
+# direction of writing, so that a line reads otherwise than it stands there, and the halves of surrogate pairs, which no
+# UTF-8 file can hold.
+_UNPRINTABLE = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]|[\ud800-\udfff]"
+)
 
 
 def clean(text: str) -> str:

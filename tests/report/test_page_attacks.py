@@ -1,0 +1,155 @@
+"""What comes from outside (a branch name, an id, a message, a serial) cannot change what a reader sees of a verdict."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html import escape, unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import seen
+
+from pytest_gpufleet.report import comparison, foreign, html
+from pytest_gpufleet.report.page import page
+from pytest_gpufleet.verdict.comparison import compare
+from pytest_gpufleet.verdict.evidence import Record
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+
+# Without quotes, spaces and colons: it fits into a branch name, an attribute, JSON and Python.
+SCRIPT = "document.title=/taken/.source;document.getElementById(/fleet-verdict/.source).textContent=/ACCEPTED/.source"
+COVER = "<b style=position:fixed;inset:0;background:green>ACCEPTED</b>"
+BRANCH = f"<svg/onload={SCRIPT}>"
+PAYLOAD = (
+    f"{BRANCH}{COVER}\"><img src=x onerror={SCRIPT}>'><img/src/onerror={SCRIPT}></title></style></pre></svg>"
+    f"</script><script>{SCRIPT}</script>&lt;svg/onload={SCRIPT}&gt;"
+)
+LINK = f" java\tscript:{SCRIPT}"
+POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>\n?')
+BLOB = re.compile(r'(?<=data-jsonblob=")[^"]*')
+
+ATTACK = f"""
+    import pytest, pytest_html
+
+    PAYLOAD = {PAYLOAD!r}
+
+    @pytest.mark.parametrize("branch", [1, 2], ids=[{BRANCH!r}, PAYLOAD])
+    def test_id(branch): pass
+
+    def test_message(rank=None): print(PAYLOAD); raise AssertionError(PAYLOAD)
+    test_message.__doc__ = PAYLOAD + "\\n\\n" + PAYLOAD
+
+    def test_skip(): pytest.skip(PAYLOAD)
+
+    def test_setup(request): request.node.add_report_section("call", PAYLOAD, PAYLOAD)
+
+    def test_extras(extras):
+        extras += [
+            pytest_html.extras.html(PAYLOAD),
+            pytest_html.extras.url({LINK!r}, name=PAYLOAD),
+            pytest_html.extras.url("https://host/?" + PAYLOAD, name=PAYLOAD),
+            pytest_html.extras.image({LINK!r}),
+            pytest_html.extras.text("as it is", name=PAYLOAD),
+        ]
+"""
+
+
+@pytest.fixture(scope="module")
+def live(fleet: Any) -> str:
+    """The page that pytest-html wrote in a run that was attacked from everywhere."""
+    run = fleet(ATTACK, "--metadata", PAYLOAD, PAYLOAD, CI_COMMIT_REF_NAME=BRANCH, GIT_BRANCH=PAYLOAD, BUILD_URL=LINK)
+    assert sum(BRANCH in check for check in run.record.checks) == 2
+    return (run.folders[0] / "report.html").read_text(encoding="utf-8")
+
+
+def without_policy(page: str) -> str:
+    assert POLICY.search(page)
+    return POLICY.sub("", page)
+
+
+def without_escaping(page: str) -> str:
+    """A page of pytest-html as if nothing that its script puts into it had been escaped."""
+    data = json.loads(unescape(BLOB.search(page)[0]))  # type: ignore[index]
+    raw = escape(json.dumps(_each_string(data, unescape)))
+    return BLOB.sub(lambda _: raw, page)
+
+
+def test_a_branch_name_and_ids_cannot_change_the_verdict_of_the_live_page(live: str, tmp_path: Path) -> None:
+    shown = seen(
+        {
+            "live": live,
+            "escaping-alone": without_policy(live),
+            "policy-alone": without_escaping(live),
+            "neither": without_policy(without_escaping(live)),
+        },
+        tmp_path,
+    )
+    for name in ("live", "escaping-alone", "policy-alone"):
+        assert (shown[name].title, shown[name].verdict) == ("GPU acceptance report", "◇ REHEARSAL")
+        assert shown[name].rows == 6  # pytest-html's own script ran
+    assert shown["live"].uncovered
+    assert shown["escaping-alone"].uncovered
+    assert (shown["neither"].title, shown["neither"].verdict) == ("taken", "ACCEPTED")  # the attack is one
+
+
+def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = poisoned("h200x4-neighbour")
+    record.run["judged_again"] = PAYLOAD  # as the page of `gpufleet judge -o` has it
+    pages = {"report": page(record, PAYLOAD)}
+    pages["compared"] = comparison.page(compare({f"a{PAYLOAD}": record, f"b{PAYLOAD}": record}))
+    pages |= {f"{name}-without-policy": without_policy(page) for name, page in pages.items()}
+    templates = html.templates()
+    templates.autoescape = False
+    monkeypatch.setattr(html, "templates", lambda: templates)
+    pages["policy-alone"] = page(replace(record, telemetry=[], findings=[]), "")
+    pages["neither"] = without_policy(pages["policy-alone"])
+    shown = seen(pages, tmp_path)
+    assert (shown["neither"].title, shown["neither"].verdict) == ("taken", "ACCEPTED")
+    assert shown.pop("neither").uncovered is False
+    assert not [name for name, each in shown.items() if each.title == "taken" or "ACCEPTED" in each.verdict]
+    del shown["policy-alone"]  # styles may do what they like there
+    assert all(each.uncovered for each in shown.values())
+    assert shown["report"].verdict == shown["report-without-policy"].verdict == "✗ REJECTED"
+
+
+def poisoned(name: str) -> Record:
+    """A recorded run with a payload behind every text that is not one of our own words."""
+    words = {"event", "outcome", "state", "sense", "level", "better", "failed_by", "metric", "t", "verdict"}
+    record = Record()
+    for line in (RECORDED / name / "evidence.jsonl").read_text(encoding="utf-8").splitlines():
+        record.add(_each_string(json.loads(line), lambda text: text + PAYLOAD, words))
+    return record
+
+
+def _each_string(value: Any, change: Any, but: set[str] | frozenset[str] = frozenset()) -> Any:
+    match value:
+        case str():
+            return change(value)
+        case list():
+            return [_each_string(each, change, but) for each in value]
+        case dict():
+            return {key: each if key in but else _each_string(each, change, but) for key, each in value.items()}
+    return value
+
+
+def test_addresses_of_extras_are_addresses_and_their_markup_is_text() -> None:
+    given = [
+        {"format_type": kind, "content": content, "name": "<b>"}
+        for kind in ("url", "image", "html", "text")
+        for content in ("javascript:x", "\x01JAVA\nscript:x", "data:text/html,x", "https://host/a?b&c", "img/a.png")
+    ]
+    shown = [(each["format_type"], each["content"], each["name"]) for each in foreign.extras(given)]
+    assert shown[:4] == [
+        ("url", "https://host/a?b&amp;c", "&lt;b&gt;"),
+        ("url", "img/a.png", "&lt;b&gt;"),
+        ("image", "https://host/a?b&c", "<b>"),  # by pytest-html's script, as text
+        ("image", "img/a.png", "<b>"),
+    ]
+    assert [content for kind, content, _ in shown if kind == "html"][1] == "JAVA\nscript:x"
+    assert foreign.extras([{"format_type": "html", "content": "<b>", "name": ""}])[0]["content"] == "&lt;b&gt;"
+    assert {name for kind, _, name in shown if kind == "text"} == {"&lt;b&gt;"}
