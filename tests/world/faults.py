@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from pytest_gpufleet.world.engines import channel
+
 CULPRIT = 2
 RANKS = 4
 HANG_SECONDS = 1.0
@@ -119,6 +121,48 @@ def cannot_return(rank):
     return threading.Lock()
 
 
+def answers(sent: Callable[[bytes], bytes], then: Callable[[], object]):
+    """Of its answer the rank sends what `sent` makes of it, and does `then`."""
+
+    def act(rank):
+        def send(self, content):
+            self._end.sendall(sent(channel.encode(content)))
+            then()
+
+        channel.RankEnd.send = send
+
+    return act
+
+
+def freeze():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class OnlyForRanks:
+    """Can be unpickled in the process that pickled it, and nowhere else."""
+
+    def __reduce__(self):
+        return refuse_outside, (os.getpid(),)
+
+
+def refuse_outside(pid):
+    if os.getpid() != pid:
+        raise SystemExit("not here")
+
+
+class ExitsWhenRead(Exception):
+    def __str__(self):
+        raise SystemExit(3)
+
+
+def comes_back_twice(rank):
+    """As two processes: the rank, and a child of it that must not answer in its place."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    raise ValueError("parent" if child else "child")
+
+
 def crashes_in_c(rank):
     ctypes.string_at(0)
 
@@ -172,6 +216,24 @@ FAULTS = {
         illegal_memory_access, "exception", ("CUDA error: an illegal memory access",), needs_gpu=True
     ),
     "an assertion that fails on the GPU": Fault(device_side_assert, "exception", ("CUDA error",), needs_gpu=True),
+    "frozen before its answer": Fault(answers(lambda message: b"", freeze), "hang", ("stopped by a signal",), "return"),
+    "frozen within the header of its answer": Fault(
+        answers(lambda message: message[:3], freeze), "hang", ("stopped by a signal",), "return"
+    ),
+    "frozen within its answer": Fault(
+        answers(lambda message: message[:-1], freeze), "hang", ("stopped by a signal",), "return"
+    ),
+    "half an answer and death": Fault(
+        answers(lambda message: message[:-1], lambda: os._exit(7)), "crash", ("exit status 7",), "return"
+    ),
+    "garbage instead of an answer": Fault(
+        answers(lambda message: b"\xff" * 4096, lambda: time.sleep(3600)), "crash", ("is no message",), "return"
+    ),
+    "an exception whose text exits": Fault(raises(ExitsWhenRead), "exception", ("SystemExit: 3",), "return"),
+    "a child that comes back as well": Fault(comes_back_twice, "exception", ("ValueError: parent",), "return"),
+    "a result that cannot be unpickled": Fault(
+        lambda rank: OnlyForRanks(), "exception", ("cannot be unpickled here", "not here"), "return"
+    ),
     "a result that cannot be pickled": Fault(cannot_return, "exception", ("cannot pickle",), "return"),
 }
 

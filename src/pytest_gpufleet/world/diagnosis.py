@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_gpufleet.world import flight, progress
 from pytest_gpufleet.world.engines.protocol import Death, Engine
-from pytest_gpufleet.world.failures import FailureKind, RankFailure, RankReport, exit_summary, failure_type
+from pytest_gpufleet.world.failures import FailureKind, RankFailure, RankReport, failure_type
 from pytest_gpufleet.world.outcomes import Outcome
 from pytest_gpufleet.world.rank import RankSpec
 
@@ -48,7 +48,7 @@ def diagnose(engine: Engine, specs: Mapping[int, RankSpec], answers: Answers, wh
         common: dict[str, Any] = {"rank": rank, "name": spec.name, "phase": at.phase, "phase_seconds": at.seconds}
         outcome, death = answers.outcomes.get(rank), answers.deaths.get(rank)
         if death is not None:
-            common |= {"state": "died", "summary": exit_summary(death.exitcode)}
+            common |= {"state": "died", "summary": death.how}
             # A fatal signal leaves the stack that faulthandler wrote.
             common |= {"stack": _stack(spec), "output": _tail(spec.file("output"), OUTPUT_BYTES)}
         elif outcome is None:

@@ -108,10 +108,8 @@ def _loaded(module: str) -> dict[str, object]:
     return vars(sys.modules[module]) if module in sys.modules else {}
 
 
-def exit_summary(exitcode: int | None) -> str:
+def exit_summary(exitcode: int) -> str:
     """What an exit status of multiprocessing means in words."""
-    if exitcode is None:
-        return "for its controller: it closed its connection and lives on"
     if exitcode == -signal.SIGKILL:
         return "by SIGKILL (somebody killed it; the kernel's out-of-memory killer does so too: see dmesg)"
     if exitcode >= 0:

@@ -15,9 +15,11 @@ OutcomeKind = Literal["returned", "raised", "skipped", "xfailed", "not applicabl
 
 @dataclass(frozen=True)
 class Outcome:
-    """Plain data: an exception itself often cannot be pickled. `ended` is the monotonic time."""
+    """Plain data: an exception itself often cannot be pickled. `call` is the number of the call that it answers,
+    `ended` the monotonic time."""
 
     kind: OutcomeKind
+    call: int = 0
     result: Parcel | None = None
     error_type: str = ""
     error_text: str = ""

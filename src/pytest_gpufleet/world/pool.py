@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import sys
@@ -84,6 +85,7 @@ class Pool:
         self._scratch: Path | None = None
         self._held = -1  # the scratch folder, locked
         self._groups: set[Members] = set()
+        self._numbers = itertools.count(1)  # of calls; 0 is the start of the ranks
         self._starts = _Attempts()
         self._joins = _Attempts()  # at a process group
 
@@ -114,7 +116,7 @@ class Pool:
         self._groups = set()
         with self._starts.counted(), self._killing_on_error():
             self._engine.start(self.specs)
-            self._collect(self.everyone, "start of the ranks", max(self.timeout, MIN_START_SECONDS))
+            self._collect(0, self.everyone, "start of the ranks", max(self.timeout, MIN_START_SECONDS))
         self._on_event("world_started", ranks=len(self.specs), seconds=round(time.monotonic() - began, 3))
 
     def stop(self) -> None:
@@ -169,7 +171,8 @@ class Pool:
                 ending = exception(text + where)
                 ending._use_item_location = True  # type: ignore[attr-defined]  # a skip is told at the test, not here
                 raise ending
-        return [self._result(outcomes[rank]) for rank in ranks]
+        with self._killing_on_error():
+            return [self._result(rank, outcomes[rank], name) for rank in ranks]
 
     def _join_group(self, ranks: Members) -> None:
         __tracebackhide__ = True
@@ -188,13 +191,14 @@ class Pool:
         __tracebackhide__ = True
         from pytest_gpufleet.world.worker import Call
 
-        call = Call(name, ranks, with_group, parcel)
+        call = Call(next(self._numbers), name, ranks, with_group, parcel)
         for rank in ranks:
             self._engine.submit(rank, call)
-        return self._collect(ranks, name, timeout)
+        return self._collect(call.number, ranks, name, timeout)
 
-    def _collect(self, ranks: Members, what: str, timeout: float) -> dict[int, Outcome]:
-        """Wait until every rank has answered. RankFailure if one fails or the deadline passes before."""
+    def _collect(self, number: int, ranks: Members, what: str, timeout: float) -> dict[int, Outcome]:
+        """Wait until every rank has answered the call of this number. RankFailure if one fails or the deadline passes
+        before."""
         __tracebackhide__ = True
         answers = Answers()
         until = time.monotonic() + timeout
@@ -203,7 +207,9 @@ class Pool:
             for event in self._engine.wait(remaining):
                 if isinstance(event, Death):
                     answers.deaths[event.rank] = event
-                else:
+                elif not isinstance(event.content, Outcome):
+                    answers.deaths[event.rank] = Death(event.rank, "for its controller: it sent what is no answer")
+                elif event.content.call == number:  # else it answers a call that is over
                     answers.outcomes[event.rank] = event.content
             if answers.failed and graceful:
                 graceful = False
@@ -219,10 +225,15 @@ class Pool:
         until = self._test_deadline()
         return seconds if until is None else max(0.0, min(seconds, until - time.monotonic()))
 
-    def _result(self, outcome: Outcome) -> Any:
+    def _result(self, rank: int, outcome: Outcome, what: str) -> Any:
+        __tracebackhide__ = True
         assert outcome.result is not None
         try:
             return shipping.unpack(outcome.result)
+        except (Exception, SystemExit) as error:  # unpickling runs the object's own code, which may raise anything
+            why = f"what cannot be unpickled here: {type(error).__name__}: {error}"
+            report = RankReport(rank, self.specs[rank].name, "returned", why, output=outcome.output)
+            raise RankFailure("exception", what, (report,)) from None
         finally:
             shipping.discard(outcome.result)
 

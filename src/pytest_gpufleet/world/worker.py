@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpufleet.world import introspection
+from pytest_gpufleet.world.engines.channel import RankEnd
 from pytest_gpufleet.world.outcomes import NotApplicable, Outcome
 from pytest_gpufleet.world.progress import Progress
 from pytest_gpufleet.world.rank import Rank, RankSpec
@@ -38,15 +39,17 @@ TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not f
 
 @dataclass(frozen=True)
 class Call:
-    """Run `parcel`, a packed (function, args, kwargs), on `ranks`, with or without their process group."""
+    """Run `parcel`, a packed (function, args, kwargs), on `ranks`, with or without their process group. `number`: no
+    other call of this world has it, and its answer bears it."""
 
+    number: int
     name: str
     ranks: tuple[int, ...]
     with_group: bool
     parcel: Parcel
 
 
-def main(pipe: Connection, lifeline: Connection, spec: RankSpec) -> None:
+def main(pipe: RankEnd, lifeline: Connection, spec: RankSpec) -> None:
     """The whole life of a rank process."""
     _end_with_the_controller(lifeline)
     os.environ.clear()
@@ -67,10 +70,10 @@ def main(pipe: Connection, lifeline: Connection, spec: RankSpec) -> None:
         nonlocal device
         device = _prepare_device(spec, progress)
 
-    pipe.send(_perform("start", progress, prepare, spec.scratch))
+    pipe.send(_perform(0, "start", progress, prepare, spec.scratch))
     while True:
         try:
-            call: Call = pipe.recv()
+            call: Call = pipe.receive()
         except EOFError:
             return
         from pytest_gpufleet.world import group
@@ -84,7 +87,8 @@ def main(pipe: Connection, lifeline: Connection, spec: RankSpec) -> None:
             _group=group.of(call.ranks) if call.with_group else None,
             _progress=progress,
         )
-        pipe.send(_perform(call.name, progress, lambda: _run(call, rank), spec.scratch))  # noqa: B023
+        answer = _perform(call.number, call.name, progress, lambda: _run(call, rank), spec.scratch)  # noqa: B023
+        pipe.send(answer)
 
 
 def _run(call: Call, rank: Rank) -> Any:
@@ -92,21 +96,32 @@ def _run(call: Call, rank: Rank) -> Any:
     return function(rank, *args, **kwargs)
 
 
-def _perform(name: str, progress: Progress, body: Callable[[], Any], scratch: Path) -> Outcome:
+def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any], scratch: Path) -> Outcome:
     """Run one call. However it ends, it becomes an Outcome; after a failure the phase stays for the report."""
     progress.begin(name)
     ending: dict[str, Any]
     try:
-        ending = {"kind": "returned", "result": _pack_result(body(), scratch)}
+        ending = {"kind": "returned", "result": _pack_result(_as_one_process(body), scratch)}
     except NotApplicable as skip:
-        ending = {"kind": "not applicable", "error_text": str(skip)}
+        ending = {"kind": "not applicable", "error_text": _clip(str(skip))}
     except pytest.skip.Exception as skip:
-        ending = {"kind": "skipped", "error_text": str(skip)}
+        ending = {"kind": "skipped", "error_text": _clip(str(skip))}
     except pytest.xfail.Exception as xfail:
-        ending = {"kind": "xfailed", "error_text": str(xfail)}
+        ending = {"kind": "xfailed", "error_text": _clip(str(xfail))}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the story must get out
         ending = {"kind": "raised", **_story(error)}
-    return Outcome(output=_take_output(), ended=time.monotonic(), **ending)
+    return Outcome(call=number, output=_take_output(), ended=time.monotonic(), **ending)
+
+
+def _as_one_process(body: Callable[[], Any]) -> Any:
+    """What `body` returns or raises in this process. A child that it forked, and that comes back as well, ends here: it
+    shares the rank's connection and files, and would answer in its place."""
+    rank = os.getpid()
+    try:
+        return body()
+    finally:
+        if os.getpid() != rank:
+            os._exit(0)
 
 
 def _pack_result(result: Any, scratch: Path) -> Parcel:
@@ -121,10 +136,11 @@ def _story(error: BaseException) -> dict[str, str]:
     try:
         text = str(error)
         lines = traceback.format_exception(kind, error, _without_own_frames(error))
-    except Exception as broken:  # an exception whose own __str__ raises
-        text, lines = f"(its text cannot be shown: {broken!r})", traceback.format_tb(error.__traceback__)
+    except BaseException as broken:  # an exception whose own __str__ raises, be it SystemExit
+        why = "".join(traceback.format_exception_only(broken)).strip()
+        text, lines = f"(its text cannot be shown: {why})", traceback.format_tb(_without_own_frames(error))
     return {
-        "error_type": f"{kind.__module__}.{kind.__qualname__}",
+        "error_type": _clip(f"{kind.__module__}.{kind.__qualname__}"),
         "error_text": _clip(text),
         "traceback": _clip("".join(lines)),
     }

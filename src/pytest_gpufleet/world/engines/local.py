@@ -6,7 +6,9 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import selectors
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
@@ -15,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.world import worker
+from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled, RankEnd
 from pytest_gpufleet.world.engines.protocol import Death, Message
+from pytest_gpufleet.world.failures import exit_summary
 from pytest_gpufleet.world.rank import RankSpec
 
 # proc(5): states in which a process cannot answer.
@@ -33,7 +37,7 @@ class LocalEngine:
 
     def __init__(self) -> None:
         self._processes: list[BaseProcess] = []
-        self._pipes: list[Connection] = []
+        self._pipes: list[ControllerEnd] = []
         self._lifelines: list[Connection] = []
         self._gone: set[int] = set()
         atexit.register(self.kill, 1.0)  # before multiprocessing's own handler, which would wait for the ranks
@@ -44,44 +48,47 @@ class LocalEngine:
         self._processes, self._pipes, self._lifelines = [], [], []
         self._gone = set()
         for spec in specs:
-            ours, theirs = context.Pipe()
+            ours, theirs = socket.socketpair()
             lifeline_end, lifeline = context.Pipe(duplex=False)
             process = context.Process(
-                target=worker.main, args=(theirs, lifeline_end, spec), name=f"gpufleet-rank-{spec.index}"
+                target=worker.main, args=(RankEnd(theirs), lifeline_end, spec), name=f"gpufleet-rank-{spec.index}"
             )
             process.start()
             theirs.close()
             lifeline_end.close()
             self._processes.append(process)
-            self._pipes.append(ours)
+            self._pipes.append(ControllerEnd(ours))
             self._lifelines.append(lifeline)
 
     def submit(self, rank: int, message: Any) -> None:
-        with contextlib.suppress(OSError):
-            self._pipes[rank].send(message)
+        self._pipes[rank].send(message)
 
     def wait(self, timeout: float) -> list[Message | Death]:
-        sources: dict[Connection | int, int] = {}
-        for rank, (process, pipe) in enumerate(zip(self._processes, self._pipes, strict=True)):
-            if rank not in self._gone:
-                sources[pipe] = sources[process.sentinel] = rank
-        ready = wait(list(sources), max(0.0, timeout))
-        ranks = sorted({sources[source] for source in ready})  # type: ignore[index]
-        return [event for rank in ranks for event in self._collect(rank)]
+        with selectors.PollSelector() as selector:
+            for rank, (process, pipe) in enumerate(zip(self._processes, self._pipes, strict=True)):
+                if rank not in self._gone:
+                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if pipe.has_unsent else 0)
+                    selector.register(pipe, wanted, rank)
+                    selector.register(process.sentinel, selectors.EVENT_READ, rank)
+            ready = selector.select(max(0.0, timeout))
+        return [event for rank in sorted({key.data for key, _ in ready}) for event in self._collect(rank)]
 
     def _collect(self, rank: int) -> list[Message | Death]:
         process, pipe = self._processes[rank], self._pipes[rank]
         events: list[Message | Death] = []
         dead = not process.is_alive()  # asked first: what it sent before it died comes before its death
+        lost = ""
+        pipe.flush()
         try:
-            while pipe.poll():
-                events.append(Message(rank, pipe.recv()))
-        except (EOFError, OSError):
+            events = [Message(rank, content) for content in pipe.receive()]
+        except EOFError:
             process.join(0.2)  # the pipe of a dying process closes a moment before its exit status is there
-            dead = True
+            dead, lost = True, "it closed its connection and lives on" if process.is_alive() else ""
+        except Garbled as garbled:
+            dead, lost = True, str(garbled)
         if dead:
             self._gone.add(rank)
-            events.append(Death(rank, process.exitcode))
+            events.append(Death(rank, f"for its controller: {lost}" if lost else exit_summary(process.exitcode or 0)))
         return events
 
     def interrupt(self, rank: int) -> None:
@@ -109,8 +116,10 @@ class LocalEngine:
                 if process.sentinel in done:
                     process.join()
                     del alive[rank]
-        for pipe in (*self._pipes, *self._lifelines):
+        for pipe in self._pipes:
             pipe.close()
+        for lifeline in self._lifelines:
+            lifeline.close()
         self._processes, self._pipes, self._lifelines = [], [], []
         return sorted(alive)
 

@@ -19,10 +19,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Death:
-    """A rank process is gone. `exitcode` as multiprocessing gives it: negative is a signal."""
+    """A rank process is gone, or of no more use. `how` goes on where "rank 3 died" ends: "by SIGSEGV (...)"."""
 
     rank: int
-    exitcode: int | None
+    how: str
 
 
 class Engine(Protocol):
@@ -32,7 +32,7 @@ class Engine(Protocol):
         """Start one process for each spec. Does not wait for them: each sends a first message when it is ready."""
 
     def submit(self, rank: int, message: Any) -> None:
-        """Send a small message to a rank. A rank that is gone shows in `wait`, not here."""
+        """Send a message to a rank, without waiting for it. A rank that is gone shows in `wait`, not here."""
 
     def wait(self, timeout: float) -> list[Message | Death]:
         """What happened on any rank, as soon as anything did; [] after `timeout` seconds. A death is told once."""
