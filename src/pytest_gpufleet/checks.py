@@ -10,6 +10,7 @@ import pytest
 
 from pytest_gpufleet.fixtures import ONLY_LIMITS
 from pytest_gpufleet.guard import HealthWorsened
+from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.verdict.evidence import Check, FailedBy
 from pytest_gpufleet.verdict.judge import LimitMissed
 from pytest_gpufleet.world.failures import RankFailure
@@ -32,7 +33,7 @@ def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
         round(seconds, 3),
         title,
         doc.strip(),
-        message[:MESSAGE_LIMIT],
+        redacted(message[: 2 * MESSAGE_LIMIT])[:MESSAGE_LIMIT],  # cut last, and not through a secret
         failed_by=_failed_by(item, phases),
     )
     return asdict(check)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import fixtures, options
+from pytest_gpufleet import fixtures, options, redaction
 from pytest_gpufleet.fixtures import FINDINGS, FLEET, ONLY_LIMITS
 from pytest_gpufleet.session import Fleet
 from pytest_gpufleet.verdict import levels
@@ -77,6 +77,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(WithoutConfig(fleet), "gpufleet-without-config")
 
 
+@pytest.hookimpl(trylast=True, optionalhook=True)
+def pytest_metadata(metadata: dict[str, Any], config: pytest.Config) -> None:
+    """What pytest-metadata took from the environment of a CI server and the command line, without secrets."""
+    if options.from_config(config).asked:
+        texts = {name: value for name, value in metadata.items() if isinstance(value, str)}
+        metadata.update({name: redaction.variable(name, value) for name, value in texts.items()})
+
+
 class WithoutConfig:
     """Hooks that pytest does not tell what session they are of."""
 
@@ -87,7 +95,9 @@ class WithoutConfig:
         if not isinstance(excinfo.value, pytest.Session.Interrupted):  # pytest's own, for errors in the collection
             self._fleet.interruption.hear()
 
+    @pytest.hookimpl(tryfirst=True)  # before anybody shows it
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        redaction.hide_in(report)
         if report.failed:
             self._fleet.not_imported.append(report.nodeid)
 
@@ -249,6 +259,7 @@ def pytest_runtest_makereport(
     if fleet.evidence is not None:
         from pytest_gpufleet import checks
 
+        redaction.hide_in(report)
         report.findings = item.stash.get(FINDINGS, [])  # type: ignore[attr-defined]
         phases = item.stash.setdefault(PHASES, [])
         phases.append((report, error))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
-from pytest_gpufleet import files
+from pytest_gpufleet import files, redaction
 from pytest_gpufleet.interruption import Interruption
 from pytest_gpufleet.options import REHEARSAL_RANKS, Options
 from pytest_gpufleet.verdict import levels
@@ -286,7 +286,7 @@ class Fleet:
             specs,
             self.options.timeout,
             test_deadline=lambda: self.test_deadline,
-            on_event=self.record_event,
+            on_event=lambda name, **content: self.record_event(name, **redaction.throughout(content)),
         )
 
     def world(self, with_group: bool) -> World:
@@ -312,7 +312,7 @@ class Fleet:
             "schema": SCHEMA,
             "host": host,
             "utc": started.isoformat(timespec="seconds"),
-            "command": " ".join(["pytest", *self._arguments]),
+            "command": redaction.command(["pytest", *self._arguments]),
             "level": self.options.level,
             "burn_in_seconds": self.burn_in_seconds if self.options.level == "burnin" else 0,
             "gpus": str(self.options.gpus),

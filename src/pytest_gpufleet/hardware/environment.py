@@ -5,20 +5,13 @@ from __future__ import annotations
 import os
 import re
 
+from pytest_gpufleet.redaction import variable
+
 STEERING = re.compile(
     r"(NCCL|CUDA|TORCH|PYTORCH|GLOO|NVIDIA|NVSHMEM|CUBLAS|CUDNN|OMP|MKL|UCX|TORCHINDUCTOR|TRITON)_\w+|LD_PRELOAD"
 )
 # What images carry for the container runtime: long, and without effect on a process inside.
 NOISE = re.compile(r"NVIDIA_(REQUIRE|PRODUCT|DRIVER_CAP)\w+")
-
-# Names that promise a secret. Rather one value too many is hidden than one too few, so most count anywhere in a name:
-# APIKEY, PASSPHRASE, AUTHORIZATION. PATH and SIGNAL are no secrets, so their beginnings count as whole words only.
-SECRET = re.compile(
-    r"KEY|TOKEN|SECRET|PASS|PWD|AUTH|CRED|COOKIE|BEARER|JWT|(?<![A-Z])(PAT|SIG)(?![A-Z])", re.IGNORECASE
-)
-# In a URL: what stands before the host's name (user, password), and what is asked of it (signatures, tokens).
-IN_URLS = re.compile(r"(?<=://)\S*@|(?<=\?)\S*=\S*")
-HIDDEN = "(hidden)"
 
 
 def steering() -> dict[str, str]:
@@ -40,15 +33,11 @@ def _assignments(path: str) -> dict[str, str]:
 def relevant() -> dict[str, str]:
     """The variables by which users and images steer drivers and libraries, sorted by name.
 
-    A value is hidden where the name promises a secret, and so is the part of a URL that can hold one: reports go from
-    hand to hand.
+    A value is hidden where the name promises a secret, and so is the part of any other that looks like one: reports go
+    from hand to hand.
     """
     return {
-        name: HIDDEN if SECRET.search(name) else IN_URLS.sub(_hide, value)
+        name: variable(name, value)
         for name, value in sorted(steering().items())
         if STEERING.fullmatch(name) and not NOISE.fullmatch(name)
     }
-
-
-def _hide(found: re.Match[str]) -> str:
-    return f"{HIDDEN}@" if found[0].endswith("@") else HIDDEN

@@ -25,7 +25,7 @@ class RankSpec:
     device: str
     gpu: Gpu | None
     scratch: Path  # folder of this world: output, stacks, phases, the store of the process group
-    environment: dict[str, str]
+    environment: dict[str, str] = field(repr=False)  # all of it, secrets too
     cpu_threads: int | None = None
 
     @property

@@ -1,0 +1,159 @@
+"""Secrets, hidden in text of foreign origin: messages, output, tracebacks, command lines, values of variables.
+
+Reports go from hand to hand. A secret is known by where it stands (a password in an address, what follows the name
+"token"), or by its value, where the environment has it under a name that promises one. Numbers, paths and words like
+"none" are left as they are: our own figures and serial numbers are no secrets, whatever stands before them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+HIDDEN = "(hidden)"
+
+# Names of variables that promise a secret. Rather one value too many is hidden than one too few, so most count anywhere
+# in a name: APIKEY, PASSPHRASE, AUTHORIZATION. PATH, SIGNAL and AUTHOR are no secrets.
+_VARIABLE = (
+    "KEY|TOKEN|SECRET|PASS(?!ED|ES|ING)|PWD|AUTH(?!ORS?(?![A-Z]))|CRED|COOKIE|BEARER|JWT|LOGIN"
+    r"|(?<![A-Z])(?:PAT|SIG)(?![A-Z])"
+)
+NAMES = re.compile(_VARIABLE, re.IGNORECASE)
+
+# A name inside a text, which holds other words too: "token", "api_token" and "apiToken", not "tokenizer" or "key".
+_NAME = (
+    r"(?:(?:(?<![A-Za-z0-9])|(?<=[a-z])(?=[A-Z]))(?i:(?:o?auth|access|api|bearer|client|refresh|session)?[_-]?"
+    r"(?:token|secret|passw(?:or)?d|passphrase|pwd|credentials?|jwt|sig|signature|login"
+    r"|(?:api|access|account|auth|encryption|private|secret|shared)[_-]?key))"
+    rf"|(?<![A-Za-z0-9_])(?=[A-Z0-9_]{{0,64}}?(?:{_VARIABLE}))[A-Z][A-Z0-9_]{{0,128}})(?![A-Za-z0-9_-])"
+)
+# Between a name and its value: the end of a quotation or of an index, and what assigns.
+_THEN = r"(?:\\?[\"'])?\]?[ \t]*(?:={1,2}|:)[ \t]*"
+_BARE = r"[^\s\"'`&;,()\[\]{}<>]+"
+_NO_WORD = rf"(?=\S*\d)(?=\S*[A-Za-z])(?=\S{{8}}){_BARE}"
+
+_PATTERNS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # Before the host of an address: what stands behind a colon may hold every character, "/" and "@" too.
+        r"(?<=://)(?P<secret>[^\s/?#@:]{0,256}:\S{0,256}|[^\s/?#@]{1,256})(?=@)",
+        # What is asked of an address.
+        r"://[^\s\"'<>?]{0,1024}\?(?P<secret>[^\s\"'<>=]*=[^\s\"'<>]*)",
+        # user:password@host
+        r"(?<![\w@:/.+-])(?P<secret>[\w.+-]+:[^\s@/:\"']+)(?=@\w)",
+        # Headers of requests.
+        rf"(?i:\b(?:authorization|cookie){_THEN}\\?[\"']?)(?P<secret>[^\"'\\]+)",
+        r"(?i:\bbearer) +(?P<secret>(?=\S*\d)[\w.~+/=-]{8,})",
+        # Tokens that their makers have marked: GitHub, GitLab, Hugging Face, NVIDIA, Slack, Amazon, JSON Web Tokens.
+        r"\b(?P<secret>(?:gh[opsur]_|github_pat_|glpat-|hf_|nvapi-|xox[abeprs]-|AKIA)[\w-]{10,}|eyJ[\w-]+\.[\w-]+\.[\w-]*)",
+        # "token": "X", token = 'X'
+        rf"{_NAME}{_THEN}(?P<quote>\\?[\"'])(?P<secret>(?:(?!(?P=quote)).)+)",
+        # token=X; and, if X looks like no word: token: X, --token X
+        rf"{_NAME}=(?P<secret>{_BARE})",
+        rf"{_NAME}: ?(?P<secret>{_NO_WORD})",
+        rf"--[\w-]*?{_NAME}[\"']?,? +[\"']?(?P<secret>{_NO_WORD})",
+    )
+)
+# Without one of these in it a line is not looked at any closer: output can be long.
+_MARKS = (
+    "://", "@", "auth", "cookie", "bearer", "token", "secret", "pass", "pwd", "key", "cred", "jwt", "sig", "pat",
+    "login", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_", "glpat-", "hf_", "nvapi-", "xox", "akia", "eyj",
+)  # fmt: skip
+_HARMLESS = re.compile(
+    r"[\d.,:+-]*|0x[\da-f]+|[~/.].*|true|false|yes|no|on|off|none|null|default|auto|password|secret|token|\(hidden\)\W*",
+    re.IGNORECASE,
+)
+SHORTEST = 12  # of a value that is looked for everywhere: a shorter one may be a word that means something else there
+
+
+def redacted(text: str) -> str:
+    """`text` without the secrets in it."""
+    for secret in _secrets():
+        if secret[:SHORTEST] in text or secret[-SHORTEST:] in text:
+            text = _by_value(secret).sub(HIDDEN, text)
+    return "\n".join(map(_line, text.split("\n")))
+
+
+def _line(line: str) -> str:
+    lower = line.lower()
+    if any(mark in lower for mark in _MARKS):
+        for pattern in _PATTERNS:
+            line = pattern.sub(_hide, line)
+    return line
+
+
+def _hide(found: re.Match[str]) -> str:
+    if _HARMLESS.fullmatch(found["secret"]):
+        return found[0]
+    start, end = (at - found.start() for at in found.span("secret"))
+    return found[0][:start] + HIDDEN + found[0][end:]
+
+
+def throughout(value: Any) -> Any:
+    """JSON with every text in it redacted."""
+    match value:
+        case str():
+            return redacted(value)
+        case list() | tuple():
+            return [throughout(each) for each in value]
+        case dict():
+            return {key: throughout(each) for key, each in value.items()}
+    return value
+
+
+def hide_in(report: Any) -> None:
+    """Redact pytest's report of a test or a collection: what everybody shows of it, and what it keeps as it was."""
+    for name in ("longrepr", "sections", "user_properties", "wasxfail"):
+        if value := getattr(report, name, None):
+            setattr(report, name, _everywhere(value))
+
+
+def _everywhere(value: Any) -> Any:
+    """The same value, with every text in it redacted: of a traceback the parts that pytest prints one by one."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_everywhere, value))
+    if type(value).__module__.startswith("_pytest."):
+        for name, part in vars(value).items():
+            setattr(value, name, _everywhere(part))
+    return value
+
+
+def variable(name: str, value: str) -> str:
+    """The value of a variable, or of an argument that has a name."""
+    return HIDDEN if NAMES.search(name) else redacted(value)
+
+
+def command(arguments: Sequence[str]) -> str:
+    """A command line with the values hidden of options whose names promise a secret, and of `--metadata NAME VALUE`."""
+    return " ".join(
+        _argument(*each) for each in zip(("", "", *arguments), ("", *arguments), arguments, strict=False)
+    )  # fmt: skip
+
+
+def _argument(two_before: str, before: str, argument: str) -> str:
+    name, assigned, value = argument.partition("=")
+    if assigned and re.fullmatch(r"[\w.-]+", name):
+        return f"{name}={variable(name, value)}"
+    named = two_before == "--metadata" or (before.startswith("--") and "=" not in before)
+    return variable(before, argument) if named and not argument.startswith("-") else redacted(argument)
+
+
+def _secrets() -> list[str]:
+    """The values of variables whose names promise a secret, whole and line by line, also as Python writes them; the
+    longest first, which the others are parts of."""
+    values = [value for name, value in os.environ.items() if len(value) >= SHORTEST and NAMES.search(name)]
+    lines = [line for value in values for line in (value, *value.splitlines())]
+    texts = {text for line in lines for text in (line, repr(line)[1:-1]) if len(text) >= SHORTEST}
+    return sorted((text for text in texts if not _HARMLESS.fullmatch(text)), key=len, reverse=True)
+
+
+@lru_cache(maxsize=256)
+def _by_value(secret: str) -> re.Pattern[str]:
+    """What finds a secret as a whole word, also where pytest has left out its beginning or its end."""
+    head, tail = re.escape(secret[:SHORTEST]), re.escape(secret[-SHORTEST:])
+    return re.compile(rf"(?<!\w){re.escape(secret)}(?!\w)|(?<!\w){head}[^\s\"']*?\.\.\.|\.\.\.[^\s\"']*?{tail}(?!\w)")

@@ -1,0 +1,154 @@
+"""Secrets are hidden wherever text of others enters what a run leaves behind; what looks like one and is none stays."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from pytest_gpufleet.redaction import command, redacted, throughout
+from pytest_gpufleet.world.rank import RankSpec
+
+RECORDED = Path(__file__).parent / "recorded"
+LONG = "s3k'ret/long+value==\\"  # as it stands in the environment
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:s3k@host/x", "https://(hidden)@host/x"),
+        ("a=http://x/y b=http://me:s3/k@s3k@z", "a=http://x/y b=http://(hidden)@z"),
+        ("gitlab-ci-token:s3k@host.example", "(hidden)@host.example"),
+        ("https://host/x?sv=1&sig=s3k end", "https://host/x?(hidden) end"),
+        ("https://host/x;sig=s3k;v=1", "https://host/x;sig=(hidden);v=1"),
+        ("https://host/#access_token=s3k&v=1", "https://host/#access_token=(hidden)&v=1"),
+        ("curl -H 'Authorization: Basic s3k==' host", "curl -H 'Authorization: (hidden)' host"),
+        ("{'Cookie': 'a=s3k', 'Host': 'x'}", "{'Cookie': '(hidden)', 'Host': 'x'}"),
+        ("sent with bearer s3kret-12", "sent with bearer (hidden)"),
+        ('{"apiToken": "s3k", "n": 1}', '{"apiToken": "(hidden)", "n": 1}'),
+        (r"'{\"api_key\": \"s3k\", \"n\": 1}'", r"'{\"api_key\": \"(hidden)\", \"n\": 1}'"),
+        ("environ({'NGC_KEY': 's3k', 'HOME': '/root'})", "environ({'NGC_KEY': '(hidden)', 'HOME': '/root'})"),
+        ('os.environ["MY_PASS"] = "s3k"', 'os.environ["MY_PASS"] = "(hidden)"'),
+        ("password   = 's3k'", "password   = '(hidden)'"),
+        ("assert client_secret == 's3k'", "assert client_secret == '(hidden)'"),
+        ("login(password=s3k, retries=3)", "login(password=(hidden), retries=3)"),
+        ("Command '['curl', '--token', 's3kret-12']'", "Command '['curl', '--token', '(hidden)']'"),
+        ("nvapi-s3krets3kret and hf_s3krets3kret", "(hidden) and (hidden)"),
+    ],
+)
+def test_a_secret_is_known_by_where_it_stands(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+    assert redacted(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KEYS=3 TOKENIZERS_PARALLELISM=false CUDA_CACHE_PATH=/x NCCL_IB_HCA==mlx5_0:1,mlx5_1:1 PWD=/root",
+        "SSH_AUTH_SOCK=/tmp/ssh-x/agent.12345 GIT_AUTHOR_NAME='Ada Lovelace' LD_PRELOAD=/a.so:/b@2.so",
+        "KeyError: 'serial' in {'key': 'value', 'tokens': 'many'}",
+        "sorted(pairs, key=len), signature = inspect.signature(f), token=None, max_tokens=4096",
+        "the password is wrong; --token must be given; invalid token: unexpected end of file",
+        "PASSED tests/test_1_inventory.py::test_count[x@y:z]",
+        "GPU 5 (serial 1654324000005, 00000000:5D:00.0, GPU-8f2c41d5-77aa-4c1e-9b1d-5a0c33e9f105): 301.3 GB/s",
+        "token: 1654324000005",
+        "git@github.com:them/it.git, 12:30:45@node17, rank 1 of 2, GPU 1: hangs",
+    ],
+)
+def test_what_only_looks_like_a_secret_stays(text: str) -> None:
+    assert redacted(text) == text
+
+
+def test_no_word_and_no_number_of_recorded_runs_is_taken_for_a_secret() -> None:
+    for path in sorted(RECORDED.glob("h200x4-[an]*/evidence.jsonl")):
+        events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        events = [event for event in events if event["event"] != "telemetry"]
+        assert throughout(events) == events
+
+
+def test_a_secret_of_the_environment_is_known_by_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", LONG)
+    monkeypatch.setenv("DEPLOY_KEY", "-----BEGIN-----\nfirst line of it\nsecond line of it")
+    key = os.environ["DEPLOY_KEY"]
+    for text in (LONG, repr(LONG), f"E   assert 'x' == {LONG!r}", "x\nsecond line of it\nx", key, repr(key)):
+        assert "(hidden)" in redacted(text)
+        assert not [part for part in ("s3k", "line of it") if part in redacted(text)]
+    assert redacted("'s3k'ret/long...") == "'(hidden)"  # as pytest cuts short what is long
+    assert redacted(f"x{LONG}") == f"x{LONG}"  # whole words only
+
+
+def test_values_that_can_be_anything_are_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    innocent = {"A_PASSWORD": "password", "B_PASSWORD": "12345678", "C_TOKEN": "1654324000005", "D_KEY": "/etc/ssl/key"}
+    for name, value in innocent.items():
+        monkeypatch.setenv(name, value)
+    text = f"it said {', '.join(innocent.values())}"
+    assert redacted(text) == text
+
+
+@settings(derandomize=True, deadline=None, max_examples=50, database=None)
+@given(some.text(alphabet="token='\":@/?& s3k-.\n", max_size=60))
+def test_what_is_redacted_stays_as_it_is(text: str) -> None:
+    assert redacted(redacted(text)) == redacted(text)
+
+
+def test_a_command_line_tells_options_and_hides_what_they_promise() -> None:
+    given = "a/ --metadata token 1234 -o api_key=s3k --db-password 1234 --proxy=http://u:s3k@h -k token x.py::a[b=c]"
+    shown = "a/ --metadata token (hidden) -o api_key=(hidden) --db-password (hidden) --proxy=http://(hidden)@h"
+    assert command(given.split()) == f"{shown} -k token x.py::a[b=c]"
+
+
+def test_a_rank_does_not_tell_its_environment() -> None:
+    spec = RankSpec(0, 1, "cpu", None, Path(), {})
+    assert "s3k" not in repr(replace(spec, environment={"ANYTHING": "s3k"}))
+
+
+ATTACK = """
+    import os, pytest
+
+    @pytest.fixture
+    def broken_start(monkeypatch):
+        from pytest_gpufleet.world.engines.local import LocalEngine
+        def start(self, specs): raise RuntimeError(f"cannot start: {os.environ['SESSION_TOKEN']}")
+        monkeypatch.setattr(LocalEngine, "start", start)
+
+    def test_start(broken_start, nccl_group): nccl_group.run(int)
+
+    def test_output():
+        print("Authorization: Bearer", os.environ["SESSION_TOKEN"])
+        everything = dict(os.environ)
+        assert everything == {}
+
+    def test_message(record_property):
+        record_property("token", os.environ["SESSION_TOKEN"])
+        assert os.environ["SESSION_TOKEN"] == "x"
+
+    def test_skip(): pytest.skip(os.environ["SESSION_TOKEN"])
+
+    @pytest.mark.spmd
+    def test_on_ranks(rank): print(os.environ["SESSION_TOKEN"]); assert os.environ["SESSION_TOKEN"] == "x"
+"""
+
+
+def test_no_secret_is_in_what_a_run_leaves_behind_or_prints(fleet) -> None:
+    run = fleet(
+        ATTACK, "-l", "-vv", "--metadata", "my_token", "s3kret-1", "-o", "junit_suite_name=x",
+        SESSION_TOKEN=LONG, NVIDIA_NGC_APIKEY="s3kret-2", TORCH_INDEX_URL="https://me:s3kret-3@host/simple",
+        BUILD_URL="https://me:s3kret-4@host/job/7", CI_JOB_TOKEN="s3kret-5",
+    )  # fmt: skip
+    (folder,) = run.folders
+    files = {path.name: path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.is_file()}
+    assert {"evidence.jsonl", "report.html", "summary.json", "junit.xml"} <= files.keys()
+    assert [name for name, text in {**files, "terminal": run.text}.items() if "s3k" in text] == []
+    assert run.outcomes == {
+        "test_start": "failed", "test_output": "failed", "test_message": "failed", "test_skip": "skipped",
+        "test_on_ranks": "failed",
+    }  # fmt: skip
+    assert "cannot start: (hidden)" in run.check("test_start").message
+    assert run.record.run["environment"]["NVIDIA_NGC_APIKEY"] == "(hidden)"
+    assert "--metadata my_token (hidden)" in run.record.run["command"]
+    assert "https://(hidden)@host/job/7" in files["report.html"]
