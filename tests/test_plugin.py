@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet import options
+
 REPORTS = "runs"
 RECORDED = Path(__file__).parent / "hardware"
 PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'
 LIMIT = f'{PROFILE}metric = "busbw"\nmin = 1\nunit = "GB/s"\nkind = "data sheet"\nsource = "somebody"\n'
 TRIVIAL = "def test_nothing(): pass"
+LISTED = """
+    import pytest
+
+    @pytest.mark.world_size(1)
+    def test_alone(world): pass
+"""
 
 
 @pytest.mark.parametrize(
@@ -30,12 +38,20 @@ TRIVIAL = "def test_nothing(): pass"
         ),
         ("--markers", ["pytest.mark.spmd:", "world_size(n):", "level(name):", "fresh_world:"]),
         ("--fixtures", ["gpu_topology", "world ", "nccl_group", "rank ", "judge"]),
+        ("--setup-plan", ["SETUP    S world", "test_inner.py::test_alone"]),
     ],
 )
-def test_pytest_explains(run_pytest, option, words):
-    run = run_pytest(option, files={"test_inner.py": TRIVIAL})
+def test_pytest_explains_and_makes_no_run(run_pytest, option, words):
+    run = run_pytest(option, "--rehearse=2", f"--fleet-dir={REPORTS}", files={"test_inner.py": LISTED})
     assert run.status == 0
     assert [word for word in words if word not in run.text] == []
+    assert [word for word in ("REHEARSAL", "= gpufleet =") if word in run.text] == []
+    assert run.folders == []
+
+
+@pytest.mark.parametrize("name", sorted({*options.LISTINGS} - {"cacheshow"}))  # that is not there with no:cacheprovider
+def test_options_that_only_list_are_pytests_own(pytestconfig, name):
+    assert not pytestconfig.getoption(name)
 
 
 @pytest.mark.parametrize(
@@ -125,17 +141,46 @@ def test_a_run_without_tests_accepts_nothing(run_pytest):
     assert "no test was selected" in run.record.reasons
 
 
-def test_plain_run_imports_nothing_heavy(run_pytest):
+def test_plain_run_imports_nothing_heavy_and_leaves_names_to_others(run_pytest):
     heavy = ("torch", "torchvision", "matplotlib", "ray", "cloudpickle", "pynvml", "numpy", "jinja2")
     module = f"""
         import sys
 
+        import pytest
+
+        @pytest.fixture
+        def world():
+            return "mine"
+
+        @pytest.fixture(params=[1, 2])
+        def rank(request):
+            return request.param
+
+        @pytest.mark.at_the_end
+        @pytest.mark.world_size("large")
+        @pytest.mark.level(3)
+        def test_world(world):
+            assert world == "mine"
+
+        @pytest.mark.level("burnin")
+        @pytest.mark.parametrize("world", ["earth", "mars"])
+        def test_worlds(world):
+            assert world in ("earth", "mars")
+
+        @pytest.mark.spmd
+        def test_rank(rank):
+            assert rank in (1, 2)
+
+        @pytest.mark.spmd
+        @pytest.mark.fresh_world
         def test_modules():
             assert [name for name in {heavy} if name in sys.modules] == []
     """
     # pytest-html brings jinja2 itself.
-    run = run_pytest("-p", "no:html", files={"test_inner.py": module})
+    run = run_pytest("-v", "-p", "no:html", files={"test_inner.py": module})
     assert run.status == 0, run.text
+    assert "6 passed" in run.text
+    assert run.text.index("test_world ") < run.text.index("test_worlds[") < run.text.index("test_modules ")
     assert "gpufleet:" not in run.text
 
 
@@ -266,12 +311,32 @@ def test_markers_and_fixtures_shape_the_world(fleet):
         def pids(world):
             return world.run(lambda rank: os.getpid())
 
+        @pytest.fixture(scope="module")
+        def every(world):
+            return pids(world)
+
+        @pytest.fixture
+        def mine(nccl_group):
+            return pids(nccl_group)
+
+        @pytest.fixture
+        def own_size(request):
+            return request.getfixturevalue("world").size
+
         def test_start(world):
             PIDS.extend(pids(world))
 
         @pytest.mark.world_size(1)
-        def test_cut(world):
-            assert pids(world) == PIDS[:1]
+        def test_cut(world, mine, own_size):
+            assert pids(world) == mine == PIDS[:1]
+            assert own_size == world.size == 1
+
+        @pytest.mark.world_size(1)
+        def test_a_fixture_of_many_tests_has_all(every, world):
+            assert (every, world.size) == (PIDS, 1)
+
+        def test_all_again(mine, own_size):
+            assert (mine, own_size) == (PIDS, 2)
 
         @pytest.mark.world_size(1)
         @pytest.mark.spmd
@@ -304,6 +369,8 @@ def test_markers_and_fixtures_shape_the_world(fleet):
     assert run.outcomes == {
         "test_start": "passed",
         "test_cut": "passed",
+        "test_a_fixture_of_many_tests_has_all": "passed",
+        "test_all_again": "passed",
         "test_cut_spmd": "passed",
         "test_too_few": "skipped",
         "test_bad_size": "failed",

@@ -1,4 +1,4 @@
-"""What tests are given: the fixtures of pytest-gpufleet.
+"""What tests are given: the fixtures of pytest-gpufleet, and the ranks behind them.
 
 Loaded in every pytest run of an environment, so nothing heavy is imported before it is used.
 """
@@ -41,6 +41,61 @@ FINDINGS = pytest.StashKey[list["Finding"]]()
 MISSED = pytest.StashKey[tuple[list["Finding"], list[str]]]()
 # The LimitMissed of a test that did all that it had to do.
 ONLY_LIMITS = pytest.StashKey["LimitMissed"]()
+
+# The fixtures behind which there are ranks.
+OF_RANKS = ("world", "nccl_group", "rank")
+
+
+def ours(item: pytest.Item, name: str) -> bool:
+    """Whether a test gets the fixture of this name from here, and not one of the same name that is somebody else's."""
+    if name not in getattr(item, "fixturenames", ()):
+        return False
+    for definition in reversed(item._fixtureinfo.name2fixturedefs.get(name, ())):  # type: ignore[attr-defined]
+        if definition.func.__module__ == __name__:
+            return True
+        if name not in definition.argnames:  # else it is made of the one that it hides
+            return False
+    return False
+
+
+def is_spmd(item: pytest.Item) -> bool:
+    """Whether the body of a test is for the ranks. With none of our options and fixtures the marker is not ours."""
+    asked = item.config.stash[FLEET].options.asked
+    return item.get_closest_marker("spmd") is not None and (asked or any(ours(item, name) for name in OF_RANKS))
+
+
+def uses_ranks(item: pytest.Item) -> bool:
+    return is_spmd(item) or any(ours(item, name) for name in OF_RANKS)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before a test has its fixtures: what it defines can go to the ranks, and they are as many as it asks for."""
+    fleet = item.config.stash[FLEET]
+    if fleet.options.listing or not uses_ranks(item):
+        return
+    from pytest_gpufleet import spmd
+    from pytest_gpufleet.world import shipping
+
+    if is_spmd(item):
+        spmd.refuse(item)
+    if isinstance(item, pytest.Function):
+        shipping.ship_by_value(item.module)
+    fleet.pool.limit = spmd.world_size(item, len(fleet.pool.specs))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """A fixture of several tests is made with all ranks, whichever of the tests comes first."""
+    pool = request.config.stash[FLEET].pool_in_use
+    if pool is None or pool.limit is None or fixturedef.scope == "function":
+        return (yield)
+    limit, pool.limit = pool.limit, None
+    try:
+        return (yield)
+    finally:
+        pool.limit = limit
 
 
 @pytest.fixture(scope="session")

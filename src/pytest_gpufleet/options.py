@@ -24,7 +24,7 @@ Gpus = int | Literal["all", "auto"]
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. `asked` is False if no option of ours was given: then there is no report and no verdict."""
+    """What was asked for. `asked`: an option of ours was given. `listing`: pytest only shows what there is."""
 
     gpus: Gpus = "auto"
     rehearse: int | None = None
@@ -38,6 +38,12 @@ class Options:
     prometheus: Path | None = None
     burn_in: float | None = None  # seconds
     asked: bool = False
+    listing: bool = False
+
+    @property
+    def makes_a_run(self) -> bool:
+        """Whether there is a run with evidence, report and verdict."""
+        return self.asked and not self.listing
 
 
 def add(parser: pytest.Parser) -> None:
@@ -105,6 +111,11 @@ FLEET_OPTIONS = (
     "fleet_interval", "fleet_monitor", "fleet_prometheus", "fleet_burn_in",
 )  # fmt: skip
 
+# pytest's own, with which no test runs.
+LISTINGS = (
+    "collectonly", "showfixtures", "show_fixtures_per_test", "markers", "setupplan", "cacheshow", "help", "version",
+)  # fmt: skip
+
 
 def from_config(config: pytest.Config) -> Options:
     given = {name: config.getoption(name) for name in FLEET_OPTIONS}
@@ -114,8 +125,9 @@ def from_config(config: pytest.Config) -> Options:
         raise pytest.UsageError(
             f"--fleet-burn-in is part of level burnin, but --fleet-level {given['fleet_level']} was given"
         )
-    asked = any(value is not None for value in given.values()) and not config.getoption("collectonly")
-    if asked and sys.flags.optimize:
+    asked = any(value is not None for value in given.values())
+    listing = any(config.getoption(name, False) for name in LISTINGS)
+    if asked and not listing and sys.flags.optimize:
         raise pytest.UsageError("python -O and PYTHONOPTIMIZE leave out assertions, so no check could fail: unset it")
     return Options(
         gpus=given["gpus"] or "auto",
@@ -130,6 +142,7 @@ def from_config(config: pytest.Config) -> Options:
         prometheus=given["fleet_prometheus"],
         burn_in=given["fleet_burn_in"],
         asked=asked,
+        listing=listing,
     )
 
 

@@ -20,7 +20,7 @@ from pytest_gpufleet.verdict import levels
 
 PHASES = pytest.StashKey[list[tuple[pytest.TestReport, BaseException | None]]]()
 
-WORLDS = ("world", "nccl_group")
+ON_RANKS = pytest.StashKey[bool]()  # the body of an spmd test was sent to the ranks
 
 MARKERS = (
     "spmd: run the body of this test on every rank; its argument `rank` says which one it is",
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
     config.add_cleanup(fleet.interruption.pass_on)
     config.add_cleanup(fleet.close)  # this one first
-    if not fleet.options.asked:
+    if not fleet.options.makes_a_run:
         return
     if config.getoption("dist", "no") != "no":  # xdist sets it for -n too
         raise pytest.UsageError(
@@ -117,7 +117,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     fleet = config.stash[FLEET]
-    if not fleet.options.asked:
+    if not fleet.options.makes_a_run:
         return None
     resumed = f"; {len(fleet.carried)} checks carried over from {fleet.options.resume}" if fleet.options.resume else ""
     return f"gpufleet: {fleet.headline()}{resumed}"
@@ -128,6 +128,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.stash[FLEET].options.asked:  # markers of these names may be somebody else's
+        return
     level = config.stash[FLEET].options.level
     carried = config.stash[FLEET].carried
     items[:] = [item for item in items if item.nodeid not in carried]
@@ -159,6 +161,8 @@ def _level(item: pytest.Item) -> str:
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for config in {item.config for item in items}:
         fleet = config.stash[FLEET]
+        if not fleet.options.asked:
+            continue
         wanted = [item.nodeid for item in items if levels.includes(fleet.options.level, _level(item))]
         if wanted:  # what the level does not ask for is not missing
             fleet.record_event("deselected", checks=wanted)
@@ -169,8 +173,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     fleet = item.config.stash[FLEET]
     fleet.interruption.before_test()
     fleet.record_event("check_started", check=item.nodeid)
-    if fleet.pool_in_use is not None and item.get_closest_marker("fresh_world"):
-        fleet.pool_in_use.stop()
+    if (pool := fleet.pool_in_use) is not None:
+        pool.limit = None
+        if item.get_closest_marker("fresh_world"):
+            pool.stop()
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
@@ -179,7 +185,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
     Its own timer stays behind it, for a test that hangs in the controller.
     """
-    if not (set(WORLDS) | {"rank"}) & set(getattr(item, "fixturenames", ())):
+    if not fixtures.uses_ranks(item):
         return None
     import pytest_timeout
 
@@ -194,24 +200,15 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Send the code of this test's module along, cut the world to its size, run an spmd body on the ranks."""
+    """Run an spmd body on the ranks."""
     __tracebackhide__ = True
-    on_ranks = pyfuncitem.get_closest_marker("spmd") is not None
-    used = [name for name in WORLDS if name in pyfuncitem.fixturenames]
-    if not (on_ranks or used):
+    if not fixtures.is_spmd(pyfuncitem):
         return None
     from pytest_gpufleet import spmd
-    from pytest_gpufleet.world import shipping
 
-    shipping.ship_by_value(pyfuncitem.module)
     fleet = pyfuncitem.config.stash[FLEET]
-    size = spmd.world_size(pyfuncitem, fleet.pool)
-    for name in used:
-        if name in pyfuncitem.funcargs:
-            pyfuncitem.funcargs[name] = fleet.world(name == "nccl_group").subset(range(size))
-    if not on_ranks:
-        return None
-    spmd.run_body(pyfuncitem, fleet.world("nccl_group" in used).subset(range(size)))
+    pyfuncitem.stash[ON_RANKS] = True
+    spmd.run_body(pyfuncitem, fleet.world(with_group=fixtures.ours(pyfuncitem, "nccl_group")))
     return True
 
 
@@ -224,6 +221,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         yield
     except BaseException as error:
         ended = error
+    if ended is None and fixtures.is_spmd(item) and not item.stash.get(ON_RANKS, False):
+        ended = pytest.fail.Exception(
+            "this spmd test ran on no rank: another plugin has called its body", pytrace=False
+        )
     if (missed := fixtures.limit_missed(item)) is not None and _is_no_failure(ended):
         if ended is None:
             item.stash[ONLY_LIMITS] = missed

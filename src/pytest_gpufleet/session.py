@@ -292,7 +292,7 @@ class Fleet:
     def world(self, with_group: bool) -> World:
         from pytest_gpufleet.world.world import World
 
-        return World(self.pool, self.pool.everyone, with_group)
+        return World(self.pool, with_group)
 
     @property
     def pool_in_use(self) -> Pool | None:

@@ -7,6 +7,7 @@ def test_body_runs_on_ranks_with_everything_a_test_has(fleet):
     module = """
         import os
         from dataclasses import dataclass
+        from functools import partial
 
         import pytest
         import torch
@@ -94,6 +95,21 @@ def test_body_runs_on_ranks_with_everything_a_test_has(fleet):
         def test_without_rank():
             assert os.getpid() != CONTROLLER
 
+        def at_least(rank, least):
+            assert rank.size >= least and os.getpid() != CONTROLLER
+
+        test_partial = partial(at_least, least=2)
+
+        def test_monkeypatch(rank, monkeypatch):
+            monkeypatch.setenv("PATCHED", "1")
+            monkeypatch.setattr(Recipe, "shout", lambda self: "patched")
+            monkeypatch.setattr(dist, "all_reduce", None)
+
+        def test_after_monkeypatch(rank):
+            assert "PATCHED" not in os.environ
+            assert Recipe("fast").shout() == "FAST"
+            assert callable(dist.all_reduce)
+
         @pytest.mark.skip(reason="never here")
         def test_skipped_by_marker(rank):
             raise AssertionError
@@ -131,7 +147,9 @@ def test_body_runs_on_ranks_with_everything_a_test_has(fleet):
 @pytest.fixture(scope="module")
 def failures(fleet):
     module = """
+        import functools
         import threading
+        import unittest
         from dataclasses import dataclass
 
         import pytest
@@ -182,6 +200,27 @@ def failures(fleet):
         def test_fail(rank):
             pytest.fail("given up")
 
+        async def test_async(rank):
+            assert False
+
+        def test_returned_value(rank):
+            return False
+
+        def generator(rank):
+            assert False
+            yield
+
+        @functools.wraps(generator)
+        def test_hidden_generator(rank):
+            return generator(rank)
+
+        class TestUnit(unittest.TestCase):
+            def test_unittest(self):
+                pass
+
+        def test_called_by_another_plugin(rank):
+            assert False
+
         def test_hang(rank):
             with rank.phase("waiting for nothing"):
                 while rank.index == 1:
@@ -191,7 +230,14 @@ def failures(fleet):
             assert rank.size == 2
     """
     # The deadline is the longest that a failing test here waits, and covers the start of ranks on a busy machine.
-    return fleet(module, "--fleet-timeout=8")
+    conftest = """
+        import pytest
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_pyfunc_call(pyfuncitem):
+            return True if pyfuncitem.name == "test_called_by_another_plugin" else None
+    """
+    return fleet(module, "--fleet-timeout=8", files={"conftest.py": conftest})
 
 
 @pytest.mark.parametrize(
@@ -215,6 +261,11 @@ def failures(fleet):
         ("fixture_that_stays", ["cannot be sent to the ranks: ", "guard (lock)"]),
         ("fixture_world", ["stay in the controller"]),
         ("fail", ["given up", "in test_fail"]),
+        ("async", ["the body of an spmd test cannot be async"]),
+        ("returned_value", ["must return None", "on rank 0 it returned a value of type bool"]),
+        ("hidden_generator", ["must return None", "type generator"]),
+        ("unittest", ["a method of unittest.TestCase cannot be spmd"]),
+        ("called_by_another_plugin", ["ran on no rank"]),
         (
             "hang",
             [

@@ -79,6 +79,7 @@ class Pool:
     ) -> None:
         self.specs = tuple(specs)
         self.timeout = timeout
+        self.limit: int | None = None  # how many ranks the running test may use
         self._engine = engine
         self._test_deadline = test_deadline
         self._on_event = on_event

@@ -10,12 +10,19 @@ from pytest_gpufleet.world.pool import Pool
 
 
 class World:
-    """Some or all ranks of a pool, with or without a process group. Processes start at the first `run`."""
+    """Some or all ranks of a pool, with or without a process group. Processes start at the first `run`.
 
-    def __init__(self, pool: Pool, ranks: tuple[int, ...], with_group: bool) -> None:
+    Without `ranks` it has those that the running test may use: all, or as many as its marker world_size says.
+    """
+
+    def __init__(self, pool: Pool, with_group: bool, ranks: tuple[int, ...] | None = None) -> None:
         self._pool = pool
-        self._ranks = ranks
         self._with_group = with_group
+        self._chosen = ranks
+
+    @property
+    def _ranks(self) -> tuple[int, ...]:
+        return self._pool.everyone[: self._pool.limit] if self._chosen is None else self._chosen
 
     @property
     def size(self) -> int:
@@ -55,7 +62,7 @@ class World:
         chosen = sorted(set(ranks))
         if not chosen or chosen[0] < 0 or chosen[-1] >= self.size:
             raise ValueError(f"ranks {list(ranks)} are not a subset of the {self.size} ranks here")
-        return World(self._pool, tuple(self._ranks[rank] for rank in chosen), self._with_group)
+        return World(self._pool, self._with_group, tuple(self._ranks[rank] for rank in chosen))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("world and nccl_group stay in the controller; on a rank, use its argument `rank`")
