@@ -2,8 +2,9 @@
 
 import pytest
 
-from pytest_gpufleet.hardware.facts import pci_addresses
+from pytest_gpufleet.hardware.facts import COUNTERS, pci_addresses
 from pytest_gpufleet.hardware.xids import KernelLog
+from pytest_gpufleet.verdict.blind import require_told
 from pytest_gpufleet.verdict.health import recorded_errors, sxids, xids_of, xids_of_none
 
 
@@ -12,10 +13,12 @@ def test_no_memory_error_is_recorded(gpus):
 
     An uncorrectable error kills the program that meets it. Pending repairs are done by a reset of the GPU; a repair
     that failed, or hundreds of remapped rows, call for its replacement. A counter that the GPU has and that cannot be
-    read proves nothing: see the kernel log, and whether this user may use `nvidia-smi -q`.
+    read proves nothing: see the kernel log, whether this user may use `nvidia-smi -q`, and whether nvidia-ml-py is as
+    old as the driver.
     """
     errors = [error for gpu in gpus for error in recorded_errors(gpu)]
     assert not errors, "\n".join(errors)
+    require_told(gpus, *COUNTERS)
 
 
 def test_no_grave_xid_in_the_kernel_log(gpus):

@@ -4,6 +4,7 @@ import pytest
 
 from pytest_gpufleet import not_applicable
 from pytest_gpufleet.hardware.facts import Unavailable
+from pytest_gpufleet.verdict.blind import require_told
 from pytest_gpufleet.verdict.health import link_errors, pcie_errors
 
 
@@ -30,6 +31,7 @@ def test_nvlinks_stayed_clean(machine, machine_now):
     `nvidia-smi nvlink -e` shows the counters. Reset the GPU that is named; if it comes back, the GPU or the switch
     board is bad.
     """
+    require_told(machine.gpus, "nvlink_errors")
     begun = [gpu["nvlink_errors"] for gpu in machine.gpus]
     if all(isinstance(counts, Unavailable) and not counts.applicable for counts in begun):
         not_applicable("NVML counts no NVLink errors here")
@@ -50,6 +52,7 @@ def test_pcie_links_stayed_clean(machine, machine_now):
     the whole run. `nvidia-smi -q` shows the counter ("Replays Since Reset"). Reseat the GPU that is named, and its
     riser or cable; if replays come back, try it in another slot: they stay with the GPU or with the slot that is bad.
     """
+    require_told(machine.gpus, "pcie_replays")
     begun = [gpu["pcie_replays"] for gpu in machine.gpus]
     if all(isinstance(count, Unavailable) and not count.applicable for count in begun):
         not_applicable("NVML counts no PCIe replays here")

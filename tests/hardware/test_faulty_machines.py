@@ -474,12 +474,36 @@ def test_pcie_replays_that_can_no_longer_be_read(after_checks):
     assert "pcie_replays cannot be read (NVML: GPU is lost)" in message
 
 
-def test_pcie_replays_that_nvml_does_not_count(on_recorded):
+@pytest.mark.parametrize(
+    ("model", "outcome"), [("NVIDIA H200", "skipped"), ("NVIDIA GeForce RTX 3090", "not applicable")]
+)
+def test_pcie_replays_that_nvml_does_not_count(on_recorded, model, outcome):
+    """An H200 does count them: its driver or nvidia-ml-py is blind. Of a GeForce nobody can say."""
     run = on_recorded(
         *("", ROOT / "acceptance" / "test_9_endurance.py", "-k", "pcie_links_stayed_clean"),
-        CHANGE="for gpu in gpus: gpu['pcie_replays'] = Unavailable('NVML: Not Supported', False)",
+        CHANGE=f"for gpu in gpus:\n  gpu.update(name='{model}', compute_capability=[8, 6])\n"
+        "  gpu['pcie_replays'] = Unavailable('NVML: Not Supported', False)",
     )
-    assert run.outcomes == {"test_pcie_links_stayed_clean": "not applicable"}, run.text
+    assert run.outcomes == {"test_pcie_links_stayed_clean": outcome}, run.text
+
+
+# What an H200 looks like whose driver and nvidia-ml-py do not fit together.
+BLIND = """
+for gpu in gpus:
+    for name in gpu.keys() - {"name", "uuid", "pci_bus_id", "memory_bytes"}:
+        gpu[name] = Unavailable("NVML: Not Supported", False)
+"""
+
+
+def test_a_machine_that_tells_nothing_is_not_healthy(described):
+    run = described(BLIND, "--gpus=1")
+    assert (run.status, run.record.verdict, failed(run)) == (10, "INCOMPLETE", set()), run.text
+    for name in (ECC, "test_ecc_is_on", "test_power_limit_is_default"):
+        assert run.outcomes[name] == "skipped", run.text
+        assert "not judged: GPU 0 NVIDIA H200, serial NVML: Not Supported, 00000000:00:06.0" in run.check(name).message
+    blind = [reason for reason in run.record.reasons if "telemetry never had" in reason]
+    assert len(blind) == 1
+    assert "clock_event_reasons, temperature_c and power_watts: no slowdown would have been seen" in blind[0]
 
 
 def test_xid_that_only_nvml_tells(on_recorded):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.groups import group_title
 from pytest_gpufleet.verdict import levels
+from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.evidence import Record
 from pytest_gpufleet.verdict.levels import titled
 from pytest_gpufleet.verdict.verdict import ALTERED, left_out, short_burn_in
@@ -20,6 +21,7 @@ NOUNS = {
     "incomplete": "run",
     "too short": "burn-in",
     "not judged": "figure",
+    "without telemetry": "GPU",
 }  # of what there is a count, else checks
 
 Open = tuple[str, str, str, str]  # state, reason, group of checks, what
@@ -80,6 +82,8 @@ def _open(record: Record) -> Iterator[Open]:
             yield "never finished", "it was running when the record ends", group_title(check_id), titled(check_id)
     for name in record.altered:
         yield "changed", ALTERED, WHOLE_RUN, name
+    for gpu, missing in without_telemetry(record):
+        yield "without telemetry", missing, WHOLE_RUN, gpu
     if text := short_burn_in(record):
         yield "too short", text, group_title("test_9_endurance.py::test_burn_in"), "the burn-in"
     for finding in record.findings:

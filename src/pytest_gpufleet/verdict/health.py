@@ -11,6 +11,7 @@ from typing import Any
 from pytest_gpufleet.hardware.facts import COUNTERS, Unavailable, check_name
 from pytest_gpufleet.hardware.machine import GpuFacts
 from pytest_gpufleet.hardware.xids import Sxid, Xid
+from pytest_gpufleet.verdict.blind import require_told
 from pytest_gpufleet.world.outcomes import not_applicable
 
 # PCIe replays a minute and lane that are still healthy, by generation (DCGM).
@@ -36,8 +37,8 @@ def expect(gpus: Sequence[GpuFacts], fact: str, wanted: Any, must_exist: bool = 
     """Assert that a fact of every GPU is `wanted`: a value, or a function of the GPU that gives it.
 
     The AssertionError names every GPU for which it is not, and those that do not answer. Where no GPU of this machine
-    has such a thing, the test does not apply, unless it `must_exist`. KeyError if nothing is called `fact`, also where
-    there is no GPU.
+    has such a thing, the test does not apply, unless it `must_exist`; where the model has it, it is not judged.
+    KeyError if nothing is called `fact`, also where there is no GPU.
     """
     __tracebackhide__ = True
     if not gpus:
@@ -45,6 +46,7 @@ def expect(gpus: Sequence[GpuFacts], fact: str, wanted: Any, must_exist: bool = 
     wrong = []
     missing = [gpu[fact] for gpu in gpus if isinstance(gpu[fact], Unavailable) and not gpu[fact].applicable]
     if len(missing) == len(gpus) and not must_exist:
+        require_told(gpus, fact)
         not_applicable(f"{fact}: {missing[0] if missing else 'there is no GPU'}")
     for gpu in gpus:
         if isinstance(gpu[fact], Unavailable):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from pytest_gpufleet.verdict import levels
+from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.evidence import Check, Record
 from pytest_gpufleet.verdict.levels import titled
 
@@ -139,6 +140,7 @@ def _gaps(record: Record) -> list[str]:
         what = "1 figure was" if count == 1 else f"{count} figures were"
         gaps.append(f"{titled(name, own.get(name, ''))}: {what} not judged: {reason}")
     gaps += [f"{name}: {ALTERED}" for name in record.altered]
+    gaps += [f"{gpu}: {missing}" for gpu, missing in without_telemetry(record)]
     return gaps + list(filter(None, [short_burn_in(record)]))
 
 

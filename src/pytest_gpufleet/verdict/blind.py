@@ -1,0 +1,105 @@
+"""What a GPU must tell of itself. Where it does not, what rests on it is not judged: who cannot see a fault has not
+found that there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpufleet.hardware.facts import Unavailable
+from pytest_gpufleet.hardware.machine import GpuFacts
+from pytest_gpufleet.verdict.profile import for_gpu
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.verdict.evidence import Record
+
+# Compute capabilities that only GPUs of data centres have: A100 and A30; H100 to H200; B200 and GB200; B300.
+DATA_CENTRE = ((8, 0), (9, 0), (10, 0), (10, 3))
+# Of the shipped profiles' models, those of which NVIDIA leaves open what NVML tells.
+CONSUMER = ("GeForce", "TITAN")
+# Telemetry without which no slowdown and no heat would be seen.
+TELEMETRY = ("clock_event_reasons", "temperature_c", "power_watts")
+
+
+def _known(gpu: GpuFacts) -> bool:
+    return _is_known(gpu["name"], gpu["compute_capability"])
+
+
+def _is_known(name: Any, capability: Any) -> bool:
+    """Either is enough: a GPU that tells next to nothing still tells its name."""
+    consumer = any(word in str(name) for word in CONSUMER)
+    of_data_centre = not isinstance(capability, Unavailable | None) and tuple(capability) in DATA_CENTRE
+    return not consumer and (of_data_centre or for_gpu(str(name)) is not None)
+
+
+def _corrects_errors(gpu: GpuFacts) -> bool:
+    mode = gpu["ecc_mode"]
+    return _known(gpu) and not (isinstance(mode, list) and mode[0] == 0)
+
+
+def _remaps_rows(gpu: GpuFacts) -> bool:
+    """From Ampere on; before, whole pages were retired."""
+    return _corrects_errors(gpu) and not str(gpu["name"]).startswith("Tesla")
+
+
+def _retires_pages(gpu: GpuFacts) -> bool:
+    return _corrects_errors(gpu) and not _remaps_rows(gpu)
+
+
+def _counts_link_errors(gpu: GpuFacts) -> bool:
+    """Of the NVLinks of A100 and Hopper; those of Blackwell count in another way."""
+    states, capability = gpu["nvlink_states"], gpu["compute_capability"]
+    return _known(gpu) and isinstance(states, list) and 1 in states and capability in ([8, 0], [9, 0])
+
+
+# Fact: which GPUs have it, whatever their driver or nvidia-ml-py says. What is not here, a healthy GPU may lack: the
+# SRAM threshold under an older driver, PCIe links and NUMA nodes in a virtual machine.
+MUST_TELL: dict[str, Callable[[GpuFacts], bool]] = {
+    "ecc_mode": _known,
+    **dict.fromkeys(
+        ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile"), _corrects_errors
+    ),
+    "remapped_rows": _remaps_rows,
+    "retired_pages_pending": _retires_pages,
+    "pcie_replays": _known,
+    "nvlink_errors": _counts_link_errors,
+    "power_limit_watts": _known,
+    **dict.fromkeys(TELEMETRY, _known),
+}
+
+
+def untold(gpus: Iterable[GpuFacts], facts: Iterable[str]) -> list[str]:
+    """Facts that GPUs have by their model and do not tell, one line each that names the GPU and gives the reason."""
+    facts = tuple(facts)
+    return [
+        f"{gpu.identity}: {fact} cannot be read ({gpu[fact]}), and this model has it"
+        for gpu in gpus
+        for fact in facts
+        if fact in MUST_TELL and isinstance(gpu[fact], Unavailable) and MUST_TELL[fact](gpu)
+    ]
+
+
+def require_told(gpus: Iterable[GpuFacts], *facts: str) -> None:
+    """End the check as not judged, which makes a verdict INCOMPLETE, if a GPU does not tell what its model has."""
+    __tracebackhide__ = True
+    if lines := untold(gpus, facts):
+        pytest.skip("not judged: " + "\n".join(lines))
+
+
+def without_telemetry(record: Record) -> list[tuple[str, str]]:
+    """The GPUs of which a reading of TELEMETRY was never had while the run lasted, with what is missing."""
+    if record.run.get("rehearsal") or not record.telemetry:
+        return []
+    found = []
+    for position, gpu in enumerate(record.topology.gpus):
+        readings = [taken for sample in record.telemetry for taken in sample["gpus"][position : position + 1]]
+        never = [name for name in TELEMETRY if all(taken.get(name) is None for taken in readings)]
+        if never and _is_known(gpu.name, gpu.compute_capability):
+            found.append((gpu.identity, f"telemetry never had {_listed(never)}: no slowdown would have been seen"))
+    return found
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -1,0 +1,78 @@
+"""What a GPU must tell, by its model, and what is said where it does not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.hardware.facts import Unavailable
+from pytest_gpufleet.hardware.machine import GpuFacts
+from pytest_gpufleet.report.gap import counted, gaps
+from pytest_gpufleet.verdict.blind import MUST_TELL, TELEMETRY, untold, without_telemetry
+from pytest_gpufleet.verdict.evidence import Record, read
+from pytest_gpufleet.verdict.verdict import conclude
+
+ABSENT = Unavailable("NVML: Not Supported", False)
+ECC = {"ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile"}
+ALWAYS = {"ecc_mode", "pcie_replays", "power_limit_watts", *TELEMETRY}
+
+# Name, what it tells, and the facts that it must tell besides.
+MODELS = {
+    "an H200 that tells only its name": ("NVIDIA H200", {}, ALWAYS | ECC | {"remapped_rows"}),
+    "an H200 with links": (
+        "NVIDIA H200",
+        {"nvlink_states": [1] * 18, "compute_capability": [9, 0]},
+        ALWAYS | ECC | {"remapped_rows", "nvlink_errors"},
+    ),
+    "an unknown model of a data centre": (
+        "NVIDIA H200 NVL",
+        {"compute_capability": [9, 0]},
+        ALWAYS | ECC | {"remapped_rows"},
+    ),
+    "a T4 retires pages": (
+        "Tesla T4",
+        {"compute_capability": [7, 5]},
+        ALWAYS | ECC | {"retired_pages_pending"},
+    ),
+    "sold with error correction off": ("NVIDIA RTX A6000", {"ecc_mode": [0, 0]}, ALWAYS - {"ecc_mode"}),
+    "a GeForce of a shipped profile": ("NVIDIA GeForce RTX 3090", {"compute_capability": [8, 6]}, set()),
+    "a TITAN": ("NVIDIA TITAN V", {"compute_capability": [7, 0]}, set()),
+    "an unknown card": ("NVIDIA X9000", {"compute_capability": [8, 6]}, set()),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_model_must_tell(name: str) -> None:
+    model, told, expected = MODELS[name]
+    gpu = GpuFacts(5, {**dict.fromkeys(MUST_TELL, ABSENT), "name": model, **told})
+    lines = untold([gpu], MUST_TELL)
+    missing = [fact for fact in MUST_TELL if any(f": {fact} cannot be read (NVML: Not" in line for line in lines)]
+    assert set(missing) == expected
+    assert all(line.startswith(f"GPU 5 {model}, ") for line in lines)
+
+
+@pytest.fixture
+def recorded() -> Record:
+    """A machine that was ACCEPTED."""
+    record = read(Path(__file__).parents[1] / "recorded" / "h200x1-e" / "evidence.jsonl")
+    return replace(record, verdict=None)
+
+
+@pytest.mark.parametrize("name", TELEMETRY)
+def test_telemetry_without_one_value_is_told(recorded: Record, name: str) -> None:
+    assert without_telemetry(recorded) == []
+    for sample in recorded.telemetry[1:]:
+        sample["gpus"][0][name] = None
+    assert without_telemetry(recorded) == [], "one value is enough"
+    recorded.telemetry[0]["gpus"][0][name] = None
+    identity = recorded.topology.gpus[0].identity
+    verdict, reasons = conclude(recorded)
+    assert verdict == "INCOMPLETE"
+    assert f"{identity}: telemetry never had {name}: no slowdown would have been seen" in reasons
+    assert "1 GPU without telemetry" in counted(gaps(recorded))
+
+
+def test_a_gpu_that_hung_in_every_sample_has_no_telemetry(recorded: Record) -> None:
+    for sample in recorded.telemetry:
+        sample["gpus"] = []
+    assert len(without_telemetry(recorded)) == 1
