@@ -160,7 +160,7 @@ def put(event: str, *keys: str) -> Callable[[Path], None]:
         (replace("evidence.jsonl", '"burn_in_seconds": 0', '"burn_in_seconds": null'), "(burn_in_seconds is None)"),
         (replace("evidence.jsonl", '"gpus_present": 0', '"gpus_present": null'), "(gpus_present is None)"),
         (replace("evidence.jsonl", '"resumed": []', '"resumed": null'), "(resumed is None)"),
-        (replace("evidence.jsonl", '"resumed": []', '"resumed": [null]'), "(one of resumed is None)"),
+        (replace("evidence.jsonl", '"resumed": []', '"resumed": [null]'), "(resumed[0] is None)"),
         (put("machine", "machine"), "line 3: not an event of a run (machine is None)"),
         (put("check_started", "check"), "(check is None)"),
         (put("check_finished", "check"), "(check is None)"),
@@ -171,7 +171,10 @@ def put(event: str, *keys: str) -> Callable[[Path], None]:
         (insert('{"event": "telemetry", "sample": null}'), "line 2: not an event of a run (sample is None)"),
         (insert("[1, 2]"), "line 2: not an event of a run (it is [1, 2])"),
         (lambda folder: (folder / "evidence.jsonl").unlink(), "is not the folder of a run"),
-        (lambda folder: (folder / "evidence.jsonl").write_text("{}\n"), "is not the folder of a run"),
+        (
+            lambda folder: (folder / "evidence.jsonl").write_text("{}\n"),
+            "line 1: not an event of a run (it has no event)",
+        ),
     ],
 )
 def test_verify_finds_what_was_changed(

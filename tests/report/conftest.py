@@ -160,6 +160,7 @@ def written(
     reasons: list[str] | tuple[str, ...] = (),
     telemetry: Iterable[dict[str, Any]] = (),
 ) -> Record:
+    (folder / "evidence.jsonl").unlink(missing_ok=True)
     evidence = Evidence(folder / "evidence.jsonl")
     evidence.add("run", **run)
     if topology:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpufleet import files
 from pytest_gpufleet.commands.command import CommandFailed
 from pytest_gpufleet.verdict import summary
+from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.evidence import Record, read
-from pytest_gpufleet.verdict.verdict import settled
 
 EVIDENCE = "evidence.jsonl"
 REPORT = "report.html"
@@ -25,7 +24,16 @@ _JUDGED_AGAIN = '<code id="fleet-sha256-judged-again">'
 
 
 def record_of(folder: Path) -> Record:
-    """The record of the run in `folder`. CommandFailed if there is none."""
+    """The record of the run in `folder`. CommandFailed if there is none, or if it contradicts itself."""
+    record = as_written(folder)
+    if found := contradictions(record):
+        more = f" (and {len(found) - 1} more: see `gpufleet verify`)" if len(found) > 1 else ""
+        raise CommandFailed(f"{folder}: the evidence contradicts itself: {found[0]}{more}")
+    return record
+
+
+def as_written(folder: Path) -> Record:
+    """The record of the run in `folder`, whether it contradicts itself or not. CommandFailed if there is none."""
     path = folder / EVIDENCE
     try:
         record = read(path)
@@ -36,18 +44,6 @@ def record_of(folder: Path) -> Record:
     if not record.run:
         raise CommandFailed(f"{folder} is not the folder of a run: {path} does not begin with one")
     return record
-
-
-def contradiction(record: Record) -> str:
-    """What the verdict of a run says differently from all else in its evidence; "" if nothing.
-
-    Another version of this program may have required other checks; a failed one rejects in every version.
-    """
-    amounts_to = settled(record, record.broken).verdict
-    same_version = record.run.get("plugin") == version("pytest-gpufleet")
-    if record.verdict in (None, amounts_to) or not (same_version or amounts_to == "REJECTED"):
-        return ""
-    return f"the verdict in {EVIDENCE} is {record.verdict}, but what stands before it amounts to {amounts_to}"
 
 
 def records_of(folders: Sequence[Path]) -> dict[str, Record]:

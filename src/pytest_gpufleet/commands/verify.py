@@ -9,9 +9,10 @@ from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, CommandFailed, printing
-from pytest_gpufleet.commands.folder import EVIDENCE, REPORT, contradiction, is_judgement, record_of, stated_sums
+from pytest_gpufleet.commands.folder import EVIDENCE, REPORT, as_written, is_judgement, stated_sums
 from pytest_gpufleet.commands.openssh import AllowedSigners
 from pytest_gpufleet.verdict import summary
+from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.evidence import Record, sha256
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
@@ -32,7 +33,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.revoked_keys and not given.allowed_signers:
         raise CommandFailed("--revoked-keys is about signatures, which only --allowed-signers checks")
     allowed = AllowedSigners.read(given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
-    record, digest = record_of(folder), sha256(folder / EVIDENCE)
+    record, digest = as_written(folder), sha256(folder / EVIDENCE)
     died = record.verdict is None
     record = settled(record, DIED) if died else record
     problems, told = examined(folder, record, digest, allowed)
@@ -59,8 +60,7 @@ def examined(
 
 
 def _problems(folder: Path, record: Record, digest: str) -> Iterator[str]:
-    if problem := contradiction(record):
-        yield problem
+    yield from (f"the evidence contradicts itself: {told}" for told in contradictions(record))
     for name, stated in stated_sums(folder).items():
         if stated is None:
             yield f"{name} is missing"

@@ -110,6 +110,8 @@ class GpuTopology:
             for gpu in data["gpus"]
         )
         links = tuple(tuple(row) for row in data["links"])
+        if [len(row) for row in links] != [len(gpus)] * len(gpus):
+            raise ValueError(f"the links of {len(gpus)} GPUs are no table of {len(gpus)} rows and columns")
         return cls(**{**data, "gpus": gpus, "links": links, "problems": tuple(data["problems"])})
 
 

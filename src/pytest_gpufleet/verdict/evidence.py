@@ -6,54 +6,90 @@ import hashlib
 import io
 import json
 import os
-import reprlib
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from pytest_gpufleet.files import open_regular
 from pytest_gpufleet.hardware.topology import GpuTopology
+from pytest_gpufleet.probes.reading import BETTER
 from pytest_gpufleet.verdict import levels
-from pytest_gpufleet.verdict.finding import Finding
+from pytest_gpufleet.verdict.events import finite, moment, number, optional, reading, whole
+from pytest_gpufleet.verdict.events import read as read_events
+from pytest_gpufleet.verdict.finding import Finding, Kind, State
 
 SCHEMA = 1
 MOST_SAMPLES = 4096
+ONCE = ("run", "topology", "machine")  # events of which a run has one
 
-# What the fields of an event must be, where they are there: earlier versions had fewer. A list stands for lists of what
-# is in it, a dict for objects with such fields, a set for one of its texts.
-_NUMBER = (int, float)
-_CHECK = dict.fromkeys(("id", "outcome", "title", "doc", "message", "run", "failed_by"), str)
-FIELDS: Mapping[str, Any] = {
-    "run": {
-        **dict.fromkeys(("host", "utc", "command", "gpus", "python", "pytest", "plugin", "rehearsal_because"), str),
-        "level": frozenset(levels.LEVELS),
-        "burn_in_seconds": _NUMBER,
-        "gpus_present": int,
-        "ranks": int,
-        "rehearsal": bool,
-        "environment": dict,
-        "resumed": [{"run": str, "utc": str, "failed": [str]}],
-    },
-    "topology": {"topology": {"gpus": [{"name": str, "uuid": str, "index": int}], "links": [[str]], "absent": str}},
-    "machine": {"machine": dict},
-    "check_started": {"check": str},
-    "progress": {"check": str, "done": _NUMBER, "of": _NUMBER},
-    "telemetry": {"sample": {"time": _NUMBER, "gpus": [dict]}},
-    "finding": {"finding": {"check": str, "state": str, "reason": str, "measurement": {"metric": str}}},
-    "health": {"check": str, "problems": [str]},
-    "check_finished": {"check": {**_CHECK, "seconds": _NUMBER}},
-    "suite": {"altered": [str]},
-    "spoiled": {"why": str},
-    "deselected": {"checks": [str]},
-    "verdict": {"verdict": str, "reasons": [str], "broken": str, "exit_status": int},
-}
-
+OUTCOMES = ("passed", "failed", "skipped", "not applicable")
+VERDICTS = ("ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL")
 # What made a check fail: figures that missed their limits and nothing else, or anything else. Only the first can be
 # undone by judging the figures against other limits. Up to version 0.2 a missed limit could also cut a check off.
 FailedBy = Literal["", "limits", "limits, with more to do", "other"]
+
+# What the fields of an event must be, as `events` has it, where they are there: earlier versions had fewer.
+_CHECK = {
+    **dict.fromkeys(("id", "title", "doc", "message", "run"), str),
+    "outcome": frozenset(OUTCOMES),
+    "failed_by": frozenset(get_args(FailedBy)),
+    "seconds": number,
+}
+_LIMIT = {
+    **dict.fromkeys(("metric", "unit", "source", "profile"), str),
+    "sense": frozenset({"min", "max"}),
+    "kind": frozenset(get_args(Kind)),
+    "value": finite,
+    "conditions": dict,
+    "contract": bool,
+}
+_METRIC = {
+    **dict.fromkeys(("name", "unit", "title"), str),
+    "better": frozenset(BETTER),
+    "peer_tolerance": optional(finite),
+    "steady": bool,
+}
+FIELDS: Mapping[str, Any] = {
+    "run": {
+        **dict.fromkeys(("host", "command", "gpus", "python", "pytest", "plugin", "rehearsal_because"), str),
+        "utc": moment,
+        "level": frozenset(levels.LEVELS),
+        "burn_in_seconds": number,
+        "gpus_present": whole,
+        "ranks": whole,
+        "rehearsal": bool,
+        "profile": optional(str),
+        "profile_sha256": optional(str),
+        "environment": {str: str},
+        "resumed": [{"run": str, "utc": moment, "failed": [str]}],
+    },
+    "topology": {"topology": {"gpus": [{"name": str, "uuid": str, "index": whole}], "links": [[str]], "absent": str}},
+    "machine": {"machine": {"taken": str, "host": dict, "gpus": [{"index": whole, "facts": dict}]}},
+    "check_started": {"check": str},
+    "progress": {"check": str, "done": number, "of": number},
+    "telemetry": {"sample": {"time": number, "gpus": [{str: reading}]}},
+    "finding": {
+        "finding": {
+            **dict.fromkeys(("check", "reason"), str),
+            "state": frozenset(get_args(State)),
+            "required": bool,
+            "missed": [str],
+            "slower_than_peers": optional({str: finite}),
+            "limit": optional(_LIMIT),
+            "measurement": {"metric": str, "definition": optional(_METRIC)},
+        }
+    },
+    "health": {"check": str, "problems": [str]},
+    "check_finished": {"check": _CHECK},
+    "suite": {"altered": [str]},
+    "spoiled": {"why": str},
+    "deselected": {"checks": [str]},
+    "verdict": {"verdict": frozenset(VERDICTS), "reasons": [str], "broken": str, "exit_status": whole},
+}
 
 
 @dataclass(frozen=True)
@@ -89,16 +125,24 @@ class Record:
     worsened: list[tuple[str, str]] = field(default_factory=list)  # check, and what got worse on a GPU while it ran
     spans: list[tuple[str, float, float]] = field(default_factory=list)  # check, begin, end: seconds since the epoch
     _begun: dict[str, float] = field(default_factory=dict)
+    _once: set[object] = field(default_factory=set)
     _samples: int = 0
     _stride: int = 1
     verdict: str | None = None
     reasons: list[str] = field(default_factory=list)
     broken: str = ""  # why the run did not come to its end
     exit_status: int | None = None
+    contradictions: list[str] = field(default_factory=list)  # what no run says of itself
 
     def add(self, event: Mapping[str, Any]) -> None:
         if self.verdict is not None:
             raise ValueError("it stands after the verdict, which is the last event of a run")
+        kind = event.get("event")
+        if not self.run and kind != "run":
+            self.contradictions.append(f"it begins with an event {kind}, and not with a run")
+        if kind in ONCE and kind in self._once:
+            self.contradictions.append(f"it has two events {kind}")
+        self._once.add(kind)
         match event:
             case {"event": "run", **run}:
                 self.run = run
@@ -120,7 +164,7 @@ class Record:
             case {"event": "health", "check": check, "problems": problems}:
                 self.worsened += [(check, f"{problem}{_where(event)}") for problem in problems]
             case {"event": "check_finished", "check": check}:
-                self.checks[check["id"]] = Check(**check)
+                self._finish(Check(**check))
                 if check["id"] in self._begun:
                     self.spans.append((check["id"], self._begun[check["id"]], _seconds(event)))
             case {"event": "suite", "altered": names}:
@@ -132,6 +176,17 @@ class Record:
             case {"event": "verdict", "verdict": verdict, "reasons": reasons}:
                 self.verdict, self.reasons = verdict, reasons
                 self.broken, self.exit_status = event.get("broken", ""), event.get("exit_status")
+
+    def _finish(self, check: Check) -> None:
+        before = self.checks.get(check.id)
+        if before and before.outcome != check.outcome:
+            self.contradictions.append(f"{check.id} finished twice: {before.outcome}, and {check.outcome}")
+        # A check that a hook before ours kept from starting may have failed; it cannot have passed.
+        if check.id not in self._begun and not check.run and check.outcome == "passed":
+            self.contradictions.append(f"{check.id} passed before it started")
+        if check.run and check.run not in [earlier["run"] for earlier in self.run.get("resumed", ())]:
+            self.contradictions.append(f"{check.id} comes from {check.run}, with which this run does not go on")
+        self.checks[check.id] = check
 
     def _keep(self, sample: dict[str, Any]) -> None:
         """Telemetry for the plots: of a run of days every second sample, every fourth, and so on. The file has all."""
@@ -289,10 +344,15 @@ def _state(path: Path) -> os.stat_result | None:
 def sha256(path: Path) -> str:
     """SHA-256 of a file in hexadecimal, as `sha256sum` prints it. OSError if it cannot be read."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while part := file.read(1 << 20):
             digest.update(part)
     return digest.hexdigest()
+
+
+def events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of an evidence.jsonl, as `events.read` gives them."""
+    return (event for _, event in read_events(path, FIELDS))
 
 
 def read(path: Path) -> Record:
@@ -301,43 +361,10 @@ def read(path: Path) -> Record:
     OSError if it cannot be read; ValueError that names the line if one is no event.
     """
     record = Record()
-    for number, event in _events(path):
+    for line, event in read_events(path, FIELDS):
         try:
-            _check(event, dict, "it")
-            _check(event, FIELDS.get(event.get("event"), {}), "")
             record.add(event)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError) as error:
             told = error if isinstance(error, ValueError) else repr(error)
-            raise ValueError(f"{path}, line {number}: not an event of a run ({told})") from None
+            raise ValueError(f"{path}, line {line}: not an event of a run ({told})") from None
     return record
-
-
-def _check(value: Any, expected: Any, name: str) -> None:
-    """ValueError that names the field if a value is not as FIELDS says."""
-    match expected:
-        case dict():
-            _check(value, dict, name)
-            for key in expected.keys() & value.keys():
-                _check(value[key], expected[key], f"{name}.{key}".lstrip("."))
-            return
-        case [within]:
-            _check(value, list, name)
-            for each in value:
-                _check(each, within, f"one of {name}")
-            return
-        case frozenset():
-            right = value in expected
-        case _:
-            right = isinstance(value, expected)
-    if not right:
-        raise ValueError(f"{name} is {reprlib.repr(value)}")
-
-
-def _events(path: Path) -> Iterable[tuple[int, Any]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield number, json.loads(line)
-            except ValueError:  # UnicodeDecodeError is one
-                if file.read(1):
-                    raise ValueError(f"{path}, line {number}: not JSON") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
@@ -58,6 +59,13 @@ def judge(
     if rehearsal:
         reason = "rehearsal: figures of CPU ranks are not judged"
         return Finding(check, measurement, "not judged", reason=reason, required=required)
+    return against(limit, measurement, topology, check, required, _no_limit(profile, topology))
+
+
+def against(
+    limit: Limit | None, measurement: Measurement, topology: GpuTopology, check: str, required: bool, no_limit: str
+) -> Finding:
+    """Hold a measurement against a limit, and each GPU against its peers. `no_limit`: why there is none."""
     if not measurement.values:  # which would meet every limit
         return Finding(check, measurement, "not judged", reason="nothing was measured", required=required)
     missed = tuple(
@@ -72,7 +80,7 @@ def judge(
     if limit is None and not required:
         return Finding(check, measurement, "for information", required=False)
     if limit is None:
-        return Finding(check, measurement, "not judged", reason=_no_limit(profile, topology))
+        return Finding(check, measurement, "not judged", reason=no_limit)
     return Finding(check, measurement, "met", limit, required=required)
 
 
@@ -103,13 +111,18 @@ def _slower_than_peers(measurement: Measurement, topology: GpuTopology) -> dict[
         return {}
     sign = 1 if measurement.definition.better == "higher" else -1
     slower = {}
-    kinds = {place: topology.kind(place) for place in measurement.values}
+    peers = defaultdict(list)
     for place, value in measurement.values.items():
-        peers = [other for at, other in measurement.values.items() if kinds[at] == kinds[place]]
-        numbers = [other for other in peers if not math.isnan(other)]
-        if len(peers) < MIN_PEERS or not numbers:
+        peers[topology.kind(place)].append(value)
+    middles = {
+        kind: median(numbers)
+        for kind, values in peers.items()
+        if len(values) >= MIN_PEERS and (numbers := [value for value in values if not math.isnan(value)])
+    }
+    for place, value in measurement.values.items():
+        middle = middles.get(topology.kind(place))
+        if middle is None:
             continue
-        middle = median(numbers)
         if math.isnan(value):
             fraction = 1.0  # a GPU that gave no number at all is as slow as can be
         elif middle:

@@ -13,7 +13,7 @@ from pytest_gpufleet.verdict.measurement import Measurement
 from pytest_gpufleet.verdict.profile_table import ProfileError
 from pytest_gpufleet.verdict.vocabulary import EXTRAORDINARY
 
-__all__ = ["Profile", "ProfileError", "choose", "for_gpu", "load", "shipped"]
+__all__ = ["Profile", "ProfileError", "choose", "for_gpu", "holds", "load", "shipped"]
 
 _HERE = Path(__file__).parent
 
@@ -40,7 +40,7 @@ class Profile:
         What a contract says goes before what its base says, however specific: no contract is set aside in silence.
         ProfileError if the figure is in another unit than the limit, or better in the other direction.
         """
-        fitting = (limit for limit in self.limits if _holds(limit, measurement, fabric))
+        fitting = (limit for limit in self.limits if holds(limit, measurement, fabric))
         limit = max(fitting, key=lambda limit: len(limit.conditions), default=None)
         if limit is None:
             return self.base.limit_for(measurement, fabric) if self.base else None
@@ -48,7 +48,8 @@ class Profile:
         return limit
 
 
-def _holds(limit: Limit, measurement: Measurement, fabric: str) -> bool:
+def holds(limit: Limit, measurement: Measurement, fabric: str) -> bool:
+    """Whether a limit is for this metric, and every one of its conditions was measured so."""
     measured = {"fabric": fabric, **measurement.conditions}
     return (
         limit.metric == measurement.metric

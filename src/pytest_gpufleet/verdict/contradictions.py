@@ -1,0 +1,190 @@
+"""What evidence says against itself: nothing that a run wrote does.
+
+Whoever changes a value must change all that follows from it. Who does that leaves no trace here: that is what
+signatures are for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+
+from pytest_gpufleet.probes.reading import METRICS
+from pytest_gpufleet.verdict import profile
+from pytest_gpufleet.verdict.evidence import Record
+from pytest_gpufleet.verdict.finding import Finding, Limit
+from pytest_gpufleet.verdict.judge import against, unsteady
+from pytest_gpufleet.verdict.levels import CHECKS, check_name
+from pytest_gpufleet.verdict.profile import Profile
+from pytest_gpufleet.verdict.profile_file import SENSES
+from pytest_gpufleet.verdict.verdict import CUT_SHORT, EXIT_STATUS, settled
+
+_GPU = re.compile(r"gpu\d+")
+COUNT = "test_1_inventory.py::test_gpu_count"
+
+
+def contradictions(record: Record) -> list[str]:
+    """A sentence for each thing that cannot be as the evidence says, if all else is."""
+    rules = (_machine, _findings, _spreads, _places, _limits, _verdict)
+    return [*record.contradictions, *(told for rule in rules for told in rule(record))]
+
+
+def _same_version(record: Record) -> bool:
+    """Whether limits, metrics and wordings are those of this version; others may have had others."""
+    return record.run.get("plugin") == version("pytest-gpufleet")
+
+
+def _machine(record: Record) -> Iterator[str]:
+    run, gpus = record.run, record.topology.gpus
+    if not run.get("rehearsal") and run.get("ranks", len(gpus)) != len(gpus):
+        yield f"it ran on {run['ranks']} ranks, but has {len(gpus)} GPUs"
+    for what in ("index", "uuid"):
+        repeated = [key for key, count in Counter(getattr(gpu, what) for gpu in gpus).items() if count > 1]
+        if repeated:
+            yield f"two GPUs have the {what} {repeated[0]}"
+    asked, passed = str(run.get("gpus")), [check for check in record.checks.values() if check.outcome == "passed"]
+    if not run.get("rehearsal") and any(check_name(check.id) == COUNT for check in passed):
+        if not gpus:
+            yield "no GPU is there, but the count of GPUs passed"
+        elif asked.isdecimal() and int(asked) != len(gpus):
+            yield f"{asked} GPUs were asked for and {len(gpus)} are there, but the count of GPUs passed"
+
+
+def _findings(record: Record) -> Iterator[str]:
+    rehearsal = bool(record.run.get("rehearsal"))
+    carried = {check.id for check in record.checks.values() if check.run}
+    begun = {*record.started, *carried}
+    for finding in record.findings:
+        if finding.check not in begun:
+            yield f"{_told(finding)} was measured by a check that never started"
+        yield from _definition(finding, _same_version(record))
+        if finding.limit is not None:
+            yield from _limit(finding, finding.limit, record.topology.fabric)
+        again = against(
+            finding.limit, finding.measurement, record.topology, finding.check, finding.required, finding.reason
+        )
+        if rehearsal:
+            again = Finding(finding.check, finding.measurement, "not judged")
+        if _judged(finding) != _judged(again):
+            _, *places = _judged(again)
+            at = f" at {', '.join(dict.fromkeys(place for each in places for place in each))}" if any(places) else ""
+            yield f"{_told(finding)} is {finding.state}, but by its values and its limit it is {again.state}{at}"
+
+
+def _judged(finding: Finding) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    return finding.state, finding.missed, tuple(finding.slower_than_peers or ())
+
+
+def _told(finding: Finding) -> str:
+    return f"{finding.check}: {finding.measurement.definition.title}"
+
+
+def _definition(finding: Finding, same_version: bool) -> Iterator[str]:
+    measurement = finding.measurement
+    given, known = measurement.definition, METRICS.get(measurement.metric)
+    if given.name != measurement.metric:
+        yield f"{_told(finding)} is called {measurement.metric}, but defined as {given.name}"
+    elif known and ((given.unit, given.better) != (known.unit, known.better) or (same_version and given != known)):
+        yield f"{_told(finding)} is not defined as {measurement.metric} is"
+
+
+def _limit(finding: Finding, limit: Limit, fabric: str) -> Iterator[str]:
+    definition, measurement = finding.measurement.definition, finding.measurement
+    if (limit.unit, limit.sense) != (definition.unit, SENSES[definition.better][0]):
+        yield f"{_told(finding)} is in {definition.unit} and better if {definition.better}, but its limit is {limit}"
+    spread = measurement.metric == "spread"  # its limit holds under all conditions
+    if limit.metric != measurement.metric or not (spread or profile.holds(limit, measurement, fabric)):
+        yield f"{_told(finding)} is held against a limit for something else"
+
+
+def _spreads(record: Record) -> Iterator[str]:
+    """A judged figure whose samples differ leaves a finding of its own."""
+    told = {_key(finding) for finding in record.findings if finding.measurement.metric == "spread"}
+    for finding in record.findings:
+        expected = unsteady(finding) if finding.state == "met" else None
+        if expected and _key(expected) not in told:
+            yield f"{_told(finding)} has samples that differ, of which there is no finding"
+
+
+def _key(finding: Finding) -> tuple[object, ...]:
+    return finding.check, tuple(sorted(finding.measurement.conditions.items())), finding.missed
+
+
+def _places(record: Record) -> Iterator[str]:
+    """Figures of GPUs and of pairs are there for all GPUs that are."""
+    known = {gpu.place for gpu in record.topology.gpus}
+    if record.run.get("rehearsal"):
+        return
+    measured: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for finding in record.findings:
+        parts = [part for place in finding.measurement.values for part in place.split("-")]
+        if strangers := {part for part in parts if _GPU.fullmatch(part)} - known:
+            yield f"{_told(finding)} was measured on {min(strangers)}, which is not there"
+        # What is only shown may be of one GPU alone.
+        if finding.state != "for information" and check_name(finding.check) in CHECKS:
+            measured[finding.check, finding.measurement.metric] |= finding.measurement.values.keys()
+    for (check, metric), places in measured.items():
+        if metric != "spread" and places and all(_GPU.match(place) for place in places):
+            pairs = {frozenset(place.split("-")) for place in places if "-" in place}
+            all_pairs = len(known) * (len(known) - 1) // 2
+            if (pairs and len(pairs) != all_pairs) or (not pairs and places != known):
+                yield f"{check}: {metric} was not measured everywhere: it has figures of {len(places)} places"
+
+
+def _limits(record: Record) -> Iterator[str]:
+    """Of limits that this version ships, it can be known what they are."""
+    if not _same_version(record) or record.run.get("rehearsal"):
+        return
+    names = {gpu.name for gpu in record.topology.gpus}
+    digest = record.run.get("profile_sha256")
+    used, fitting = _shipped().get(str(digest)), profile.choose(None, names)
+    if record.run.get("profile") is None:
+        used = None
+    if (used or record.run.get("profile") is None) and used != fitting:
+        yield f"its limits are those of {used.name if used else 'no profile'}, which is not the one for its GPUs"
+        return
+    for finding in record.findings:
+        if finding.measurement.metric == "spread" or not finding.measurement.values:
+            continue
+        if used or record.run.get("profile") is None:
+            expected = used.limit_for(finding.measurement, record.topology.fabric) if used else None
+            if finding.limit != expected:
+                yield f"{_told(finding)} is held against a limit that profile {used.name if used else ''} has not"
+        elif finding.limit and not finding.limit.contract and _fingerprint(finding.limit) not in _shipped_limits():
+            yield f"{_told(finding)} is held against a limit that is not the customer's, and that no profile has"
+
+
+@cache
+def _shipped() -> dict[str, Profile]:
+    return {sha256(each.path.read_bytes()).hexdigest(): each for each in profile.shipped()}
+
+
+@cache
+def _shipped_limits() -> frozenset[str]:
+    every = [each for one in profile.shipped() for each in (one, one.base) if each]
+    return frozenset(_fingerprint(limit) for each in every for limit in each.limits)
+
+
+def _fingerprint(limit: Limit) -> str:
+    return repr(asdict(limit))
+
+
+def _verdict(record: Record) -> Iterator[str]:
+    if record.verdict is None:
+        return
+    again = settled(record, record.broken)
+    # Another version may have required other checks; a failed one rejects in every version.
+    if record.verdict != again.verdict and (_same_version(record) or again.verdict == "REJECTED"):
+        yield f"its verdict is {record.verdict}, but what stands before it amounts to {again.verdict}"
+    elif _same_version(record) and record.reasons != again.reasons:
+        other = next(iter([reason for reason in again.reasons if reason not in record.reasons]), again.reasons[0])
+        yield f"the reasons of its verdict are others than those that it amounts to, like: {other}"
+    # pytest's own status goes before ours where it did not come to its end, and where ours is 0.
+    status = EXIT_STATUS.get(record.verdict, again.exit_status)
+    if status and record.exit_status not in (None, status, *(CUT_SHORT if record.broken else ())):
+        yield f"its exit status is {record.exit_status}, but {record.verdict} ends with {status}"
