@@ -60,7 +60,11 @@ WRONG = {
     "tolerance": ("Metric('x', 's', 'lower', 'x', -0.1)", "metric x: peer_tolerance must be 0 or more, not -0.1"),
     "contradicts_profile": (
         "judge(measure(world, lambda rank: Reading(Metric('decode_rate', 'ms', 'lower', 'x'), 5.0, {})))",
-        "decode_rate was measured in ms, where lower is better, but my.toml has",
+        "decode_rate was measured in ms, where lower is better, but by my.toml it is in tokens/s, and higher is better",
+    ),
+    "contradicts_suite": (
+        "judge(measure(world, lambda rank: Reading(Metric('gemm', 'FOO/s', 'higher', 'x'), 5.0, {})))",
+        "gemm was measured in FOO/s, where higher is better, but by my.toml it is in TFLOP/s",
     ),
 }  # fmt: skip
 
@@ -90,6 +94,7 @@ min = 9.0
 unit = "tokens/s"
 kind = "contract"
 source = "order 4711"
+when = { batch = 4096 }  # which no rehearsal has
 """
 
 

@@ -358,13 +358,14 @@ def test_a_limit_for_a_figure_of_an_authors_own_check(tmp_path):
 @pytest.mark.parametrize(
     ("unit", "better", "words"),
     [
-        ("tokens/min", "higher", ["decode_rate was measured in tokens/min", '"min" in tokens/s', "card.toml"]),
-        ("tokens/s", "lower", ["lower is better", '"min" in tokens/s']),
+        ("tokens/min", "higher", ["decode_rate was measured in tokens/min", "in tokens/s", "by card.toml"]),
+        ("tokens/s", "lower", ["lower is better", "in tokens/s, and higher is better"]),
     ],
 )
-def test_a_figure_in_another_unit_is_never_judged_in_silence(tmp_path, unit, better, words):
+@pytest.mark.parametrize("conditions", [None, {"keys": 65536}], ids=["a limit holds", "none does"])
+def test_a_figure_in_another_unit_is_never_judged_in_silence(tmp_path, unit, better, words, conditions):
     profile = load(write(tmp_path, HEAD + OWN))
-    conditions = profile.limits[0].conditions
+    conditions = conditions or profile.limits[0].conditions
     metric = Metric("decode_rate", unit, better, "decode rate")
     with pytest.raises(ProfileError) as caught:
         profile.limit_for(Measurement("decode_rate", {"gpu0": 5.0}, conditions, definition=metric))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from pytest_gpufleet.probes.reading import Metric
 from pytest_gpufleet.verdict import profile_file
 from pytest_gpufleet.verdict.finding import Limit
 from pytest_gpufleet.verdict.measurement import Measurement
@@ -23,7 +24,7 @@ class Profile:
     """One GPU model: the exact names NVML gives it (`match`), its data-sheet `facts`, and its `limits`.
 
     The unit of a fact is in its name. Where nobody published a limit there is none: unknown stays unknown. `base`: the
-    profile whose limits hold where these say nothing.
+    profile whose limits hold where these say nothing. `metrics`: all that its limits may be for.
     """
 
     name: str
@@ -32,20 +33,30 @@ class Profile:
     limits: tuple[Limit, ...]
     path: Path
     base: Profile | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def limit_for(self, measurement: Measurement, fabric: str = "") -> Limit | None:
         """The limit that decides: the most specific of those whose every condition was measured so, on a machine whose
         GPUs `fabric` connects.
 
         What a contract says goes before what its base says, however specific: no contract is set aside in silence.
-        ProfileError if the figure is in another unit than the limit, or better in the other direction.
+        ProfileError if the figure is in another unit than the profile says, or better in the other direction, whether a
+        limit holds for it or not: under the conditions of a rehearsal none may.
         """
+        self._check_comparable(measurement.definition)
         fitting = (limit for limit in self.limits if holds(limit, measurement, fabric))
         limit = max(fitting, key=lambda limit: len(limit.conditions), default=None)
-        if limit is None:
-            return self.base.limit_for(measurement, fabric) if self.base else None
-        _check_comparable(limit, measurement)
+        if limit is None and self.base:
+            return self.base.limit_for(measurement, fabric)
         return limit
+
+    def _check_comparable(self, metric: Metric) -> None:
+        own = self.metrics.get(metric.name, metric)
+        if (own.unit, own.better) != (metric.unit, metric.better):
+            raise ProfileError(
+                f"{metric.name} was measured in {metric.unit}, where {metric.better} is better, but by "
+                f"{self.path.name} it is in {own.unit}, and {own.better} is better; make the two the same."
+            )
 
 
 def holds(limit: Limit, measurement: Measurement, fabric: str) -> bool:
@@ -56,16 +67,6 @@ def holds(limit: Limit, measurement: Measurement, fabric: str) -> bool:
         and all(measured.get(key) == value for key, value in limit.conditions.items())
         and all(key in limit.conditions for key in EXTRAORDINARY if key in measured)
     )
-
-
-def _check_comparable(limit: Limit, measurement: Measurement) -> None:
-    metric = measurement.definition
-    sense = profile_file.SENSES[metric.better][0]
-    if (limit.unit, limit.sense) != (metric.unit, sense):
-        raise ProfileError(
-            f"{metric.name} was measured in {metric.unit}, where {metric.better} is better, but {limit.profile} has a "
-            f'"{limit.sense}" in {limit.unit} for it; make the two the same.'
-        )
 
 
 @cache
@@ -121,6 +122,7 @@ def _load(path: Path, bases: Iterable[Profile], *, contract: bool) -> Profile:
     by_name = {profile.name: profile for profile in bases}
     file = profile_file.read(path, tuple(by_name), contract=contract)
     if not file.extends:
-        return Profile(file.name, file.match, file.facts, file.limits, path)
+        return Profile(file.name, file.match, file.facts, file.limits, path, metrics=file.metrics)
     base = by_name[file.extends]
-    return Profile(file.name, file.match or base.match, {**base.facts, **file.facts}, file.limits, path, base)
+    facts = {**base.facts, **file.facts}
+    return Profile(file.name, file.match or base.match, facts, file.limits, path, base, file.metrics)

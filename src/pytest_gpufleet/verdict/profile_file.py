@@ -41,6 +41,7 @@ class ProfileFile:
     match: tuple[str, ...]
     facts: Mapping[str, float]
     limits: tuple[Limit, ...]
+    metrics: Mapping[str, Metric]
     extends: str
 
 
@@ -55,7 +56,7 @@ def read(path: Path, bases: Sequence[str], *, contract: bool) -> ProfileFile:
     extends = top.choice("extends", bases) if "extends" in top.values else ""
     match = _match(top) if "match" in top.values else ()
     metrics = {name: METRICS[name] for name in MEASURED_UNDER} | _metrics(top.table("metric"))
-    return ProfileFile(name, match, _facts(top.table("facts")), _limits(top, metrics, contract), extends)
+    return ProfileFile(name, match, _facts(top.table("facts")), _limits(top, metrics, contract), metrics, extends)
 
 
 def _match(top: Table) -> tuple[str, ...]:
