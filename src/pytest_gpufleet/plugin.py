@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import fixtures, options, redaction
+from pytest_gpufleet import fixtures, options
 from pytest_gpufleet.fixtures import FINDINGS, FLEET, ONLY_LIMITS
 from pytest_gpufleet.session import Fleet
 from pytest_gpufleet.verdict import levels
@@ -81,6 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_metadata(metadata: dict[str, Any], config: pytest.Config) -> None:
     """What pytest-metadata took from the environment of a CI server and the command line, without secrets."""
     if options.from_config(config).asked:
+        from pytest_gpufleet import redaction
+
         texts = {name: value for name, value in metadata.items() if isinstance(value, str)}
         metadata.update({name: redaction.variable(name, value) for name, value in texts.items()})
 
@@ -97,6 +99,8 @@ class WithoutConfig:
 
     @pytest.hookimpl(tryfirst=True)  # before anybody shows it
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        from pytest_gpufleet import redaction
+
         redaction.hide_in(report)
         if report.failed:
             self._fleet.not_imported.append(report.nodeid)
@@ -258,7 +262,7 @@ def pytest_runtest_makereport(
 
         spmd.explain(item, error, report)
     if fleet.evidence is not None:
-        from pytest_gpufleet import checks
+        from pytest_gpufleet import checks, redaction
 
         redaction.hide_in(report)
         report.findings = item.stash.get(FINDINGS, [])  # type: ignore[attr-defined]

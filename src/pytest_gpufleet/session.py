@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
-from pytest_gpufleet import files, redaction
+from pytest_gpufleet import files
 from pytest_gpufleet.interruption import Interruption
 from pytest_gpufleet.options import REHEARSAL_RANKS, Options
 from pytest_gpufleet.verdict import levels
@@ -259,6 +259,7 @@ class Fleet:
 
     @cached_property
     def pool(self) -> Pool:
+        from pytest_gpufleet.redaction import throughout
         from pytest_gpufleet.world.engines.local import LocalEngine
         from pytest_gpufleet.world.pool import Pool
         from pytest_gpufleet.world.rank import RankSpec
@@ -286,7 +287,7 @@ class Fleet:
             specs,
             self.options.timeout,
             test_deadline=lambda: self.test_deadline,
-            on_event=lambda name, **content: self.record_event(name, **redaction.throughout(content)),
+            on_event=lambda name, **content: self.record_event(name, **throughout(content)),
         )
 
     def world(self, with_group: bool) -> World:
@@ -303,6 +304,7 @@ class Fleet:
         """Check everything that can be checked and start the evidence. UsageError before anything expensive starts."""
         from pytest_gpufleet.hardware import machine
         from pytest_gpufleet.hardware.environment import relevant
+        from pytest_gpufleet.redaction import command
         from pytest_gpufleet.verdict.evidence import SCHEMA, Evidence
 
         files.check_writable(self.options.prometheus)
@@ -312,7 +314,7 @@ class Fleet:
             "schema": SCHEMA,
             "host": host,
             "utc": started.isoformat(timespec="seconds"),
-            "command": redaction.command(["pytest", *self._arguments]),
+            "command": command(["pytest", *self._arguments]),
             "level": self.options.level,
             "burn_in_seconds": self.burn_in_seconds if self.options.level == "burnin" else 0,
             "gpus": str(self.options.gpus),
