@@ -28,6 +28,11 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """pytest.ini beside this file says --gpus auto, but counts only where no other folder is named beside this one."""
+    config.addinivalue_line(
+        "markers",
+        "figures(metric, ..., of_several=()): what this check is there for; one that passed without them is not done. "
+        "`of_several`: those that take several GPUs",
+    )
     if not from_config(config).asked and not config.getoption("collectonly"):
         raise pytest.UsageError("say what the acceptance suite is to run on: --gpus N, --gpus all or --rehearse")
 

@@ -43,6 +43,7 @@ def test_matrix_product_is_exact(world, precision):
 
 
 @pytest.mark.level("standard")
+@pytest.mark.figures("gemm")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_matrix_product_is_fast(world, judge, gpu_profile, precision):
     """Matrix products are as fast as on a healthy GPU, with all GPUs under full load
@@ -57,6 +58,7 @@ def test_matrix_product_is_fast(world, judge, gpu_profile, precision):
 
 
 @pytest.mark.level("standard")
+@pytest.mark.figures("gemm")
 def test_one_gpu_at_a_time(world, judge, gpu_profile):
     """Matrix products are as fast as on a healthy GPU while all other GPUs rest
 
@@ -89,6 +91,7 @@ def test_products_repeat_bit_for_bit(world, precision):
 
 
 @pytest.mark.level("standard")
+@pytest.mark.figures("memory_bandwidth")
 def test_memory_bandwidth(world, judge):
     """Every GPU's memory is as fast as on a healthy GPU of its model
 

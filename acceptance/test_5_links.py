@@ -48,6 +48,7 @@ def test_data_crosses_every_pair_unharmed(world, gpu_topology):
 
 
 @pytest.mark.level("standard")
+@pytest.mark.figures("host_bandwidth")
 @pytest.mark.parametrize("direction", [*ONE_WAY, "both"])
 def test_host_bandwidth_of_each_gpu(world, judge, figures, direction):
     """Bandwidth between host memory and each GPU, while the others rest
@@ -60,6 +61,7 @@ def test_host_bandwidth_of_each_gpu(world, judge, figures, direction):
 
 
 @pytest.mark.level("standard")
+@pytest.mark.figures("host_bandwidth")
 @pytest.mark.parametrize("direction", [*ONE_WAY, "both"])
 def test_host_bandwidth_of_all_gpus(world, judge, figures, direction):
     """Bandwidth between host memory and each GPU, all at the same time
@@ -73,6 +75,7 @@ def test_host_bandwidth_of_all_gpus(world, judge, figures, direction):
 
 
 @pytest.mark.level("standard")
+@pytest.mark.figures("pair_bandwidth")
 @pytest.mark.parametrize("direction", ["read", "write", "both"])
 def test_pair_bandwidth(world, judge, figures, gpu_topology, direction):
     """Bandwidth between the GPUs of every pair
@@ -92,6 +95,7 @@ def test_pair_bandwidth(world, judge, figures, gpu_topology, direction):
 
 
 @pytest.mark.level("standard")
+@pytest.mark.figures("pair_latency")
 def test_pair_latency(world, judge, figures, gpu_topology):
     """Time of a small copy between the GPUs of every pair
 

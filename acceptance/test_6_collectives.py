@@ -32,6 +32,7 @@ def possible(group, collective, sizes):
     return [nbytes for nbytes in sizes if buffer_bytes(collective, nbytes, group.size) <= 0.8 * memory]
 
 
+@pytest.mark.figures("collective_latency")
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_latency(nccl_group, judge, gpu_topology, fleet_level, collective):
     """How long a collective of a few bytes takes
@@ -48,6 +49,7 @@ def test_latency(nccl_group, judge, gpu_topology, fleet_level, collective):
     )
 
 
+@pytest.mark.figures("busbw")
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_bandwidth_curve(nccl_group, judge, fleet_level, collective):
     """How the bus bandwidth of a collective grows with the size
@@ -65,6 +67,7 @@ def test_bandwidth_curve(nccl_group, judge, fleet_level, collective):
     judge(*measurements, required=False)
 
 
+@pytest.mark.figures("busbw")
 @pytest.mark.parametrize("nbytes", JUDGED, ids=lambda nbytes: f"{nbytes // MiB}MiB")
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_bus_bandwidth(nccl_group, judge, gpu_topology, collective, nbytes):

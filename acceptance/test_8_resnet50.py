@@ -28,6 +28,7 @@ RETURNED = 0.99  # of the memory that was free before: libraries may have taken 
 
 
 @pytest.mark.level("standard")
+@pytest.mark.figures("solo_train_throughput")
 def test_each_gpu_alone(nccl_group, judge, resnet):
     """ResNet-50 on every GPU by itself, all at the same time
 
@@ -39,6 +40,7 @@ def test_each_gpu_alone(nccl_group, judge, resnet):
 
 
 @pytest.mark.level("standard")
+@pytest.mark.figures("train_throughput", of_several=("scaling_efficiency", "communication_share"))
 @pytest.mark.parametrize("recipe", ["fp32", "tf32", "amp", "bf16"])
 def test_throughput_and_scaling(nccl_group, judge, fleet_level, resnet, recipe):
     """ResNet-50 throughput on one GPU and on all, and how well it scales
@@ -54,6 +56,7 @@ def test_throughput_and_scaling(nccl_group, judge, fleet_level, resnet, recipe):
 
 
 @pytest.mark.level(PEAK_LEVEL)
+@pytest.mark.figures("train_throughput", of_several=("scaling_efficiency", "communication_share"))
 def test_peak_throughput_and_scaling(nccl_group, judge, resnet):
     """ResNet-50 as fast as plain PyTorch can train it: 16-bit weights, compiled, the whole step one CUDA graph
 
@@ -69,6 +72,7 @@ def test_peak_throughput_and_scaling(nccl_group, judge, resnet):
 
 
 @pytest.mark.level("standard")
+@pytest.mark.figures("loader_throughput")
 def test_training_fed_by_a_data_loader(nccl_group, judge, resnet):
     """ResNet-50 on JPEG files: whether the host decodes them as fast as the GPUs could train
 
@@ -82,6 +86,7 @@ def test_training_fed_by_a_data_loader(nccl_group, judge, resnet):
 
 
 @pytest.mark.level("burnin")
+@pytest.mark.figures("train_throughput", "scaling_efficiency", "train_memory")
 def test_data_parallel_ddp_and_fsdp(nccl_group, judge, resnet):
     """DataParallel, DDP and FSDP at the same global batch: throughput, memory and efficiency
 
@@ -110,6 +115,7 @@ def test_data_parallel_ddp_and_fsdp(nccl_group, judge, resnet):
 
 
 @pytest.mark.level("burnin")
+@pytest.mark.figures("train_throughput", "train_memory")
 def test_batch_sizes(nccl_group, judge, resnet):
     """ResNet-50 throughput by batch size, up to the largest that fits into the memory of one GPU
 
@@ -123,6 +129,7 @@ def test_batch_sizes(nccl_group, judge, resnet):
 
 @pytest.mark.level("burnin")
 @pytest.mark.fresh_world  # DataParallel has left something of rank 0 on every GPU
+@pytest.mark.figures("train_memory")
 def test_training_in_full_memory(nccl_group, judge, resnet):
     """Training with 95 % of every GPU's memory in use: it goes on, and the memory is free again afterwards
 

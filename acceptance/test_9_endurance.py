@@ -9,6 +9,7 @@ from pytest_gpufleet.verdict.health import link_errors, pcie_errors
 
 
 @pytest.mark.level("burnin")
+@pytest.mark.figures("burn_retention", "burn_peak_power", "gemm")
 def test_burn_in(nccl_group, burn_in, judge):
     """All GPUs work at full load for as long as was asked for, without a wrong bit, a fault or a slowdown
 

@@ -1,24 +1,29 @@
-"""Writes docs/checks.md, and the sums of the suite's files: `python docs/make_checks.py`, after every change there.
+"""Writes docs/checks.md and the manifest of the suite: `python docs/make_checks.py`, after every change in acceptance/.
 
-What a check is for and what to do about it is its docstring in acceptance/, read without importing anything; level and
-cases are those of verdict/levels.py; limits those of the shipped profiles.
+What a check is for and what to do about it is its docstring in acceptance/; its level, its cases and what it measures
+are as pytest collects them; limits those of the shipped profiles.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
-from pytest_gpufleet import suite
+import pytest
+
+from pytest_gpufleet.plugin import _level
 from pytest_gpufleet.probes.reading import METRICS
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.verdict import levels, profile
+from pytest_gpufleet.verdict import levels, profile, suite
 from pytest_gpufleet.verdict.finding import Limit
 from pytest_gpufleet.verdict.judge import STEADY
 
@@ -29,39 +34,31 @@ COMMAND = "python docs/make_checks.py"
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What a check measures. Without a limit for one of `required` the verdict is INCOMPLETE; `of`: not for all of its
-    figures, but for these. `peers`: which are held against those of the peers, "" for all, None for none."""
+class Judged:
+    """How what a check measures is judged. Without a limit for one of `required` the verdict is INCOMPLETE; `of`: not
+    for all of its figures, but for these. `peers`: which are held against those of the peers, "" for all, None for
+    none."""
 
     required: tuple[str, ...] = ()
-    shown: tuple[str, ...] = ()
     of: str = ""
     peers: str | None = ""
 
 
-TRAINING = ("train_throughput", "scaling_efficiency")
 ONE_DIRECTION = "for one direction at a time"
+IN_TRAINING = ("train_throughput", "scaling_efficiency")
 
-# No file says what a check measures, so it stands here; a test holds it to what checks measure.
-FIGURES = {
-    "test_matrix_product_is_fast": Figures(("gemm",), of="at bf16, or fp16 where a GPU has no bf16"),
-    "test_one_gpu_at_a_time": Figures(("gemm",)),
-    "test_memory_bandwidth": Figures(("memory_bandwidth",)),
-    "test_host_bandwidth_of_each_gpu": Figures(("host_bandwidth",), of=ONE_DIRECTION, peers=ONE_DIRECTION),
-    "test_host_bandwidth_of_all_gpus": Figures(shown=("host_bandwidth",), peers=None),
-    "test_pair_bandwidth": Figures(("pair_bandwidth",), of="when a GPU reads"),
-    "test_pair_latency": Figures(shown=("pair_latency",)),
-    "test_latency": Figures(shown=("collective_latency",)),
-    "test_bandwidth_curve": Figures(shown=("busbw",)),
-    "test_bus_bandwidth": Figures(("busbw",), of="for all collectives but gather and scatter"),
-    "test_each_gpu_alone": Figures(("solo_train_throughput",)),
-    "test_throughput_and_scaling": Figures(TRAINING, ("communication_share",), of="for the recipes tf32 and amp"),
-    "test_peak_throughput_and_scaling": Figures(shown=(*TRAINING, "communication_share")),
-    "test_training_fed_by_a_data_loader": Figures(shown=("loader_throughput",)),
-    "test_data_parallel_ddp_and_fsdp": Figures(shown=(*TRAINING, "train_memory")),
-    "test_batch_sizes": Figures(shown=("train_throughput", "train_memory")),
-    "test_training_in_full_memory": Figures(shown=("train_memory",)),
-    "test_burn_in": Figures(("burn_peak_power", "burn_retention"), ("gemm",)),
+# No file says how a check judges, so it stands here; a test holds it to what checks do. All others require no limit.
+JUDGED = {
+    "test_matrix_product_is_fast": Judged(("gemm",), of="at bf16, or fp16 where a GPU has no bf16"),
+    "test_one_gpu_at_a_time": Judged(("gemm",)),
+    "test_memory_bandwidth": Judged(("memory_bandwidth",)),
+    "test_host_bandwidth_of_each_gpu": Judged(("host_bandwidth",), of=ONE_DIRECTION, peers=ONE_DIRECTION),
+    "test_host_bandwidth_of_all_gpus": Judged(peers=None),
+    "test_pair_bandwidth": Judged(("pair_bandwidth",), of="when a GPU reads"),
+    "test_bus_bandwidth": Judged(("busbw",), of="for all collectives but gather and scatter"),
+    "test_each_gpu_alone": Judged(("solo_train_throughput",)),
+    "test_throughput_and_scaling": Judged(IN_TRAINING, of="for the recipes tf32 and amp"),
+    "test_burn_in": Judged(("burn_peak_power", "burn_retention")),
 }
 
 # By which conditions the limits of a metric are told apart here; profiles have more of them.
@@ -107,6 +104,46 @@ Limits of your own: [profiles](profiles.md).
 """
 
 
+class Collected:
+    """A plugin that keeps what pytest has collected."""
+
+    def __init__(self) -> None:
+        self.items: list[pytest.Item] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.items = session.items
+
+
+@cache
+def suite_of_now() -> suite.Suite:
+    """The manifest of acceptance/ as it is."""
+    collected = Collected()
+    options = ("--collect-only", "-qqq", "--fleet-level=burnin", "--import-mode=importlib", "-p", "no:cacheprovider")
+    if status := pytest.main([*options, str(ACCEPTANCE)], plugins=[collected]):
+        raise SystemExit(f"{ACCEPTANCE} cannot be collected: pytest ends with {status!r}")
+    cases: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in collected.items:
+        assert isinstance(item, pytest.Function)
+        cases[levels.check_name(item.nodeid)].append(item)
+    return suite.Suite(
+        version("pytest-gpufleet"),
+        {name: _suite_check(items) for name, items in cases.items()},
+        {path.name: suite.digest(path) for path in sorted([*ACCEPTANCE.glob("*.py"), ACCEPTANCE / suite.INI])},
+    )
+
+
+def _suite_check(items: list[pytest.Function]) -> suite.SuiteCheck:
+    first = items[0]
+    figures = first.get_closest_marker("figures")
+    return suite.SuiteCheck(
+        _level(first),
+        (inspect.getdoc(first.function) or "").partition("\n")[0],
+        tuple(item.callspec.id for item in items if hasattr(item, "callspec")),
+        figures.args if figures else (),
+        figures.kwargs.get("of_several", ()) if figures else (),
+    )
+
+
 def page() -> str:
     """The text of docs/checks.md."""
     parts = [INTRODUCTION.strip()]
@@ -129,27 +166,27 @@ def _file(path: Path) -> Iterator[str]:
 
 def _check(name: str, docstring: str) -> Iterator[str]:
     title, _, advice = docstring.partition("\n")
-    function, cases = name.partition("::")[2], levels.cases(name)
+    check, function = suite_of_now().checks[name], name.partition("::")[2]
     yield f"### `{function}`"
     yield _text(f"**{title}**")
     yield _text(advice)
-    level = levels.CHECKS[name].level if name in levels.CHECKS else "none"
-    facts = [f"Level: {level}"] + ([f"{cases} cases"] if cases > 1 else [])
-    figures = FIGURES.get(function)
+    facts = [f"Level: {check.level}"] + ([f"{len(check.cases)} cases"] if len(check.cases) > 1 else [])
+    figures = (*check.figures, *check.figures_of_several)
     yield ", ".join(facts) + (". Limits:" if figures else ". Limit: none, it is right or wrong.")
     if figures:
-        yield "\n".join(_judged(figures))
+        yield "\n".join(_judged(figures, JUDGED.get(function, Judged())))
 
 
-def _judged(figures: Figures) -> Iterator[str]:
-    for name in figures.required:
-        yield f"- {_link(name)}: required{figures.of and f', {figures.of}'}"
-    for name in figures.shown:
-        yield f"- {_link(name)}: not required, judged where a profile has one"
-    for name in (*figures.required, *figures.shown):
-        if (tolerance := METRICS[name].peer_tolerance) and figures.peers is not None:
+def _judged(figures: tuple[str, ...], judged: Judged) -> Iterator[str]:
+    for name in judged.required:
+        yield f"- {_link(name)}: required{judged.of and f', {judged.of}'}"
+    for name in figures:
+        if name not in judged.required:
+            yield f"- {_link(name)}: not required, judged where a profile has one"
+    for name in figures:
+        if (tolerance := METRICS[name].peer_tolerance) and judged.peers is not None:
             worse = wording.percent(tolerance)
-            of = figures.peers and f", {figures.peers}"
+            of = judged.peers and f", {judged.peers}"
             yield f"- peers: {METRICS[name].title} at most {worse} worse than their median{of}"
 
 
@@ -218,12 +255,11 @@ def _escaped(text: str) -> str:
     )
 
 
-def sums() -> str:
-    """The text of the list by which a run knows the files of the suite."""
-    paths = sorted(ACCEPTANCE.glob("*.py"))
-    return "".join(f"{suite.digest(path)}  {path.name}\n" for path in paths)
+def manifest_text() -> str:
+    """The text of the file by which a run knows the suite."""
+    return json.dumps(suite_of_now().to_json(), indent=1) + "\n"
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    suite.SHIPPED.write_text(sums(), encoding="utf-8")
+    suite.SHIPPED.write_text(manifest_text(), encoding="utf-8")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 from pytest_gpufleet.probes.reading import GiB, MiB
-from pytest_gpufleet.verdict import levels, profile, summary
+from pytest_gpufleet.verdict import profile, summary
 from pytest_gpufleet.verdict.evidence import Check, Evidence, FailedBy
 from pytest_gpufleet.verdict.judge import LimitMissed, judge, unsteady
 from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.verdict.suite import Suite, shipped
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 
 H200 = "NVIDIA H200"
@@ -20,6 +20,15 @@ UNKNOWN = "NVIDIA X9000"  # no shipped profile knows it
 BANDWIDTH = "acceptance/test_6_collectives.py::test_bus_bandwidth"
 ALONE = "acceptance/test_8_resnet50.py::test_each_gpu_alone"
 GPUS = ("gpu0", "gpu1", "gpu2", "gpu3")
+
+# As of another version: the same checks, with numbered cases, and no check has to leave the figures it is there for.
+SUITE = Suite(
+    "0.0.0",
+    {
+        name: replace(check, cases=tuple(map(str, range(len(check.cases)))), figures=(), figures_of_several=())
+        for name, check in shipped().checks.items()
+    },
+)
 RING = {"collective": "all_reduce", "dtype": "float32", "ranks": 4, "nvls": False}
 
 # What a healthy machine gives, and whether a limit for it is required.
@@ -76,8 +85,9 @@ def record(
     evidence.add(
         "run", schema=1, host=host, utc=utc, command="pytest acceptance/ --gpus 4", level="standard", gpus="4",
         rehearsal=False, ranks=4, profile=limit.name if limit else None, profile_sha256=None, environment={},
-        python="3.12.3", pytest="9.2.0", plugin=version("pytest-gpufleet"),
+        python="3.12.3", pytest="9.2.0", plugin=SUITE.version,
     )  # fmt: skip
+    evidence.add("suite", manifest=SUITE.to_json())
     evidence.add("topology", topology=asdict(machine))
     for check in (each for each in _checks() if without not in each.id):
         evidence.add("check_started", check=check.id)
@@ -110,6 +120,5 @@ def _values(measurement: Measurement, other: Mapping[str, float]) -> dict[str, f
 
 
 def _checks() -> Iterable[Check]:
-    for name in levels.required("standard"):
-        cases = [f"[{case}]" for case in range(levels.cases(name))] if levels.cases(name) > 1 else [""]
-        yield from (Check(f"acceptance/{name}{case}", "passed", 1.5, name.split("::")[1]) for case in cases)
+    for name in SUITE.required("standard"):
+        yield from (Check(f"acceptance/{case}", "passed", 1.5, name.split("::")[1]) for case in SUITE.cases(name))

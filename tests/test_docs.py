@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import cli, options, suite
+from pytest_gpufleet import cli, options
 from pytest_gpufleet.probes.reading import METRICS
+from pytest_gpufleet.verdict import suite
 from tests.conftest import REPORTS, FleetRun
 
 ROOT = Path(__file__).parents[1]
@@ -51,13 +52,16 @@ def test_page_of_checks_is_up_to_date(make_checks: dict[str, Any]) -> None:
     assert written == make_checks["page"](), f"docs/checks.md is out of date: run `{make_checks['COMMAND']}`"
 
 
-def test_sums_of_the_suite_are_up_to_date(make_checks: dict[str, Any]) -> None:
-    assert suite.SHIPPED.read_text(encoding="utf-8") == make_checks["sums"](), f"run `{make_checks['COMMAND']}`"
+def test_manifest_of_the_suite_is_up_to_date(make_checks: dict[str, Any]) -> None:
+    written = suite.SHIPPED.read_text(encoding="utf-8")
+    assert written == make_checks["manifest_text"](), f"run `{make_checks['COMMAND']}`"
 
 
-def test_page_of_checks_has_figures_of_every_check_that_judges(make_checks: dict[str, Any]) -> None:
+def test_every_check_that_judges_says_what_it_leaves(make_checks: dict[str, Any]) -> None:
     judging = {name for path in ACCEPTANCE.glob("test_*.py") for name in _judging(ast.parse(path.read_text()))}
-    assert set(make_checks["FIGURES"]) == judging
+    leaving = {name.partition("::")[2]: each.metrics(True) for name, each in suite.shipped().checks.items()}
+    assert {name for name, metrics in leaving.items() if metrics} == judging
+    assert [name for name, each in make_checks["JUDGED"].items() if not set(each.required) <= set(leaving[name])] == []
 
 
 def test_page_of_checks_says_what_each_measures(
@@ -72,10 +76,11 @@ def test_page_of_checks_says_what_each_measures(
         if finding.measurement.metric in METRICS:
             measured[name].add(finding.measurement.metric)
             required[name] |= {finding.measurement.metric} if finding.required else set()
-    figures = {name: make_checks["FIGURES"][name] for name in measured}
-    assert len(figures) == len(MEASURING)
-    assert measured == {name: {*each.required, *each.shown} for name, each in figures.items()}
-    assert required == {name: {*each.required} for name, each in figures.items()}
+    checks = {name.partition("::")[2]: check for name, check in suite.shipped().checks.items()}
+    judged = make_checks["JUDGED"]
+    assert len(measured) == len(MEASURING)
+    assert measured == {name: set(checks[name].metrics(several=True)) for name in measured}
+    assert required == {name: set(judged[name].required if name in judged else ()) for name in measured}
 
 
 def _judging(module: ast.Module) -> set[str]:
@@ -143,6 +148,7 @@ def _anchors(page: Path) -> set[str]:
 
 def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
     known = [parts for path in (*SOURCES.rglob("*.py"), *ACCEPTANCE.glob("*.py")) for parts in _texts(path)]
+    known += [[check.title] for check in suite.shipped().checks.values()]
     quoted = list(_quoted((DOCS / "troubleshooting.md").read_text(encoding="utf-8")))
     assert len(quoted) > 20
     strange = {line: words for line in quoted if (words := _unknown_words(line, known))}

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpufleet.report.why import why
 from pytest_gpufleet.verdict.evidence import read
-from pytest_gpufleet.verdict.levels import titled
+from pytest_gpufleet.verdict.suite import titled
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 

@@ -136,7 +136,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     level = config.stash[FLEET].options.level
     carried = config.stash[FLEET].carried
-    items[:] = [item for item in items if item.nodeid not in carried]
+    if carried:
+        from pytest_gpufleet.verdict import suite
+
+        items[:] = [item for item in items if suite.shipped().known_as(item.nodeid) not in carried]
     items.sort(key=lambda item: item.get_closest_marker("at_the_end") is not None)
     above = [item for item in items if not levels.includes(level, _level(item))]
     if above:
@@ -147,7 +150,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     fleet = session.config.stash[FLEET]
     if fleet.evidence is not None:
-        from pytest_gpufleet import suite
+        from pytest_gpufleet.verdict import suite
 
         if names := suite.altered({item.path for item in session.items}):
             fleet.record_event("suite", altered=names)

@@ -88,7 +88,7 @@ class Fleet:
         self._arguments = arguments
         self.evidence: Evidence | None = None  # this and the folder only in a run that was asked for
         self.folder = options.folder
-        self.carried: set[str] = set()  # checks that an earlier run has done
+        self.carried: set[str] = set()  # checks that an earlier run has done, by the names by which they are known
         self.test_deadline: float | None = None  # monotonic time, where pytest-timeout sets one
         self._locks: ExitStack | None = None
         self._open = ExitStack()
@@ -306,6 +306,7 @@ class Fleet:
         from pytest_gpufleet.hardware.environment import relevant
         from pytest_gpufleet.redaction import command
         from pytest_gpufleet.verdict.evidence import SCHEMA, Evidence
+        from pytest_gpufleet.verdict.suite import shipped
 
         files.check_writable(self.options.prometheus)
         profile, ground, host = self.profile, self.ground, socket.gethostname()
@@ -334,11 +335,12 @@ class Fleet:
         self.folder = files.new_folder(self.options.folder, f"{host}-{started:%Y%m%dT%H%M%SZ}")
         self.evidence = Evidence(self.folder / "evidence.jsonl")
         self.record_event("run", **run)
+        self.record_event("suite", manifest=shipped().to_json())
         self.record_event("topology", topology=asdict(ground.topology))
         self.record_event("machine", machine=machine.to_json(self.machine))
         for name, content in carried:
             self.record_event(name, **content)
-        self.carried = set(self.evidence.record.checks)
+        self.carried = set(map(shipped().known_as, self.evidence.record.checks))
 
     def _resumed(self, run: dict[str, Any]) -> tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]:
         """The runs that this one goes on with, and the events that it takes over from them."""

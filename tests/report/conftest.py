@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import standard_run
 from page import Page
+from standard_run import SUITE
 
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 from pytest_gpufleet.probes.reading import GiB, MiB
@@ -36,7 +36,7 @@ RUN = {
     "environment": {"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
     "python": "3.12.9",
     "pytest": "9.2.0",
-    "plugin": version("pytest-gpufleet"),
+    "plugin": SUITE.version,
 }
 # nccl-tests' figures for a healthy machine with NVLS off, GB/s at 64 MiB, 1 GiB, 8 GiB.
 HEALTHY = {
@@ -163,6 +163,7 @@ def written(
     (folder / "evidence.jsonl").unlink(missing_ok=True)
     evidence = Evidence(folder / "evidence.jsonl")
     evidence.add("run", **run)
+    evidence.add("suite", manifest=SUITE.to_json())
     if topology:
         evidence.add("topology", topology=asdict(topology))
     for check in checks:
@@ -282,7 +283,9 @@ def standard_record(folder: Path, bad: bool = False, seconds: int = 30) -> Recor
     run, failed = standard_run.bad_gpu(H200X8) if bad else (standard_run.measured(H200X8, {}), {})
     run.findings += standard_run.compared(H200X8)
     checks = standard_run.checks(run, failed)
-    verdict, reasons = conclude(Record(run=RUN, checks={check.id: check for check in checks}, findings=run.findings))
+    verdict, reasons = conclude(
+        Record(run=RUN, manifest=SUITE, checks={check.id: check for check in checks}, findings=run.findings)
+    )
     telemetry = standard_run.telemetry(seconds)
     return written(folder, findings=run.findings, checks=checks, verdict=verdict, reasons=reasons, telemetry=telemetry)
 

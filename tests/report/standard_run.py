@@ -18,11 +18,17 @@ from pytest_gpufleet.verdict.finding import Finding, Limit
 from pytest_gpufleet.verdict.judge import LimitMissed, judge
 from pytest_gpufleet.verdict.measurement import Measurement
 from pytest_gpufleet.verdict.profile import Profile
+from pytest_gpufleet.verdict.suite import shipped
+from tests import runs
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 GPUS = range(8)
 PAIRS = [f"gpu{i}-gpu{j}" for i in GPUS for j in GPUS if i != j]
 START = 1795166043.0
+SUITE = replace(
+    runs.SUITE,
+    checks={name: replace(check, cases=shipped().checks[name].cases) for name, check in runs.SUITE.checks.items()},
+)
 
 # nccl-tests' figures for a healthy machine with NVLS off, GB/s.
 SIZES = (MiB, 4 * MiB, 16 * MiB, 64 * MiB, 256 * MiB, GiB, 4 * GiB)
@@ -174,10 +180,8 @@ def described() -> dict[str, tuple[str, str]]:
 def checks(run: Run, failed: dict[str, str]) -> list[Check]:
     """Every check that level standard requires, and those that made the figures; `failed` with their messages."""
     ids = dict.fromkeys((*(finding.check for finding in run.findings), *failed))
-    for name in levels.required("standard"):
-        there = [check for check in ids if levels.check_name(check) == name]
-        missing = levels.cases(name) - len(there)
-        ids |= dict.fromkeys(f"acceptance/{name}" + (f"[{case}]" if missing > 1 else "") for case in range(missing))
+    for name in SUITE.required("standard"):
+        ids |= dict.fromkeys(f"acceptance/{case}" for case in SUITE.cases(name))
     order = sorted(ids, key=lambda check: check.partition("::")[0])
     return [_check(check, {**run.failed, **failed}.get(check)) for check in order]
 

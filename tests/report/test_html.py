@@ -18,8 +18,8 @@ from pytest_gpufleet.report.html import stylesheet, summary
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record, read
 from pytest_gpufleet.verdict.finding import Finding
-from pytest_gpufleet.verdict.levels import titled
 from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.verdict.suite import shipped, titled
 from pytest_gpufleet.verdict.verdict import conclude
 
 HOSTILE = "<script>alert('x')</script> & \x1b[31mred\x1b[0m \x00 \ud800 \"quoted\""
@@ -158,7 +158,7 @@ def test_every_check_that_did_not_run_is_listed(record_of: Callable[..., Record]
     page = Page(summary(record))
     assert f"... and {len(record.reasons) - 10} more, all of which are listed below" in page.text
     left_open = page.text[page.text.index(OPEN) :]
-    for name in levels.required("standard"):
+    for name in shipped().required("standard"):
         assert (titled(name) in left_open) == (name not in (levels.check_name(ran), levels.check_name(gone)))
     rows = page.table("Not run").rows[1:]
     assert len(rows) == len({(row[0], row[2]) for row in rows}) == 11  # one row a group of checks
@@ -167,7 +167,7 @@ def test_every_check_that_did_not_run_is_listed(record_of: Callable[..., Record]
 
 
 def test_nothing_is_open_only_if_all_ran_and_was_judged(standard: Record) -> None:
-    standard.deselected = [name for name, check in levels.CHECKS.items() if check.level == "burnin"]
+    standard.deselected = [name for name, check in shipped().checks.items() if check.level == "burnin"]
     assert "Nothing: every check that level standard asks for ran to its end" in Page(summary(standard)).text
     standard.broken = "telemetry lost samples"
     page = Page(summary(standard))

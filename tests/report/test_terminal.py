@@ -10,11 +10,11 @@ import pytest
 from pytest_gpufleet.report.stamp import reasons
 from pytest_gpufleet.report.terminal import lines
 from pytest_gpufleet.report.why import why
-from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record
+from pytest_gpufleet.verdict.suite import shipped
 
 # As recorded by runs at level standard.
-ABOVE = [f"acceptance/{name}" for name, check in levels.CHECKS.items() if check.level == "burnin"]
+ABOVE = [f"acceptance/{name}" for name, check in shipped().checks.items() if check.level == "burnin"]
 
 
 def text_of(record: Record) -> str:

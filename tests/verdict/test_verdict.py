@@ -11,9 +11,10 @@ from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record
 from pytest_gpufleet.verdict.finding import Finding, Limit
 from pytest_gpufleet.verdict.judge import LimitMissed, judge
-from pytest_gpufleet.verdict.levels import titled
+from pytest_gpufleet.verdict.levels import check_name
 from pytest_gpufleet.verdict.measurement import Measurement
 from pytest_gpufleet.verdict.profile import Profile
+from pytest_gpufleet.verdict.suite import Suite, SuiteCheck, of_version, shipped, titled
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 
 CONDITIONS = {"collective": "all_reduce", "ranks": 8}
@@ -164,21 +165,25 @@ LEVEL = "standard"
 def run(*outcomes, left_out=(), level=LEVEL, **run_facts):
     """A record in which every required check passed, except those left out and those given as (name, outcome)."""
     record = Record(run={"level": level, "rehearsal": False, **run_facts})
-    given = dict(outcomes)
-    for name in (*levels.required(level), *(given.keys() - set(levels.required(level)))):
-        if name not in left_out:
-            for case in range(levels.cases(name)):
-                add(record, f"acceptance/{name}[{case}]", given.get(name, "passed"))
+    given, required = dict(outcomes), shipped().required(level)
+    for name in (*required, *(given.keys() - set(required))):
+        for case in shipped().cases(name) if name in required else [name]:
+            if name not in left_out and case not in left_out:
+                add(record, f"acceptance/{case}", given.get(name, "passed"))
     return record
 
 
 def add(record, check_id, outcome):
     record.started.append(check_id)
     record.checks[check_id] = Check(check_id, outcome, 1.0, message=f"it was {outcome}")
+    check = shipped().checks.get(check_name(check_id))
+    for metric in check.metrics(several=True) if check else ():
+        record.findings.append(Finding(check_id, Measurement(metric, {"world": 1.0}, {}), "met", FLOOR))
 
 
-ANY = levels.required(LEVEL)[4]
-ANOTHER = levels.required(LEVEL)[-1]
+ANY = shipped().required(LEVEL)[4]
+ANOTHER = shipped().required(LEVEL)[-1]
+SEVERAL = "test_4_each_gpu.py::test_matrix_product_is_fast"  # with several cases, each of which leaves a figure
 BURN_IN = "test_9_endurance.py::test_burn_in"
 
 
@@ -208,29 +213,32 @@ def test_outcomes_of_checks_decide(outcomes, verdict, words):
     assert [word for word in words if not any(word in reason for reason in reasons)] == []
 
 
-@pytest.mark.parametrize("name", levels.required(LEVEL))
+@pytest.mark.parametrize("name", shipped().required(LEVEL))
 def test_every_required_check_is_required(name):
     assert conclude(run(left_out=[name])) == ("INCOMPLETE", [f"{titled(name)}: not run"])
 
 
 def test_deselected_checks_leave_a_gap():
-    whole, part = run(left_out=[ANY]), run()
-    whole.deselected.append(f"acceptance/{ANY}[case]")
-    part.deselected.append(f"acceptance/{ANY}[another case]")
+    one = f"{SEVERAL}[fp16]"
+    whole, part = run(left_out=[ANY]), run(left_out=[one])
+    whole.deselected.append(f"acceptance/{ANY}")
+    part.deselected.append(f"acceptance/{one}")
     assert conclude(whole) == ("INCOMPLETE", [f"{titled(ANY)}: deselected"])
-    assert conclude(part) == ("INCOMPLETE", [f"{titled(ANY)}: deselected in part"])
+    assert conclude(part) == ("INCOMPLETE", [f"{titled(SEVERAL)}: deselected in part, without [fp16]"])
 
 
 def test_one_case_of_a_check_is_not_the_check():
-    name, cases = next((name, check.cases) for name, check in levels.CHECKS.items() if check.cases > 1)
-    record = run()
-    del record.checks[f"acceptance/{name}[0]"]
-    record.started.remove(f"acceptance/{name}[0]")  # as if it had been left out on the command line
-    assert conclude(record) == ("INCOMPLETE", [f"{titled(name)}: only {cases - 1} of its {cases} cases ran"])
+    record = run(left_out=[f"{SEVERAL}[fp16]"])  # as if it had been left out on the command line
+    told = f"{titled(SEVERAL)}: only 5 of its 6 cases ran, without [fp16]"
+    assert conclude(record) == ("INCOMPLETE", [told])
+    add(record, f"{SEVERAL}[fp64]", "passed")  # once more: the run was resumed under another --rootdir
+    assert conclude(record) == ("INCOMPLETE", [told])
+    add(record, f"elsewhere/{SEVERAL}[fp16]", "passed")
+    assert conclude(record)[0] == "ACCEPTED"
 
 
 def test_a_level_does_not_require_what_is_above_it():
-    above = [name for name, check in levels.CHECKS.items() if check.level != "quick"]
+    above = [name for name, check in shipped().checks.items() if check.level != "quick"]
     assert conclude(run(left_out=above, level="quick"))[0] == "ACCEPTED"
     assert conclude(run(left_out=above, level="standard"))[0] == "INCOMPLETE"
 
@@ -274,8 +282,53 @@ def test_reasons_name_checks_by_their_titles():
 
 
 def test_cases_that_were_skipped_for_one_reason_are_one_gap():
-    name, cases = next((name, levels.cases(name)) for name in levels.required(LEVEL) if levels.cases(name) > 1)
-    assert conclude(run((name, "skipped")))[1] == [f"{titled(name)}: {cases} cases skipped: it was skipped"]
+    assert conclude(run((SEVERAL, "skipped")))[1] == [f"{titled(SEVERAL)}: 6 cases skipped: it was skipped"]
+
+
+@pytest.mark.parametrize("outcome", ["passed", "not applicable"])
+def test_a_check_that_left_no_figures_shows_nothing(outcome):
+    record = run((SEVERAL, outcome))
+    lost = [f"acceptance/{SEVERAL}[{case}]" for case in ("fp16", "bf16")]
+    record.findings = [finding for finding in record.findings if finding.check not in lost]
+    passed = [f"{titled(SEVERAL)}: passed and left no figure of gemm in [fp16], [bf16]"]
+    assert conclude(record)[1][:1] == (passed if outcome == "passed" else conclude(run())[1])
+
+
+def test_one_gpu_leaves_no_figures_of_several():
+    record = run()
+    record.findings = [finding for finding in record.findings if finding.measurement.metric != "scaling_efficiency"]
+    scaling = "test_8_resnet50.py::test_throughput_and_scaling"
+    assert conclude(replace(record, topology=machine("Card")))[0] == "ACCEPTED"
+    assert conclude(replace(record, topology=CARDS))[1] == [
+        f"{titled(scaling)}: passed and left no figure of scaling_efficiency in [fp32], [tf32], [amp] and 1 more"
+    ]
+
+
+# ---------------------------------------------------------------- the suite of another version
+
+OLD = Suite("0.0.1", {ANY: SuiteCheck("quick", "As it was")})
+
+
+def test_evidence_is_judged_by_the_manifest_of_the_suite_that_made_it():
+    record = Record(run={"level": LEVEL, "plugin": "0.0.1"}, manifest=OLD)
+    assert conclude(record) == ("INCOMPLETE", [f"{titled(ANY)}: not run", conclude(record)[1][-1]])
+    add(record, ANY, "passed")
+    verdict, (_, since) = conclude(record)
+    assert verdict == "ACCEPTED"
+    assert since.startswith("did not exist in 0.0.1, and is not held against it: As many GPUs as ordered (")
+    assert titled(ANY) not in since
+
+
+def test_where_nobody_knows_the_suite_nothing_is_accepted():
+    record = replace(run(), run={"level": LEVEL, "plugin": "0.0.1"})
+    verdict, (reason, *_) = conclude(record)
+    assert (verdict, "suite of pytest-gpufleet 0.0.1" in reason) == ("INCOMPLETE", True)
+
+
+@pytest.mark.parametrize(("version", "count"), [("0.1.0", 67), ("0.2.0", 69)])
+def test_manifests_of_versions_that_recorded_none_are_kept(version, count):
+    assert len(of_version(version).required("burnin")) == count
+    assert of_version("../suite").checks == {}
 
 
 def test_a_missed_limit_alone_is_no_acceptance():

@@ -11,8 +11,8 @@ from pytest_gpufleet.report.groups import group_title
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.evidence import Record
-from pytest_gpufleet.verdict.levels import titled
-from pytest_gpufleet.verdict.verdict import ALTERED, left_out, short_burn_in
+from pytest_gpufleet.verdict.suite import titled
+from pytest_gpufleet.verdict.verdict import ALTERED, left_out, short_burn_in, without_figures
 
 MOST_FIGURES = 8
 WHOLE_RUN = "The run"
@@ -91,14 +91,18 @@ def _open(record: Record) -> Iterator[Open]:
             what = ", ".join([wording.title(finding), *wording.conditions(finding)])
             yield "not judged", finding.reason or "no reason was given", group_title(finding.check), what
     yield from _ended(record, "skipped")
-    level = record.run.get("level", "standard")
+    level, known = record.run.get("level", "standard"), record.suite.checks
     absent = "not selected, or the run ended before it"
     for check_id in record.deselected:
         name = levels.check_name(check_id)
-        if name not in levels.CHECKS or levels.includes(level, levels.CHECKS[name].level):
+        if name not in known or levels.includes(level, known[name].level):
             yield "deselected", "left out by the command line", group_title(name), _without_case(check_id)
     for name, (_, not_run) in left_out(record).items():
-        yield from [("not run", absent, group_title(name), titled(name))] * not_run
+        whole = len(not_run) == len(record.suite.cases(name))
+        yield from (("not run", absent, group_title(name), titled(name if whole else case)) for case in not_run)
+    for name, metrics in without_figures(record).items():
+        for metric, cases in metrics.items():
+            yield from (("without figures", f"it left no {metric}", group_title(name), titled(case)) for case in cases)
 
 
 def _ended(record: Record, outcome: str) -> Iterator[Open]:

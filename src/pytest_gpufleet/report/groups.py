@@ -12,6 +12,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Check, Record
 from pytest_gpufleet.verdict.finding import Finding
+from pytest_gpufleet.verdict.suite import shipped
 
 # Of the shipped suite: the names of checks as verdict.levels has them, the heading, and the question that they answer.
 # The first pattern that fits decides.
@@ -72,7 +73,7 @@ def _line(name: str, ids: list[str], group: Group, blamed: Collection[str]) -> L
     outcomes["unfinished"] += len(ids) - len(ended)
     told = [(outcomes[state], state) for state in GRAVITY if outcomes[state]]
     result = told[0][1] if len(ids) == 1 else ", ".join(f"{count} {state}" for count, state in told)
-    known = levels.CHECKS.get(levels.check_name(name))
+    known = shipped().checks.get(levels.check_name(name))
     title = next((check.title for check in ended if check.title), known.title if known else name)
     duration = wording.duration(sum(check.seconds for check in ended)) if ended else ""
     return Line(name, title, told[0][1], result, duration)
@@ -99,7 +100,7 @@ def groups(record: Record) -> list[Group]:
         checks.setdefault(group_title(check_id), {})[check_id] = record.checks.get(check_id)
     level = record.run.get("level")
     real = level in levels.LEVELS and not record.run.get("rehearsal")
-    wanted = {group_title(name) for name in levels.required(str(level))} if real else set()
+    wanted = {group_title(name) for name in record.suite.required(str(level))} if real else set()
     return [
         Group(title, checks.get(title, {}), tuple(findings[title]))
         for title in dict.fromkeys((*checks, *findings))

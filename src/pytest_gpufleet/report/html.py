@@ -23,10 +23,9 @@ from pytest_gpufleet.report.sources import Sources
 from pytest_gpufleet.report.stamp import reasons, stamp
 from pytest_gpufleet.report.standing import standings
 from pytest_gpufleet.report.why import why
-from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.evidence import Record
 from pytest_gpufleet.verdict.finding import Finding
-from pytest_gpufleet.verdict.levels import titled
+from pytest_gpufleet.verdict.suite import titled
 
 HERE = Path(__file__).parent
 ABSENT = "—"
@@ -84,7 +83,7 @@ def summary(record: Record, sha256: str = "") -> str:
             kinds=machine.LINKS,
             gaps=gaps(record),
             inapplicable=inapplicable(record),
-            above=len(levels.CHECKS) - len(levels.required(record.run.get("level", "standard"))),
+            above=len(record.suite.checks) - len(record.suite.required(record.run.get("level", "standard"))),
             carried=[check for check in record.checks.values() if check.run],
             symbols=wording.SYMBOLS,
             sha256=sha256,

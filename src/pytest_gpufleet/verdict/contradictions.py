@@ -19,9 +19,10 @@ from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.evidence import Record
 from pytest_gpufleet.verdict.finding import Finding, Limit
 from pytest_gpufleet.verdict.judge import against, unsteady
-from pytest_gpufleet.verdict.levels import CHECKS, check_name
+from pytest_gpufleet.verdict.levels import check_name
 from pytest_gpufleet.verdict.profile import Profile
 from pytest_gpufleet.verdict.profile_file import SENSES
+from pytest_gpufleet.verdict.suite import of_version
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, EXIT_STATUS, settled
 
 _GPU = re.compile(r"gpu\d+")
@@ -30,13 +31,20 @@ COUNT = "test_1_inventory.py::test_gpu_count"
 
 def contradictions(record: Record) -> list[str]:
     """A sentence for each thing that cannot be as the evidence says, if all else is."""
-    rules = (_machine, _findings, _spreads, _places, _limits, _verdict)
+    rules = (_suite, _machine, _findings, _spreads, _places, _limits, _verdict)
     return [*record.contradictions, *(told for rule in rules for told in rule(record))]
 
 
 def _same_version(record: Record) -> bool:
     """Whether limits, metrics and wordings are those of this version; others may have had others."""
     return record.run.get("plugin") == version("pytest-gpufleet")
+
+
+def _suite(record: Record) -> Iterator[str]:
+    """Of versions that are known here, it is known what their suite consists of."""
+    known = of_version(record.run.get("plugin"))
+    if known.checks and record.suite != known:
+        yield f"what it says that its suite consists of is not what that of pytest-gpufleet {known.version} does"
 
 
 def _machine(record: Record) -> Iterator[str]:
@@ -126,7 +134,7 @@ def _places(record: Record) -> Iterator[str]:
         if strangers := {part for part in parts if _GPU.fullmatch(part)} - known:
             yield f"{_told(finding)} was measured on {min(strangers)}, which is not there"
         # What is only shown may be of one GPU alone.
-        if finding.state != "for information" and check_name(finding.check) in CHECKS:
+        if finding.state != "for information" and check_name(finding.check) in record.suite.checks:
             measured[finding.check, finding.measurement.metric] |= finding.measurement.values.keys()
     for (check, metric), places in measured.items():
         if metric != "spread" and places and all(_GPU.match(place) for place in places):
@@ -178,9 +186,9 @@ def _verdict(record: Record) -> Iterator[str]:
     if record.verdict is None:
         return
     again = settled(record, record.broken)
-    # Another version may have required other checks; a failed one rejects in every version.
-    if record.verdict != again.verdict and (_same_version(record) or again.verdict == "REJECTED"):
-        yield f"its verdict is {record.verdict}, but what stands before it amounts to {again.verdict}"
+    if record.verdict != again.verdict:
+        because = next(iter(again.reasons), "")
+        yield f"its verdict is {record.verdict}, but what stands before it amounts to {again.verdict}: {because}"
     elif _same_version(record) and record.reasons != again.reasons:
         other = next(iter([reason for reason in again.reasons if reason not in record.reasons]), again.reasons[0])
         yield f"the reasons of its verdict are others than those that it amounts to, like: {other}"

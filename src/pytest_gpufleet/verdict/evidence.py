@@ -21,6 +21,7 @@ from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.events import finite, moment, number, optional, reading, whole
 from pytest_gpufleet.verdict.events import read as read_events
 from pytest_gpufleet.verdict.finding import Finding, Kind, State
+from pytest_gpufleet.verdict.suite import Suite, of_version
 
 SCHEMA = 1
 MOST_SAMPLES = 4096
@@ -53,11 +54,13 @@ _METRIC = {
     "peer_tolerance": optional(finite),
     "steady": bool,
 }
+_LEVEL = frozenset(levels.LEVELS)
+_SUITE_CHECK = {"level": _LEVEL, "title": str, **{key: [str] for key in ("cases", "figures", "figures_of_several")}}
 FIELDS: Mapping[str, Any] = {
     "run": {
         **dict.fromkeys(("host", "command", "gpus", "python", "pytest", "plugin", "rehearsal_because"), str),
         "utc": moment,
-        "level": frozenset(levels.LEVELS),
+        "level": _LEVEL,
         "burn_in_seconds": number,
         "gpus_present": whole,
         "ranks": whole,
@@ -85,7 +88,7 @@ FIELDS: Mapping[str, Any] = {
     },
     "health": {"check": str, "problems": [str]},
     "check_finished": {"check": _CHECK},
-    "suite": {"altered": [str]},
+    "suite": {"altered": [str], "manifest": {"version": str, "files": {str: str}, "checks": {str: _SUITE_CHECK}}},
     "spoiled": {"why": str},
     "deselected": {"checks": [str]},
     "verdict": {"verdict": frozenset(VERDICTS), "reasons": [str], "broken": str, "exit_status": whole},
@@ -118,6 +121,7 @@ class Record:
     checks: dict[str, Check] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     deselected: list[str] = field(default_factory=list)
+    manifest: Suite | None = None  # of the suite that ran; None in evidence of versions that recorded none
     altered: list[str] = field(default_factory=list)  # files of the suite that are not as they were shipped
     spoiled: list[str] = field(default_factory=list)  # what keeps the run from being complete, whatever its checks say
     progress: dict[str, tuple[float, float]] = field(default_factory=dict)  # check: seconds done, and of how many
@@ -133,6 +137,11 @@ class Record:
     broken: str = ""  # why the run did not come to its end
     exit_status: int | None = None
     contradictions: list[str] = field(default_factory=list)  # what no run says of itself
+
+    @property
+    def suite(self) -> Suite:
+        """What the suite that made this evidence consists of; one without checks if nobody knows."""
+        return self.manifest or of_version(self.run.get("plugin"))
 
     def add(self, event: Mapping[str, Any]) -> None:
         if self.verdict is not None:
@@ -167,8 +176,12 @@ class Record:
                 self._finish(Check(**check))
                 if check["id"] in self._begun:
                     self.spans.append((check["id"], self._begun[check["id"]], _seconds(event)))
-            case {"event": "suite", "altered": names}:
-                self.altered += [f"{name}{_where(event)}" for name in names]
+            case {"event": "suite"}:
+                self.altered += [f"{name}{_where(event)}" for name in event.get("altered", [])]
+                if "manifest" in event:
+                    if self.manifest is not None:
+                        self.contradictions.append("it has two manifests of its suite")
+                    self.manifest = Suite.from_json(event["manifest"])
             case {"event": "spoiled", "why": why}:
                 self.spoiled.append(f"{why}{_where(event)}")
             case {"event": "deselected", "checks": checks}:

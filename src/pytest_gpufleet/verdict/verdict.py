@@ -9,10 +9,12 @@ from datetime import datetime
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.evidence import Check, Record
-from pytest_gpufleet.verdict.levels import titled
+from pytest_gpufleet.verdict.suite import shipped, titled
 
 DIED = "the run did not come to its end"
 ALTERED = "not as it was shipped with this version, so it may check something else"
+NO_MANIFEST = "what the suite of pytest-gpufleet {version} consists of is not known here, nor what of it is missing"
+MOST_CASES = 3  # of one check, named in a reason
 # 0 and 1 as pytest means them; pytest does not use 10.
 EXIT_STATUS = {"ACCEPTED": 0, "REJECTED": 1, "INCOMPLETE": 10}
 INTERRUPTED = "the run was interrupted"
@@ -49,7 +51,7 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     gaps = cut_short + _gaps(record)
     if gaps:
         return "INCOMPLETE", gaps + remarks(record)
-    whole = f"all {len(levels.required(level))} checks of level {level} ran and met their limits"
+    whole = f"all {len(record.suite.required(level))} checks of level {level} ran and met their limits"
     return "ACCEPTED", [whole, *remarks(record)]
 
 
@@ -59,12 +61,15 @@ def remarks(record: Record) -> list[str]:
     told = [f"{tested} of the machine's {present} GPUs were tested"] if present > tested else []
     if _nvls_is_off(record):
         told.append("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested")
+    if since := since_then(record):
+        told.append(f"did not exist in {record.run.get('plugin')}, and is not held against it: {', '.join(since)}")
+    outcomes = {record.suite.known_as(check.id): check.outcome for check in record.checks.values()}
     for earlier in record.run.get("resumed", []):
         carried = sum(check.run == earlier["run"] for check in record.checks.values())
         when = datetime.fromisoformat(earlier["utc"]).strftime("%Y-%m-%d %H:%M UTC")
         told.append(f"{carried} of {len(record.checks)} checks carried over from {earlier['run']} of {when}")
         for check in earlier["failed"]:
-            now = record.checks[check].outcome if check in record.checks else "not run"
+            now = outcomes.get(record.suite.known_as(check), "not run")
             told.append(f"{titled(check)}: failed in {earlier['run']}, {now} in this run")
     return told
 
@@ -92,17 +97,23 @@ def _failures(failed: list[Check]) -> list[str]:
     return [f"{check.title} ({check.id})" if check.title else check.id for check in failed]
 
 
-def left_out(record: Record) -> dict[str, tuple[int, int]]:
-    """The checks that the level requires and of which cases did not begin: how many were deselected, and how many were
-    not even collected."""
-    begun = Counter(map(levels.check_name, {*record.started, *record.checks}))
-    deselected = Counter(map(levels.check_name, set(record.deselected)))
+def left_out(record: Record) -> dict[str, tuple[list[str], list[str]]]:
+    """The checks that the level requires and of which cases did not begin: the names of those that were deselected, and
+    of those that were not even collected."""
+    begun = set(map(levels.case_name, {*record.started, *record.checks}))
+    deselected = set(map(levels.case_name, record.deselected))
     absent = {}
-    for name in levels.required(record.run.get("level", "standard")):
-        not_run = max(0, levels.cases(name) - begun[name] - deselected[name])
-        if deselected[name] or not_run:
-            absent[name] = deselected[name], not_run
+    for name in record.suite.required(record.run.get("level", "standard")):
+        missing = [case for case in record.suite.cases(name) if case not in begun]
+        if missing:
+            absent[name] = [case for case in missing if case in deselected], list(set(missing) - deselected)
     return absent
+
+
+def named(cases: list[str]) -> str:
+    """ "[fp16], [bf16] and 3 more": which cases of a check, for a person."""
+    shown = ", ".join(f"[{case.partition('[')[2]}" for case in cases[:MOST_CASES])
+    return f"{shown} and {len(cases) - MOST_CASES} more" if len(cases) > MOST_CASES else shown
 
 
 def short_burn_in(record: Record) -> str:
@@ -113,18 +124,49 @@ def short_burn_in(record: Record) -> str:
     return f"the burn-in was {seconds:g} s long, level burnin asks for {levels.BURN_IN_SECONDS:g} s"
 
 
+def since_then(record: Record) -> list[str]:
+    """The checks that this version requires at the level of the run, and that did not exist in the version that ran."""
+    if not record.suite.checks:
+        return []
+    return [
+        titled(name)
+        for name in shipped().required(record.run.get("level", "standard"))
+        if name not in record.suite.checks
+    ]
+
+
+def without_figures(record: Record) -> dict[str, dict[str, list[str]]]:
+    """The checks of the suite that passed and did not leave what they are there for: by name and metric, the cases."""
+    several, suite = len(record.topology.gpus) > 1, record.suite
+    left = {(levels.case_name(finding.check), finding.measurement.metric) for finding in record.findings}
+    without: dict[str, dict[str, list[str]]] = {}
+    for check in record.checks.values():
+        name, case = levels.check_name(check.id), levels.case_name(check.id)
+        if check.outcome == "passed" and name in suite.checks:
+            for metric in suite.checks[name].metrics(several):
+                if (case, metric) not in left:
+                    without.setdefault(name, {}).setdefault(metric, []).append(case)
+    return without
+
+
 def _gaps(record: Record) -> list[str]:
-    ran = Counter(map(levels.check_name, {*record.started, *record.checks}))
+    suite = record.suite
     own = {levels.check_name(check.id): check.title for check in record.checks.values()}
-    required = set(levels.required(record.run.get("level", "standard")))
-    gaps = []
-    for name, (deselected, _) in left_out(record).items():
-        cases = levels.cases(name)
-        if deselected:
-            what = "deselected in part" if ran[name] else "deselected"
+    required = set(suite.required(record.run.get("level", "standard")))
+    gaps = [] if suite.checks else [NO_MANIFEST.format(version=record.run.get("plugin"))]
+    for name, (deselected, not_run) in left_out(record).items():
+        missing, all_cases = deselected + not_run, len(suite.cases(name))
+        if len(missing) == all_cases:
+            what = "deselected" if deselected else "not run"
+        elif deselected:
+            what = f"deselected in part, without {named(missing)}"
         else:
-            what = f"only {ran[name]} of its {cases} cases ran" if ran[name] else "not run"
+            what = f"only {all_cases - len(missing)} of its {all_cases} cases ran, without {named(missing)}"
         gaps.append(f"{titled(name)}: {what}")
+    for name, metrics in without_figures(record).items():
+        for metric, cases in metrics.items():
+            which = f" in {named(cases)}" if len(suite.cases(name)) > 1 else ""
+            gaps.append(f"{titled(name)}: passed and left no figure of {metric}{which}")
     skipped = Counter(
         (levels.check_name(check.id), check.message) for check in record.checks.values() if check.outcome == "skipped"
     )
