@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet import resume
 from pytest_gpufleet.report.why import why
 from pytest_gpufleet.verdict.evidence import read
 from pytest_gpufleet.verdict.suite import titled
@@ -43,7 +44,7 @@ def died(fleet):
     return run
 
 
-def resume(run_pytest, died, *arguments, **environment):
+def resumed(run_pytest, died, *arguments, **environment):
     files = {"test_inner.py": MODULE, "repaired": "", "ran": ""}
     options = ("--rehearse=2", "--fleet-dir=runs", f"--fleet-resume={died.folders[0]}")
     return run_pytest(*options, *arguments, files=files, **environment)
@@ -57,7 +58,7 @@ def test_a_killed_run_leaves_whole_lines(died):
 
 
 def test_only_what_did_not_pass_runs_again(run_pytest, died):
-    run = resume(run_pytest, died)
+    run = resumed(run_pytest, died)
     assert (run.root / "ran").read_text() == ""
     assert run.status == 0, run.text
     assert set(run.outcomes.values()) == {"passed"}
@@ -70,8 +71,8 @@ def test_only_what_did_not_pass_runs_again(run_pytest, died):
 
 
 def test_a_resumed_run_can_be_resumed(run_pytest, died):
-    first = resume(run_pytest, died)
-    second = resume(run_pytest, first)
+    first = resumed(run_pytest, died)
+    second = resumed(run_pytest, first)
     assert second.status == 0, second.text
     assert second.check("test_before[1]").run == died.folders[0].name
     assert second.check("test_fails").run == first.folders[0].name
@@ -85,14 +86,14 @@ def test_a_resumed_run_can_be_resumed(run_pytest, died):
     ],
 )
 def test_another_ground_is_refused(run_pytest, died, arguments, environment, words):
-    run = resume(run_pytest, died, *arguments, **environment)
+    run = resumed(run_pytest, died, *arguments, **environment)
     assert run.status == 4
     assert words in run.text
     assert not run.folders
 
 
 def test_another_burn_in_is_refused(fleet, run_pytest):
-    run = resume(run_pytest, fleet(MODULE, "--fleet-burn-in=1s"), "--fleet-burn-in=3d")
+    run = resumed(run_pytest, fleet(MODULE, "--fleet-burn-in=1s"), "--fleet-burn-in=3d")
     assert run.status == 4
     assert "the length of the burn-in in seconds was 1, is 259200" in run.text
 
@@ -210,10 +211,70 @@ def test_what_was_carried_over_stands_beside_the_acceptance(ended):
     assert f"{carried}." in why(record)
 
 
+def cut_short(folder, *events, limits):
+    """A run on GPUs that died, after these events."""
+    runs.record(folder, limits=limits, ends=False)
+    with (folder / "evidence.jsonl").open("a") as file:
+        file.writelines(json.dumps({"t": "2026-11-21T02:00:00.000+00:00", **event}) + "\n" for event in events)
+    return folder
+
+
+def gone_on_with(folder, name, limits):
+    """What a run amounts to that goes on with the one in `folder` and in which every check passes: its folder, and
+    verdict and reasons."""
+    then = resume.load(folder)
+    taken = [{"event": kind, **content} for kind, content in resume.events(folder, then)]
+    again = cut_short(folder.with_name(name), *taken, limits=limits)
+    first, *rest = (again / "evidence.jsonl").read_text().splitlines(keepends=True)
+    begins = {**json.loads(first), "resumed": resume.history(folder, then)}
+    (again / "evidence.jsonl").write_text("".join([json.dumps(begins) + "\n", *rest]))
+    return again, *conclude(read(again / "evidence.jsonl"))
+
+
+SPOILED_BY = {
+    "an edited suite": (
+        {"event": "suite", "altered": ["test_4_each_gpu.py"]},
+        "test_4_each_gpu.py (in run first): not",
+    ),
+    "lost telemetry": (
+        {"event": "spoiled", "why": "telemetry lost samples: x"},
+        "telemetry lost samples: x (in run first)",
+    ),
+    "a fault": ({"event": "health", "check": "a.py::b", "problems": ["XID 79"]}, "XID 79 (in run first)"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED_BY)
+def test_what_spoiled_a_run_spoils_those_that_go_on_with_it(tmp_path, what):
+    event, told = SPOILED_BY[what]
+    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+    first = cut_short(tmp_path / "first", event, limits=limits)
+    second, verdict, reasons = gone_on_with(first, "second", limits)
+    assert verdict != "ACCEPTED"
+    assert any(told in reason for reason in reasons)
+    _, verdict, reasons = gone_on_with(second, "third", limits)
+    assert verdict != "ACCEPTED"
+    assert any(told in reason for reason in reasons)
+
+
+def test_a_run_that_only_died_spoils_nothing(tmp_path):
+    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+    first = cut_short(tmp_path / "first", {"event": "check_started", "check": "own.py::test_dies"}, limits=limits)
+    _, verdict, (_, carried, *_) = gone_on_with(first, "second", limits)
+    assert verdict == "ACCEPTED"
+    assert "checks carried over from first of 2026-11-21 01:40 UTC" in carried
+
+
+def test_what_a_later_version_tells_of_a_run_is_taken_over_too(tmp_path):
+    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+    first = cut_short(tmp_path / "first", {"event": "omen", "of": "an owl"}, limits=limits)
+    assert ("omen", {"in_run": "first", "of": "an owl"}) in resume.events(first, resume.load(first))
+
+
 def test_other_hardware_is_refused(run_pytest, died):
     evidence = died.folders[0] / "evidence.jsonl"
     evidence.write_text(evidence.read_text().replace('"driver": null', '"driver": "535.1"'))
-    run = resume(run_pytest, died)
+    run = resumed(run_pytest, died)
     assert run.status == 4
     assert "driver was 535.1, is unknown" in run.text
 

@@ -1,12 +1,12 @@
 """Going on where a run that died or was interrupted has stopped.
 
-What an earlier run found against the machine is never lost on the way: its health problems go into the new evidence and
-reject the machine again, and checks that failed are named beside a new verdict.
+What an earlier run found against the machine, or against itself, is never lost on the way: its health problems go into
+the new evidence and reject the machine again, what kept it from being complete keeps the new one from it, and checks
+that failed are named beside a new verdict.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import pytest
 from pytest_gpufleet.commands.command import CommandFailed
 from pytest_gpufleet.commands.folder import EVIDENCE, record_of, stated_sums
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
-from pytest_gpufleet.verdict.evidence import Check, Record, sha256
-from pytest_gpufleet.verdict.finding import Finding
+from pytest_gpufleet.verdict import evidence
+from pytest_gpufleet.verdict.evidence import Record, sha256
 from pytest_gpufleet.verdict.levels import check_name
 from pytest_gpufleet.verdict.verdict import CUT_SHORT
 
@@ -50,6 +50,12 @@ ALWAYS_AGAIN = (
     "test_9_endurance.py::test_nvlinks_stayed_clean",
     "test_9_endurance.py::test_pcie_links_stayed_clean",
 )
+
+# Events of which the new run has its own, or which belong to a check that runs again or passed.
+MADE_AGAIN = (
+    "run", "topology", "machine", "world_started", "failure", "telemetry", "progress", "check_started", "deselected",
+    "verdict",
+)  # fmt: skip
 
 
 def load(folder: Path) -> Record:
@@ -143,33 +149,32 @@ def _name(folder: Path) -> str:
     return folder.resolve().name
 
 
-def _carried_over(folder: Path, then: Record) -> list[tuple[Check, list[Finding]]]:
+def _passed(then: Record) -> set[str]:
     """The checks of a run that need not run again: they passed, left nothing unjudged and do not tell what the machine
-    is like now. Each keeps the name of the run that it ran in first."""
-    carried = []
-    for check in then.checks.values():
-        findings = [finding for finding in then.findings if finding.check == check.id]
-        unjudged = not then.run.get("rehearsal") and any(finding.state == "not judged" for finding in findings)
-        if check.outcome == "passed" and not unjudged and not check_name(check.id).startswith(ALWAYS_AGAIN):
-            carried.append((replace(check, run=check.run or _name(folder)), findings))
-    return carried
+    is like now."""
+    rehearsal = then.run.get("rehearsal")
+    unjudged = {finding.check for finding in then.findings if finding.state == "not judged" and not rehearsal}
+    return {
+        check.id
+        for check in then.checks.values()
+        if check.outcome == "passed" and check.id not in unjudged and not check_name(check.id).startswith(ALWAYS_AGAIN)
+    }
 
 
 def events(folder: Path, then: Record) -> list[tuple[str, dict[str, Any]]]:
-    """The events by which the new run's evidence takes over checks that need not run again, and all that was found
-    against the health of a GPU."""
-    carried = [
-        event
-        for check, findings in _carried_over(folder, then)
-        for event in (
-            *(("finding", {"finding": finding.to_json()}) for finding in findings),
-            ("check_finished", {"check": asdict(check)}),
-        )
-    ]
-    told = tuple(f"(in run {earlier['run']})" for earlier in then.run.get("resumed", []))
-    here = f" (in run {_name(folder)})"
-    worsened = [
-        ("health", {"check": check, "problems": [problem + ("" if problem.endswith(told) else here)]})
-        for check, problem in then.worsened
-    ]
-    return carried + worsened
+    """The events by which the new run's evidence takes over checks that need not run again, and all that was told of
+    the run as a whole: what spoiled it spoils the new one. Each says which run it is of."""
+    passed, name = _passed(then), _name(folder)
+    taken = []
+    for event in evidence.events(folder / EVIDENCE):
+        content = {key: value for key, value in event.items() if key not in ("t", "event")}
+        match event:
+            case {"event": "finding", "finding": {"check": check}}:
+                if check in passed:
+                    taken.append(("finding", content))
+            case {"event": "check_finished", "check": check}:
+                if check["id"] in passed:
+                    taken.append(("check_finished", {"check": {**check, "run": check.get("run") or name}}))
+            case {"event": kind} if kind not in MADE_AGAIN:
+                taken.append((kind, {"in_run": name, **content}))
+    return taken

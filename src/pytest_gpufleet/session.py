@@ -380,6 +380,7 @@ class Fleet:
 
     def conclude(self, exitstatus: int) -> int:
         """Record the verdict; the exit status that goes with it. A run that pytest cut short keeps pytest's own."""
+        from pytest_gpufleet.verdict.contradictions import contradictions
         from pytest_gpufleet.verdict.verdict import CUT_SHORT, EXIT_STATUS, settled
 
         assert self.evidence is not None
@@ -390,6 +391,8 @@ class Fleet:
         failed = any(check.outcome == "failed" for check in evidence.record.checks.values())
         if exitstatus == pytest.ExitCode.TESTS_FAILED and not failed:
             evidence.spoil(UNSEEN_FAILURE)
+        if found := contradictions(evidence.record):
+            evidence.spoil(f"the evidence contradicts itself: {found[0]}")
         evidence.compare()
         broken = self._not_imported() or self._cut_short(exitstatus) or evidence.trouble
         ended = settled(evidence.record, broken)

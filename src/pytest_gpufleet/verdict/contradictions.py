@@ -7,7 +7,7 @@ signatures are for.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cache
@@ -51,10 +51,6 @@ def _machine(record: Record) -> Iterator[str]:
     run, gpus = record.run, record.topology.gpus
     if not run.get("rehearsal") and run.get("ranks", len(gpus)) != len(gpus):
         yield f"it ran on {run['ranks']} ranks, but has {len(gpus)} GPUs"
-    for what in ("index", "uuid"):
-        repeated = [key for key, count in Counter(getattr(gpu, what) for gpu in gpus).items() if count > 1]
-        if repeated:
-            yield f"two GPUs have the {what} {repeated[0]}"
     asked, passed = str(run.get("gpus")), [check for check in record.checks.values() if check.outcome == "passed"]
     if not run.get("rehearsal") and any(check_name(check.id) == COUNT for check in passed):
         if not gpus:
