@@ -43,14 +43,14 @@ class HtmlReport:
         cells[:] = [cell.replace(report.nodeid, foreign.text(report.nodeid)) for cell in cells]
         columns.row(cells, getattr(report, "findings", []))
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_logreport(self, report: Any) -> Generator[None, None, None]:
         report.extras = foreign.extras(getattr(report, "extras", []))
         yield
         if self._after_each_test:
             self._protect()
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest-html has written the page
+    @pytest.hookimpl(wrapper=True, trylast=True)  # as soon as pytest-html has written the page
     def pytest_sessionfinish(self) -> Generator[None, None, None]:
         yield
         self._protect()
