@@ -180,9 +180,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     fleet = item.config.stash[FLEET]
     fleet.interruption.before_test()
     fleet.record_event("check_started", check=item.nodeid)
+    if fleet.evidence is not None:
+        from pytest_gpufleet.verdict import suite
+
+        fleet.foreign_test = "" if suite.belongs(item.path) else item.nodeid
     if (pool := fleet.pool_in_use) is not None:
-        pool.limit = None
-        if item.get_closest_marker("fresh_world"):
+        pool.begin_test()
+        if pool.started and pool.used_by and not fleet.foreign_test:
+            fleet.record_event("fresh_world", check=item.nodeid, after=pool.used_by)
+            pool.stop()
+        elif item.get_closest_marker("fresh_world"):
             pool.stop()
 
 

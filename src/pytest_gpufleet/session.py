@@ -90,6 +90,7 @@ class Fleet:
         self.folder = options.folder
         self.carried: set[str] = set()  # checks that an earlier run has done, by the names by which they are known
         self.test_deadline: float | None = None  # monotonic time, where pytest-timeout sets one
+        self.foreign_test = ""  # the running test, if it is none of the suite
         self._locks: ExitStack | None = None
         self._open = ExitStack()
         self._after = ExitStack()  # what is undone when all else is closed
@@ -287,6 +288,7 @@ class Fleet:
             specs,
             self.options.timeout,
             test_deadline=lambda: self.test_deadline,
+            foreign_test=lambda: self.foreign_test,
             on_event=lambda name, **content: self.record_event(name, **throughout(content)),
         )
 

@@ -89,6 +89,7 @@ FIELDS: Mapping[str, Any] = {
     "health": {"check": str, "problems": [str]},
     "check_finished": {"check": _CHECK},
     "suite": {"altered": [str], "manifest": {"version": str, "files": {str: str}, "checks": {str: _SUITE_CHECK}}},
+    "fresh_world": {"check": str, "after": str},
     "spoiled": {"why": str},
     "deselected": {"checks": [str]},
     "verdict": {"verdict": frozenset(VERDICTS), "reasons": [str], "broken": str, "exit_status": whole},

@@ -104,6 +104,12 @@ def digest(path: Path) -> str:
         return ""
 
 
+@cache
+def belongs(path: Path) -> bool:
+    """Whether a test file is one of the suite, as it was shipped."""
+    return path.name in shipped().files and not altered([path])
+
+
 def altered(paths: Iterable[Path]) -> list[str]:
     """The names of those test files that are called like one of the suite and are not it, and of the conftest.py and
     pytest.ini beside them if those are others. Files with other names are checks of somebody's own."""

@@ -66,7 +66,8 @@ class Pool:
     """Warm rank processes, and what is shared by everything that runs on them: waiting, deadlines and diagnosis.
 
     `timeout` is the default deadline of a call in seconds, `test_deadline()` the monotonic time by which the running
-    test must be done, if it has one; `on_event(name, **content)` hears of every start and failure.
+    test must be done, if it has one; `foreign_test()` the running test if it is none of the suite; `on_event(name,
+    **content)` hears of every start and failure.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Pool:
         specs: Sequence[RankSpec],
         timeout: float,
         test_deadline: Callable[[], float | None] = lambda: None,
+        foreign_test: Callable[[], str] = lambda: "",
         on_event: Callable[..., None] = lambda name, **content: None,
     ) -> None:
         self.specs = tuple(specs)
@@ -82,6 +84,9 @@ class Pool:
         self.limit: int | None = None  # how many ranks the running test may use
         self._engine = engine
         self._test_deadline = test_deadline
+        self._foreign_test = foreign_test
+        self._test = 0
+        self.used_by = ""  # the last test that was none of the suite and has used these ranks
         self._on_event = on_event
         self._scratch: Path | None = None
         self._held = -1  # the scratch folder, locked
@@ -97,6 +102,11 @@ class Pool:
     @property
     def everyone(self) -> Members:
         return tuple(range(len(self.specs)))
+
+    def begin_test(self) -> None:
+        """Another test begins: it may use all ranks, and its first call finds nothing of the last one's."""
+        self.limit = None
+        self._test += 1
 
     def start(self) -> None:
         """Start the ranks, unless they run already. RankFailure if one does not come up, or if starting is hopeless."""
@@ -115,6 +125,7 @@ class Pool:
             for spec in self.specs
         )
         self._groups = set()
+        self.used_by = ""
         with self._starts.counted(), self._killing_on_error():
             self._engine.start(self.specs)
             self._collect(0, self.everyone, "start of the ranks", max(self.timeout, MIN_START_SECONDS))
@@ -192,7 +203,8 @@ class Pool:
         __tracebackhide__ = True
         from pytest_gpufleet.world.worker import Call
 
-        call = Call(next(self._numbers), name, ranks, with_group, parcel)
+        self.used_by = self._foreign_test() or self.used_by
+        call = Call(next(self._numbers), self._test, name, ranks, with_group, parcel)
         for rank in ranks:
             self._engine.submit(rank, call)
         return self._collect(call.number, ranks, name, timeout)

@@ -29,6 +29,8 @@ from pytest_gpufleet.world.shipping import Parcel, pack, unpack
 if TYPE_CHECKING:
     import torch
 
+    from pytest_gpufleet.world.rank_state import RankState
+
 F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
 # torch's own records of collectives: NCCL's, and from torch 2.8 on also Gloo's.
 FLIGHT_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
@@ -40,9 +42,10 @@ TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not f
 @dataclass(frozen=True)
 class Call:
     """Run `parcel`, a packed (function, args, kwargs), on `ranks`, with or without their process group. `number`: no
-    other call of this world has it, and its answer bears it."""
+    other call of this world has it, and its answer bears it. `test`: no other test of this session has it."""
 
     number: int
+    test: int
     name: str
     ranks: tuple[int, ...]
     with_group: bool
@@ -64,11 +67,14 @@ def main(pipe: RankEnd, lifeline: Connection, spec: RankSpec) -> None:
     introspection.install()
     progress = Progress(spec.file("progress"))
 
-    device: torch.device | None = None
+    state: RankState | None = None
 
     def prepare() -> None:
-        nonlocal device
+        nonlocal state
         device = _prepare_device(spec, progress)
+        from pytest_gpufleet.world.rank_state import RankState
+
+        state = RankState(device, stacks)
 
     pipe.send(_perform(0, "start", progress, prepare, spec.scratch))
     while True:
@@ -78,20 +84,21 @@ def main(pipe: RankEnd, lifeline: Connection, spec: RankSpec) -> None:
             return
         from pytest_gpufleet.world import group
 
-        assert device is not None  # the controller sends nothing to a rank that did not start
+        assert state is not None  # the controller sends nothing to a rank that did not start
         rank = Rank(
             index=call.ranks.index(spec.index),
             size=len(call.ranks),
-            device=device,
+            device=state.device,
             gpu=spec.gpu,
             _group=group.of(call.ranks) if call.with_group else None,
             _progress=progress,
         )
-        answer = _perform(call.number, call.name, progress, lambda: _run(call, rank), spec.scratch)  # noqa: B023
+        answer = _perform(call.number, call.name, progress, lambda: _run(call, rank, state), spec.scratch)  # noqa: B023
         pipe.send(answer)
 
 
-def _run(call: Call, rank: Rank) -> Any:
+def _run(call: Call, rank: Rank, state: RankState) -> Any:
+    state.before_call(call.test)
     function, args, kwargs = unpack(call.parcel)
     return function(rank, *args, **kwargs)
 
