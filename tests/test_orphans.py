@@ -15,12 +15,13 @@ from pytest_gpufleet.verdict.evidence import read
 from tests.conftest import as_on_a_terminal
 
 HANGING = """
-import os, time
+import os, subprocess, time
 import pytest
 
 def tell_pids(rank):
+    child = subprocess.Popen(["sleep", "3600"], preexec_fn=os.setpgrp)  # in a process group of its own
     with open(f"pid{rank.index}", "w") as file:
-        file.write(f"{os.getpid()}")
+        file.write(f"{os.getpid()} {child.pid}")
     os.rename(f"pid{rank.index}", f"ready{rank.index}")
 
 def hang(rank):
@@ -95,7 +96,7 @@ def controller(tmp_path):
 def rank_pids(folder):
     files = [folder / f"ready{rank}" for rank in range(RANKS)]
     assert wait_until(lambda: all(file.exists() for file in files), 60), (folder / "log").read_text()
-    return [int(file.read_text()) for file in files]
+    return [int(pid) for file in files for pid in file.read_text().split()]
 
 
 @pytest.mark.parametrize(

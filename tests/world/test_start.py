@@ -3,6 +3,8 @@
 import fcntl
 import os
 
+from pytest_gpufleet.world.scratch import MARKER
+
 SICK_DEVICE = """
 import dataclasses
 import pytest
@@ -154,6 +156,7 @@ def test_scratch_of_killed_controllers_is_removed_and_that_of_living_ones_is_not
     for folder in (dead, living):
         folder.mkdir()
         (folder / "rank0.output").write_text("x")
+        (folder / MARKER).touch()
         os.utime(folder, (0, 0))
     held = os.open(living, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
-import shutil
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.world import shipping
+from pytest_gpufleet.world import scratch, shipping
 from pytest_gpufleet.world.diagnosis import Answers, diagnose, ranks_text
 from pytest_gpufleet.world.engines.protocol import Death, Engine
 from pytest_gpufleet.world.failures import RankFailure, RankReport
@@ -29,7 +26,7 @@ KILL_SECONDS = 10.0
 MIN_START_SECONDS = 60.0
 # A machine on which starting has failed so often in a row is not asked again by every test.
 MAX_FAILED_STARTS = 3
-SWEEP_AFTER_SECONDS = 60.0  # a folder younger than this may not be locked yet
+TURN_SECONDS = 0.5  # between two looks at whether the world was stopped by another thread
 
 Members = tuple[int, ...]
 
@@ -88,8 +85,10 @@ class Pool:
         self._test = 0
         self.used_by = ""  # the last test that was none of the suite and has used these ranks
         self._on_event = on_event
-        self._scratch: Path | None = None
-        self._held = -1  # the scratch folder, locked
+        self._scratch: scratch.Scratch | None = None
+        self._turn = threading.Lock()  # of the thread whose call is at work
+        self._caller = 0  # that thread
+        self._stopping = threading.Event()
         self._groups: set[Members] = set()
         self._numbers = itertools.count(1)  # of calls; 0 is the start of the ranks
         self._starts = _Attempts()
@@ -108,20 +107,18 @@ class Pool:
         self.limit = None
         self._test += 1
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Start the ranks, unless they run already. RankFailure if one does not come up, or if starting is hopeless."""
         __tracebackhide__ = True
         if self.started:
             return
         self._starts.check()
         began = time.monotonic()
-        _sweep()
-        self._scratch = Path(tempfile.mkdtemp(prefix="gpufleet-world-"))
-        self._held = os.open(self._scratch, os.O_RDONLY)
-        fcntl.flock(self._held, fcntl.LOCK_EX)  # as long as this process lives: see _sweep
-        environment = _environment()
+        scratch.sweep()
+        self._scratch = scratch.make()
+        path, sockets, environment = self._scratch.path, self._scratch.sockets, _environment()
         self.specs = tuple(
-            replace(spec, scratch=self._scratch, environment={**environment, **_rank_variables(spec)})
+            replace(spec, scratch=path, sockets=sockets, environment={**environment, **_rank_variables(spec)})
             for spec in self.specs
         )
         self._groups = set()
@@ -132,7 +129,18 @@ class Pool:
         self._on_event("world_started", ranks=len(self.specs), seconds=round(time.monotonic() - began, 3))
 
     def stop(self) -> None:
-        """Kill the ranks; the next use starts fresh ones, unless one could not be killed."""
+        """Kill the ranks; the next use starts fresh ones, unless one could not be killed. The call of a thread that a
+        test has left behind ends with them."""
+        self._stopping.set()
+        in_turn = self._turn.acquire(timeout=KILL_SECONDS)
+        try:
+            self._stop()
+        finally:
+            self._stopping.clear()
+            if in_turn:
+                self._turn.release()
+
+    def _stop(self) -> None:
         if self._scratch is None:
             return
         states = {rank: self._engine.state(rank) for rank in self.everyone}
@@ -141,8 +149,7 @@ class Pool:
             report = RankReport(rank, self.specs[rank].name, "running", f"{why}: reset this GPU or restart the machine")
             self._starts.give_up(RankFailure("hang", "nothing is started on this GPU again", (report,)))
             self._on_event("failure", kind="hang", what="kill", headline=report.headline, ranks=[])
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        os.close(self._held)
+        self._scratch.remove()
         self._scratch = None
 
     def call(
@@ -154,17 +161,43 @@ class Pool:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> list[Any]:
-        """Run `function(rank, *args, **kwargs)` on `ranks`; the results in their order."""
+        """Run `function(rank, *args, **kwargs)` on `ranks`; the results in their order. Calls of several threads follow
+        one another, and the deadline of each begins with it."""
+        __tracebackhide__ = True
+        with self._one_at_a_time():
+            return self._call(ranks, with_group, timeout, function, args, kwargs)
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        thread = threading.get_ident()
+        if self._caller == thread:
+            raise RuntimeError("world.run was called while another world.run of the same thread was not yet done")
+        with self._turn:
+            self._caller = thread
+            try:
+                yield
+            finally:
+                self._caller = 0
+
+    def _call(
+        self,
+        ranks: Members,
+        with_group: bool,
+        timeout: float | None,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> list[Any]:
         __tracebackhide__ = True
         if with_group:
             self._joins.check()
-        self.start()
+        self._start()
         assert self._scratch is not None
         if with_group and ranks not in self._groups:
             self._join_group(ranks)
         name = shipping.describe(function)
         try:
-            parcel = shipping.pack((function, args, kwargs), self._scratch)
+            parcel = shipping.pack((function, args, kwargs), self._scratch.path)
         except Exception as error:  # pickling runs the objects' own code, which may raise anything
             parts = {name: function, **{f"argument {i + 1}": arg for i, arg in enumerate(args)}}
             for key, value in kwargs.items():
@@ -191,7 +224,8 @@ class Pool:
         from pytest_gpufleet.world import group
 
         assert self._scratch is not None
-        parcel = shipping.pack((group.join, (ranks, str(self._scratch / "store")), {}), self._scratch)
+        folder = self._scratch.path
+        parcel = shipping.pack((group.join, (ranks, str(folder / "store")), {}), folder)
         with self._joins.counted(), self._killing_on_error():
             what = f"process group of {len(ranks)} ranks"
             self._round(self.everyone, what, False, parcel, max(self.timeout, MIN_START_SECONDS))
@@ -217,7 +251,9 @@ class Pool:
         until = time.monotonic() + timeout
         graceful = True
         while not answers.ranks.issuperset(ranks) and (remaining := until - time.monotonic()) > 0:
-            for event in self._engine.wait(remaining):
+            if self._stopping.is_set():
+                raise RuntimeError(f"{what}: the world was stopped by another thread")
+            for event in self._engine.wait(min(remaining, TURN_SECONDS)):
                 if isinstance(event, Death):
                     answers.deaths[event.rank] = event
                 elif not isinstance(event.content, Outcome):
@@ -261,25 +297,8 @@ class Pool:
                     "failure", kind=error.kind, what=error.what, headline=error.headline,
                     ranks=[{"rank": r.rank, "name": r.name, "story": r.headline} for r in error.reports],
                 )  # fmt: skip
-            self.stop()
+            self._stop()
             raise
-
-
-def _sweep() -> None:
-    """Remove the scratch folders of controllers that were killed.
-
-    A lock tells, not a process number: a controller in another container may share the folder but not the numbers.
-    """
-    for folder in Path(tempfile.gettempdir()).glob("gpufleet-world-*"):
-        with contextlib.suppress(OSError):  # held, of another user, or just removed by somebody else
-            if time.time() - folder.stat().st_mtime < SWEEP_AFTER_SECONDS:
-                continue
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
 
 
 def _environment() -> dict[str, str]:

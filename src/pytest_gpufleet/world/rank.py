@@ -26,6 +26,7 @@ class RankSpec:
     gpu: Gpu | None
     scratch: Path  # folder of this world: output, stacks, phases, the store of the process group
     environment: dict[str, str] = field(repr=False)  # all of it, secrets too
+    sockets: Path = Path()  # the same where its path is short enough for sockets, else another folder
     cpu_threads: int | None = None
 
     @property

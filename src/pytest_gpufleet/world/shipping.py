@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import pkgutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,13 +23,23 @@ Parcel = bytes | Path
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, except that a tensor on a GPU travels as its copy on the CPU: the controller has no GPU context."""
+    """cloudpickle, except for two. A tensor on a GPU travels as its copy on the CPU: the controller has no GPU context.
+    A module that is more than a module, such as torch.backends.cudnn, travels by name."""
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type == "cuda":
             return obj.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and _named(obj.__name__) is obj:
+            return pkgutil.resolve_name, (obj.__name__,)
         return super().reducer_override(obj)
+
+
+def _named(name: str) -> Any:
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return None
 
 
 def pack(value: Any, folder: Path) -> Parcel:

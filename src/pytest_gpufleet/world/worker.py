@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
+import multiprocessing
 import os
+import select
 import signal
 import sys
 import threading
@@ -12,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +53,12 @@ class Call:
     parcel: Parcel
 
 
-def main(pipe: RankEnd, lifeline: Connection, spec: RankSpec) -> None:
+def main(pipe: RankEnd, lifeline: int, spec: RankSpec) -> None:
     """The whole life of a rank process."""
     _end_with_the_controller(lifeline)
     os.environ.clear()
     os.environ.update(spec.environment)
+    _keep_sockets_in(spec.sockets / f"rank{spec.index}")
     _redirect_output(spec.file("output"))
     stacks = spec.file("stack").open("wb")
     faulthandler.enable(stacks)
@@ -169,20 +171,25 @@ def _clip(text: str) -> str:
     )
 
 
-def _end_with_the_controller(lifeline: Connection) -> None:
+def _end_with_the_controller(lifeline: int) -> None:
     """Have the kernel kill this rank and its children the moment the controller is gone, however it went.
 
     The controller alone holds the other end of `lifeline` and never writes to it. When that end closes, the kernel
     sends the signal chosen here to the whole process group: no thread of ours has to run, so it also ends a rank that
     holds the GIL for ever.
     """
-    os.setsid()
-    descriptor = lifeline.fileno()
-    fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(descriptor, F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
-    if lifeline.poll():  # it closed before the kernel was told
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # it closed before the kernel was told
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _keep_sockets_in(folder: Path) -> None:
+    """Have multiprocessing, by which data loaders pass tensors, put its sockets there and not below TMPDIR, where the
+    path may be too long for a socket, and where a rank that is killed would leave them."""
+    folder.mkdir()
+    multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]  # no public way
 
 
 def _redirect_output(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -49,9 +50,12 @@ class World:
         Closures and local functions work: code and values are sent by cloudpickle. A tensor on a GPU comes back as its
         copy on the CPU. `timeout` is the deadline in seconds, `--fleet-timeout` by default. Raises RankFailure if a
         rank raises, dies or does not answer in time, TypeError if something cannot be sent; pytest.skip on a rank
-        skips the test.
+        skips the test; ValueError if `timeout` is no number of seconds above 0. Calls of several threads follow one
+        another, and the deadline of each begins with it.
         """
         __tracebackhide__ = True
+        if timeout is not None and not 0 < timeout < math.inf:
+            raise ValueError(f"timeout is a number of seconds above 0, not {timeout}")
         return self._pool.call(self._ranks, self._with_group, timeout, function, args, kwargs)
 
     def subset(self, ranks: Sequence[int]) -> World:

@@ -1,134 +1,183 @@
-"""Ranks as processes of this machine: multiprocessing's forkserver, so that torch is imported once for all of them."""
+"""Ranks as processes of this machine, forked from one that has imported torch for all of them."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing
 import os
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from pytest_gpufleet.world import worker
-from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled, RankEnd
+from pytest_gpufleet.world.engines import processes
+from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled
+from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.protocol import Death, Message
 from pytest_gpufleet.world.failures import exit_summary
 from pytest_gpufleet.world.rank import RankSpec
 
-# proc(5): states in which a process cannot answer.
-PROCESS_STATES = {
-    "T": "(stopped by a signal)",
-    "t": "(stopped by a debugger)",
-    "D": "(in a system call that cannot be interrupted, such as one of the GPU driver)",
-}
-
 PRELOAD = ["torch", "torch.distributed", "cloudpickle", "pytest", worker.__name__]
+NEWS_SECONDS = 0.2  # the connection of a dying rank closes a moment before its exit status is there
+TURN_SECONDS = 0.005  # between two looks at what is still alive
+END_SECONDS = 1.0  # for ranks to go when the controller ends
+
+
+@dataclass
+class _Rank:
+    """`pid` is 0 until it is forked, `exitcode` None until it has ended; `lost`: its death has been told."""
+
+    connection: ControllerEnd
+    lifeline: int
+    pid: int = 0
+    exitcode: int | None = None
+    lost: bool = False
 
 
 class LocalEngine:
-    """One process a rank, a pipe to each. Nothing listens on a port."""
+    """One process a rank, a socket pair to each. Nothing listens anywhere."""
 
     def __init__(self) -> None:
-        self._processes: list[BaseProcess] = []
-        self._pipes: list[ControllerEnd] = []
-        self._lifelines: list[Connection] = []
-        self._gone: set[int] = set()
-        atexit.register(self.kill, 1.0)  # before multiprocessing's own handler, which would wait for the ranks
+        self._ranks: list[_Rank] = []
+        self._server: Forkserver | None = None
+        self._unkillable: set[int] = set()
+        self._owner = os.getpid()
+        atexit.register(self._end)
 
     def start(self, specs: Sequence[RankSpec]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        self._processes, self._pipes, self._lifelines = [], [], []
-        self._gone = set()
+        if self._server is None:
+            self._server = Forkserver(PRELOAD)
+        self._ranks = []
         for spec in specs:
             ours, theirs = socket.socketpair()
-            lifeline_end, lifeline = context.Pipe(duplex=False)
-            process = context.Process(
-                target=worker.main, args=(RankEnd(theirs), lifeline_end, spec), name=f"gpufleet-rank-{spec.index}"
-            )
-            process.start()
-            theirs.close()
-            lifeline_end.close()
-            self._processes.append(process)
-            self._pipes.append(ControllerEnd(ours))
-            self._lifelines.append(lifeline)
+            held, lifeline = os.pipe()
+            connection = ControllerEnd(ours)
+            self._ranks.append(_Rank(connection, lifeline))
+            try:
+                self._server.fork(spec.index, theirs.fileno(), held)
+            finally:
+                theirs.close()
+                os.close(held)
+            connection.send((sys.path, sys.argv, os.getcwd()))
+            connection.send((worker.main, spec))
 
     def submit(self, rank: int, message: Any) -> None:
-        self._pipes[rank].send(message)
+        self._ranks[rank].connection.send(message)
 
     def wait(self, timeout: float) -> list[Message | Death]:
+        assert self._server is not None
         with selectors.PollSelector() as selector:
-            for rank, (process, pipe) in enumerate(zip(self._processes, self._pipes, strict=True)):
-                if rank not in self._gone:
-                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if pipe.has_unsent else 0)
-                    selector.register(pipe, wanted, rank)
-                    selector.register(process.sentinel, selectors.EVENT_READ, rank)
-            ready = selector.select(max(0.0, timeout))
-        return [event for rank in sorted({key.data for key, _ in ready}) for event in self._collect(rank)]
+            selector.register(self._server, selectors.EVENT_READ)
+            for index, rank in enumerate(self._ranks):
+                if not rank.lost:
+                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.connection.has_unsent else 0)
+                    selector.register(rank.connection, wanted, index)
+            ready = {key.data for key, _ in selector.select(max(0.0, timeout))}
+        if None in ready and (death := self._hear()):
+            return [self._lose(index, death) for index, rank in enumerate(self._ranks) if not rank.lost]
+        ended = {index for index, rank in enumerate(self._ranks) if rank.exitcode is not None and not rank.lost}
+        return [event for index in sorted((ready - {None}) | ended) for event in self._collect(index)]
 
-    def _collect(self, rank: int) -> list[Message | Death]:
-        process, pipe = self._processes[rank], self._pipes[rank]
-        events: list[Message | Death] = []
-        dead = not process.is_alive()  # asked first: what it sent before it died comes before its death
-        lost = ""
-        pipe.flush()
+    def _hear(self) -> str:
+        """Take in what the fork server tells. How ranks are lost if it is gone itself, else ""."""
+        assert self._server is not None
         try:
-            events = [Message(rank, content) for content in pipe.receive()]
+            for news in self._server.news():
+                rank = self._ranks[news.rank]
+                if news.exitcode is None:
+                    rank.pid = news.pid
+                elif rank.pid == news.pid:  # else of an earlier world
+                    rank.exitcode = news.exitcode
         except EOFError:
-            process.join(0.2)  # the pipe of a dying process closes a moment before its exit status is there
-            dead, lost = True, "it closed its connection and lives on" if process.is_alive() else ""
+            exitcode = self._server.exitcode()
+            how = "" if exitcode is None else f", which died {exit_summary(exitcode)}"
+            return f"with the process that all ranks are forked from{how}"
+        return ""
+
+    def _collect(self, index: int) -> list[Message | Death]:
+        rank = self._ranks[index]
+        events: list[Message | Death] = []
+        over, how = rank.exitcode is not None, ""  # asked first: what it sent before it died comes before its death
+        rank.connection.flush()
+        try:
+            events = [Message(index, content) for content in rank.connection.receive()]
+        except EOFError:
+            over, how = True, self._why_closed(rank)
         except Garbled as garbled:
-            dead, lost = True, str(garbled)
-        if dead:
-            self._gone.add(rank)
-            events.append(Death(rank, f"for its controller: {lost}" if lost else exit_summary(process.exitcode or 0)))
+            over, how = True, f"for its controller: {garbled}"
+        if over:
+            events.append(self._lose(index, how or exit_summary(rank.exitcode or 0)))
         return events
 
+    def _why_closed(self, rank: _Rank) -> str:
+        """ "" if the rank has ended, which its exit status tells."""
+        deadline = time.monotonic() + NEWS_SECONDS
+        while rank.exitcode is None and time.monotonic() < deadline and not self._hear():
+            time.sleep(TURN_SECONDS)
+        if rank.exitcode is not None:
+            return ""
+        if processes.look(rank.pid):
+            return "for its controller: it closed its connection and lives on"
+        assert self._server is not None
+        told = (
+            f"in a way that only process {self._server.pid} knows, from which it was forked and which does not answer"
+        )
+        return f"{told} {processes.trouble(self._server.pid)}".rstrip()
+
+    def _lose(self, index: int, how: str) -> Death:
+        self._ranks[index].lost = True
+        return Death(index, how)
+
     def interrupt(self, rank: int) -> None:
-        process = self._processes[rank]
-        if process.is_alive() and process.pid is not None:
+        if (process := self._ranks[rank]).pid and process.exitcode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR2)
                 os.kill(process.pid, signal.SIGUSR1)
 
     def state(self, rank: int) -> str:
-        try:
-            stat = Path(f"/proc/{self._processes[rank].pid}/stat").read_text()
-        except (OSError, IndexError):
+        if self._server is None or rank >= len(self._ranks):  # it was not even asked for
             return ""
-        return PROCESS_STATES.get(stat.rpartition(")")[2].split()[0], "")
+        if pid := self._ranks[rank].pid:
+            return processes.trouble(pid)
+        return f"before it was forked from process {self._server.pid} {processes.trouble(self._server.pid)}".rstrip()
 
     def kill(self, timeout: float) -> list[int]:
-        alive = {rank: process for rank, process in enumerate(self._processes) if process.is_alive()}
-        for process in self._processes:
-            _kill_group(process)
-        deadline = time.monotonic() + timeout
-        while alive and (remaining := deadline - time.monotonic()) > 0:
-            done = wait([process.sentinel for process in alive.values()], remaining)
-            for rank, process in list(alive.items()):
-                if process.sentinel in done:
-                    process.join()
-                    del alive[rank]
-        for pipe in self._pipes:
-            pipe.close()
-        for lifeline in self._lifelines:
-            lifeline.close()
-        self._processes, self._pipes, self._lifelines = [], [], []
-        return sorted(alive)
+        until = time.monotonic() + timeout
+        while (alive := self._alive()) and time.monotonic() < until:
+            processes.kill(alive)
+            while any(map(processes.look, alive)) and time.monotonic() < until:
+                time.sleep(TURN_SECONDS)
+        self._unkillable |= alive
+        left = [index for index, rank in enumerate(self._ranks) if rank.pid in alive]
+        if self._server is not None and not self._server_answers():
+            self._server.kill()
+            self._server = None
+        for rank in self._ranks:
+            rank.connection.close()
+            os.close(rank.lifeline)
+        self._ranks = []
+        return left
 
+    def _alive(self) -> set[int]:
+        """The ranks and all that they have started, without what could not be killed before."""
+        if self._server is None:
+            return set()
+        ranks = {rank.pid for rank in self._ranks if rank.pid}
+        return processes.started_by(self._server.pid, ranks) - self._unkillable
 
-def _kill_group(process: BaseProcess) -> None:
-    """Kill a rank and whatever it started (data loader workers, compilers)."""
-    assert process.pid is not None
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:  # gone, or not yet the leader of its own group
-        if process.is_alive():
-            process.kill()
+    def _server_answers(self) -> bool:
+        """Whether the fork server has done all that it was asked to do, and can do more."""
+        assert self._server is not None
+        gone = self._hear()
+        return not gone and not processes.trouble(self._server.pid) and all(rank.pid for rank in self._ranks)
+
+    def _end(self) -> None:
+        if os.getpid() == self._owner:  # and not in a process that a test has forked
+            self.kill(END_SECONDS)
+            if self._server is not None:
+                self._server.kill()

@@ -1,0 +1,178 @@
+"""The process that ranks are forked from. It has imported torch, so that no rank has to, and never touches a GPU.
+
+Not multiprocessing's own, for three reasons. Nobody waits for it: requests and news are datagrams, so it may be stopped
+or stuck. It has no socket with a path, which a long TMPDIR would break. And whatever a rank has started stays below it,
+in whatever session or process group, so that it can be found and killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from typing import NoReturn
+
+from pytest_gpufleet.world.engines import processes
+from pytest_gpufleet.world.engines.channel import RankEnd
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+REQUEST = struct.Struct("=q")  # a rank, with two descriptors: its end of the connection and of the lifeline
+KILL_SECONDS = 1.0
+ENDING_SECONDS, ENDING_TURNS = 10.0, 500  # after the controller: a process stuck in the driver stays
+NEWS = struct.Struct("=qq?q")  # rank, process id, whether it has ended, its exit status
+# The controller's sys.path first: the package may be importable by that alone.
+BOOT = (
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from pytest_gpufleet.world.engines import forkserver; forkserver.serve(int(sys.argv[1]), sys.argv[2].split())"
+)
+
+
+@dataclass(frozen=True)
+class News:
+    """A rank was forked, or it has ended: `exitcode` then, negative if by a signal."""
+
+    rank: int
+    pid: int
+    exitcode: int | None
+
+
+class Forkserver:
+    """The controller's handle of it. Nothing here waits for what it does, and for its end at most KILL_SECONDS."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), " ".join(preload), *map(str, sys.path)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # signals of the terminal are for the controller
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exitcode(self) -> int | None:
+        """Of the process whose end `news` has told; None if it does not come to its end."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILL_SECONDS)
+        return self._process.returncode
+
+    def fileno(self) -> int:
+        return self._control.fileno()
+
+    def fork(self, rank: int, connection: int, lifeline: int) -> None:
+        """Ask for a process for this rank. OSError if more requests are waiting than fit."""
+        socket.send_fds(self._control, [REQUEST.pack(rank)], [connection, lifeline])
+
+    def news(self) -> Iterator[News]:
+        """What has happened since. EOFError if the process is gone."""
+        while True:
+            try:
+                datagram = self._control.recv(NEWS.size)
+            except BlockingIOError:
+                return
+            except OSError:
+                datagram = b""
+            if not datagram:
+                raise EOFError
+            rank, pid, ended, exitcode = NEWS.unpack(datagram)
+            yield News(rank, pid, exitcode if ended else None)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._control.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILL_SECONDS)
+
+
+def serve(control_descriptor: int, preload: Sequence[str]) -> NoReturn:
+    """The whole life of the process: until its controller is gone, and with it all ranks and what they started."""
+    control = socket.socket(fileno=control_descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # For ranks, which share it. It must outlive them, to remove what they leave in /dev/shm.
+    resource_tracker.ensure_running()
+    # Whoever loses its parent below this process becomes its child, and no child of init.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for name in preload:
+        with suppress(Exception):  # a rank will fail in the same way, and tell it
+            importlib.import_module(name)
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    ranks: dict[int, int] = {}  # by process id
+    while True:
+        ready, _, _ = select.select([control.fileno(), woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            for pid, status in _ended():
+                if (rank := ranks.pop(pid, None)) is not None:  # else somebody's orphan
+                    _tell(control, NEWS.pack(rank, pid, True, os.waitstatus_to_exitcode(status)))
+        if control.fileno() in ready:
+            request, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 2)
+            if not request:
+                break
+            pid = os.fork()
+            if pid == 0:
+                for descriptor in (control.detach(), woken, wake):
+                    os.close(descriptor)
+                _become_rank(*descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            (rank,) = REQUEST.unpack(request)
+            ranks[pid] = rank
+            _tell(control, NEWS.pack(rank, pid, False, 0))
+    for _ in range(ENDING_TURNS):
+        if not (alive := processes.started_by(os.getpid())):
+            break
+        processes.kill(alive)
+        time.sleep(ENDING_SECONDS / ENDING_TURNS)
+    os._exit(0)
+
+
+def _tell(control: socket.socket, news: bytes) -> None:
+    with suppress(OSError):  # the controller is gone, which the next look at the socket shows
+        control.send(news)
+
+
+def _ended() -> Iterator[tuple[int, int]]:
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            yield ended
+
+
+def _become_rank(connection: int, lifeline: int) -> NoReturn:
+    status = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        pipe = RankEnd(socket.socket(fileno=connection))
+        # Before the function that it is to run is imported.
+        sys.path[:], sys.argv, folder = pipe.receive()
+        os.chdir(folder)
+        main, spec = pipe.receive()
+        main(pipe, lifeline, spec)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)

@@ -1,0 +1,244 @@
+"""The processes of a world, those that start them, and those that they start."""
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pytest_gpufleet.world import scratch, shipping
+from pytest_gpufleet.world.engines import processes
+
+ATTACKS = """
+import os, signal, socket, subprocess, sys, threading, time
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from pytest_gpufleet import RankFailure
+from pytest_gpufleet.world.engines import processes
+
+def pids(world):
+    return world.run(lambda rank: os.getpid())
+
+def test_two_threads_get_their_own_results(world):
+    def answer(rank, number):
+        time.sleep(0.01)
+        return rank.index, number
+
+    got, before = {}, pids(world)
+    handles = {0: world, 1: world, 2: world.subset([0]), 3: world.subset([1])}
+    call = lambda number: got.setdefault(number, handles[number].run(answer, number))
+    threads = [threading.Thread(target=call, args=(number,)) for number in handles]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {0: [(0, 0), (1, 0)], 1: [(0, 1), (1, 1)], 2: [(0, 2)], 3: [(0, 3)]}
+    assert pids(world) == before
+
+def test_a_thread_that_is_left_behind_keeps_nobody(world):
+    told = []
+    ready = threading.Event()
+
+    def hang(rank):
+        time.sleep(3600)
+
+    def left_behind():
+        ready.set()
+        with pytest.raises(RuntimeError, match="stopped by another thread"):
+            world.run(hang)
+        told.append("ended")
+
+    world.run(lambda rank: None)
+    thread = threading.Thread(target=left_behind)
+    thread.start()
+    ready.wait()
+    while not world._pool._caller:
+        pass
+    world._pool.stop()
+    thread.join(60)
+    assert told == ["ended"]
+
+def test_a_timeout_is_a_number_of_seconds(world):
+    before = pids(world)
+    for timeout in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="a number of seconds above 0, not"):
+            world.run(lambda rank: None, timeout=timeout)
+    assert pids(world) == before
+
+def test_modules_that_are_more(world):
+    def configure(rank):
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cuda.matmul.allow_tf32 = True
+        return torch.backends.cudnn.benchmark, torch.ops.aten.add(1, 2)
+
+    assert world.run(configure) == [(True, 3)] * 2
+
+def loaded(rank):
+    return [batch.tolist() for batch in DataLoader(torch.arange(4), num_workers=1, multiprocessing_context="fork")]
+
+def test_sockets_of_data_loaders(world):
+    assert len(os.environ["TMPDIR"]) > 107
+    assert world.run(loaded) == [[[0], [1], [2], [3]]] * 2
+
+def begets(rank):
+    in_a_group_of_its_own = subprocess.Popen(["sleep", "3600"], preexec_fn=os.setpgrp)
+    read, write = os.pipe()
+    if os.fork() == 0:  # its child in turn has neither the rank's session nor, soon, a parent
+        os.setsid()
+        if os.fork() == 0:
+            os.write(write, b"%d" % os.getpid())
+            time.sleep(3600)
+        os._exit(0)
+    return in_a_group_of_its_own.pid, int(os.read(read, 20))
+
+def test_children_in_groups_and_sessions_of_their_own_end_with_the_rank(world):
+    children = [pid for each in world.run(begets) for pid in each]
+    assert all(map(processes.look, children))
+    with pytest.raises(ValueError):
+        world.run(lambda rank: int("x"))
+    assert not any(map(processes.look, children))
+
+def test_the_fork_server_is_killed(world):
+    server = world.run(lambda rank: os.getppid())[0]
+    os.kill(server, signal.SIGKILL)
+    while processes.look(server):
+        pass
+    with pytest.raises(RankFailure, match="forked from, which died by SIGKILL"):
+        world.run(lambda rank: time.sleep(60))
+    assert world.run(lambda rank: rank.index) == [0, 1]
+
+def test_the_fork_server_is_stopped_and_a_rank_dies(world):
+    server = world.run(lambda rank: os.getppid())[0]
+    os.kill(server, signal.SIGSTOP)
+    with pytest.raises(RankFailure, match="does not answer .stopped by a signal"):
+        world.run(lambda rank: os._exit(3) if rank.index else time.sleep(60))
+    assert world.run(lambda rank: rank.index) == [0, 1]
+
+def test_the_fork_server_is_stopped_at_the_end(world):
+    os.kill(world.run(lambda rank: os.getppid())[0], signal.SIGSTOP)
+"""
+
+
+def test_attacks_on_the_processes_of_a_world(fleet, tmp_path):
+    folder = tmp_path / ("x" * 150)  # too long for the path of a socket
+    folder.mkdir()
+    run = fleet(ATTACKS, TMPDIR=str(folder))
+    assert set(run.outcomes.values()) == {"passed"}, run.text
+    assert run.status == 0, run.text
+    assert [path for path in folder.iterdir() if not path.name.startswith("pytest-of-")] == []
+
+
+def test_a_module_by_its_name_is_itself_again(tmp_path):
+    import torch
+
+    for module in (torch.backends.cudnn, torch.backends, torch.ops, torch.ops.aten):
+        assert shipping.unpack(shipping.pack(module, tmp_path)) is module
+
+
+STOPPED_AT_ITS_START = """
+import os, signal, time
+from pytest_gpufleet.world.engines import forkserver, local
+from pytest_gpufleet.world.engines.processes import look
+import pytest_gpufleet.world.pool as pool
+
+pool.MIN_START_SECONDS = 1.0
+made = forkserver.Forkserver.__init__
+
+def stopped(self, preload):
+    made(self, preload)
+    os.kill(self.pid, signal.SIGSTOP)
+
+forkserver.Forkserver.__init__ = stopped
+"""
+
+
+def test_a_fork_server_that_never_starts_a_rank_ends_with_the_deadline(fleet):
+    module = "def test_it(world):\n    world.run(lambda rank: None)\n"
+    run = fleet(module, "--fleet-timeout=1", files={"conftest.py": STOPPED_AT_ITS_START})
+    assert run.outcomes == {"test_it": "failed"}
+    message = run.check("test_it").message
+    assert message.startswith("rank 0 of 2, CPU: running before it was forked from process")
+    assert "(stopped by a signal)" in message
+
+
+def test_descendants_are_found_in_whatever_session(tmp_path):
+    script = "import os, sys, time; os.fork() or (os.setsid(), os.fork(), time.sleep(3600)); time.sleep(3600)"
+    with subprocess.Popen([sys.executable, "-c", script], start_new_session=True) as server:
+        try:
+            deadline = time.monotonic() + 60
+            while len(found := processes.started_by(server.pid)) < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert len(found) == 2
+            assert server.pid not in found
+            processes.kill(found)
+        finally:
+            server.kill()
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    """A folder that others write to as well, in place of TMPDIR and of /tmp."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "SHORT", str(tmp_path))
+    return tmp_path
+
+
+def test_only_what_a_killed_controller_left_is_swept(shared):
+    def folder(name, *files):
+        made = shared / name
+        made.mkdir()
+        for file in files:
+            (made / file).write_text("x")
+        os.utime(made, (0, 0))
+        return made
+
+    left = folder("gpufleet-world-left", scratch.MARKER, "rank0.output")
+    held = folder("gpufleet-world-held", scratch.MARKER)
+    young = folder("gpufleet-world-young", scratch.MARKER)
+    os.utime(young)
+    mine = folder("gpufleet-world-model-results", "weights.pt")
+    outside = folder("outside", scratch.MARKER, "kept")
+    (shared / "gpufleet-world-link").symlink_to(outside)
+    os.mkfifo(shared / "gpufleet-world-fifo")
+    os.utime(shared / "gpufleet-world-fifo", (0, 0))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(shared / "gpufleet-world-socket"))
+    lock = os.open(held, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        scratch.sweep()
+    finally:
+        os.close(lock)
+    assert not left.exists()
+    assert all(path.exists() for path in (held, young, mine / "weights.pt", outside / "kept"))
+    assert {path.name for path in shared.iterdir()} >= {f"gpufleet-world-{kind}" for kind in ("fifo", "link", "socket")}
+
+
+def test_what_another_user_made_is_not_swept(shared, monkeypatch):
+    left = shared / "gpufleet-world-left"
+    left.mkdir()
+    (left / scratch.MARKER).touch()
+    os.utime(left, (0, 0))
+    monkeypatch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
+    scratch.sweep()
+    assert left.exists()
+
+
+def test_a_folder_is_short_enough_for_sockets_and_goes_as_a_whole(shared, monkeypatch):
+    monkeypatch.setattr(scratch, "MOST_PATH_BYTES", len(str(shared)) + 50)
+    made = scratch.make()
+    assert made.sockets == made.path
+    deep = shared / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    long = scratch.make()
+    assert long.path.parent == deep
+    assert long.sockets.parent == shared
+    for each in (made, long):
+        assert all(path.stat().st_mode & 0o777 == 0o700 for path in (each.path, each.sockets))
+        each.remove()
+    assert list(shared.rglob("gpufleet-*")) == []
