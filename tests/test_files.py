@@ -36,3 +36,61 @@ def test_a_regular_file_is_read_as_it_is(tmp_path):
     (tmp_path / "it").write_bytes(b"12\r\n3")
     with files.open_regular(tmp_path / "it", most_bytes=5) as file:
         assert file.read() == b"12\r\n3"
+
+
+# ---------------------------------------------------------------- writing
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """A file in another folder, which stays as it is."""
+    path = tmp_path / "elsewhere" / "bashrc"
+    path.parent.mkdir()
+    path.write_text("secret")
+    path.chmod(0o600)
+    yield path
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("secret", 0o600)
+    assert os.listdir(path.parent) == ["bashrc"]
+
+
+LAID_OUT = {
+    "link": lambda path, victim: path.symlink_to(victim),
+    "dangling link": lambda path, victim: path.symlink_to(victim.with_name("new")),
+    "hard link": lambda path, victim: path.hardlink_to(victim),
+    "FIFO": lambda path, victim: os.mkfifo(path),
+    "link to a device": lambda path, victim: path.symlink_to("/dev/full"),
+}
+
+
+@pytest.mark.parametrize("what", LAID_OUT)
+def test_what_stands_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path, victim, what):
+    LAID_OUT[what](tmp_path / "report.html", victim)
+    # As versions named it that wrote there before they renamed it.
+    LAID_OUT[what](tmp_path / f".gpufleet-{os.getpid()}.tmp", victim)
+    before = set(os.listdir(tmp_path))
+    files.write_text(tmp_path / "report.html", "new")
+    assert not (tmp_path / "report.html").is_symlink()
+    assert (tmp_path / "report.html").read_text() == "new"
+    assert set(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("what", LAID_OUT)
+def test_rows_are_appended_to_nothing_that_others_have_laid_out(tmp_path, victim, what):
+    LAID_OUT[what](tmp_path / "rows.csv", victim)
+    with pytest.raises(OSError, match=r"it is a link, which is not followed|it is a hard link|No such device"):
+        files.append_to(tmp_path / "rows.csv")
+
+
+def test_rows_are_appended_to_a_file_and_written_to_a_stream(tmp_path):
+    for row in ("1\n", "2\n"):
+        with files.append_to(tmp_path / "rows.csv") as file:
+            file.write(row)
+    assert (tmp_path / "rows.csv").read_text() == "1\n2\n"
+    files.append_to(Path("/dev/stderr")).close()
+
+
+@pytest.mark.parametrize("path", ["there", "nowhere/x.prom"])
+def test_a_textfile_is_no_link(tmp_path, victim, path):
+    (tmp_path / "there").symlink_to(victim)
+    with pytest.raises(pytest.UsageError, match="cannot be written"):
+        files.check_textfile(tmp_path / path)

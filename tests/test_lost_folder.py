@@ -1,4 +1,13 @@
-"""The disk fills up or the report folder goes away while the suite runs: it goes on, says so and exits non-zero."""
+"""The disk fills up or the report folder goes away while the suite runs: it goes on, says so and exits non-zero.
+
+What can still be written is there.
+"""
+
+import json
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from pytest_gpufleet import cli
 
 
 def test_report_folder_removed(fleet):
@@ -35,3 +44,62 @@ def test_disk_full(fleet):
     assert "report: " not in run.text
     assert [path.name for path in run.folders[0].iterdir()] == ["evidence.jsonl"]
     assert f"evidence: runs/{run.folders[0].name}/evidence.jsonl" in run.text
+
+
+def test_what_there_is_room_for_is_written(fleet):
+    # Room for small files, but not for the report.
+    module = """
+    import resource, signal
+    def test_fills():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    """
+    run = fleet(module)
+    (folder,) = run.folders
+    assert run.status == 10, run.text
+    assert {path.name for path in folder.iterdir()} == {"evidence.jsonl", "summary.json", "junit.xml"}
+    assert "the report cannot be written" in json.loads((folder / "summary.json").read_text())["reasons"][-1]
+    assert (folder / "junit.xml").read_text().endswith("</testsuites>")
+
+
+def test_prometheus_never_keeps_the_verdict_of_an_earlier_run(fleet, tmp_path):
+    """It says that the run goes on, and in the end what became of it, though summary.json cannot be written."""
+    file = tmp_path / "x.prom"
+    file.write_text('# HELP gpufleet_verdict\ngpufleet_verdict{host="node7",verdict="ACCEPTED"} 1.0\n')
+    module = f"""
+    import shutil
+    from pathlib import Path
+    def test_meanwhile():
+        shutil.copy("{file}", "meanwhile.prom")
+        (folder,) = Path("runs").iterdir()
+        (folder / "summary.json").mkdir()
+    """
+    run = fleet(module, f"--fleet-prometheus={file}")
+    assert run.status == 10, run.text
+    assert (run.folders[0] / "report.html").exists()
+    meanwhile, afterwards = (
+        {family.name: [sample.value for sample in family.samples] for family in text_string_to_metric_families(text)}
+        for text in ((run.root / "meanwhile.prom").read_text(), file.read_text())
+    )
+    assert (meanwhile["gpufleet_running"], meanwhile["gpufleet_verdict"]) == ([1], [0, 0, 0, 0])
+    assert (afterwards["gpufleet_running"], sum(afterwards["gpufleet_verdict"])) == ([0], 1)
+    assert afterwards["gpufleet_exit_status"] == [10]
+    (began,), (ended,) = (afterwards[f"gpufleet_run{end}_timestamp_seconds"] for end in ("", "_end"))
+    assert began <= ended
+
+
+def test_a_report_that_is_asked_for_elsewhere_is_a_copy(fleet, tmp_path, capsys):
+    copies = {"report.html": tmp_path / "new" / "my.html", "junit.xml": tmp_path / "my.xml"}
+    options = (f"--html={copies['report.html']}", f"--junitxml={copies['junit.xml']}")
+    run = fleet("def test_x(): pass", *options, "-p", "no:terminal")  # which must not cost the run either
+    assert run.status == 0, run.text
+    for name, copy in copies.items():
+        assert copy.read_bytes() == (run.folders[0] / name).read_bytes()
+    assert cli.main(["verify", str(run.folders[0])]) == 0, capsys.readouterr().out
+
+
+def test_a_copy_that_could_not_be_written_is_told_before_anything_starts(fleet):
+    run = fleet("def test_x(): pass", "--html=.")
+    assert (run.status, run.folders) == (4, [])
+    assert "--html" in run.text
+    assert "cannot be written: it is a folder" in run.text

@@ -199,6 +199,18 @@ def test_running_check_of_an_old_or_removed_run(tmp_path: Path) -> None:
     assert running() == ""
 
 
+def test_running_check_in_a_folder_of_somebody_else(tmp_path: Path) -> None:
+    evidence, running = tmp_path / "host-1" / "evidence.jsonl", RunningCheck(tmp_path)
+    write(evidence, started("a\x1b]0;b\n"))
+    assert running() == "a]0;b"  # nothing that a terminal would obey
+    evidence.rename(tmp_path / "elsewhere")
+    evidence.symlink_to(tmp_path / "elsewhere")
+    assert running() == ""
+    evidence.unlink()
+    os.mkfifo(evidence)
+    assert running() == ""
+
+
 # ---------------------------------------------------------------- the command
 
 

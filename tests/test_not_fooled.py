@@ -4,6 +4,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from pytest_gpufleet.verdict.verdict import conclude
 
 ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
@@ -53,11 +55,21 @@ def test_what_belongs_to_the_end_runs_there(fleet):
     assert list(run.outcomes) == ["test_first", "test_last"]
 
 
-def test_there_is_no_run_without_its_report(fleet):
-    run = fleet(ORDER, "-p", "no:html")
+@pytest.mark.parametrize("plugin", ["html", "metadata"])
+def test_there_is_no_run_without_its_report(fleet, plugin):
+    run = fleet(ORDER, "-p", f"no:{plugin}")
     assert run.status == 4
-    assert "the report is written by pytest-html: leave out -p no:html" in run.text
+    assert f"the report is written by pytest-{plugin}: leave out -p no:{plugin}" in run.text
     assert not run.folders
+
+
+def test_there_is_no_run_without_room_for_temporary_files(run_pytest):
+    tiny = "from pytest_gpufleet import files\nfiles.TEMPORARY_BYTES = 1 << 60\n"  # as much as the folder has not
+    files = {"test_inner.py": ORDER, "tiny.py": tiny}
+    run = run_pytest("--rehearse", "--fleet-dir=runs", "-p", "tiny", files=files, PYTHONPATH=".")
+    assert (run.status, run.folders) == (4, [])
+    assert "there is no room for temporary files in /" in run.text
+    assert "make 1099511627776 MiB free there, or set TMPDIR to another folder" in run.text
 
 
 def test_a_changed_copy_of_the_suite_is_told(run_pytest, tmp_path):

@@ -329,6 +329,20 @@ def test_a_report_of_other_evidence_is_not_overwritten(folder: Path, gpufleet: C
     assert gpufleet("verify", folder)[0] == 1
 
 
+@pytest.mark.parametrize("name", ["report.html", "summary.json"])
+def test_a_folder_from_somebody_else_leads_nowhere(tmp_path: Path, gpufleet: Command, name: str) -> None:
+    """As in an archive that was unpacked."""
+    folder, victim = runs.record(tmp_path / "run"), tmp_path / "bashrc"
+    victim.write_text("secret")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("../bashrc")
+    assert gpufleet("report", folder) == (
+        1,
+        f"gpufleet: {folder / name} cannot be read: it is a link, which is not followed",
+    )
+    assert victim.read_text() == "secret"
+
+
 # ---------------------------------------------------------------- judge
 
 
@@ -693,12 +707,14 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path, gpufleet: Command) -> Non
     folder, page, elsewhere = runs.record(tmp_path / "run"), tmp_path / "page.html", tmp_path / "elsewhere.html"
     elsewhere.write_text("old")
     page.symlink_to(elsewhere)
-    with elsewhere.open() as reader:
+    assert gpufleet("report", folder, "-o", page)[0] == 0
+    with page.open() as reader:
         assert gpufleet("report", folder, "-o", page)[0] == 0
-        assert reader.read() == "old"  # whoever has it open sees no half of the new one
-    assert page.is_symlink()
-    assert elsewhere.read_text().endswith("</html>")
-    assert elsewhere.stat().st_mode & 0o044
+        assert reader.read().endswith("</html>")  # whoever has it open sees no half of the new one
+    assert not page.is_symlink()  # replaced: another user may have made it
+    assert elsewhere.read_text() == "old"
+    assert page.read_text().endswith("</html>")
+    assert page.stat().st_mode & 0o044
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.html", "page.html", "run"]
     assert gpufleet("report", folder, "-o", "/dev/null")[0] == 0
     assert Path("/dev/null").is_char_device()

@@ -5,10 +5,9 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 from __future__ import annotations
 
-import os
+import io
 import time
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,21 +59,23 @@ def pytest_configure(config: pytest.Config) -> None:
             "-n and --dist do not go together with --gpus or --rehearse: several workers would share the GPUs and "
             "spoil every figure; leave them out, the ranks already run at the same time"
         )
-    if not config.pluginmanager.hasplugin("html"):
-        raise pytest.UsageError("the report is written by pytest-html: leave out -p no:html")
-    fleet.open()
-    for name, file in (("htmlpath", "report.html"), ("xmlpath", "junit.xml")):
-        if hasattr(config.option, name) and not getattr(config.option, name):
-            setattr(config.option, name, str(fleet.folder / file))
-    if fleet.evidence is not None:
-        from pytest_gpufleet.report import hooks, html
+    for plugin in ("html", "metadata"):
+        if not config.pluginmanager.hasplugin(plugin):
+            raise pytest.UsageError(f"the report is written by pytest-{plugin}: leave out -p no:{plugin}")
+    from pytest_gpufleet.report import hooks, html
+    from pytest_gpufleet.report_files import ReportFiles
 
-        config.option.self_contained_html = True
-        config.option.css.append(str(html.stylesheet()))
-        page = Path(os.path.expandvars(config.option.htmlpath)).expanduser().absolute()  # as pytest-html has it
-        each = bool(config.getini("generate_report_on_test"))
-        config.pluginmanager.register(hooks.HtmlReport(fleet.evidence, page, each), "gpufleet-html")
-        config.pluginmanager.register(WithoutConfig(fleet), "gpufleet-without-config")
+    report_files = ReportFiles(fleet, config)
+    fleet.open()
+    assert fleet.evidence is not None
+    page = report_files.put_into_the_folder()
+    config.option.self_contained_html = True
+    config.option.css.append(str(html.stylesheet()))
+    # Of hooks that are called last, the first one registered is called last.
+    config.pluginmanager.register(report_files, "gpufleet-report-files")
+    each = bool(config.getini("generate_report_on_test"))
+    config.pluginmanager.register(hooks.HtmlReport(fleet.evidence, page, each), "gpufleet-html")
+    config.pluginmanager.register(WithoutConfig(fleet), "gpufleet-without-config")
 
 
 @pytest.hookimpl(trylast=True, optionalhook=True)
@@ -115,8 +116,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     fleet = session.config.stash[FLEET]
     if fleet.evidence is not None:
+        reporter = session.config.pluginmanager.getplugin("terminalreporter")  # there is none with -p no:terminal
         # Not sys.stdout, which is captured while tests run.
-        fleet.watch(session.config.get_terminal_writer()._file)
+        fleet.watch(reporter._tw._file if reporter else io.StringIO())
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -293,25 +295,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = fleet.conclude(exitstatus)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """If the report cannot be written (disk full), keep its writers from ending the session with a traceback."""
-    try:
-        return (yield)
-    finally:
-        fleet = session.config.stash[FLEET]
-        fleet.interruption.finishing = True
-        if fleet.evidence is not None and not fleet.report_can_be_written():
-            for plugin in session.config.pluginmanager.get_plugins():
-                if type(plugin).__module__ == "_pytest.junitxml":
-                    from _pytest.junitxml import xml_key
-
-                    del session.config.stash[xml_key]  # by which it would be unregistered again
-                    session.config.pluginmanager.unregister(plugin)
-                elif type(plugin).__module__ == "pytest_html.selfcontained_report":
-                    session.config.pluginmanager.unregister(plugin)
-
-
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     fleet = config.stash[FLEET]
     if fleet.evidence is not None:
@@ -325,8 +308,9 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             return
         for text, markup in terminal.lines(record):
             terminalreporter.write_line(text, **markup)
-        if fleet.evidence.trouble and fleet.evidence.trouble not in record.reasons:
-            terminalreporter.write_line(fleet.evidence.trouble, red=True)
+        for trouble in filter(None, [fleet.evidence.trouble, *fleet.unwritten]):
+            if trouble not in record.reasons:
+                terminalreporter.write_line(trouble, red=True)
         if record.broken in RESUMABLE:
             terminalreporter.write_line(f"go on with: --fleet-resume {fleet.folder}")
         if not fleet.no_report:

@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -102,6 +102,7 @@ class Fleet:
         self.not_imported: list[str] = []  # test files of which nothing could be collected
         self.interruption = Interruption(self._tell_interruption)
         self.no_report = False  # there is no room for it
+        self.unwritten: list[str] = []  # files that could not be written in the end, and why
 
     @cached_property
     def ground(self) -> Ground:
@@ -145,6 +146,7 @@ class Fleet:
 
         self._terminal = terminal = self._uncaptured(terminal)
         self._after.enter_context(self.interruption.heed())
+        self.tell_prometheus()
         ground, guard = self.ground, self.guard
         if ground.source is None or guard is None:
             return
@@ -310,7 +312,8 @@ class Fleet:
         from pytest_gpufleet.verdict.evidence import SCHEMA, Evidence
         from pytest_gpufleet.verdict.suite import shipped
 
-        files.check_writable(self.options.prometheus)
+        files.check_temporary()
+        files.check_textfile(self.options.prometheus)
         profile, ground, host = self.profile, self.ground, socket.gethostname()
         started = datetime.now(timezone.utc)
         run = {
@@ -382,6 +385,7 @@ class Fleet:
 
     def conclude(self, exitstatus: int) -> int:
         """Record the verdict; the exit status that goes with it. A run that pytest cut short keeps pytest's own."""
+        from pytest_gpufleet.verdict import summary
         from pytest_gpufleet.verdict.contradictions import contradictions
         from pytest_gpufleet.verdict.verdict import CUT_SHORT, EXIT_STATUS, settled
 
@@ -408,9 +412,28 @@ class Fleet:
             ended = settled(replace(evidence.record, spoiled=[*evidence.record.spoiled, late]), broken)
             exitstatus = exitstatus or ended.exit_status or 0
             evidence.record = replace(ended, exit_status=exitstatus)
-        problem = files.write_results(evidence, self.folder, self.options.prometheus)
-        evidence.trouble = evidence.trouble or problem
-        return exitstatus or (EXIT_STATUS["INCOMPLETE"] if evidence.trouble else 0)
+        document = summary.text(evidence.record, evidence.sha256)
+        self.write(self.folder / summary.FILE, lambda path: files.write_text(path, document))
+        incomplete = EXIT_STATUS["INCOMPLETE"]
+        exitstatus = exitstatus or (incomplete if evidence.trouble or self.unwritten else 0)
+        self.tell_prometheus(exitstatus)
+        return exitstatus or (incomplete if self.unwritten else 0)
+
+    def tell_prometheus(self, exitstatus: int | None = None) -> None:
+        """Replace Prometheus' textfile, if one was asked for. No exit status: the run goes on."""
+        if self.options.prometheus is not None and self.evidence is not None:
+            from pytest_gpufleet.report import prometheus
+
+            record = replace(self.evidence.record, exit_status=exitstatus)
+            self.write(self.options.prometheus, lambda path: prometheus.write(path, record))
+
+    def write(self, path: Path, write: Callable[[Path], None]) -> None:
+        """Write one of the files that a run leaves. If that fails, it is told, and the others are written all the
+        same."""
+        try:
+            write(path)
+        except OSError as error:
+            self.unwritten.append(f"{path} could not be written: {error.strerror}")
 
     def _note_lost_telemetry(self) -> None:
         """Nobody sees a GPU slow down between two tests without it."""

@@ -86,7 +86,8 @@ _SUMS = {REPORT: _in_report, summary.FILE: _in_summary}
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with files.open_regular(path) as file:
+            return file.read().decode(errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:

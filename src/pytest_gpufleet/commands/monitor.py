@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pytest_gpufleet import files
 from pytest_gpufleet.commands.command import Command, CommandFailed, new_console
 from pytest_gpufleet.commands.folder import check_output
 from pytest_gpufleet.hardware import facts, telemetry
@@ -130,7 +131,7 @@ def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
     """A row for each GPU and sample; the first line of a new file has the names. What cannot be had is empty."""
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(path.open("a", newline="", encoding="utf-8"))
+            file = stack.enter_context(files.append_to(path))
         except OSError as error:
             raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None
         writer = csv.DictWriter(file, ["time", "gpu", "uuid", *facts.READINGS])

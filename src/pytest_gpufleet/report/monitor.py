@@ -18,6 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pytest_gpufleet import files
 from pytest_gpufleet.hardware.telemetry import Sample, clock_event_reasons
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 from pytest_gpufleet.report import wording
@@ -33,6 +34,7 @@ ASCII = str.maketrans(
 BAR = 5  # characters
 PROGRESS_BAR = 12
 STALE_SECONDS = 3600
+LONGEST_LINE = 16 << 20  # bytes
 # How clock-event reasons are shown, by their most alarming one; a power cap is what full load looks like.
 ALARMING = ("hw", "sw thermal")
 CALM = {"none": "dim", "gpu idle": "dim", "sw power cap": "yellow"}
@@ -208,15 +210,15 @@ class RunningCheck:
 
     def __call__(self) -> str:
         try:
-            files = [(path.stat().st_mtime, path) for path in self._folder.glob("*/evidence.jsonl")]
-            modified, path = max(files, default=(0.0, None))
+            found = [(path.lstat().st_mtime, path) for path in self._folder.glob("*/evidence.jsonl")]
+            modified, path = max(found, default=(0.0, None))
             if path is None or time.time() - modified > STALE_SECONDS:
                 return ""
-            if path != self._path or path.stat().st_size < self._offset:
+            if path != self._path or path.lstat().st_size < self._offset:
                 self._path, self._offset, self._running, self._progress = path, 0, "", None
-            with path.open("rb") as file:
+            with files.open_regular(path) as file:  # the folder may be another user's
                 file.seek(self._offset)
-                for line in file:
+                for line in iter(lambda: file.readline(LONGEST_LINE), b""):
                     if not line.endswith(b"\n"):  # it is still being written
                         break
                     self._offset += len(line)
@@ -236,9 +238,10 @@ class RunningCheck:
             return
         match event:
             case {"event": "check_started", "check": str(check)}:
+                check = "".join(filter(str.isprintable, check))
                 self._running, self._progress = check, None
             case {"event": "progress", "done": done, "of": whole, "doing": str(doing)}:
-                self._progress = time.time() - done, whole, doing
+                self._progress = time.time() - done, whole, "".join(filter(str.isprintable, doing))
             case {"event": "check_finished" | "verdict"}:
                 self._running, self._progress = "", None
 

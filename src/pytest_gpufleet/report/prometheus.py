@@ -1,19 +1,22 @@
 """Verdict and figures for Prometheus, by the textfile collector of node_exporter.
 
-Written by Prometheus' own client, which knows how to escape labels and to replace the file in one step.
+Prometheus' own client knows how to escape labels. From the beginning of a run on it says that it is running, so
+that a verdict does not stay when the machine dies in the next run.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from pytest_gpufleet import files
 from pytest_gpufleet.report.stamp import STAMPS
 from pytest_gpufleet.verdict.evidence import Record
 from pytest_gpufleet.verdict.figures import Figure, figures
@@ -22,14 +25,18 @@ Labels = Mapping[str, str]
 
 
 def write(path: Path, record: Record) -> None:
-    """Write the textfile for a run that has a verdict. It appears at once or not at all. OSError if it cannot be."""
+    """Write the textfile for a run, which goes on as long as it has no verdict. It appears at once or not at all.
+
+    OSError if it cannot be written.
+    """
     registry = CollectorRegistry()
-    run = record.run
+    run, running = record.run, record.verdict is None
     host = {"host": str(run.get("host") or "")}
+    _gauge(registry, "gpufleet_running", "Whether an acceptance run goes on.", [(host, float(running))])
     _gauge(
         registry,
         "gpufleet_verdict",
-        "Whether the last acceptance run came to this verdict.",
+        "Whether the last acceptance run came to this verdict; all 0 while it goes on.",
         [({"verdict": verdict, **host}, float(verdict == record.verdict)) for verdict in STAMPS],
     )
     _gauge(
@@ -37,6 +44,12 @@ def write(path: Path, record: Record) -> None:
         "gpufleet_run_timestamp_seconds",
         "When the last acceptance run began.",
         [(host, datetime.fromisoformat(run["utc"]).timestamp() if run.get("utc") else math.nan)],
+    )
+    _gauge(
+        registry,
+        "gpufleet_run_end_timestamp_seconds",
+        "When the last acceptance run ended; NaN while it goes on.",
+        [(host, math.nan if running else time.time())],
     )
     _gauge(
         registry,
@@ -65,7 +78,7 @@ def write(path: Path, record: Record) -> None:
         for figure in figures([finding])
     ]
     _gauge(registry, "gpufleet_limit", "The limit that a figure was held against: min or max.", limits)
-    write_to_textfile(str(path), registry)
+    files.write_text(path, generate_latest(registry).decode())
 
 
 def _gauge(registry: CollectorRegistry, name: str, text: str, series: Sequence[tuple[Labels, float]]) -> None:
