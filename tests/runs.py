@@ -10,6 +10,7 @@ from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 from pytest_gpufleet.probes.reading import GiB, MiB
 from pytest_gpufleet.verdict import profile, summary
 from pytest_gpufleet.verdict.evidence import Check, Evidence, FailedBy
+from pytest_gpufleet.verdict.given import as_given
 from pytest_gpufleet.verdict.judge import LimitMissed, judge, unsteady
 from pytest_gpufleet.verdict.measurement import Measurement
 from pytest_gpufleet.verdict.suite import Suite, shipped
@@ -89,6 +90,8 @@ def record(
     )  # fmt: skip
     evidence.add("suite", manifest=SUITE.to_json())
     evidence.add("topology", topology=asdict(machine))
+    if limits and limit:
+        evidence.add("profile", profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus))))
     for check in (each for each in _checks() if without not in each.id):
         evidence.add("check_started", check=check.id)
         findings = [

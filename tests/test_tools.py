@@ -385,6 +385,10 @@ def test_recorded_figures_meet_other_limits_or_not(
     assert "judged again with the limits of profile Contract 4711" in text
     assert f"<strong>{verdict}</strong>" in page.read_text()
     assert "It is not the verdict that the run itself came to" in page.read_text()
+    assert (
+        "Judged again, and not the verdict of the run itself" in page.read_text().partition("The GPUs at a glance")[0]
+    )
+    assert "Signatures" not in page.read_text()
     assert sha256(folder / "evidence.jsonl") == before
 
 
@@ -503,13 +507,45 @@ def test_a_calibrated_profile_is_met_by_the_runs_it_comes_from(tmp_path: Path, g
         "4x NVIDIA X9000, node7, node8, 2026-11-21 to 2026-11-22, driver 580.159.04, NCCL 2.28.9, torch 2.11.0+cu130: "
         "lowest of 2 runs 352.3, margin 0.95"
     )
-    for folder in folders:
-        assert gpufleet("judge", folder, "--fleet-profile", path)[0] == 0
+    third = runs.record(tmp_path / "c", "node9", second)  # another machine that does as well
+    assert gpufleet("judge", third, "--fleet-profile", path)[0] == 0
     first = path.read_text()
+    path.unlink()
     gpufleet("calibrate", *folders, "-o", path)
     assert path.read_text() == first
+    path.unlink()
     assert gpufleet("calibrate", *folders, "-o", path, "--margin", "1")[0] == 0
-    assert gpufleet("judge", folders[1], "--fleet-profile", path)[0] == 0
+    assert gpufleet("judge", third, "--fleet-profile", path)[0] == 0
+
+
+def test_a_machine_that_calibrated_itself_is_not_accepted(tmp_path: Path, gpufleet: Command) -> None:
+    folder, path, page = runs.record(tmp_path / "a"), tmp_path / "my.toml", tmp_path / "again.html"
+    status, text = gpufleet("calibrate", folder, "-o", path)
+    assert (status, "these limits come from 1 run of 1 machine: take 3 runs" in text) == (0, True)
+    status, text = gpufleet("judge", folder, "--fleet-profile", path, "-o", page)
+    assert (status, text.split()[0]) == (10, "INCOMPLETE")
+    said = "come from this very machine: my.toml was calibrated on GPU 0 (serial node7-S0), GPU 1 (serial node7-S1)"
+    assert said in text
+    assert said in page.read_text().partition("The GPUs at a glance")[0]
+
+    status, text = gpufleet("calibrate", folder, "-o", path)
+    assert (status, "my.toml is there already and is left as it is" in text) == (1, True)
+
+    others = [runs.record(tmp_path / host, host, utc="2026-11-22T08:00:00+00:00") for host in ("node8", "node9")]
+    _, text = gpufleet("calibrate", folder, *others, "-o", tmp_path / "all.toml")
+    assert "these limits come from" not in text
+    fresh = runs.record(tmp_path / "fresh", "node10")
+    assert gpufleet("judge", fresh, "--fleet-profile", tmp_path / "all.toml")[0] == 0
+    assert gpufleet("judge", others[1], "--fleet-profile", tmp_path / "all.toml")[0] == 10
+
+
+def test_a_calibrated_profile_keeps_the_fabric(tmp_path: Path, gpufleet: Command) -> None:
+    """Limits of machines with an NVSwitch must not reject boards whose GPUs are linked directly."""
+    folder, path = runs.record(tmp_path / "a"), tmp_path / "my.toml"
+    gpufleet("calibrate", folder, "-o", path)
+    conditions = {limit.metric: limit.conditions for limit in profile.load(path).limits}
+    assert conditions["busbw"]["fabric"] == conditions["collective_latency"]["fabric"] == "nvswitch"
+    assert "fabric" not in conditions["solo_train_throughput"]
 
 
 def test_a_calibrated_profile_extends_the_shipped_one_and_never_weakens_it(tmp_path: Path, gpufleet: Command) -> None:
@@ -524,7 +560,8 @@ def test_a_calibrated_profile_extends_the_shipped_one_and_never_weakens_it(tmp_p
     assert (written.match, written.base) == ((runs.H200,), shipped)
     assert [limit.value for limit in written.limits if limit.metric == "busbw"] == [8550.0]
     assert written.limit_for(alone) == shipped.limit_for(alone)  # and not 0.95 x 1.02 of it
-    assert gpufleet("judge", folder, "--fleet-profile", path)[0] == 0
+    third = runs.record(tmp_path / "c", "node9", good, machine=runs.topology("node9", runs.H200))
+    assert gpufleet("judge", third, "--fleet-profile", path)[0] == 0
 
 
 def test_a_figure_that_had_a_limit_gets_one_though_it_requires_none(tmp_path: Path, gpufleet: Command) -> None:

@@ -310,6 +310,7 @@ class Fleet:
         from pytest_gpufleet.hardware.environment import relevant
         from pytest_gpufleet.redaction import command
         from pytest_gpufleet.verdict.evidence import SCHEMA, Evidence
+        from pytest_gpufleet.verdict.given import as_given
         from pytest_gpufleet.verdict.suite import shipped
 
         files.check_temporary()
@@ -342,6 +343,9 @@ class Fleet:
         self.record_event("run", **run)
         self.record_event("suite", manifest=shipped().to_json())
         self.record_event("topology", topology=asdict(ground.topology))
+        if profile and self.options.profile:
+            given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
+            self.record_event("profile", profile=asdict(given))
         self.record_event("machine", machine=machine.to_json(self.machine))
         for name, content in carried:
             self.record_event(name, **content)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, CommandFailed
-from pytest_gpufleet.commands.folder import check_output, records_of, write
+from pytest_gpufleet.commands.folder import EVIDENCE, check_output, records_of, write
 from pytest_gpufleet.verdict import profile
-from pytest_gpufleet.verdict.calibration import CannotCalibrate, calibrate
+from pytest_gpufleet.verdict.calibration import CannotCalibrate, calibrate, too_few
+from pytest_gpufleet.verdict.evidence import sha256
 
 MARGIN = 0.95
 
@@ -26,8 +28,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(given: argparse.Namespace) -> int:
     check_output(given.output)
+    if given.output.is_file():
+        raise CommandFailed(f"{given.output} is there already and is left as it is: name another file, or remove it")
+    runs = records_of(given.folders)
+    sums = {name: sha256(folder / EVIDENCE) for name, folder in zip(runs, given.folders, strict=True)}
     try:
-        text = calibrate(records_of(given.folders), given.margin)
+        text = calibrate(runs, given.margin, sums)
     except CannotCalibrate as error:
         raise CommandFailed(f"no profile can be made of these runs: {error}") from None
     write(given.output, text)
@@ -36,6 +42,8 @@ def _run(given: argparse.Namespace) -> int:
     except profile.ProfileError as error:
         raise CommandFailed(f"the profile was written but is not valid; please report this: {error}") from None
     print(f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile")
+    if problem := too_few(runs):
+        print(f"{given.output}: {problem}", file=sys.stderr)
     return 0
 
 

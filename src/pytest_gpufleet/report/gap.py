@@ -11,6 +11,7 @@ from pytest_gpufleet.report.groups import group_title
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.evidence import Record
+from pytest_gpufleet.verdict.given import NOT_APPLIED, own_limits, unused_limits
 from pytest_gpufleet.verdict.suite import titled
 from pytest_gpufleet.verdict.verdict import ALTERED, left_out, short_burn_in, without_figures
 
@@ -22,6 +23,8 @@ NOUNS = {
     "too short": "burn-in",
     "not judged": "figure",
     "without telemetry": "GPU",
+    "not applied": "limit",
+    "calibrated here": "profile",
 }  # of what there is a count, else checks
 
 Open = tuple[str, str, str, str]  # state, reason, group of checks, what
@@ -59,6 +62,12 @@ def inapplicable(record: Record) -> list[Gap]:
     return _grouped(_ended(record, "not applicable"))
 
 
+def not_applied(record: Record) -> list[Gap]:
+    """Limits of a given profile that held for nothing, which leaves nothing open: they are in no contract."""
+    reason = "no figure was measured under its conditions"
+    return _grouped(("not applied", reason, WHOLE_RUN, limit) for limit in unused_limits(record))
+
+
 def counted(gaps: Iterable[Gap]) -> list[str]:
     """["2 figures not judged", "65 checks deselected"]"""
     counts: Counter[str] = Counter()
@@ -84,6 +93,10 @@ def _open(record: Record) -> Iterator[Open]:
         yield "changed", ALTERED, WHOLE_RUN, name
     for gpu, missing in without_telemetry(record):
         yield "without telemetry", missing, WHOLE_RUN, gpu
+    for limit in unused_limits(record, "contract"):
+        yield "not applied", NOT_APPLIED, WHOLE_RUN, limit
+    if text := own_limits(record):
+        yield "calibrated here", text, WHOLE_RUN, "the profile as a whole"
     if text := short_burn_in(record):
         yield "too short", text, group_title("test_9_endurance.py::test_burn_in"), "the burn-in"
     for finding in record.findings:

@@ -16,7 +16,7 @@ from pytest_gpufleet.report import groups, health, machine, wording
 from pytest_gpufleet.report.blame import Blame, blames
 from pytest_gpufleet.report.failure import failures
 from pytest_gpufleet.report.figures import Table, tables
-from pytest_gpufleet.report.gap import gaps, inapplicable
+from pytest_gpufleet.report.gap import gaps, inapplicable, not_applied
 from pytest_gpufleet.report.matrix import Matrix, matrices
 from pytest_gpufleet.report.methods import Comparison, comparison, is_compared
 from pytest_gpufleet.report.sources import Sources
@@ -83,6 +83,7 @@ def summary(record: Record, sha256: str = "") -> str:
             kinds=machine.LINKS,
             gaps=gaps(record),
             inapplicable=inapplicable(record),
+            not_applied=not_applied(record),
             above=len(record.suite.checks) - len(record.suite.required(record.run.get("level", "standard"))),
             carried=[check for check in record.checks.values() if check.run],
             symbols=wording.SYMBOLS,

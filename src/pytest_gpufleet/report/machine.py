@@ -37,6 +37,7 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
     """The run, the software and the host, each a small table."""
     run, topology, host = record.run, record.topology, record.machine.get("host", {})
     command = run.get("command")
+    changes = record.profile.changes if record.profile else ()
     return {
         "The run": [
             ("Host", run.get("host")),
@@ -46,6 +47,7 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("GPUs asked for", run.get("gpus")),
             ("Profile", run.get("profile")),
             ("SHA-256 of the profile", run.get("profile_sha256")),
+            *[("Changed by the profile", str(change)) for change in changes],
         ],
         "The software": [
             ("Driver", topology.driver),

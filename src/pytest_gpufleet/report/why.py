@@ -11,6 +11,7 @@ from pytest_gpufleet.report.blame import Blame, blames, cause, occupied, times_n
 from pytest_gpufleet.report.gap import counted, gaps
 from pytest_gpufleet.report.stamp import STAMPS, stamp
 from pytest_gpufleet.verdict.evidence import Record
+from pytest_gpufleet.verdict.given import own_limits
 from pytest_gpufleet.verdict.verdict import RESUMABLE, remarks
 
 MOST_GPUS = 3
@@ -20,7 +21,14 @@ GOES_ON = "A new run with --fleet-resume and the folder of this one goes on wher
 def why(record: Record) -> str:
     """The paragraph for the top of the report."""
     cut_short = record.verdict is None or record.broken in RESUMABLE
-    return " ".join(filter(None, (_no_gpu(record), _why(record), GOES_ON if cut_short and record.run else "")))
+    goes_on = GOES_ON if cut_short and record.run else ""
+    return " ".join(filter(None, (_again(record), _no_gpu(record), _why(record), goes_on)))
+
+
+def _again(record: Record) -> str:
+    """That this is no verdict of a run."""
+    note = record.run.get("judged_again", "")
+    return f"Judged again, and not the verdict of the run itself: {note}." if note else ""
 
 
 def _no_gpu(record: Record) -> str:
@@ -51,7 +59,8 @@ def _why(record: Record) -> str:
     told = [f"{remark}." for remark in remarks(record)]
     if word == "ACCEPTED":
         return " ".join(filter(None, (_judged(record), *told, _tightest(record))))
-    return " ".join(filter(None, (STAMPS[word].meaning, _open(record), *told)))
+    own = f"{wording.capitalised(text)}." if (text := own_limits(record)) else ""
+    return " ".join(filter(None, (STAMPS[word].meaning, own, _open(record), *told)))
 
 
 def _rehearsed(record: Record) -> str:

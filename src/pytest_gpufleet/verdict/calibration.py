@@ -19,6 +19,7 @@ from pytest_gpufleet.verdict.profile import Profile, for_gpu
 from pytest_gpufleet.verdict.vocabulary import MEASURED_UNDER
 
 DISAGREEMENT = 0.10
+FEWEST_RUNS, FEWEST_MACHINES = 3, 2
 # A machine of which nobody looked at these is not known to be good, however fast it was.
 SOUND_BY = ("test_1_inventory.py", "test_2_health.py")
 DIGITS = 4
@@ -40,13 +41,13 @@ class _Worst:
         return self.figure.worst(self.by_run.values())
 
 
-def calibrate(runs: Mapping[str, Record], margin: float) -> str:
+def calibrate(runs: Mapping[str, Record], margin: float, sums: Mapping[str, str]) -> str:
     """A profile as TOML text: for each figure that the suite judges, the worst value of all runs and places with a
     margin below it (above it, where lower is better; a ratio then by 1 - margin).
 
     Extends the shipped profile of the GPU model, if there is one, and leaves out limits that would be weaker than its.
-    The same runs give the same text. CannotCalibrate if a run was not clean, or if the runs are not of one GPU model
-    and software or differ by more than 10 % in a figure.
+    `sums` has the SHA-256 of each run's evidence. The same runs give the same text. CannotCalibrate if a run was not
+    clean, or if the runs are not of one GPU model and software or differ by more than 10 % in a figure.
     """
     problems = [f"{name} {problem}" for name, record in runs.items() for problem in _unclean(record)]
     if problems or (problems := _unlike(runs)):
@@ -63,7 +64,9 @@ def calibrate(runs: Mapping[str, Record], margin: float) -> str:
         (one, value) for one, value in limits if base is None or not _weaker(one.figure, float(value), base, fabric)
     ]
     tables = [_limit(one, value, margin, origin) for one, value in limits]
-    return "\n".join([*_head(runs, margin, base), *_metrics(one for one, _ in limits), *tables])
+    return "\n".join(
+        [*_head(runs, margin, base), *_metrics(one for one, _ in limits), *tables, *_known_good(runs, sums)]
+    )
 
 
 def _unclean(record: Record) -> list[str]:
@@ -104,6 +107,8 @@ def _worst(runs: Mapping[str, Record]) -> list[_Worst]:
         for figure, values in figures(judged(record.findings)).items():
             known = MEASURED_UNDER.get(figure.name)
             conditions = tuple((key, value) for key, value in figure.conditions if known is None or key in known)
+            if known and "fabric" in known and record.topology.fabric != "none":
+                conditions = tuple(sorted((*conditions, ("fabric", record.topology.fabric))))
             of_runs = by_figure.setdefault(Figure(figure.name, conditions, figure.metric), {})
             of_runs[name] = figure.worst((*values.values(), of_runs.get(name, next(iter(values.values())))))
     order = {metric: index for index, metric in enumerate(METRICS)}
@@ -166,6 +171,41 @@ def _head(runs: Mapping[str, Record], margin: float, base: Profile | None) -> li
         f"extends = {_text(base.name)}" if base else f"match = [{_text(model)}]",
         "",
     ]
+
+
+def _known_good(runs: Mapping[str, Record], sums: Mapping[str, str]) -> list[str]:
+    """Where the limits come from, so that a machine is not held against itself without a word."""
+    return [
+        "\n".join(
+            (
+                "[[calibrated_on]]",
+                f"run = {_text(name)}",
+                f"host = {_text(str(record.run.get('host')))}",
+                f"utc = {_text(str(record.run.get('utc')))}",
+                f"uuids = {_texts(gpu.uuid for gpu in record.topology.gpus)}",
+                f"serials = {_texts(gpu.serial for gpu in record.topology.gpus if gpu.serial)}",
+                f"evidence_sha256 = {_text(sums[name])}",
+                "",
+            )
+        )
+        for name, record in runs.items()
+    ]
+
+
+def _texts(texts: Iterable[str]) -> str:
+    return f"[{', '.join(map(_text, texts))}]"
+
+
+def too_few(runs: Mapping[str, Record]) -> str:
+    """Why limits of these runs may say more of the machines at hand than of good ones; "" if there are enough."""
+    machines = len({frozenset(gpu.uuid for gpu in record.topology.gpus) for record in runs.values()})
+    if machines >= FEWEST_MACHINES and len(runs) >= FEWEST_RUNS:
+        return ""
+    sources = f"{len(runs)} run{'s' * (len(runs) > 1)} of {machines} machine{'s' * (machines > 1)}"
+    return (
+        f"these limits come from {sources}: take {FEWEST_RUNS} runs and {FEWEST_MACHINES} machines at least, or what "
+        "is weak in one of them becomes the limit of all"
+    )
 
 
 def _metrics(worst: Iterable[_Worst]) -> list[str]:

@@ -21,6 +21,7 @@ from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.events import finite, moment, number, optional, reading, whole
 from pytest_gpufleet.verdict.events import read as read_events
 from pytest_gpufleet.verdict.finding import Finding, Kind, State
+from pytest_gpufleet.verdict.given import Given
 from pytest_gpufleet.verdict.suite import Suite, of_version
 
 SCHEMA = 1
@@ -71,6 +72,17 @@ FIELDS: Mapping[str, Any] = {
         "resumed": [{"run": str, "utc": moment, "failed": [str]}],
     },
     "topology": {"topology": {"gpus": [{"name": str, "uuid": str, "index": whole}], "links": [[str]], "absent": str}},
+    "profile": {
+        "profile": {
+            "file": str,
+            "limits": [_LIMIT],
+            "facts": {str: finite},
+            "changes": [{"file": str, "fact": str, "shipped": finite, "given": optional(finite)}],
+            "calibrated_on": [
+                {**dict.fromkeys(("run", "host", "utc", "evidence_sha256"), str), "uuids": [str], "serials": [str]}
+            ],
+        }
+    },
     "machine": {"machine": {"taken": str, "host": dict, "gpus": [{"index": whole, "facts": dict}]}},
     "check_started": {"check": str},
     "progress": {"check": str, "done": number, "of": number},
@@ -117,6 +129,7 @@ class Record:
     run: dict[str, Any] = field(default_factory=dict)
     topology: GpuTopology = field(default_factory=GpuTopology)
     machine: dict[str, Any] = field(default_factory=dict)  # the document of hardware.machine
+    profile: Given | None = None  # the one that was given, if any was
     worlds: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     checks: dict[str, Check] = field(default_factory=dict)
@@ -158,6 +171,8 @@ class Record:
                 self.run = run
             case {"event": "topology", "topology": topology}:
                 self.topology = GpuTopology.from_json(topology)
+            case {"event": "profile", "profile": profile}:
+                self.profile = Given.from_json(profile)
             case {"event": "machine", "machine": machine}:
                 self.machine = machine
             case {"event": "world_started", **world}:

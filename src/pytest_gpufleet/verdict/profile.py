@@ -11,6 +11,7 @@ from pytest_gpufleet.probes.reading import Metric
 from pytest_gpufleet.verdict import profile_file
 from pytest_gpufleet.verdict.finding import Limit
 from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.verdict.profile_file import KnownGood
 from pytest_gpufleet.verdict.profile_table import ProfileError
 from pytest_gpufleet.verdict.vocabulary import EXTRAORDINARY
 
@@ -25,6 +26,7 @@ class Profile:
 
     The unit of a fact is in its name. Where nobody published a limit there is none: unknown stays unknown. `base`: the
     profile whose limits hold where these say nothing. `metrics`: all that its limits may be for.
+    `calibrated_on`: the runs that they come from, where `gpufleet calibrate` has written them.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Profile:
     path: Path
     base: Profile | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    calibrated_on: tuple[KnownGood, ...] = ()
 
     def limit_for(self, measurement: Measurement, fabric: str = "") -> Limit | None:
         """The limit that decides: the most specific of those whose every condition was measured so, on a machine whose
@@ -122,7 +125,8 @@ def _load(path: Path, bases: Iterable[Profile], *, contract: bool) -> Profile:
     by_name = {profile.name: profile for profile in bases}
     file = profile_file.read(path, tuple(by_name), contract=contract)
     if not file.extends:
-        return Profile(file.name, file.match, file.facts, file.limits, path, metrics=file.metrics)
+        return Profile(file.name, file.match, file.facts, file.limits, path, None, file.metrics, file.calibrated_on)
     base = by_name[file.extends]
     facts = {**base.facts, **file.facts}
-    return Profile(file.name, file.match or base.match, facts, file.limits, path, base, file.metrics)
+    match = file.match or base.match
+    return Profile(file.name, match, facts, file.limits, path, base, file.metrics, file.calibrated_on)

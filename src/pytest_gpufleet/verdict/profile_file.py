@@ -20,6 +20,7 @@ from pytest_gpufleet.verdict.vocabulary import (
     FACTS,
     KEYS,
     KINDS,
+    KNOWN_GOOD_KEYS,
     LIMIT_KEYS,
     MEASURED_UNDER,
     METRIC_KEYS,
@@ -34,6 +35,22 @@ _BYTE_UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB}
 
 
 @dataclass(frozen=True)
+class KnownGood:
+    """A run that limits were calibrated on, and the GPUs that it ran on."""
+
+    run: str
+    host: str
+    utc: str
+    uuids: tuple[str, ...]
+    serials: tuple[str, ...]
+    evidence_sha256: str
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> KnownGood:
+        return cls(**{**data, "uuids": tuple(data["uuids"]), "serials": tuple(data["serials"])})
+
+
+@dataclass(frozen=True)
 class ProfileFile:
     """What one file says, after all of it was checked. `match` and `extends` are empty where they are left out."""
 
@@ -42,6 +59,7 @@ class ProfileFile:
     facts: Mapping[str, float]
     limits: tuple[Limit, ...]
     metrics: Mapping[str, Metric]
+    calibrated_on: tuple[KnownGood, ...]
     extends: str
 
 
@@ -56,7 +74,9 @@ def read(path: Path, bases: Sequence[str], *, contract: bool) -> ProfileFile:
     extends = top.choice("extends", bases) if "extends" in top.values else ""
     match = _match(top) if "match" in top.values else ()
     metrics = {name: METRICS[name] for name in MEASURED_UNDER} | _metrics(top.table("metric"))
-    return ProfileFile(name, match, _facts(top.table("facts")), _limits(top, metrics, contract), metrics, extends)
+    facts, limits = _facts(top.table("facts")), _limits(top, metrics, contract)
+    known_good = tuple(_known_good(table) for table in top.tables("calibrated_on"))
+    return ProfileFile(name, match, facts, limits, metrics, known_good, extends)
 
 
 def _match(top: Table) -> tuple[str, ...]:
@@ -73,6 +93,19 @@ def _facts(table: Table) -> dict[str, float]:
         if not _is_number(value) or not 0 <= value <= sys.float_info.max:
             raise table.error(f'"{key}" must be a number, not {value!r}.', key)
     return dict(table.values)
+
+
+def _known_good(table: Table) -> KnownGood:
+    table.check_keys(KNOWN_GOOD_KEYS)
+    texts = {key: table.text(key) for key in ("run", "host", "utc", "evidence_sha256")}
+    return KnownGood(uuids=_texts(table, "uuids"), serials=_texts(table, "serials"), **texts)
+
+
+def _texts(table: Table, key: str) -> tuple[str, ...]:
+    values = table.required(key)
+    if not isinstance(values, list) or not all(isinstance(value, str) and value.strip() for value in values):
+        raise table.error(f'"{key}" must be a list of texts, not {values!r}.', key)
+    return tuple(values)
 
 
 def _metrics(table: Table) -> dict[str, Metric]:

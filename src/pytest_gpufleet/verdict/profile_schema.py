@@ -14,10 +14,11 @@ from typing import Any
 from pytest_gpufleet.probes.reading import METRICS, Metric
 from pytest_gpufleet.verdict.profile import shipped
 from pytest_gpufleet.verdict.profile_file import SENSES
-from pytest_gpufleet.verdict.vocabulary import CONDITIONS, FACTS, KINDS, MEASURED_UNDER
+from pytest_gpufleet.verdict.vocabulary import CONDITIONS, FACTS, KINDS, KNOWN_GOOD_KEYS, MEASURED_UNDER
 
 FILE = Path(__file__).parent / "profile.schema.json"
 
+_LISTS = ("uuids", "serials")
 _TEXT = {"type": "string", "pattern": r"\S"}
 _NUMBER = {"type": "number", "minimum": 0, "maximum": sys.float_info.max}
 _WHOLE = {"type": "integer", "minimum": 1}
@@ -52,6 +53,14 @@ def profile_schema() -> dict[str, Any]:
                     "description": "metrics of checks of your own",
                 },
                 "limit": {"type": "array", "items": _limit()},
+                "calibrated_on": {
+                    "type": "array",
+                    "items": _object(
+                        {key: {"type": "array", "items": _TEXT} if key in _LISTS else _TEXT for key in KNOWN_GOOD_KEYS},
+                        KNOWN_GOOD_KEYS,
+                    ),
+                    "description": "the runs that calibrate made the limits of, and their GPUs",
+                },
             },
             ("name",),
         ),

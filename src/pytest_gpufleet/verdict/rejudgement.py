@@ -8,8 +8,9 @@ from dataclasses import replace
 from pytest_gpufleet.hardware.topology import GpuTopology
 from pytest_gpufleet.verdict.evidence import Check, Record, sha256
 from pytest_gpufleet.verdict.finding import Finding
+from pytest_gpufleet.verdict.given import as_given, instead
 from pytest_gpufleet.verdict.judge import LimitMissed, halves, judge, unsteady
-from pytest_gpufleet.verdict.profile import Profile
+from pytest_gpufleet.verdict.profile import Profile, shipped
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
 CUT_OFF = (
@@ -39,6 +40,9 @@ def rejudged(record: Record, profile: Profile | None) -> Record:
         "judged_again": note,
     }
     again = replace(record, run={**record.run, **header}, findings=findings, checks=checks)
+    models = [gpu.name for gpu in record.topology.gpus]
+    new = as_given(profile, models) if profile and profile not in shipped() else None
+    again = replace(again, profile=instead(new, record.profile))
     again = settled(again, DIED if record.verdict is None else record.broken)
     return replace(again, reasons=[note, *again.reasons])
 

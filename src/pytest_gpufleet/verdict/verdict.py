@@ -9,6 +9,7 @@ from datetime import datetime
 from pytest_gpufleet.verdict import levels
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.evidence import Check, Record
+from pytest_gpufleet.verdict.given import NOT_APPLIED, own_limits, remarks_on, unused_limits
 from pytest_gpufleet.verdict.suite import shipped, titled
 
 DIED = "the run did not come to its end"
@@ -61,6 +62,7 @@ def remarks(record: Record) -> list[str]:
     told = [f"{tested} of the machine's {present} GPUs were tested"] if present > tested else []
     if _nvls_is_off(record):
         told.append("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested")
+    told += remarks_on(record)
     if since := since_then(record):
         told.append(f"did not exist in {record.run.get('plugin')}, and is not held against it: {', '.join(since)}")
     outcomes = {record.suite.known_as(check.id): check.outcome for check in record.checks.values()}
@@ -183,6 +185,8 @@ def _gaps(record: Record) -> list[str]:
         gaps.append(f"{titled(name, own.get(name, ''))}: {what} not judged: {reason}")
     gaps += [f"{name}: {ALTERED}" for name in record.altered]
     gaps += [f"{gpu}: {missing}" for gpu, missing in without_telemetry(record)]
+    gaps += [f"{NOT_APPLIED}: {limit}" for limit in unused_limits(record, "contract")]
+    gaps += list(filter(None, [own_limits(record)]))
     return gaps + list(filter(None, [short_burn_in(record)]))
 
 

@@ -6,7 +6,8 @@ from typing import get_args
 
 from pytest_gpufleet.verdict.finding import Kind
 
-KEYS = ("name", "match", "extends", "facts", "metric", "limit")
+KEYS = ("name", "match", "extends", "facts", "metric", "limit", "calibrated_on")
+KNOWN_GOOD_KEYS = ("run", "host", "utc", "uuids", "serials", "evidence_sha256")
 LIMIT_KEYS = ("metric", "min", "max", "unit", "kind", "source", "when")
 METRIC_KEYS = ("unit", "better", "title")
 KINDS: tuple[str, ...] = get_args(Kind)

@@ -1,0 +1,144 @@
+"""What is told of a profile that somebody gave: limits that held for nothing, facts that it changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.report.gap import counted, gaps, not_applied
+from pytest_gpufleet.report.machine import facts
+from pytest_gpufleet.report.why import why
+from pytest_gpufleet.verdict import profile
+from pytest_gpufleet.verdict.evidence import Record, read
+from pytest_gpufleet.verdict.given import Given, as_given
+from pytest_gpufleet.verdict.rejudgement import rejudged
+from pytest_gpufleet.verdict.verdict import conclude
+from tests import runs
+
+HEAD = f'''
+name = "Contract 4711"
+match = ["{runs.UNKNOWN}"]
+'''
+# What the figures of runs.FIGURES meet.
+MET = """
+[[limit]]
+metric = "busbw"
+min = 350
+unit = "GB/s"
+kind = "contract"
+source = "order 4711"
+when = { bytes = "8 GiB" }
+[[limit]]
+metric = "collective_latency"
+max = 40
+unit = "us"
+kind = "contract"
+source = "order 4711"
+[[limit]]
+metric = "solo_train_throughput"
+min = 6000
+unit = "images/s"
+kind = "contract"
+source = "order 4711"
+"""
+# NVLS was off, so nobody has measured this.
+UNUSED = """
+[[limit]]
+metric = "busbw"
+min = 99999
+unit = "GB/s"
+kind = "%s"
+source = "order 4711, annex 2"
+when = { collective = "all_reduce", bytes = "8 GiB", dtype = "float32", nvls = true }
+"""
+# More specific than the first, so that it decides; the conditions of both were measured.
+STRICTER = """
+[[limit]]
+metric = "busbw"
+min = 355
+unit = "GB/s"
+kind = "contract"
+source = "order 4711"
+when = { bytes = "8 GiB", dtype = "float32" }
+"""
+
+
+def run(tmp_path: Path, text: str, again: str = "") -> Record:
+    """A run with this profile, or one with another that is judged again with it."""
+    (tmp_path / "c.toml").write_text(again or text)
+    record = read(runs.record(tmp_path / "run", limits=tmp_path / "c.toml") / "evidence.jsonl")
+    if again:
+        (tmp_path / "c.toml").write_text(text)
+        return rejudged(record, profile.load(tmp_path / "c.toml"))
+    return record
+
+
+@pytest.mark.parametrize("again", ["", HEAD + MET], ids=["run", "judge"])
+def test_a_limit_of_the_contract_that_nothing_was_held_against_is_a_gap(tmp_path: Path, again: str) -> None:
+    record = run(tmp_path, HEAD + MET + UNUSED % "contract", again)
+    assert record.verdict == "INCOMPLETE"
+    (told,) = [reason for reason in record.reasons if "never applied" in reason]
+    assert told.endswith(
+        "c.toml: limit 4, bus bandwidth ≥ 99,999 GB/s with "
+        "collective=all_reduce, bytes=8589934592, dtype=float32, nvls=True"
+    )
+    assert counted(gaps(record)) == ["1 limit not applied"]
+
+
+@pytest.mark.parametrize("again", ["", HEAD + MET], ids=["run", "judge"])
+def test_another_limit_that_nothing_was_held_against_is_told(tmp_path: Path, again: str) -> None:
+    record = run(tmp_path, HEAD + MET + UNUSED % "calibrated", again)
+    assert record.verdict == "ACCEPTED"
+    assert "1 limit of the customer's profile c.toml held for no figure of this run." in why(record)
+    assert "limit 4, bus bandwidth ≥ 99,999 GB/s" in not_applied(record)[0].things[0]
+
+
+def test_a_limit_whose_conditions_were_measured_is_not_told_though_another_decides(tmp_path: Path) -> None:
+    record = run(tmp_path, HEAD + MET + STRICTER)
+    assert (record.verdict, not_applied(record)) == ("ACCEPTED", [])
+
+
+FACTS = {
+    "lowers": ("memory_gigabytes = 60", "the customer's profile c.toml lowers memory_gigabytes from 141 to 60"),
+    "raises": ("memory_gigabytes = 180", "the customer's profile c.toml raises memory_gigabytes from 141 to 180"),
+    "repeats": ("memory_gigabytes = 141", ""),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_fact_that_a_profile_changes_is_told(tmp_path: Path, name: str) -> None:
+    fact, said = FACTS[name]
+    path = tmp_path / "c.toml"
+    path.write_text(f'name = "C"\nextends = "H200"\n[facts]\n{fact}\n')
+    given = as_given(profile.load(path), [runs.H200])
+    assert list(map(str, given.changes)) == ([said] if said else [])
+    # As it comes back from the evidence.
+    assert Given.from_json(json.loads(json.dumps(asdict(given)))) == given
+    record = Record(
+        run={"level": "quick", "rehearsal": False}, topology=runs.topology("node7", runs.H200), profile=given
+    )
+    _, reasons = conclude(record)
+    assert (said in reasons) == bool(said)
+    assert (("Changed by the profile", said) in facts(record)["The run"]) == bool(said)
+
+
+def test_a_profile_that_stands_alone_leaves_facts_out(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'name = "C"\nmatch = ["{runs.H200}"]\n')
+    changes = list(map(str, as_given(profile.load(path), [runs.H200]).changes))
+    assert "the customer's profile c.toml leaves out memory_gigabytes (141)" in changes
+
+
+def test_facts_that_the_run_was_held_against_are_told_when_its_figures_are_judged_again(tmp_path: Path) -> None:
+    """The checks that rested on them are not judged again."""
+    path = tmp_path / "c.toml"
+    path.write_text('name = "C"\nextends = "H200"\n[facts]\nmemory_gigabytes = 60\n')
+    given = as_given(profile.load(path), [runs.H200])
+    record = read(runs.record(tmp_path / "run", machine=runs.topology("node7", runs.H200)) / "evidence.jsonl")
+    again = rejudged(replace(record, profile=given), profile.for_gpu(runs.H200))
+    assert again.profile is not None
+    assert list(map(str, again.profile.changes)) == [FACTS["lowers"][1]]
+    assert not_applied(again) == []
