@@ -105,3 +105,65 @@ def test_a_file_that_cannot_be_imported_is_no_interruption(fleet):
     assert "interrupted: writing the report" not in run.text
     assert "--fleet-resume" not in (run.folders[0] / "report.html").read_text()
     assert run.status == 2
+
+
+# A child that was forked is none of the run, and ends as it likes.
+OS_EXIT = """
+import os
+
+def test_child():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+class Silent(Exception):
+    def __str__(self):
+        os._exit(0)
+
+def test_ends_all():
+    raise Silent
+
+def test_is_left_out():
+    assert False
+"""
+
+
+def test_a_process_that_ends_itself_in_a_test_has_accepted_nothing(fleet):
+    run = fleet(OS_EXIT)
+    assert run.status == 10
+    assert "os._exit(0) was called: the run ends here, with exit status 10" in run.text
+    assert run.outcomes == {"test_child": "passed"}
+    assert run.record.verdict is None
+
+
+PYTEST_EXIT = """
+import pytest
+
+def test_ends_all():
+    pytest.exit("that will do", returncode=0)
+
+def test_is_left_out():
+    assert False
+"""
+
+
+def test_pytest_exit_leaves_a_run_incomplete(fleet):
+    run = fleet(PYTEST_EXIT)
+    assert run.status == 10
+    assert run.record.broken == "pytest.exit() ended the run: that will do"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "def pytest_sessionstart(session): pytest.exit('at once', returncode=0)",
+        "def pytest_sessionfinish(session): pytest.exit('after all', returncode=0)",
+        "def pytest_terminal_summary(): os._exit(0)",
+        "def pytest_unconfigure(): raise SystemExit",
+    ],
+)
+def test_no_hook_makes_a_success_of_a_failure(fleet, ending):
+    conftest = f"import os\nimport pytest\n\n@pytest.hookimpl(trylast=True)\n{ending}\n"
+    run = fleet("def test_it(): assert False", files={"conftest.py": conftest})
+    assert run.status == (10 if "sessionstart" in ending else 1)

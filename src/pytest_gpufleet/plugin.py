@@ -88,6 +88,19 @@ def pytest_metadata(metadata: dict[str, Any], config: pytest.Config) -> None:
         metadata.update({name: redaction.variable(name, value) for name, value in texts.items()})
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, int | None]:
+    """No hook that ends the session its own way makes a 0 of what the verdict is."""
+    try:
+        status = yield
+    except SystemExit as ended:
+        if ended.code:
+            raise
+        status = 0
+    fleet = config.stash.get(FLEET, None)
+    return status if status is None or fleet is None else fleet.final_status(status)
+
+
 class WithoutConfig:
     """Hooks that pytest does not tell what session they are of."""
 
@@ -97,6 +110,8 @@ class WithoutConfig:
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if not isinstance(excinfo.value, pytest.Session.Interrupted):  # pytest's own, for errors in the collection
             self._fleet.interruption.hear()
+        if isinstance(excinfo.value, pytest.exit.Exception):
+            self._fleet.exited = f"pytest.exit() ended the run: {excinfo.value.msg}"
 
     @pytest.hookimpl(tryfirst=True)  # before anybody shows it
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -292,7 +307,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         if fleet.sampler is not None:
             fleet.sampler.stop()
         fleet.check_health("the end of the run")
-        session.exitstatus = fleet.conclude(exitstatus)
+        session.exitstatus = fleet.exit_status = fleet.conclude(exitstatus)
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
-from pytest_gpufleet import files
+from pytest_gpufleet import early_exit, files
 from pytest_gpufleet.interruption import Interruption
 from pytest_gpufleet.options import REHEARSAL_RANKS, Options
 from pytest_gpufleet.verdict import levels
@@ -101,6 +101,8 @@ class Fleet:
         self._telemetry_lost = False
         self.not_imported: list[str] = []  # test files of which nothing could be collected
         self.interruption = Interruption(self._tell_interruption)
+        self.exited = ""  # by pytest.exit(), and why
+        self.exit_status: int | None = None  # that of the verdict
         self.no_report = False  # there is no room for it
         self.unwritten: list[str] = []  # files that could not be written in the end, and why
 
@@ -178,10 +180,12 @@ class Fleet:
         return self._open.enter_context(os.fdopen(descriptor, "w", encoding=encoding, errors="replace"))
 
     def _tell_interruption(self, what: str) -> None:
-        text = f"\n{what}: writing the report to {self.folder}, a few seconds ...\n"
+        self._tell(f"{what}: writing the report to {self.folder}, a few seconds ...")
+
+    def _tell(self, text: str) -> None:
         with suppress(OSError, ValueError):  # the terminal is closed, or no file
             # Past the buffers of the stream, in the middle of which a signal may come.
-            os.write(self._terminal.fileno(), text.encode(errors="replace"))
+            os.write(self._terminal.fileno(), f"\n{text}\n".encode(errors="replace"))
 
     def activity(self) -> dict[str, Any]:
         """What the GPUs did during a check that ends now: minimum, mean and maximum of every reading of telemetry."""
@@ -351,6 +355,24 @@ class Fleet:
             self.record_event(name, **content)
         self.carried = set(map(shipped().known_as, self.evidence.record.checks))
 
+        self._after.enter_context(early_exit.noticed(self._exited_early))
+
+    def _exited_early(self) -> int:
+        """The exit status of a process that ends before the run does."""
+        from pytest_gpufleet.verdict.verdict import EXIT_STATUS
+
+        status = self.exit_status or EXIT_STATUS["INCOMPLETE"]
+        self._tell(f"os._exit(0) was called: the run ends here, with exit status {status}")
+        return status
+
+    def final_status(self, status: int) -> int:
+        """The exit status of this process, whatever others have made of the verdict's."""
+        if status or self.evidence is None:
+            return status
+        from pytest_gpufleet.verdict.verdict import EXIT_STATUS
+
+        return EXIT_STATUS["INCOMPLETE"] if self.exit_status is None else self.exit_status
+
     def _resumed(self, run: dict[str, Any]) -> tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]:
         """The runs that this one goes on with, and the events that it takes over from them."""
         folder = self.options.resume
@@ -452,7 +474,7 @@ class Fleet:
 
         if exitstatus == pytest.ExitCode.INTERRUPTED and self.interruption.deadly:
             return ENDED_BY[self.interruption.deadly.name]
-        return CUT_SHORT.get(exitstatus, "")
+        return CUT_SHORT.get(exitstatus) or self.exited
 
     def _not_imported(self) -> str:
         """Which test files could not be imported, for which pytest has the same exit status as for Ctrl-C."""
