@@ -169,6 +169,11 @@ def under_another_name(stand: Stand) -> None:
     stand.signers.write_text(f"*@example.com {stand.public('vendor')}\n")
 
 
+def a_link_to_the_report(stand: Stand) -> None:
+    (stand.folder / "report.html").rename(stand.folder.with_name("report.html"))
+    (stand.folder / "report.html").symlink_to(stand.folder.with_name("report.html"))
+
+
 def by_a_strange_name(stand: Stand) -> None:
     for ending in (".json", ".json.sig"):
         stand.path(VENDOR, ending).rename(stand.path("\x1b[2Ja", ending))
@@ -189,6 +194,7 @@ NOT_GOOD = {
     "changed evidence": (edit("evidence.jsonl", '"node7"', '"node9"'), "is of another evidence.jsonl"),
     "changed summary": (edit("summary.json", "node7", "node9"), "is of another summary.json"),
     "report removed": (lambda stand: (stand.folder / "report.html").unlink(), "is of another report.html"),
+    "report a link": (a_link_to_the_report, "is of another report.html"),
     "changed manifest": (
         edit(f"signed-by-{VENDOR}.json", "INCOMPLETE", "ACCEPTED"), "one of the two was changed"),
     "another run": (of_another_run, "is of a run with another host node7"),

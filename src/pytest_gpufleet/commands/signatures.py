@@ -53,17 +53,23 @@ def add(folder: Path, manifest: Manifest, signature: bytes) -> Path:
 
 
 def sums(folder: Path, evidence: str) -> dict[str, str]:
-    """SHA-256 of each file that is signed; "" if there is none. Of the evidence: as it was read."""
-    return {SIGNED[0]: evidence} | {
-        name: sha256(folder / name) if (folder / name).is_file() else "" for name in SIGNED[1:]
-    }
+    """SHA-256 of each file that is signed; "" of what is no file. Of the evidence: as it was read."""
+    return {SIGNED[0]: evidence} | {name: _sum(folder / name) for name in SIGNED[1:]}
+
+
+def _sum(path: Path) -> str:
+    try:
+        return sha256(path)
+    except OSError:  # it is missing, or a link, or no regular file
+        return ""
 
 
 def check(folder: Path, record: Record, evidence: str, allowed: AllowedSigners | None) -> list[Signature]:
     """Each signature of a run held against the run's files and, if it is known who may sign, against the key.
     `evidence`: its SHA-256. That a signature was removed cannot be seen."""
-    run, now = of_run(record), sums(folder, evidence)
-    return [_check(folder, name, run, now, allowed) for name in names(folder)]
+    signers = names(folder)
+    now = sums(folder, evidence) if signers else {}
+    return [_check(folder, name, of_run(record), now, allowed) for name in signers]
 
 
 def _check(
