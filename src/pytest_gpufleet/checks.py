@@ -13,10 +13,12 @@ from pytest_gpufleet.guard import HealthWorsened
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.verdict.evidence import Check, FailedBy
 from pytest_gpufleet.verdict.judge import LimitMissed
+from pytest_gpufleet.what_ran import REACHED, is_of_the_suite
 from pytest_gpufleet.world.failures import RankFailure
 from pytest_gpufleet.world.outcomes import NotApplicable
 
 MESSAGE_LIMIT = 20_000
+NOT_RUN = "its body was not run"
 
 # Setup, call and teardown of one test: pytest's report of each and what was raised in it.
 Phases = list[tuple[pytest.TestReport, BaseException | None]]
@@ -26,6 +28,8 @@ def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
     """The check that a finished test was, as JSON."""
     title, _, doc = (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")
     outcome, message = _outcome(phases)
+    if outcome == "passed" and is_of_the_suite(item) and not item.stash.get(REACHED, False):
+        outcome, message = "skipped", NOT_RUN
     seconds = sum(report.duration for report, _ in phases)
     check = Check(
         item.nodeid,
@@ -46,21 +50,23 @@ def _outcome(phases: Phases) -> tuple[str, str]:
             crash = getattr(report.longrepr, "reprcrash", None)
             text = report.longreprtext
             headline = "" if crash is None or text.startswith(crash.message) else f"{crash.message}\n\n"
-            return "failed", str(error) if own else headline + text
+            taken_away = "" if report.failed else f"{type(error).__name__}: {error}"  # then pytest tells nothing of it
+            return "failed", str(error) if own else headline + text or taken_away
     for report, error in phases:
         if isinstance(error, NotApplicable):
             return "not applicable", str(error)
         if report.skipped:  # an expected failure is reported as skipped too
             return "skipped", str(getattr(report, "wasxfail", "") or error)
     if not any(report.when == "call" for report, _ in phases):  # --setup-only and the like
-        return "skipped", "its body was not run"
+        return "skipped", NOT_RUN
     return "passed", ""
 
 
 def _failed(report: pytest.TestReport, error: BaseException | None) -> bool:
-    """Other plugins and conftest files may change a report later (a rerun, a retry): what was raised stays."""
+    """Other plugins and conftest files may change a report later (a rerun, a retry): what was raised stays, unless it
+    was expected, which is reported as skipped."""
     raised = error is not None and not isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception))
-    return report.failed or (raised and not hasattr(report, "wasxfail"))
+    return report.failed or (raised and not (report.skipped and hasattr(report, "wasxfail")))
 
 
 def _failed_by(item: pytest.Item, phases: Phases) -> FailedBy:

@@ -42,6 +42,9 @@ MISSED = pytest.StashKey[tuple[list["Finding"], list[str]]]()
 # The LimitMissed of a test that did all that it had to do.
 ONLY_LIMITS = pytest.StashKey["LimitMissed"]()
 
+# What ended a test's body, whatever others make of it; None if nothing did.
+ENDED = pytest.StashKey["BaseException | None"]()
+
 # The fixtures behind which there are ranks.
 OF_RANKS = ("world", "nccl_group", "rank")
 

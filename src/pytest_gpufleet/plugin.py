@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import fixtures, options
-from pytest_gpufleet.fixtures import FINDINGS, FLEET, ONLY_LIMITS
+from pytest_gpufleet.fixtures import ENDED, FINDINGS, FLEET, ONLY_LIMITS
 from pytest_gpufleet.session import Fleet
 from pytest_gpufleet.verdict import levels
 
@@ -62,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for plugin in ("html", "metadata"):
         if not config.pluginmanager.hasplugin(plugin):
             raise pytest.UsageError(f"the report is written by pytest-{plugin}: leave out -p no:{plugin}")
+    from pytest_gpufleet import what_ran
     from pytest_gpufleet.report import hooks, html
     from pytest_gpufleet.report_files import ReportFiles
 
@@ -76,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     each = bool(config.getini("generate_report_on_test"))
     config.pluginmanager.register(hooks.HtmlReport(fleet.evidence, page, each), "gpufleet-html")
     config.pluginmanager.register(WithoutConfig(fleet), "gpufleet-without-config")
+    config.pluginmanager.register(what_ran.Witness(fleet), "gpufleet-witness")
 
 
 @pytest.hookimpl(trylast=True, optionalhook=True)
@@ -235,11 +237,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     __tracebackhide__ = True
     if not fixtures.is_spmd(pyfuncitem):
         return None
-    from pytest_gpufleet import spmd
+    from pytest_gpufleet import spmd, what_ran
 
     fleet = pyfuncitem.config.stash[FLEET]
     pyfuncitem.stash[ON_RANKS] = True
-    spmd.run_body(pyfuncitem, fleet.world(with_group=fixtures.ours(pyfuncitem, "nccl_group")))
+    with what_ran.witnessed(pyfuncitem):
+        spmd.run_body(pyfuncitem, fleet.world(with_group=fixtures.ours(pyfuncitem, "nccl_group")))
     return True
 
 
@@ -247,9 +250,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """When the body has ended: what missed a limit fails the test, and so does what got worse in the GPUs' health."""
     __tracebackhide__ = True
-    fleet, ended = item.config.stash[FLEET], None
+    fleet, item.stash[ENDED] = item.config.stash[FLEET], None
     try:
         yield
+        ended = item.stash[ENDED]  # somebody else has kept it
     except BaseException as error:
         ended = error
     if ended is None and fixtures.is_spmd(item) and not item.stash.get(ON_RANKS, False):
@@ -264,8 +268,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         from pytest_gpufleet.guard import HealthWorsened
 
         if _is_no_failure(ended):
-            raise HealthWorsened("\n".join(problems))
-        item.add_report_section("call", "GPU health", "\n".join(problems))
+            ended = HealthWorsened("\n".join(problems))
+        else:
+            item.add_report_section("call", "GPU health", "\n".join(problems))
+    item.stash[ENDED] = ended
     if ended is not None:
         raise ended
 
@@ -283,7 +289,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     fleet = item.config.stash[FLEET]
-    error = call.excinfo.value if call.excinfo else None
+    # What ended the body stays, also if somebody else took it away on its way here.
+    kept = item.stash.get(ENDED, None) if call.when == "call" else None
+    error = call.excinfo.value if call.excinfo else kept
     if error is not None and fleet.pool_in_use is not None:
         from pytest_gpufleet import spmd
 

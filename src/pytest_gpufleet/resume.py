@@ -54,7 +54,7 @@ ALWAYS_AGAIN = (
 # Events of which the new run has its own, or which belong to a check that runs again or passed.
 MADE_AGAIN = (
     "run", "topology", "machine", "world_started", "failure", "telemetry", "progress", "check_started", "deselected",
-    "verdict",
+    "session", "verdict",
 )  # fmt: skip
 
 
@@ -175,6 +175,8 @@ def events(folder: Path, then: Record) -> list[tuple[str, dict[str, Any]]]:
             case {"event": "check_finished", "check": check}:
                 if check["id"] in passed:
                     taken.append(("check_finished", {"check": {**check, "run": check.get("run") or name}}))
+            case {"event": "suite", "manifest": _}:  # that of the new run, which is of the same version
+                pass
             case {"event": kind} if kind not in MADE_AGAIN:
                 taken.append((kind, {"in_run": name, **content}))
     return taken

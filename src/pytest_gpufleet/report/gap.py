@@ -19,6 +19,7 @@ MOST_FIGURES = 8
 WHOLE_RUN = "The run"
 NOUNS = {
     "changed": "file",
+    "interfered": "part",
     "incomplete": "run",
     "too short": "burn-in",
     "not judged": "figure",
@@ -93,6 +94,8 @@ def _open(record: Record) -> Iterator[Open]:
         yield "changed", ALTERED, WHOLE_RUN, name
     for gpu, missing in without_telemetry(record):
         yield "without telemetry", missing, WHOLE_RUN, gpu
+    for each in record.interference:
+        yield "interfered", "neither of pytest nor of this plugin nor of the suite", WHOLE_RUN, str(each)
     for limit in unused_limits(record, "contract"):
         yield "not applied", NOT_APPLIED, WHOLE_RUN, limit
     if text := own_limits(record):

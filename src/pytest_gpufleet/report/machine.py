@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
@@ -58,6 +59,7 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("Python, pytest", ", ".join(str(run[key]) for key in ("python", "pytest") if run.get(key))),
             ("pytest-gpufleet", run.get("plugin")),
         ],
+        "What else ran": _what_else(record.session),
         "The host": [
             ("System", ", ".join(filter(None, (host.get("system"), host.get("kernel"))))),
             ("Processors (allowed)", host.get("processors_allowed")),
@@ -67,6 +69,20 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("Open files, soft / hard", _both(host.get("open_files_limit"), host.get("open_files_hard_limit"))),
         ],
     }
+
+
+def _what_else(session: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    plugins = (f"{each['name']} {each['version'] or each['file']}" for each in session.get("plugins", ()))
+    conftests = (f"{each['file']} (SHA-256 {each['sha256'][:12]}…)" for each in session.get("conftests", ()))
+    return [
+        ("Plugins of pytest", ", ".join(plugins)),
+        ("conftest.py", ", ".join(conftests)),
+        ("Configuration", " ".join(filter(None, (session.get("ini_file"), session.get("ini_options"))))),
+        ("Root", session.get("rootdir")),
+        ("-p", " ".join(session.get("asked_for", ()))),
+        ("PYTEST_ADDOPTS", session.get("PYTEST_ADDOPTS")),
+        ("PYTEST_PLUGINS", session.get("PYTEST_PLUGINS")),
+    ]
 
 
 def _size(nbytes: int | str | None) -> str | None:

@@ -102,6 +102,13 @@ FIELDS: Mapping[str, Any] = {
     "check_finished": {"check": _CHECK},
     "suite": {"altered": [str], "manifest": {"version": str, "files": {str: str}, "checks": {str: _SUITE_CHECK}}},
     "fresh_world": {"check": str, "after": str},
+    "session": {
+        **dict.fromkeys(("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "ini_file", "ini_options", "rootdir"), str),
+        "plugins": [{"name": str, "version": str, "file": str}],
+        "conftests": [{"file": str, "sha256": str}],
+        "asked_for": [str],
+    },
+    "interference": {"found": [{"kind": str, "name": str, "file": str, "checks": [str]}]},
     "spoiled": {"why": str},
     "deselected": {"checks": [str]},
     "verdict": {"verdict": frozenset(VERDICTS), "reasons": [str], "broken": str, "exit_status": whole},
@@ -122,6 +129,23 @@ class Check:
     failed_by: FailedBy = ""
 
 
+@dataclass(frozen=True)
+class Interference:
+    """A hook around checks of the suite, or a fixture that these use, that is neither pytest's nor this plugin's nor
+    the suite's own."""
+
+    kind: str  # hook or fixture
+    name: str
+    file: str
+    checks: tuple[str, ...] = ()  # that use the fixture; a hook stands around all
+
+    def __str__(self) -> str:
+        if not self.checks:
+            return f"the hook {self.name} of {self.file} stood around the suite's checks and could change their outcome"
+        more = f" and {len(self.checks) - 1} more" if len(self.checks) > 1 else ""
+        return f"the fixture {self.name} of {self.file} took part in {self.checks[0]}{more}"
+
+
 @dataclass
 class Record:
     """What happened in a run, folded from its events in their order."""
@@ -137,6 +161,8 @@ class Record:
     deselected: list[str] = field(default_factory=list)
     manifest: Suite | None = None  # of the suite that ran; None in evidence of versions that recorded none
     altered: list[str] = field(default_factory=list)  # files of the suite that are not as they were shipped
+    session: dict[str, Any] = field(default_factory=dict)  # what else ran: plugins, conftest files, options
+    interference: list[Interference] = field(default_factory=list)
     spoiled: list[str] = field(default_factory=list)  # what keeps the run from being complete, whatever its checks say
     progress: dict[str, tuple[float, float]] = field(default_factory=dict)  # check: seconds done, and of how many
     telemetry: list[dict[str, Any]] = field(default_factory=list)  # samples: "time" and "gpus"
@@ -198,6 +224,13 @@ class Record:
                     if self.manifest is not None:
                         self.contradictions.append("it has two manifests of its suite")
                     self.manifest = Suite.from_json(event["manifest"])
+            case {"event": "session", **content}:
+                self.session = content
+            case {"event": "interference", "found": found}:
+                self.interference += [
+                    Interference(each["kind"], each["name"], f"{each['file']}{_where(event)}", tuple(each["checks"]))
+                    for each in found
+                ]
             case {"event": "spoiled", "why": why}:
                 self.spoiled.append(f"{why}{_where(event)}")
             case {"event": "deselected", "checks": checks}:

@@ -184,6 +184,7 @@ def _gaps(record: Record) -> list[str]:
         what = "1 figure was" if count == 1 else f"{count} figures were"
         gaps.append(f"{titled(name, own.get(name, ''))}: {what} not judged: {reason}")
     gaps += [f"{name}: {ALTERED}" for name in record.altered]
+    gaps += map(str, record.interference)
     gaps += [f"{gpu}: {missing}" for gpu, missing in without_telemetry(record)]
     gaps += [f"{NOT_APPLIED}: {limit}" for limit in unused_limits(record, "contract")]
     gaps += list(filter(None, [own_limits(record)]))

@@ -1,0 +1,236 @@
+"""Plugins and conftest files around the suite: what they cannot make pass, and what is told of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet import what_ran
+from pytest_gpufleet.checks import _outcome
+from pytest_gpufleet.report.machine import facts
+from pytest_gpufleet.verdict.verdict import conclude
+from tests.conftest import FleetRun
+
+ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
+HARDWARE = Path(__file__).parent / "hardware"
+
+# As a machine that fails each of the checks below, of which something tries to make each pass.
+DEFECTS = """
+gpus[2]['ecc_mode'] = [0, 1]
+gpus[2]['mig_mode'] = [1, 1]
+gpus[2]['compute_mode'] = 3
+gpus[2]['persistence_mode'] = 0
+gpus[2]['power_limit_watts'] = 500.0
+gpus[2]['application_clock_mhz'] = [1, 1]
+gpus[2]['recovery_action'] = 2
+gpus[2]['inforom_valid'] = False
+host['shared_memory_bytes'] = 64 << 20
+"""
+ABOVE = """
+import pytest
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item):
+    try:
+        return (yield)
+    except BaseException:
+        if item.name != "test_ecc_is_on":
+            raise
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    try:
+        return (yield)
+    except BaseException:
+        if pyfuncitem.name != "test_mig_is_off":
+            raise
+        return True
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.name == "test_compute_mode_is_default":
+            item.add_marker(pytest.mark.xfail)
+        if item.name == "test_persistence_mode_is_on":
+            item.obj = lambda gpus: None
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    session.exitstatus = 0
+
+@pytest.fixture
+def machine_now(machine):
+    return lambda fact: [gpu[fact] for gpu in machine.gpus]
+"""
+LOADED = """
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    return pyfuncitem.name == "test_power_limit_is_default" or None
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    if item.name == "test_application_clocks_are_default":
+        call.excinfo = None
+    report = yield
+    if item.name == "test_no_recovery_is_pending":
+        report.outcome, report.wasxfail = "passed", ""
+    if item.name == "test_compute_mode_is_default":
+        report.outcome = "passed"
+    return report
+"""
+NAMED = """
+import pytest
+from pytest_gpufleet import not_applicable
+
+def pytest_runtest_setup(item):
+    if item.name == "test_inforom_is_valid":
+        not_applicable("somebody says so")
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    if item.name == "test_shared_memory_is_large_enough":
+        return pytest.TestReport(item.nodeid, item.location, {}, "passed", None, call.when)
+"""
+OUTCOMES = {
+    "test_ecc_is_on": "failed",
+    "test_mig_is_off": "failed",
+    "test_compute_mode_is_default": "failed",
+    "test_persistence_mode_is_on": "skipped",
+    "test_power_limit_is_default": "skipped",
+    "test_application_clocks_are_default": "failed",
+    "test_no_recovery_is_pending": "failed",
+    "test_inforom_is_valid": "not applicable",
+    "test_shared_memory_is_large_enough": "failed",
+    "test_pcie_links_stayed_clean": "passed",
+}
+# What a project may well have beside the suite.
+HEALTHY = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--site")
+
+@pytest.fixture
+def of_nobody():
+    return 1
+
+def pytest_sessionfinish(session):
+    pass
+"""
+BESIDE = """
+import pytest
+
+@pytest.fixture
+def judge():
+    return None
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    return (yield)
+"""
+
+
+@pytest.fixture
+def beside_the_suite(run_pytest: Callable[..., FleetRun], tmp_path: Path) -> Callable[..., FleetRun]:
+    """A run on the recorded machine of a folder that holds the suite and the files given."""
+
+    def run(files: dict[str, str], *arguments: str, **environment: str) -> FleetRun:
+        shutil.copytree(ACCEPTANCE, tmp_path / "acceptance")
+        for name, text in {"pytest.ini": "[pytest]\n", **files}.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(dedent(text))
+        options = ("--gpus=4", "--fleet-dir=runs", "--fleet-interval=10", "-p", "recorded", f"--rootdir={tmp_path}")
+        path = f"{tmp_path}:{HARDWARE}"
+        return run_pytest(*options, "-c", tmp_path / "pytest.ini", *arguments, PYTHONPATH=path, **environment)
+
+    return run
+
+
+def test_no_hook_around_a_check_makes_it_pass_unseen(beside_the_suite: Any, tmp_path: Path) -> None:
+    run = beside_the_suite(
+        {"conftest.py": ABOVE, "loaded.py": LOADED, "named.py": NAMED},
+        tmp_path / "acceptance",
+        "-p",
+        "loaded",
+        "-k",
+        " or ".join(OUTCOMES),
+        CHANGE=DEFECTS,
+        PYTEST_PLUGINS="named",
+        PYTEST_ADDOPTS="--durations=1 --metadata token hunter2hunter2",
+    )
+    assert run.outcomes == OUTCOMES, run.text
+    assert (run.record.verdict, run.status) == ("REJECTED", 1)
+    told = {(each.kind, each.name, Path(each.file).name) for each in run.record.interference}
+    assert told == {
+        ("hook", "pytest_runtest_call", "conftest.py"),
+        ("hook", "pytest_pyfunc_call", "conftest.py"),
+        ("hook", "pytest_pyfunc_call", "loaded.py"),
+        ("hook", "pytest_runtest_makereport", "loaded.py"),
+        ("hook", "pytest_runtest_makereport", "named.py"),
+        ("hook", "pytest_runtest_setup", "named.py"),
+        ("fixture", "machine_now", "conftest.py"),
+    }
+    # Without the failures that were seen all the same.
+    checks = {name: replace(check, outcome="passed") for name, check in run.record.checks.items()}
+    verdict, reasons = conclude(replace(run.record, checks=checks))
+    assert verdict == "INCOMPLETE"
+    assert {str(each) for each in run.record.interference} <= set(reasons)
+    fixture = f"the fixture machine_now of {tmp_path / 'conftest.py'} took part in"
+    assert f"{fixture} test_9_endurance.py::test_pcie_links_stayed_clean" in reasons
+    page, session = dict(facts(run.record)["What else ran"]), run.record.session
+    assert "loaded.py" in page["Plugins of pytest"]
+    assert str(tmp_path / "conftest.py") in page["conftest.py"]
+    assert page["PYTEST_ADDOPTS"] == "--durations=1 --metadata token (hidden)"
+    assert (page["PYTEST_PLUGINS"], page["-p"]) == ("named", "no:cacheprovider recorded loaded")
+    assert session["ini_file"] == str(tmp_path / "pytest.ini")
+    assert "loaded.py" in (run.folders[0] / "report.html").read_text()
+
+
+def test_what_leaves_the_suite_alone_is_only_on_record(beside_the_suite: Any, tmp_path: Path) -> None:
+    files = {
+        "conftest.py": HEALTHY,
+        "checks/conftest.py": BESIDE,
+        "checks/test_own.py": "def test_own(judge):\n    assert judge is None\n",
+    }
+    run = beside_the_suite(files, tmp_path / "acceptance", tmp_path / "checks", "-k", "ecc_is_on or own")
+    assert set(run.outcomes.values()) == {"passed"}, run.text
+    assert run.record.interference == []
+    assert run.record.altered == []
+    assert [Path(each["file"]).parent.name for each in run.record.session["conftests"]] == [
+        tmp_path.name,
+        "acceptance",
+        "checks",
+    ]
+
+
+def test_a_fixture_in_the_place_of_judge_leaves_no_figures_and_is_told(beside_the_suite: Any, tmp_path: Path) -> None:
+    judge = "import pytest\n@pytest.fixture\ndef judge():\n    return lambda *figures, **how: None\n"
+    node = tmp_path / "acceptance" / "test_4_each_gpu.py::test_memory_bandwidth"
+    run = beside_the_suite({"conftest.py": judge}, node, "--gpus=auto", "--rehearse=1")
+    assert set(run.outcomes.values()) == {"passed"}, run.text
+    _, reasons = conclude(replace(run.record, run={**run.record.run, "rehearsal": False}))
+    name = "test_4_each_gpu.py::test_memory_bandwidth"
+    assert f"the fixture judge of {tmp_path / 'conftest.py'} took part in {name}" in reasons
+    assert any(f"({name}): passed and left no figure of memory_bandwidth" in reason for reason in reasons)
+
+
+def test_an_expected_failure_is_excused_only_where_pytest_says_so() -> None:
+    def phase(outcome: str, **more: str) -> Any:
+        kind = {name: outcome == name for name in ("passed", "failed", "skipped")}
+        return SimpleNamespace(when="call", longrepr=None, longreprtext="", **kind, **more), AssertionError("so it is")
+
+    assert _outcome([phase("skipped", wasxfail="known")]) == ("skipped", "known")
+    assert _outcome([phase("passed", wasxfail="known")]) == ("failed", "AssertionError: so it is")
+    assert _outcome([phase("passed")]) == ("failed", "AssertionError: so it is")
+
+
+def test_every_harmless_plugin_has_a_reason() -> None:
+    assert all(what_ran.HARMLESS.values())
