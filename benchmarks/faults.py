@@ -3,6 +3,7 @@
     python benchmarks/faults.py                 4 CPU ranks
     python benchmarks/faults.py --gpus 4        4 GPUs (and the faults that only GPUs have)
     python benchmarks/faults.py --repeat 200    the whole table 200 times; stops at the first one that is not caught
+    python benchmarks/faults.py --freezes 200   2 CPU ranks, one of them stopped at a random moment of its answer
 
 "Detected after" counts from the moment the ranks get the call (for a hang: from its deadline) to the error in the
 controller, with the 0.4 s that the other ranks get to tell their own story. "Working again" is a fresh world with its
@@ -12,7 +13,12 @@ process group and an exact all_reduce.
 from __future__ import annotations
 
 import argparse
+import collections
+import os
+import random
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -50,11 +56,57 @@ def measure(group, name):
     return culprit, detected, time.monotonic() - began
 
 
+FREEZE_DEADLINE = 2.0
+FREEZE_WITHIN = 0.01  # about as long as an answer of this length takes
+LONG_TEXT = "\N{GRINNING FACE}" * (1 << 17)  # more than a socket buffers, even when it is cut
+
+
+def freeze_while_answering(rank, seconds):
+    if rank.index == 1:
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        raise ValueError(LONG_TEXT)
+
+
+def no_op(rank):
+    return None
+
+
+def freezes(count):
+    """What became of each, and the longest time that the controller took."""
+    fleet = Fleet(Options(rehearse=2), ())
+    world = fleet.world(with_group=False)
+    told, slowest = collections.Counter(), 0.0
+    for _ in range(count):
+        world.run(no_op)
+        began = time.monotonic()
+        try:
+            world.run(freeze_while_answering, random.uniform(0, FREEZE_WITHIN), timeout=FREEZE_DEADLINE)
+        except RankFailure as failure:
+            if failure.reports[0].rank != 1:
+                raise RuntimeError(f"told wrong\n{failure}") from None
+            told[failure.kind] += 1
+        slowest = max(slowest, time.monotonic() - began)
+        print(f"\r{told.total()} of {count}", end="", file=sys.stderr, flush=True)
+    fleet.close()
+    print(f"\n{count} freezes: {told['hang']} before the answer was out, told as a hang of that rank,")
+    print(
+        f"{told['exception']} after it, told as its exception; deadline {FREEZE_DEADLINE:g} s, slowest {slowest:.2f} s"
+    )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--freezes", type=int)
     parser.add_argument("--gpus", type=int, choices=[RANKS])
     parser.add_argument("--repeat", type=int, default=1)
     asked = parser.parse_args()
+    if asked.freezes:
+        freezes(asked.freezes)
+    else:
+        table(asked)
+
+
+def table(asked):
     fleet = Fleet(Options(gpus=asked.gpus) if asked.gpus else Options(rehearse=RANKS), ())
     shipping.ship_by_value(sys.modules["faults"])
     group = fleet.world(with_group=True)

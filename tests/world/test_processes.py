@@ -11,6 +11,8 @@ import pytest
 
 from pytest_gpufleet.world import scratch, shipping
 from pytest_gpufleet.world.engines import processes
+from pytest_gpufleet.world.engines.channel import RankEnd, encode
+from pytest_gpufleet.world.engines.forkserver import Forkserver
 
 ATTACKS = """
 import os, signal, socket, subprocess, sys, threading, time
@@ -129,6 +131,7 @@ def test_attacks_on_the_processes_of_a_world(fleet, tmp_path):
     run = fleet(ATTACKS, TMPDIR=str(folder))
     assert set(run.outcomes.values()) == {"passed"}, run.text
     assert run.status == 0, run.text
+    assert "Exception ignored" not in run.text
     assert [path for path in folder.iterdir() if not path.name.startswith("pytest-of-")] == []
 
 
@@ -163,6 +166,31 @@ def test_a_fork_server_that_never_starts_a_rank_ends_with_the_deadline(fleet):
     message = run.check("test_it").message
     assert message.startswith("rank 0 of 2, CPU: running before it was forked from process")
     assert "(stopped by a signal)" in message
+
+
+def tells_its_child(pipe, lifeline, spec):
+    child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    pipe.send((os.getpid(), child.pid))
+    time.sleep(3600)
+
+
+def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hearing_its_news():
+    server = Forkserver([])
+    ours, theirs = socket.socketpair()
+    held, lifeline = os.pipe()
+    with ours, theirs:
+        server.fork(0, theirs.fileno(), held)
+        ours.sendall(encode((sys.path, sys.argv, os.getcwd())) + encode((tells_its_child, None)))
+        pids = [server.pid, *RankEnd(ours).receive()]
+        assert all(map(processes.look, pids))
+        server._control.close()
+        deadline = time.monotonic() + 60
+        while any(map(processes.look, pids)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not any(map(processes.look, pids))
+    assert server.exitcode() == 0
+    os.close(held)
+    os.close(lifeline)
 
 
 def test_descendants_are_found_in_whatever_session(tmp_path):

@@ -28,10 +28,10 @@ from pytest_gpufleet.world.engines import processes
 from pytest_gpufleet.world.engines.channel import RankEnd
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-REQUEST = struct.Struct("=q")  # a rank, with two descriptors: its end of the connection and of the lifeline
+REQUEST = struct.Struct("=q")  # a number, with two descriptors: the rank's end of the connection and of the lifeline
 KILL_SECONDS = 1.0
 ENDING_SECONDS, ENDING_TURNS = 10.0, 500  # after the controller: a process stuck in the driver stays
-NEWS = struct.Struct("=qq?q")  # rank, process id, whether it has ended, its exit status
+NEWS = struct.Struct("=qq?q")  # number of the request, process id, whether it has ended, its exit status
 # The controller's sys.path first: the package may be importable by that alone.
 BOOT = (
     "import sys; sys.path[:] = sys.argv[3:]; "
@@ -43,7 +43,7 @@ BOOT = (
 class News:
     """A rank was forked, or it has ended: `exitcode` then, negative if by a signal."""
 
-    rank: int
+    request: int
     pid: int
     exitcode: int | None
 
@@ -76,9 +76,9 @@ class Forkserver:
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def fork(self, rank: int, connection: int, lifeline: int) -> None:
-        """Ask for a process for this rank. OSError if more requests are waiting than fit."""
-        socket.send_fds(self._control, [REQUEST.pack(rank)], [connection, lifeline])
+    def fork(self, request: int, connection: int, lifeline: int) -> None:
+        """Ask for a rank, of which news will bear this number. OSError if more requests are waiting than fit."""
+        socket.send_fds(self._control, [REQUEST.pack(request)], [connection, lifeline])
 
     def news(self) -> Iterator[News]:
         """What has happened since. EOFError if the process is gone."""
@@ -91,8 +91,8 @@ class Forkserver:
                 datagram = b""
             if not datagram:
                 raise EOFError
-            rank, pid, ended, exitcode = NEWS.unpack(datagram)
-            yield News(rank, pid, exitcode if ended else None)
+            request, pid, ended, exitcode = NEWS.unpack(datagram)
+            yield News(request, pid, exitcode if ended else None)
 
     def kill(self) -> None:
         self._process.kill()
@@ -117,17 +117,20 @@ def serve(control_descriptor: int, preload: Sequence[str]) -> NoReturn:
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    ranks: dict[int, int] = {}  # by process id
+    requests: dict[int, int] = {}  # by process id
     while True:
         ready, _, _ = select.select([control.fileno(), woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
             for pid, status in _ended():
-                if (rank := ranks.pop(pid, None)) is not None:  # else somebody's orphan
-                    _tell(control, NEWS.pack(rank, pid, True, os.waitstatus_to_exitcode(status)))
+                if (request := requests.pop(pid, None)) is not None:  # else somebody's orphan
+                    _tell(control, NEWS.pack(request, pid, True, os.waitstatus_to_exitcode(status)))
         if control.fileno() in ready:
-            request, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 2)
-            if not request:
+            try:
+                datagram, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 2)
+            except OSError:  # the controller has gone without hearing all news
+                break
+            if not datagram:
                 break
             pid = os.fork()
             if pid == 0:
@@ -136,9 +139,8 @@ def serve(control_descriptor: int, preload: Sequence[str]) -> NoReturn:
                 _become_rank(*descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
-            (rank,) = REQUEST.unpack(request)
-            ranks[pid] = rank
-            _tell(control, NEWS.pack(rank, pid, False, 0))
+            (requests[pid],) = REQUEST.unpack(datagram)
+            _tell(control, NEWS.pack(requests[pid], pid, False, 0))
     for _ in range(ENDING_TURNS):
         if not (alive := processes.started_by(os.getpid())):
             break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import selectors
 import signal
@@ -30,8 +31,10 @@ END_SECONDS = 1.0  # for ranks to go when the controller ends
 
 @dataclass
 class _Rank:
-    """`pid` is 0 until it is forked, `exitcode` None until it has ended; `lost`: its death has been told."""
+    """`pid` is 0 until it is forked, `exitcode` None until it has ended; `lost`: its death has been told. `request`: no
+    other rank of this engine, in whatever world, has it."""
 
+    request: int
     connection: ControllerEnd
     lifeline: int
     pid: int = 0
@@ -44,6 +47,7 @@ class LocalEngine:
 
     def __init__(self) -> None:
         self._ranks: list[_Rank] = []
+        self._requests = itertools.count()
         self._server: Forkserver | None = None
         self._unkillable: set[int] = set()
         self._owner = os.getpid()
@@ -56,10 +60,10 @@ class LocalEngine:
         for spec in specs:
             ours, theirs = socket.socketpair()
             held, lifeline = os.pipe()
-            connection = ControllerEnd(ours)
-            self._ranks.append(_Rank(connection, lifeline))
+            connection, request = ControllerEnd(ours), next(self._requests)
+            self._ranks.append(_Rank(request, connection, lifeline))
             try:
-                self._server.fork(spec.index, theirs.fileno(), held)
+                self._server.fork(request, theirs.fileno(), held)
             finally:
                 theirs.close()
                 os.close(held)
@@ -86,13 +90,11 @@ class LocalEngine:
     def _hear(self) -> str:
         """Take in what the fork server tells. How ranks are lost if it is gone itself, else ""."""
         assert self._server is not None
+        ranks = {rank.request: rank for rank in self._ranks}
         try:
             for news in self._server.news():
-                rank = self._ranks[news.rank]
-                if news.exitcode is None:
-                    rank.pid = news.pid
-                elif rank.pid == news.pid:  # else of an earlier world
-                    rank.exitcode = news.exitcode
+                if rank := ranks.get(news.request):  # else of an earlier world
+                    rank.pid, rank.exitcode = news.pid, news.exitcode
         except EOFError:
             exitcode = self._server.exitcode()
             how = "" if exitcode is None else f", which died {exit_summary(exitcode)}"
