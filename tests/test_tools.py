@@ -385,9 +385,7 @@ def test_recorded_figures_meet_other_limits_or_not(
     assert "judged again with the limits of profile Contract 4711" in text
     assert f"<strong>{verdict}</strong>" in page.read_text()
     assert "It is not the verdict that the run itself came to" in page.read_text()
-    assert (
-        "Judged again, and not the verdict of the run itself" in page.read_text().partition("The GPUs at a glance")[0]
-    )
+    assert "Judged again, and not the verdict of the run itself" in page.read_text().partition('id="fleet-gpus"')[0]
     assert "Signatures" not in page.read_text()
     assert sha256(folder / "evidence.jsonl") == before
 
@@ -526,7 +524,7 @@ def test_a_machine_that_calibrated_itself_is_not_accepted(tmp_path: Path, gpufle
     assert (status, text.split()[0]) == (10, "INCOMPLETE")
     said = "come from this very machine: my.toml was calibrated on GPU 0 (serial node7-S0), GPU 1 (serial node7-S1)"
     assert said in text
-    assert said in page.read_text().partition("The GPUs at a glance")[0]
+    assert said in page.read_text().partition('id="fleet-gpus"')[0]
 
     status, text = gpufleet("calibrate", folder, "-o", path)
     assert (status, "my.toml is there already and is left as it is" in text) == (1, True)
