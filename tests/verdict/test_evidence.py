@@ -6,11 +6,18 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.verdict.evidence import Evidence, read, sha256
+from pytest_gpufleet.probes.reading import Condition, metric_under
+from pytest_gpufleet.verdict.contradictions import contradictions
+from pytest_gpufleet.verdict.evidence import Evidence, Record, read, sha256
+from pytest_gpufleet.verdict.finding import Finding
+from pytest_gpufleet.verdict.measurement import Measurement
+from tests import runs
 from tests.conftest import FleetRun
 
 
@@ -158,3 +165,26 @@ def test_all_that_a_run_leaves_says_the_same(fleet: Callable[..., FleetRun], tmp
     assert told in " ".join(run.record.reasons)
     assert summary["evidence_sha256"] == sha256(folder / "evidence.jsonl")
     assert (run.root / "elsewhere" / "evidence.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("metric", "conditions", "place", "fabric"),
+    [
+        ("host_bandwidth", {"direction": "both", "at_once": "one"}, "gpu0", "nvswitch"),
+        ("host_bandwidth", {"direction": "device to host", "at_once": "all"}, "gpu0", "nvswitch"),
+        ("pair_bandwidth", {"direction": "read", "link": "NVLink"}, "gpu0-gpu1", "nvlink"),
+        ("pair_bandwidth", {"direction": "read", "link": "NVLink"}, "gpu0-gpu1", "nvswitch"),
+    ],
+)
+def test_a_figure_whose_places_are_no_peers_contradicts_nothing(
+    metric: str, conditions: dict[str, Condition], place: str, fabric: str
+) -> None:
+    machine = replace(runs.topology("node7"), fabric=fabric)
+    measurement = Measurement(metric, {place: 5.0}, conditions, definition=metric_under(metric, conditions, fabric))
+    record = Record(run={"plugin": version("pytest-gpufleet")}, topology=machine, started=["test_x"])
+    record.findings = [Finding("test_x", measurement, "for information", required=False)]
+    assert [told for told in contradictions(record) if "is not defined" in told] == []
+    # Whoever takes the comparison with peers away from a figure that has one is seen.
+    other = replace(measurement.definition, peer_tolerance=0.5)
+    record.findings = [replace(record.findings[0], measurement=replace(measurement, definition=other))]
+    assert [told for told in contradictions(record) if "is not defined" in told] != []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
@@ -11,7 +11,7 @@ import torch
 
 from pytest_gpufleet.probes import copies
 from pytest_gpufleet.probes.copies import Copied, Copier, Copy, Memory
-from pytest_gpufleet.probes.reading import METRICS, MiB, Reading
+from pytest_gpufleet.probes.reading import MiB, Reading, metric_under
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -56,15 +56,13 @@ def host_bandwidth(world: World, direction: Direction, at_once: Literal["one", "
     same time, and the figure is the sum of the two. Only GPUs that copy in one direction and alone are held against
     their peers: otherwise some share a path to the host, and which ones differs from machine to machine.
     """
-    metric = METRICS["host_bandwidth"]
-    if direction == "both" or at_once == "all":
-        metric = replace(metric, peer_tolerance=None)
+    conditions = {"direction": direction, "at_once": at_once}
+    metric = metric_under("host_bandwidth", conditions)
     turns = [[index] for index in range(world.size)] if at_once == "one" else [list(range(world.size))]
     world.run(_prepare, direction, nbytes)
     samples = [each for turn in turns for each in world.subset(turn).run(_samples, direction)]
     wrong = world.run(_wrong)
     world.run(_free)
-    conditions = {"direction": direction, "at_once": at_once}
     return Copied(
         [[Reading(metric, median(each), conditions, each, details={"bytes": nbytes})] for each in samples],
         {place: text for place, text in zip(world.places, wrong, strict=True) if text},

@@ -8,7 +8,7 @@ each pair alone gave the same figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
@@ -17,7 +17,7 @@ import torch
 from pytest_gpufleet.hardware.topology import GpuTopology
 from pytest_gpufleet.probes import copies
 from pytest_gpufleet.probes.copies import Copied, Copier, Copy, Memory, Offer
-from pytest_gpufleet.probes.reading import METRICS, Metric, Reading
+from pytest_gpufleet.probes.reading import METRICS, Metric, Reading, metric_under
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -37,9 +37,7 @@ def pair_bandwidth(world: World, topology: GpuTopology, direction: Direction, nb
     "gpu0-gpu5" is what GPU 0 reads from the memory of GPU 5, or writes to it. With "both" the two read from each other
     at the same time, and the figure is the sum.
     """
-    metric = METRICS["pair_bandwidth"]
-    if topology.fabric != "nvswitch":  # without a switch, pairs differ by design in the number of their links
-        metric = replace(metric, peer_tolerance=None)
+    metric = metric_under("pair_bandwidth", {}, topology.fabric)
     samples, links, wrong = _over_all_pairs(world, topology, direction, nbytes, copies.bandwidth)
     if direction == "both":
         samples = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Condition = str | int | float | bool
@@ -112,6 +112,19 @@ METRICS = {
         Metric("spread", "ratio", "lower", "spread of the samples behind a figure"),
     )
 }
+
+
+# When places of a metric are no peers: because some share a path, or because they differ by design.
+_NO_PEERS: dict[str, Callable[[Mapping[str, Condition], str], bool]] = {
+    "host_bandwidth": lambda conditions, fabric: conditions["direction"] == "both" or conditions["at_once"] == "all",
+    "pair_bandwidth": lambda conditions, fabric: fabric != "nvswitch",  # pairs have different numbers of links
+}
+
+
+def metric_under(name: str, conditions: Mapping[str, Condition], fabric: str = "") -> Metric:
+    """One of METRICS as it is judged under these conditions, on a machine whose GPUs `fabric` connects."""
+    alone = name in _NO_PEERS and _NO_PEERS[name](conditions, fabric)
+    return replace(METRICS[name], peer_tolerance=None) if alone else METRICS[name]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 
-from pytest_gpufleet.probes.reading import METRICS
+from pytest_gpufleet.probes.reading import METRICS, metric_under
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.evidence import Record
 from pytest_gpufleet.verdict.finding import Finding, Limit
@@ -66,7 +66,7 @@ def _findings(record: Record) -> Iterator[str]:
     for finding in record.findings:
         if finding.check not in begun:
             yield f"{_told(finding)} was measured by a check that never started"
-        yield from _definition(finding, _same_version(record))
+        yield from _definition(finding, _same_version(record), record.topology.fabric)
         if finding.limit is not None:
             yield from _limit(finding, finding.limit, record.topology.fabric)
         again = against(
@@ -88,12 +88,13 @@ def _told(finding: Finding) -> str:
     return f"{finding.check}: {finding.measurement.definition.title}"
 
 
-def _definition(finding: Finding, same_version: bool) -> Iterator[str]:
+def _definition(finding: Finding, same_version: bool, fabric: str) -> Iterator[str]:
     measurement = finding.measurement
     given, known = measurement.definition, METRICS.get(measurement.metric)
+    as_judged = metric_under(measurement.metric, defaultdict(str, measurement.conditions), fabric) if known else None
     if given.name != measurement.metric:
         yield f"{_told(finding)} is called {measurement.metric}, but defined as {given.name}"
-    elif known and ((given.unit, given.better) != (known.unit, known.better) or (same_version and given != known)):
+    elif known and ((given.unit, given.better) != (known.unit, known.better) or (same_version and given != as_judged)):
         yield f"{_told(finding)} is not defined as {measurement.metric} is"
 
 
