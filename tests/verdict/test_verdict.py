@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 from pytest_gpufleet.probes.reading import METRICS
 from pytest_gpufleet.verdict import levels
-from pytest_gpufleet.verdict.evidence import Check, Record
+from pytest_gpufleet.verdict.contradictions import contradictions
+from pytest_gpufleet.verdict.evidence import Check, Record, read
 from pytest_gpufleet.verdict.finding import Finding, Limit
 from pytest_gpufleet.verdict.judge import LimitMissed, judge
 from pytest_gpufleet.verdict.levels import check_name
@@ -306,6 +308,7 @@ def test_one_gpu_leaves_no_figures_of_several():
 
 # ---------------------------------------------------------------- the suite of another version
 
+RECORDED = Path(__file__).parents[1] / "recorded"
 OLD = Suite("0.0.1", {ANY: SuiteCheck("quick", "As it was")})
 
 
@@ -323,6 +326,38 @@ def test_where_nobody_knows_the_suite_nothing_is_accepted():
     record = replace(run(), run={"level": LEVEL, "plugin": "0.0.1"})
     verdict, (reason, *_) = conclude(record)
     assert (verdict, "suite of pytest-gpufleet 0.0.1" in reason) == ("INCOMPLETE", True)
+
+
+def test_a_run_of_version_0_1_is_still_accepted():
+    verdict, (_, since, *_) = conclude(read(RECORDED / "h200x1-e" / "evidence.jsonl"))
+    assert verdict == "ACCEPTED"
+    assert since.startswith("did not exist in 0.1.0, and is not held against it: Every GPU has all the memory")
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "9.9.9"])
+def test_another_version_in_the_evidence_hides_no_missing_check(version):
+    record = read(RECORDED / "h200x1-e" / "evidence.jsonl")
+    assert contradictions(record) == []
+    record.run["plugin"] = version
+    for check in [name for name in record.checks if "test_4_each_gpu" in name]:
+        del record.checks[check]
+        record.started.remove(check)
+    assert any("its verdict is ACCEPTED, but" in told for told in contradictions(record))
+
+
+def test_what_the_suite_of_a_known_version_consists_of_cannot_be_changed():
+    record = read(RECORDED / "h200x1-e" / "evidence.jsonl")
+    less = dict(of_version("0.1.0").checks)
+    del less["test_9_endurance.py::test_burn_in"]
+    record.manifest = replace(of_version("0.1.0"), checks=less)
+    (told,) = [told for told in contradictions(record) if "suite" in told]
+    assert told.endswith("is not what that of pytest-gpufleet 0.1.0 does")
+
+
+def test_a_case_of_the_suite_is_known_without_its_folders():
+    name = f"{SEVERAL}[fp16]"
+    assert {shipped().known_as(node) for node in (name, f"acceptance/{name}", f"a/b/{name}")} == {name}
+    assert shipped().known_as("checks/test_own.py::test_it[a/b]") == "checks/test_own.py::test_it[a/b]"
 
 
 @pytest.mark.parametrize(("version", "count"), [("0.1.0", 67), ("0.2.0", 69)])
