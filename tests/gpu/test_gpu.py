@@ -8,8 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from pytest_gpufleet.hardware import nvml
-from tests.gpu.present import needs_gpus
+import pytest
+
+from pytest_gpufleet.hardware import locks, nvml
+from tests.gpu.present import GPUS, needs_gpus
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,3 +114,28 @@ def test_gpu_memory_is_free_after_the_controller_is_killed(tmp_path):
     while (left := [pid for pid in pids if alive(pid)]) or grown(used_bytes(), before):
         assert time.monotonic() - killed < 2.0, (left, before, used_bytes())
         time.sleep(0.01)
+
+
+def test_the_device_file_of_a_gpu_is_what_is_locked():
+    assert all((locks.DEVICES / f"nvidia{gpu.minor}").is_char_device() for gpu in GPUS)
+    with locks.lock(GPUS), pytest.raises(locks.GpuTaken, match=f"is in use by another run: process {os.getpid()} of "):
+        locks.lock(GPUS)
+
+
+def test_a_run_on_a_gpu_ends_by_sigterm_with_its_report_and_a_second_one_is_refused_meanwhile(tmp_path):
+    (tmp_path / "test_inner.py").write_text(SPINS)
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    command = [sys.executable, "-m", "pytest", "--gpus=all", "--fleet-dir=out", "--fleet-prometheus=x.prom"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
+        while not (tmp_path / "pids").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        process.terminate()
+        assert process.wait(120) == -signal.SIGTERM
+    assert second.returncode == 4
+    assert f"is in use by another run: process {process.pid} of " in second.stdout + second.stderr
+    (folder,) = (tmp_path / "out").iterdir()
+    assert {path.name for path in folder.iterdir()} == {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
+    assert 'verdict="INCOMPLETE"} 1.0' in (tmp_path / "x.prom").read_text()
+    assert not any(alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
