@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import nullcontext
 
 import pytest
 
@@ -43,3 +44,19 @@ def test_what_others_have_decided_about_a_signal_stays():
         for number in DEADLY:
             os.kill(os.getpid(), number)
     interruption.pass_on()  # nothing
+
+
+@pytest.mark.parametrize("finishing", [False, True])
+def test_what_is_being_written_is_written_whole(finishing):
+    interruption, done = Interruption(lambda what: None), []
+    interruption.finishing = finishing
+
+    def write():
+        with interruption.deferred():
+            with interruption.deferred():
+                os.kill(os.getpid(), signal.SIGTERM)
+            done.append("written")
+
+    with interruption.heed(), nullcontext() if finishing else pytest.raises(KeyboardInterrupt):
+        write()
+    assert (done, interruption.deadly) == (["written"], signal.SIGTERM)

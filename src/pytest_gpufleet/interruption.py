@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 # With what stands there in a process that nobody has told otherwise: nohup, a debugger and other programs do.
 _HEEDED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
@@ -24,6 +24,8 @@ class Interruption:
         self.heard = False
         self.deadly: signal.Signals | None = None  # by which the process dies in the end
         self.finishing = False  # nothing but report and results is left to do
+        self._deferred = 0
+        self._owed = False
 
     def heed(self) -> ExitStack:
         """From here to the closing of what is returned a signal is answered at once, and no second one takes the
@@ -42,13 +44,31 @@ class Interruption:
         # Not SIG_IGN from the first one on: what runs in the tests' processes would inherit it.
         if not self.heard:
             self.hear()
-            if not self.finishing:
+            if self.finishing:
+                return
+            if not self._deferred:
                 raise KeyboardInterrupt
+            self._owed = True
 
     def hear(self) -> None:
         if not self.heard:
             self.heard = True
             self._tell(f"ended by {self.deadly.name}" if self.deadly else "interrupted")
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """While this lasts a signal raises nothing, but does at its end: what is written comes to be there whole."""
+        if threading.current_thread() is not threading.main_thread():  # the only one that hears signals
+            yield
+            return
+        self._deferred += 1
+        try:
+            yield
+        finally:
+            self._deferred -= 1
+        if self._owed and not self._deferred:
+            self._owed = False
+            raise KeyboardInterrupt
 
     def before_test(self) -> None:
         """A test may have kept a Ctrl-C for itself, and the next one must be heard. The other signals are for all."""

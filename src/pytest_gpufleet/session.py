@@ -396,7 +396,8 @@ class Fleet:
 
     def record_event(self, name: str, **content: Any) -> None:
         if self.evidence is not None:
-            self.evidence.add(name, **content)
+            with self.interruption.deferred():  # half of a line would be taken for damage
+                self.evidence.add(name, **content)
 
     def headline(self) -> str:
         """One line on what this run stands on."""
