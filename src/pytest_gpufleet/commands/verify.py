@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
@@ -43,6 +44,8 @@ def _run(given: argparse.Namespace) -> int:
         if not problems:
             verdict = f"{record.verdict}; {DIED}" if died else record.verdict
             print(f"{folder}: evidence, report and summary belong together, SHA-256 {digest}: {verdict}")
+            if (made_by := record.run.get("plugin")) != version("pytest-gpufleet"):
+                print(f"{folder}: made by pytest-gpufleet {made_by}, of which it is not known here what limits it had")
         for line in told:
             print(f"{folder}: {line}")
     return 1 if problems else 0

@@ -12,6 +12,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.blame import Blame, sees_neighbours
 from pytest_gpufleet.report.miss import Miss, misses
 from pytest_gpufleet.verdict.evidence import Check, Record
+from pytest_gpufleet.verdict.finding import Finding, by_check
 from pytest_gpufleet.verdict.judge import halves
 
 # Half of it from the top and half from the end: the cause of a failure is in one of the two.
@@ -75,8 +76,21 @@ def failures(record: Record, blames: Mapping[str, Blame]) -> list[Failure]:
     cases: dict[str, list[str]] = {}
     for check_id in blames:
         cases.setdefault(check_id.partition("[")[0], []).append(check_id)
-    every = misses(record)
-    return _together(_failure(name, ids, record, blames, every) for name, ids in cases.items())
+    findings = by_check(record.findings)
+    missed: dict[str, list[Miss]] = {}
+    for miss in misses(record):
+        missed.setdefault(miss.check, []).append(miss)
+    return _together(
+        _failure(
+            name,
+            ids,
+            record,
+            blames,
+            [finding for check_id in ids for finding in findings.get(check_id, ())],
+            [miss for check_id in ids for miss in missed.get(check_id, ())],
+        )
+        for name, ids in cases.items()
+    )
 
 
 def _together(failures: Iterable[Failure]) -> list[Failure]:
@@ -95,11 +109,17 @@ def _as_one(group: Sequence[Failure]) -> Failure:
 
 
 def _failure(
-    name: str, ids: Sequence[str], record: Record, blames: Mapping[str, Blame], every: Sequence[Miss]
+    name: str,
+    ids: Sequence[str],
+    record: Record,
+    blames: Mapping[str, Blame],
+    findings: Sequence[Finding],
+    missed: Sequence[Miss],
 ) -> Failure:
     checks = [record.checks.get(check_id) or Check(check_id, "failed", 0.0) for check_id in ids]
     named = dict.fromkeys(place for check_id in ids for place in (*blames[check_id].named, *blames[check_id].shared))
-    halved = {check.id: _halves(check, record) for check in checks}
+    own = by_check(findings)
+    halved = {check.id: halves(wording.clean(check.message), own.get(check.id, ())) for check in checks}
     causes = dict.fromkeys(cause for cause, figures in halved.values() if cause and figures)
     messages = [
         _message(check, check.id.removeprefix(name))
@@ -107,7 +127,7 @@ def _failure(
         if check.message.strip() and not halved[check.id][1]  # figures that missed have a table of their own
     ]
     heads = {message.head for message in messages}
-    more = causes or named or len(messages) < len(checks) or any(miss.check in ids for miss in every)
+    more = causes or named or len(messages) < len(checks) or missed
     advice = [part for part in inspect.cleandoc(checks[0].doc).split("\n\n") if part.strip()]
     shared = dict.fromkeys(place for check_id in ids for place in blames[check_id].shared)
     if shared and not any(blames[check_id].named or sees_neighbours(check_id) for check_id in ids):
@@ -118,16 +138,12 @@ def _failure(
         tuple(check_id.removeprefix(name) for check_id in ids if check_id != name),
         tuple(causes),
         tuple(gpu for gpu in record.topology.gpus if gpu.place in named),
-        tuple(miss for miss in every if miss.check in ids),
+        tuple(missed),
         tuple(messages[:MOST_MESSAGES]),
         max(0, len(messages) - MOST_MESSAGES),
         tuple(advice),
         said=heads.pop() if len(heads) == 1 and not more else "",
     )
-
-
-def _halves(check: Check, record: Record) -> tuple[str, str]:
-    return halves(wording.clean(check.message), (finding for finding in record.findings if finding.check == check.id))
 
 
 def _message(check: Check, case: str) -> Message:

@@ -11,6 +11,7 @@ from pytest_gpufleet.report.blame import Blame, blames, cause, occupied, times_n
 from pytest_gpufleet.report.gap import counted, gaps
 from pytest_gpufleet.report.stamp import STAMPS, stamp
 from pytest_gpufleet.verdict.evidence import Record
+from pytest_gpufleet.verdict.finding import by_check
 from pytest_gpufleet.verdict.given import own_limits
 from pytest_gpufleet.verdict.verdict import RESUMABLE, remarks
 
@@ -101,9 +102,9 @@ def _s(verb: str, count: int) -> str:
 
 
 def _first_cause(record: Record, accused: Mapping[str, Blame]) -> str:
+    findings = by_check(record.findings)
     for check_id in accused:
-        findings = [finding for finding in record.findings if finding.check == check_id]
-        if check_id in record.checks and (text := cause(record.checks[check_id], findings)):
+        if check_id in record.checks and (text := cause(record.checks[check_id], findings.get(check_id, []))):
             return _briefly(text.splitlines()[0], record).rstrip(".") + "."
     return ""
 

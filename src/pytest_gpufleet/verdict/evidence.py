@@ -220,7 +220,7 @@ class Record:
                     self.spans.append((check["id"], self._begun[check["id"]], _seconds(event)))
             case {"event": "suite"}:
                 self.altered += [f"{name}{_where(event)}" for name in event.get("altered", [])]
-                if "manifest" in event:
+                if "manifest" in event and "in_run" not in event:
                     if self.manifest is not None:
                         self.contradictions.append("it has two manifests of its suite")
                     self.manifest = Suite.from_json(event["manifest"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -88,3 +88,11 @@ class Finding:
                 "missed": tuple(data["missed"]),
             }
         )
+
+
+def by_check(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+    """The findings of each check."""
+    found: dict[str, list[Finding]] = {}
+    for finding in findings:
+        found.setdefault(finding.check, []).append(finding)
+    return found

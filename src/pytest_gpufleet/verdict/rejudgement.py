@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from pytest_gpufleet.hardware.topology import GpuTopology
 from pytest_gpufleet.verdict.evidence import Check, Record, sha256
-from pytest_gpufleet.verdict.finding import Finding
+from pytest_gpufleet.verdict.finding import Finding, by_check
 from pytest_gpufleet.verdict.given import as_given, instead
 from pytest_gpufleet.verdict.judge import LimitMissed, halves, judge, unsteady
 from pytest_gpufleet.verdict.profile import Profile, shipped
@@ -27,7 +26,7 @@ def rejudged(record: Record, profile: Profile | None) -> Record:
     check compared itself, like the number of GPUs, is not judged again.
     """
     findings = [new for finding in record.findings for new in _findings(finding, record, profile)]
-    then, now = (_missed(each) for each in (record.findings, findings))
+    then, now = (by_check(each for each in some if each.state == "missed") for some in (record.findings, findings))
     checks = {
         name: _check(check, then.get(name, []), now.get(name, []), record.topology)
         for name, check in record.checks.items()
@@ -55,15 +54,6 @@ def _findings(finding: Finding, record: Record, profile: Profile | None) -> list
         finding.measurement, profile, record.topology, finding.check, rehearsal=rehearsal, required=finding.required
     )
     return [new, *filter(None, [unsteady(new)])]
-
-
-def _missed(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
-    """Those that missed, by check."""
-    missed: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.state == "missed":
-            missed.setdefault(finding.check, []).append(finding)
-    return missed
 
 
 def _check(check: Check, then: list[Finding], now: list[Finding], topology: GpuTopology) -> Check:

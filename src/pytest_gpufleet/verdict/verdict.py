@@ -108,7 +108,8 @@ def left_out(record: Record) -> dict[str, tuple[list[str], list[str]]]:
     for name in record.suite.required(record.run.get("level", "standard")):
         missing = [case for case in record.suite.cases(name) if case not in begun]
         if missing:
-            absent[name] = [case for case in missing if case in deselected], list(set(missing) - deselected)
+            wanted = [case for case in missing if case not in deselected]
+            absent[name] = [case for case in missing if case in deselected], wanted
     return absent
 
 
