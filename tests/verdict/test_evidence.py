@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
+<<<<<<< HEAD
 from pytest_gpufleet.probes.reading import Condition, metric_under
 from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.evidence import Evidence, Record, read, sha256
 from pytest_gpufleet.verdict.finding import Finding
 from pytest_gpufleet.verdict.measurement import Measurement
+=======
+from pytest_gpufleet import cli
+from pytest_gpufleet.verdict.evidence import Evidence, read, sha256
+>>>>>>> 19a5e10 (Evidence from anybody is read within bounded time and memory, and what is wrong with it is one sentence)
 from tests import runs
 from tests.conftest import FleetRun
 
@@ -167,6 +172,7 @@ def test_all_that_a_run_leaves_says_the_same(fleet: Callable[..., FleetRun], tmp
     assert (run.root / "elsewhere" / "evidence.jsonl").exists()
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("metric", "conditions", "place", "fabric"),
     [
@@ -188,3 +194,131 @@ def test_a_figure_whose_places_are_no_peers_contradicts_nothing(
     other = replace(measurement.definition, peer_tolerance=0.5)
     record.findings = [replace(record.findings[0], measurement=replace(measurement, definition=other))]
     assert [told for told in contradictions(record) if "is not defined" in told] != []
+=======
+# ---------------------------------------------------------------- evidence from anybody
+
+
+def deep(levels: int) -> str:
+    return '{"event": "machine", "machine": ' + '{"a": ' * levels + "1" + "}" * levels + "}"
+
+
+def after(line: str) -> Callable[[Path], None]:
+    """This line, as the second of the evidence."""
+
+    def change(folder: Path) -> None:
+        first, rest = (folder / "evidence.jsonl").read_text().split("\n", 1)
+        (folder / "evidence.jsonl").write_text(f"{first}\n{line}\n{rest}")
+
+    return change
+
+
+def instead(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Something else in the place of a file."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return change
+
+
+def long_line(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 30)  # takes no room on the disk
+
+
+SAMPLE = '{"event": "telemetry", "sample": {"time": 1.0, "gpus": [{"power_watts": %s}]}}'
+FINISHED = '{"event": "check_finished", "check": {"id": "a.py::b", "outcome": "%s", "seconds": %s}}'
+RESUMED = '{"event": "run", "host": "x", "resumed": [%s]}'
+# What is done to the folder of a run, and what every command says.
+HOSTILE = {
+    "deep": (after(deep(100_000)), "line 2: not JSON"),
+    "rather deep": (after(deep(100)), "more than 64 lists and objects are within each other"),
+    "huge whole number": (after(FINISHED % ("passed", "1" + "0" * 400)), "(check.seconds is 1000"),
+    "endless seconds": (after(FINISHED % ("passed", "1e999")), "(check.seconds is inf)"),
+    "unknown outcome": (after(FINISHED % ("crashed", 1)), "(check.outcome is 'crashed')"),
+    "resumed without a time": (after(RESUMED % '{"run": "a", "failed": []}'), "(resumed[0] has no utc)"),
+    "resumed at no time": (after(RESUMED % '{"run": "a", "failed": [], "utc": "x"}'), "(resumed[0].utc is 'x')"),
+    "telemetry in words": (after(SAMPLE % '"much"'), "(sample.gpus[0].power_watts is 'much')"),
+    "telemetry is no number": (after(SAMPLE % "NaN"), "(sample.gpus[0].power_watts is nan)"),
+    "telemetry too large": (after(SAMPLE % "1e308"), "(sample.gpus[0].power_watts is 1e+308)"),
+    "no table of links": (
+        after('{"event": "topology", "topology": {"gpus": [], "links": [["X"]], "problems": []}}'),
+        "the links of 0 GPUs are no table",
+    ),
+    "another run": (after(RESUMED % ""), "it has two events run"),
+    "no run at first": (
+        lambda folder: (folder / "evidence.jsonl").write_text('{"event": "progress"}\n{"event": "run", "host": "x"}\n'),
+        "it begins with an event progress",
+    ),
+    "FIFO": (instead("evidence.jsonl", os.mkfifo), "it is not a regular file"),
+    "endless": (instead("evidence.jsonl", lambda path: path.symlink_to("/dev/zero")), "it is a link"),
+    "folder": (instead("evidence.jsonl", os.mkdir), "it is not a regular file"),
+    "one line of a GiB": (instead("evidence.jsonl", long_line), "line 1: it is longer than 64 MiB"),
+    "garbage after the verdict": (
+        lambda folder: (folder / "evidence.jsonl").open("a").write("{"),
+        "not JSON",
+    ),
+}
+SUMMARIES = {
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "FIFO": os.mkfifo,
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "long": lambda path: (path.touch(), os.truncate(path, 300 << 20)),
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.record(tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture
+def folder(run: Path, tmp_path: Path) -> Path:
+    """A folder of a run, to do to it what one likes."""
+    return shutil.copytree(run, tmp_path / "run")
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_damaged_evidence_gets_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    change, told = HOSTILE[what]
+    (folder / "summary.json").unlink()
+    change(folder)
+    before = sorted(folder.iterdir())
+    for command in ("verify", "report", "judge"):
+        assert cli.main([command, str(folder)]) == 1
+        printed = capsys.readouterr()
+        lines = (printed.out + printed.err).splitlines()
+        assert told in lines[0]
+        assert len(lines) == 1 or command == "verify"
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("what", SUMMARIES)
+def test_a_damaged_summary_gets_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    instead("summary.json", SUMMARIES[what])(folder)
+    for command in ("verify", "report"):
+        assert cli.main([command, str(folder)]) == (command == "verify" or what != "deep")
+        printed = capsys.readouterr()
+        assert "summary.json" in printed.out + printed.err or command == "report"
+        assert (folder / "report.html").exists() == (command == "report" and what == "deep")
+
+
+def test_what_no_reader_foresaw_gets_one_sentence_and_leaves_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_gpufleet.report.page.page", lambda *_: {}["unforeseen"])
+    (folder / "summary.json").unlink()
+    assert cli.main(["report", str(folder)]) == 1
+    assert capsys.readouterr().err.endswith("which no run wrote so: KeyError('unforeseen')\n")
+    assert [path.name for path in folder.iterdir()] == ["evidence.jsonl"]
+
+
+def test_a_line_that_could_not_be_read_again_is_not_written(evidence: Evidence) -> None:
+    with pytest.raises(ValueError, match="longer than 64 MiB"):
+        evidence.add("failure", headline="x" * (65 << 20))
+    evidence.compare()
+    assert evidence.seal() == ""
+    assert evidence.record.spoiled == []
+    assert read(evidence.path).started == ["test_a", "test_b"]
+>>>>>>> 19a5e10 (Evidence from anybody is read within bounded time and memory, and what is wrong with it is one sentence)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pytest_gpufleet import files
@@ -16,6 +17,7 @@ from pytest_gpufleet.verdict.evidence import Record, read
 EVIDENCE = "evidence.jsonl"
 REPORT = "report.html"
 LEFT_BY_A_RUN = (EVIDENCE, summary.FILE, REPORT, "junit.xml")
+MOST_BYTES = 256 << 20  # of a report or a summary
 SIGNED_BY = "signed-by-"  # how the files of a signature begin
 
 # As the report's template writes them. No message of a check can look so: they are escaped.
@@ -46,6 +48,19 @@ def as_written(folder: Path) -> Record:
     return record
 
 
+@contextmanager
+def of_anybody(folder: Path) -> Iterator[None]:
+    """Around what is made of evidence, which has the form of a run's and may still say what no run ever would."""
+    try:
+        yield
+    except CommandFailed:
+        raise
+    except Exception as error:
+        raise CommandFailed(
+            f"{folder}: nothing can be made of its evidence, which no run wrote so: {error!r}"
+        ) from None
+
+
 def records_of(folders: Sequence[Path]) -> dict[str, Record]:
     """The records of several runs by a name for each: its folder's, or the path where that is not clear enough."""
     short = [folder.resolve().name for folder in folders]
@@ -60,13 +75,13 @@ def stated_sums(folder: Path) -> dict[str, str | None]:
 
     None where there is no such file, "" where it says nothing.
     """
-    texts = {name: _text(folder / name) for name in _SUMS}
+    texts = {name: text_of(folder / name) for name in _SUMS}
     return {name: None if text is None else _SUMS[name](text) for name, text in texts.items()}
 
 
 def is_judgement(folder: Path) -> bool:
     """Whether the report of a run is none, but a later judgement of its figures by `gpufleet judge`."""
-    return _JUDGED_AGAIN in (_text(folder / REPORT) or "")
+    return _JUDGED_AGAIN in (text_of(folder / REPORT) or "")
 
 
 def _in_report(page: str) -> str:
@@ -77,16 +92,17 @@ def _in_report(page: str) -> str:
 def _in_summary(document: str) -> str:
     try:
         return str(json.loads(document)["evidence_sha256"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 
 _SUMS = {REPORT: _in_report, summary.FILE: _in_summary}
 
 
-def _text(path: Path) -> str | None:
+def text_of(path: Path) -> str | None:
+    """What a run's own file says, None if it is not there. CommandFailed if it cannot be read."""
     try:
-        with files.open_regular(path) as file:
+        with files.open_regular(path, MOST_BYTES) as file:
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return None

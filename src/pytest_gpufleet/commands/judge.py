@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, CommandFailed, new_console, printing
-from pytest_gpufleet.commands.folder import EVIDENCE, check_output, record_of, write
+from pytest_gpufleet.commands.folder import EVIDENCE, check_output, of_anybody, record_of, write
 from pytest_gpufleet.verdict import profile
-from pytest_gpufleet.verdict.evidence import Record, sha256
+from pytest_gpufleet.verdict.evidence import sha256
 from pytest_gpufleet.verdict.rejudgement import rejudged
 
 
@@ -22,32 +23,34 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    check_output(given.output, [given.fleet_profile])
-    record = record_of(given.folder)
-    try:
-        limits = profile.choose(given.fleet_profile, {gpu.name for gpu in record.topology.gpus})
-        record = rejudged(record, limits)
-    except profile.ProfileError as error:
-        raise CommandFailed(f"--fleet-profile: {error}") from None
-    if given.output:
-        from pytest_gpufleet.report.page import page
+    from pytest_gpufleet.report import terminal
 
-        write(given.output, page(record, sha256(given.folder / EVIDENCE)))
+    check_output(given.output, [given.fleet_profile])
+    with of_anybody(given.folder):
+        record = record_of(given.folder)
+        try:
+            limits = profile.choose(given.fleet_profile, {gpu.name for gpu in record.topology.gpus})
+            record = rejudged(record, limits)
+        except profile.ProfileError as error:
+            raise CommandFailed(f"--fleet-profile: {error}") from None
+        if given.output:
+            from pytest_gpufleet.report.page import page
+
+            write(given.output, page(record, sha256(given.folder / EVIDENCE)))
+        lines = terminal.lines(record)
     with printing():
-        _print(record)
+        _print(lines)
         if given.output:
             print(f"report: {given.output}")
     assert record.exit_status is not None
     return record.exit_status
 
 
-def _print(record: Record) -> None:
+def _print(lines: Iterable[tuple[str, Mapping[str, bool]]]) -> None:
     from rich.text import Text
 
-    from pytest_gpufleet.report import terminal
-
     console = new_console(highlight=False, soft_wrap=True)
-    for text, markup in terminal.lines(record):
+    for text, markup in lines:
         console.print(Text(text, style=" ".join(markup)))
 
 

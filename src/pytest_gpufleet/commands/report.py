@@ -11,6 +11,7 @@ from pytest_gpufleet.commands.folder import (
     EVIDENCE,
     REPORT,
     check_output,
+    of_anybody,
     record_of,
     stated_sums,
     write,
@@ -30,9 +31,11 @@ def _run(given: argparse.Namespace) -> int:
 
     folder, output = given.folder, given.output
     check_output(output)
-    record, digest = record_of(folder), sha256(folder / EVIDENCE)
-    if record.verdict is None:
-        record = settled(record, DIED)
+    with of_anybody(folder):
+        record, digest = record_of(folder), sha256(folder / EVIDENCE)
+        if record.verdict is None:
+            record = settled(record, DIED)
+        html, document = page(record, digest), summary.text(record, digest)
     if output is None:
         if signed := signatures.names(folder):
             raise CommandFailed(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
@@ -40,10 +43,10 @@ def _run(given: argparse.Namespace) -> int:
         for name, stated in stated_sums(folder).items():
             if stated and stated != digest:
                 raise CommandFailed(f"{folder / name} was made of other evidence: write this report to another -o FILE")
-        write(folder / summary.FILE, summary.text(record, digest))
-    output = output or folder / REPORT
-    write(output, page(record, digest))
-    print(f"{output}: {record.verdict}")
+    write(output or folder / REPORT, html)
+    if output is None:
+        write(folder / summary.FILE, document)
+    print(f"{output or folder / REPORT}: {record.verdict}")
     return 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, CommandFailed, printing
-from pytest_gpufleet.commands.folder import EVIDENCE, REPORT, as_written, is_judgement, stated_sums
+from pytest_gpufleet.commands.folder import EVIDENCE, REPORT, as_written, is_judgement, of_anybody, stated_sums, text_of
 from pytest_gpufleet.commands.openssh import AllowedSigners
 from pytest_gpufleet.verdict import summary
 from pytest_gpufleet.verdict.contradictions import contradictions
@@ -34,10 +34,11 @@ def _run(given: argparse.Namespace) -> int:
     if given.revoked_keys and not given.allowed_signers:
         raise CommandFailed("--revoked-keys is about signatures, which only --allowed-signers checks")
     allowed = AllowedSigners.read(given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
-    record, digest = as_written(folder), sha256(folder / EVIDENCE)
-    died = record.verdict is None
-    record = settled(record, DIED) if died else record
-    problems, told = examined(folder, record, digest, allowed)
+    with of_anybody(folder):
+        record, digest = as_written(folder), sha256(folder / EVIDENCE)
+        died = record.verdict is None
+        record = settled(record, DIED) if died else record
+        problems, told = examined(folder, record, digest, allowed)
     with printing():
         for problem in problems:
             print(f"{folder}: {problem}")
@@ -74,7 +75,7 @@ def _problems(folder: Path, record: Record, digest: str) -> Iterator[str]:
         elif stated != digest:
             yield f"{name} was made of other evidence: it says SHA-256 {stated}, {EVIDENCE} has {digest}"
         elif name == summary.FILE:
-            yield from _contradictions(json.loads((folder / name).read_text(encoding="utf-8")), record, digest)
+            yield from _contradictions(json.loads(text_of(folder / name) or ""), record, digest)
 
 
 def _contradictions(given: dict[str, object], record: Record, digest: str) -> Iterator[str]:

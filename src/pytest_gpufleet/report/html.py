@@ -29,6 +29,7 @@ from pytest_gpufleet.verdict.suite import titled
 
 HERE = Path(__file__).parent
 ABSENT = "—"
+MOST_DRAWN = 24  # groups of checks with plots; the suite has ten, and evidence may come from anybody
 
 Plots = list[tuple[str, Markup]]
 
@@ -70,7 +71,10 @@ def summary(record: Record, sha256: str = "") -> str:
             anchors={
                 name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1) for name in failure.names
             },
-            sections=[_section(part, accused, sources) for part in parts if part.checks or part.findings],
+            sections=[
+                _section(part, accused, sources, number < MOST_DRAWN)
+                for number, part in enumerate(part for part in parts if part.checks or part.findings)
+            ],
             sources=sources,
             telemetry=_telemetry(record),
             facts=machine.facts(record),
@@ -92,13 +96,13 @@ def summary(record: Record, sha256: str = "") -> str:
     )
 
 
-def _section(group: groups.Group, accused: Mapping[str, Blame], sources: Sources) -> Section:
+def _section(group: groups.Group, accused: Mapping[str, Blame], sources: Sources, drawn: bool) -> Section:
     methods = comparison(group.findings)
     findings = [finding for finding in group.findings if not (methods and is_compared(finding))]
     return Section(
         group,
         groups.lines(group, accused),
-        _drawn(group.findings),
+        _drawn(group.findings) if drawn else [],
         matrices(findings),
         tables(findings, sources),
         methods,

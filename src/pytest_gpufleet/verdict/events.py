@@ -65,11 +65,12 @@ def read(path: Path, fields: Mapping[str, Expected]) -> Iterator[tuple[int, dict
             if len(line) > LONGEST_LINE:
                 raise ValueError(f"{path}, line {number}: it is longer than {LONGEST_LINE >> 20} MiB")
             try:
-                last, event = event, json.loads(line)
+                following = json.loads(line)
             except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-                if line.endswith(b"\n") or last["event"] == "verdict":
+                if line.endswith(b"\n") or event["event"] == "verdict":
                     raise ValueError(f"{path}, line {number}: not JSON") from None
                 return
+            event = following
             if wrong := _no_event(event, fields).lstrip(".") or _too_deep(line, event):
                 raise ValueError(f"{path}, line {number}: not an event of a run ({wrong})")
             yield number, event

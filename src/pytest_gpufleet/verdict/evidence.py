@@ -18,7 +18,7 @@ from pytest_gpufleet.files import open_regular
 from pytest_gpufleet.hardware.topology import GpuTopology
 from pytest_gpufleet.probes.reading import BETTER
 from pytest_gpufleet.verdict import levels
-from pytest_gpufleet.verdict.events import finite, moment, number, optional, reading, whole
+from pytest_gpufleet.verdict.events import LONGEST_LINE, finite, moment, number, optional, reading, whole
 from pytest_gpufleet.verdict.events import read as read_events
 from pytest_gpufleet.verdict.finding import Finding, Kind, State
 from pytest_gpufleet.verdict.given import Given
@@ -324,6 +324,8 @@ class Evidence:
             self._spoil(self._tampered())
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         line = json.dumps({"t": now, "event": event, **content})
+        if len(line) >= LONGEST_LINE:  # it is ASCII
+            raise ValueError(f"an event {event} is longer than {LONGEST_LINE >> 20} MiB, and could not be read again")
         self.record.add(json.loads(line))
         try:
             while self._owed:

@@ -11,10 +11,13 @@ from pytest_gpufleet.report.plots.methods import compared
 from pytest_gpufleet.report.plots.scaling import scaling
 from pytest_gpufleet.verdict.finding import Finding
 
+MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
+
 
 def draw(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """(caption, SVG) of everything that can be drawn of the figures of one group of checks."""
-    alone = [finding for finding in findings if not is_compared(finding)]
+    metrics = [*dict.fromkeys(finding.measurement.metric for finding in findings)][:MOST_METRICS]
+    alone = [each for each in findings if each.measurement.metric in metrics and not is_compared(each)]
     drawn = [each for plot in (scaling, bars, curves) for each in plot(alone)]
     methods = comparison(findings)
     return [*drawn, compared(methods)] if methods else drawn

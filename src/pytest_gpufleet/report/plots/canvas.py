@@ -9,11 +9,12 @@ everything twice to find them.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -39,12 +40,19 @@ WIDTH = 8.2  # of every plot, in inches
 # Room around panels, in inches. The reader's font may be wider than the one that was measured here.
 LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.3, 0.28, 0.5
 LEGEND = 0.34
+MOST_PANELS = 24
+Panel = TypeVar("Panel")
 LARGEST = 1e30  # that matplotlib's arithmetic of axes takes without an overflow
 
 
 def style(salt: str) -> Any:
     """The context to draw in. matplotlib makes ids from `salt`, and drawings on one page must not share them."""
     return matplotlib.rc_context({**_STYLE, "svg.hashsalt": wording.clean(salt)})
+
+
+def first(panels: Mapping[str, Panel]) -> dict[str, Panel]:
+    """As many as anybody wants to look at, of panels by their titles."""
+    return dict(itertools.islice(panels.items(), MOST_PANELS))
 
 
 def panels(

@@ -66,7 +66,7 @@ def _panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[str, dic
         }
         for panel, lines in panels.items()
     }
-    return {panel: lines for panel, lines in curves.items() if lines}
+    return canvas.first({panel: lines for panel, lines in curves.items() if lines})
 
 
 def _svg(panels: dict[str, dict[str, list[Point]]], key: str, caption: str, unit: str) -> str:

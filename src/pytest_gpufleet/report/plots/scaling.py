@@ -31,7 +31,7 @@ def scaling(findings: Sequence[Finding]) -> list[tuple[str, str]]:
         ranks, value = measurement.conditions.get("ranks"), canvas.drawable(measurement.values.get(WORLD))
         if measurement.metric == THROUGHPUT and isinstance(ranks, int) and value is not None:
             panels.setdefault(_name(finding), {})[ranks] = (value, finding)
-    panels = {name: points for name, points in panels.items() if len(points) > 1}
+    panels = canvas.first({name: points for name, points in panels.items() if len(points) > 1})
     if not panels:
         return []
     caption = "Training throughput against the number of GPUs"
