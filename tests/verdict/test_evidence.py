@@ -12,16 +12,12 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD
+from pytest_gpufleet import cli
 from pytest_gpufleet.probes.reading import Condition, metric_under
 from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.evidence import Evidence, Record, read, sha256
 from pytest_gpufleet.verdict.finding import Finding
 from pytest_gpufleet.verdict.measurement import Measurement
-=======
-from pytest_gpufleet import cli
-from pytest_gpufleet.verdict.evidence import Evidence, read, sha256
->>>>>>> 19a5e10 (Evidence from anybody is read within bounded time and memory, and what is wrong with it is one sentence)
 from tests import runs
 from tests.conftest import FleetRun
 
@@ -172,7 +168,6 @@ def test_all_that_a_run_leaves_says_the_same(fleet: Callable[..., FleetRun], tmp
     assert (run.root / "elsewhere" / "evidence.jsonl").exists()
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("metric", "conditions", "place", "fabric"),
     [
@@ -194,7 +189,8 @@ def test_a_figure_whose_places_are_no_peers_contradicts_nothing(
     other = replace(measurement.definition, peer_tolerance=0.5)
     record.findings = [replace(record.findings[0], measurement=replace(measurement, definition=other))]
     assert [told for told in contradictions(record) if "is not defined" in told] != []
-=======
+
+
 # ---------------------------------------------------------------- evidence from anybody
 
 
@@ -321,4 +317,3 @@ def test_a_line_that_could_not_be_read_again_is_not_written(evidence: Evidence) 
     assert evidence.seal() == ""
     assert evidence.record.spoiled == []
     assert read(evidence.path).started == ["test_a", "test_b"]
->>>>>>> 19a5e10 (Evidence from anybody is read within bounded time and memory, and what is wrong with it is one sentence)
