@@ -53,8 +53,8 @@ ALWAYS_AGAIN = (
 
 # Events of which the new run has its own, or which belong to a check that runs again or passed.
 MADE_AGAIN = (
-    "run", "topology", "machine", "world_started", "fresh_world", "failure", "telemetry", "progress", "check_started",
-    "deselected", "session", "verdict",
+    "run", "profile", "topology", "machine", "world_started", "fresh_world", "failure", "telemetry", "progress",
+    "check_started", "deselected", "session", "verdict",
 )  # fmt: skip
 
 

@@ -147,25 +147,26 @@ def _places(record: Record) -> Iterator[str]:
 
 
 def _limits(record: Record) -> Iterator[str]:
-    """Of limits that this version ships, it can be known what they are."""
-    if not _same_version(record) or record.run.get("rehearsal"):
-        return
-    fitting = profile.choose(None, {gpu.name for gpu in record.topology.gpus})
-    # A customer may give a copy of a shipped profile.
-    customers = any(finding.limit and finding.limit.contract for finding in record.findings)
-    used = None if customers else _shipped().get(str(record.run.get("profile_sha256")))
-    shipped = used is not None or record.run.get("profile") is None
-    if shipped and used != fitting:
+    """Where it is known which limits there were, each figure was held against the one that decides."""
+    names = {gpu.name for gpu in record.topology.gpus}
+    used = _shipped().get(str(record.run.get("profile_sha256")))
+    rehearsal, given = record.run.get("rehearsal"), record.profile
+    known = given is not None or _same_version(record)
+    if known and not rehearsal and given is None and used != profile.choose(None, names):
         yield f"its limits are those of {used.name if used else 'no profile'}, which is not the one for its GPUs"
-        return
-    for finding in record.findings:
-        if finding.measurement.metric == "spread" or not finding.measurement.values:
-            continue
-        if shipped:
-            if finding.limit != (used.limit_for(finding.measurement, record.topology.fabric) if used else None):
-                yield f"{_told(finding)} is held against a limit that its profile does not have"
-        elif finding.limit and not finding.limit.contract and _fingerprint(finding.limit) not in _shipped_limits():
-            yield f"{_told(finding)} is held against a limit that is not the customer's, and that no profile has"
+    elif known and not rehearsal:
+        for finding in record.findings:
+            measurement, fabric = finding.measurement, record.topology.fabric
+            if measurement.metric == "spread" or not measurement.values:
+                continue
+            decides = used.limit_for(measurement, fabric) if used and not given else None
+            if given:
+                # One of the profile that it extends, if it does, where none of its own holds.
+                base = finding.limit if finding.limit and _fingerprint(finding.limit) in _shipped_limits() else None
+                fitting = (limit for limit in given.limits if profile.holds(limit, measurement, fabric))
+                decides = max(fitting, key=lambda limit: len(limit.conditions), default=base)
+            if finding.limit != decides:
+                yield f"{_told(finding)} is not held against the limit of its profile: {decides or 'there is none'}"
 
 
 @cache

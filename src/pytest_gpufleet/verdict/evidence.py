@@ -26,7 +26,7 @@ from pytest_gpufleet.verdict.suite import Suite, of_version
 
 SCHEMA = 1
 MOST_SAMPLES = 4096
-ONCE = ("run", "topology", "machine")  # events of which a run has one
+ONCE = ("run", "profile", "topology", "machine")  # events of which a run has one
 
 OUTCOMES = ("passed", "failed", "skipped", "not applicable")
 VERDICTS = ("ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL")
