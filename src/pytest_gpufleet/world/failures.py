@@ -109,7 +109,7 @@ def _loaded(module: str) -> dict[str, object]:
 
 
 def exit_summary(exitcode: int) -> str:
-    """What an exit status of multiprocessing means in words."""
+    """What an exit status means in words; a negative one is a signal."""
     if exitcode == -signal.SIGKILL:
         return "by SIGKILL (somebody killed it; the kernel's out-of-memory killer does so too: see dmesg)"
     if exitcode >= 0:
