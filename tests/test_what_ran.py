@@ -32,6 +32,9 @@ gpus[2]['application_clock_mhz'] = [1, 1]
 gpus[2]['recovery_action'] = 2
 gpus[2]['inforom_valid'] = False
 host['shared_memory_bytes'] = 64 << 20
+gpus[2]['pcie_width'] = 8
+gpus[2]['nvlink_states'][4] = 0
+for gpu in gpus: gpu['remapped_rows'] = Unavailable('NVML: Not Supported', False)
 """
 ABOVE = """
 import pytest
@@ -59,6 +62,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xfail)
         if item.name == "test_persistence_mode_is_on":
             item.obj = lambda gpus: None
+        if item.name == "test_nvlinks_are_up":
+            item.obj = item.module.test_nvlinks_are_up = lambda **fixtures: None
+
+def pytest_generate_tests(metafunc):
+    if metafunc.function.__name__ == "test_pcie_width_is_full":
+        metafunc.parametrize("gpus", [[]], ids=[pytest.HIDDEN_PARAM])
+
+def pytest_runtest_logreport(report):
+    if report.skipped and report.nodeid.endswith("test_no_memory_error_is_recorded"):
+        report.outcome = "passed"
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
@@ -110,6 +123,9 @@ OUTCOMES = {
     "test_inforom_is_valid": "not applicable",
     "test_shared_memory_is_large_enough": "failed",
     "test_pcie_links_stayed_clean": "passed",
+    "test_pcie_width_is_full": "not applicable",
+    "test_nvlinks_are_up": "skipped",
+    "test_no_memory_error_is_recorded": "skipped",
 }
 # What a project may well have beside the suite.
 HEALTHY = """
@@ -121,6 +137,10 @@ def pytest_addoption(parser):
 @pytest.fixture
 def of_nobody():
     return 1
+
+def pytest_generate_tests(metafunc):
+    if "site" in metafunc.fixturenames:
+        metafunc.parametrize("site", ["north", "south"])
 
 def pytest_sessionfinish(session):
     pass
@@ -172,6 +192,7 @@ def test_no_hook_around_a_check_makes_it_pass_unseen(beside_the_suite: Any, tmp_
     assert told == {
         ("hook", "pytest_runtest_call", "conftest.py"),
         ("hook", "pytest_pyfunc_call", "conftest.py"),
+        ("hook", "pytest_generate_tests", "conftest.py"),
         ("hook", "pytest_pyfunc_call", "loaded.py"),
         ("hook", "pytest_runtest_makereport", "loaded.py"),
         ("hook", "pytest_runtest_makereport", "named.py"),
@@ -198,9 +219,9 @@ def test_what_leaves_the_suite_alone_is_only_on_record(beside_the_suite: Any, tm
     files = {
         "conftest.py": HEALTHY,
         "checks/conftest.py": BESIDE,
-        "checks/test_own.py": "def test_own(judge):\n    assert judge is None\n",
+        "checks/test_own.py": "def test_own(judge, site):\n    assert judge is None\n",
     }
-    run = beside_the_suite(files, tmp_path / "acceptance", tmp_path / "checks", "-k", "ecc_is_on or own")
+    run = beside_the_suite(files, tmp_path / "acceptance", tmp_path / "checks", "-k", "ecc_is_on or alike or own")
     assert set(run.outcomes.values()) == {"passed"}, run.text
     assert run.record.interference == []
     assert run.record.altered == []
@@ -230,6 +251,20 @@ def test_an_expected_failure_is_excused_only_where_pytest_says_so() -> None:
     assert _outcome([phase("skipped", wasxfail="known")]) == ("skipped", "known")
     assert _outcome([phase("passed", wasxfail="known")]) == ("failed", "AssertionError: so it is")
     assert _outcome([phase("passed")]) == ("failed", "AssertionError: so it is")
+
+
+def test_a_body_is_that_of_the_check_after_which_it_is_called() -> None:
+    body = what_ran.is_of_the_suite
+    module = SimpleNamespace(test_a=body, test_b=body)
+
+    def own(name: str, nodeid: str, path: str = what_ran.__file__) -> bool:
+        item: Any = SimpleNamespace(obj=body, module=module, originalname=name, nodeid=nodeid, path=Path(path))
+        return what_ran._is_its_own_body(item)
+
+    assert own("test_a", "acceptance/what_ran.py::test_a[fp16]")
+    assert not own("test_a", "acceptance/what_ran.py::test_b")
+    assert not own("test_a", "acceptance/test_2_health.py::test_a")
+    assert not own("test_a", "acceptance/what_ran.py::test_a", "elsewhere/what_ran.py")
 
 
 def test_every_harmless_plugin_has_a_reason() -> None:

@@ -55,7 +55,8 @@ def _outcome(phases: Phases) -> tuple[str, str]:
     for report, error in phases:
         if isinstance(error, NotApplicable):
             return "not applicable", str(error)
-        if report.skipped:  # an expected failure is reported as skipped too
+        # An expected failure is reported as skipped too; a skip stays one, whatever others make of its report.
+        if report.skipped or isinstance(error, pytest.skip.Exception):
             return "skipped", str(getattr(report, "wasxfail", "") or error)
     if not any(report.when == "call" for report, _ in phases):  # --setup-only and the like
         return "skipped", NOT_RUN

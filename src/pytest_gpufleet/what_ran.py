@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.session import Fleet
 
 # Hooks by which a failure can be made to pass, or a body be left out. What only sees items before they run is not among
-# them: a check that is deselected, skipped or replaced shows. Those of the second kind are called for every test, by
-# whatever conftest.py; the others by those in folders above it alone.
+# them: a check that is deselected, skipped, replaced or given other arguments shows. Those of the second kind are called
+# for every test, by whatever conftest.py; the others by those in folders above it alone.
 AROUND_A_TEST = (
     "pytest_runtest_setup",
     "pytest_runtest_call",
@@ -86,7 +86,7 @@ def interference(session: pytest.Session) -> list[dict[str, Any]]:
     items = [item for item in session.items if is_of_the_suite(item)]
     found: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for item in items:
-        for kind, name, file in (*_hooks(item), *_fixtures(item)):
+        for kind, name, file in (*_hooks(item), *_fixtures(item), *_parameters(item)):
             found[kind, name, file].add(check_name(item.nodeid) if kind == "fixture" else "")
     return [
         {"kind": kind, "name": name, "file": file, "checks": sorted(filter(None, checks))}
@@ -111,8 +111,10 @@ def witnessed(item: pytest.Function) -> Iterator[None]:
 
 
 def _is_its_own_body(item: pytest.Function) -> bool:
-    """Whether what is about to be called as the body of a check is the function that its file defines."""
-    return item.obj is getattr(item.module, getattr(item, "originalname", item.name), None)
+    """Whether what is about to be called as the body of a check is the function that the file of this name defines."""
+    named = check_name(item.nodeid) == f"{item.path.name}::{item.originalname}"
+    own = item.obj is getattr(item.module, item.originalname, None)
+    return named and own and _file_of(item.obj) == str(item.path)
 
 
 def _hooks(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
@@ -129,13 +131,31 @@ def _fixtures(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
             yield "fixture", name, file
 
 
+def _parameters(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
+    """Arguments that a check is given in the place of its fixtures, though its file does not say so."""
+    callspec = getattr(item, "callspec", None)
+    marks = getattr(getattr(item, "function", None), "pytestmark", ())
+    names = [mark.args[0] for mark in marks if mark.name == "parametrize"]
+    own = {name.strip() for each in names for name in (each.split(",") if isinstance(each, str) else each)}
+    if callspec is None or own.issuperset(callspec.params):
+        return
+    for implementation in item.ihook.pytest_generate_tests.get_hookimpls():
+        if file := _of_others(implementation.function, item):
+            yield "hook", "pytest_generate_tests", file
+
+
 def _of_others(function: Callable[..., object], item: pytest.Item) -> str:
     """The file of a function; "" if it is one of pytest's, of this plugin's or of a known plugin's, or stands in the
     suite's own files, which are held against their sums."""
-    module: dict[str, Any] = getattr(function, "__globals__", {})
-    file = str(module.get("__file__") or "an unknown file")
+    file = _file_of(function)
+    package = str(getattr(function, "__globals__", {}).get("__name__")).partition(".")[0]
     own = (str(item.path), str(item.path.with_name(suite.CONFTEST)))
-    return "" if file in own or str(module.get("__name__")).partition(".")[0] in HARMLESS else file
+    return "" if file in own or package in HARMLESS else file
+
+
+def _file_of(function: Callable[..., object]) -> str:
+    """The file whose module a function was defined in, whatever it says of itself."""
+    return str(getattr(function, "__globals__", {}).get("__file__") or "an unknown file")
 
 
 def _package(plugin: object) -> str:
