@@ -153,10 +153,13 @@ def put(event: str, *keys: str) -> Callable[[Path], None]:
         (replace("evidence.jsonl", '"event": "topology"', '"event": topology'), "line 2: not JSON"),
         (replace("evidence.jsonl", '"gpus": [], "links"', '"links"'), "line 2: not an event of a run"),
         (
-            replace("evidence.jsonl", '"level": "standard"', '"level": null'),
+            replace("evidence.jsonl", '"level": "standard", "burn', '"level": null, "burn'),
             "line 1: not an event of a run (level is None)",
         ),
-        (replace("evidence.jsonl", '"level": "standard"', '"level": "thorough"'), "(level is 'thorough')"),
+        (
+            replace("evidence.jsonl", '"level": "standard", "burn', '"level": "thorough", "burn'),
+            "(level is 'thorough')",
+        ),
         (replace("evidence.jsonl", '"burn_in_seconds": 0', '"burn_in_seconds": null'), "(burn_in_seconds is None)"),
         (replace("evidence.jsonl", '"gpus_present": 0', '"gpus_present": null'), "(gpus_present is None)"),
         (replace("evidence.jsonl", '"resumed": []', '"resumed": null'), "(resumed is None)"),

@@ -345,12 +345,12 @@ class Fleet:
         self.folder = files.new_folder(self.options.folder, f"{host}-{started:%Y%m%dT%H%M%SZ}")
         self.evidence = Evidence(self.folder / "evidence.jsonl")
         self.record_event("run", **run)
-        self.record_event("suite", manifest=shipped().to_json())
         self.record_event("topology", topology=asdict(ground.topology))
         if profile and self.options.profile:
             given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
             self.record_event("profile", profile=asdict(given))
         self.record_event("machine", machine=machine.to_json(self.machine))
+        self.record_event("suite", manifest=shipped().to_json())
         for name, content in carried:
             self.record_event(name, **content)
         self.carried = set(map(shipped().known_as, self.evidence.record.checks))
