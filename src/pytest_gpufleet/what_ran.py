@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.session import Fleet
 
 # Hooks by which a failure can be made to pass, or a body be left out. What only sees items before they run is not among
-# them: a check that is deselected, skipped, replaced or given other arguments shows. Those of the second kind are called
-# for every test, by whatever conftest.py; the others by those in folders above it alone.
+# them: a check that is deselected, skipped, replaced or given other arguments shows. Those of the second kind are
+# called for every test, by whatever conftest.py; the others by those in folders above it alone.
 AROUND_A_TEST = (
     "pytest_runtest_setup",
     "pytest_runtest_call",
