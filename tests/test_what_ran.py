@@ -269,3 +269,12 @@ def test_a_body_is_that_of_the_check_after_which_it_is_called() -> None:
 
 def test_every_harmless_plugin_has_a_reason() -> None:
     assert all(what_ran.HARMLESS.values())
+
+
+@pytest.mark.parametrize("module", ["pytest_benchmark.plugin", "faker.contrib.pytest.plugin", "syrupy", "strange"])
+def test_well_known_plugins_that_are_only_installed_are_not_held_against_a_machine(module: str, tmp_path: Path) -> None:
+    written: dict[str, Any] = {"__name__": module, "__file__": "/site-packages/plugin.py"}
+    exec("def pytest_runtest_setup(item): ...", written)
+    item: Any = SimpleNamespace(path=tmp_path / "test_1_inventory.py")
+    told = what_ran._of_others(written["pytest_runtest_setup"], item)
+    assert told == ("/site-packages/plugin.py" if module == "strange" else "")

@@ -51,6 +51,11 @@ HARMLESS = {
     "pytest_asyncio": "calls bodies that are async; the suite has none",
     "anyio": "calls bodies that are async; the suite has none",
     "_hypothesis_pytestplugin": "looks after tests marked @given; the suite has none",
+    "allure_pytest": "writes a report of its own",
+    "pytest_jsonreport": "writes a report of its own",
+    "pytest_benchmark": "looks after tests with its marker or its fixture; the suite has none",
+    "faker": "makes names for tests that ask for them; the suite has none",
+    "syrupy": "changes how PyCharm shows a difference",
 }
 
 REACHED = pytest.StashKey[bool]()  # whether the body of a check of the suite was called
