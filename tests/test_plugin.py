@@ -74,6 +74,7 @@ def test_options_that_only_list_are_pytests_own(pytestconfig, name):
         ("--fleet-level turbo", ["--fleet-level", "'turbo'"]),
         ("--fleet-engine slurm", ["--fleet-engine", "'slurm'"]),
         ("--gpus 8 --rehearse", ["--gpus N", "--rehearse", "give one of them"]),
+        ("--gpus all --rehearse", ["--gpus all", "--rehearse", "give one of them"]),
         ("--rehearse -n 8", ["-n", "share the GPUs"]),
         ("--rehearse --dist=load --tx=popen", ["--dist", "share the GPUs"]),
         ("--rehearse --fleet-profile missing.toml", ["missing.toml", "cannot be read"]),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import resume
+from pytest_gpufleet.report.machine import facts
 from pytest_gpufleet.report.why import why
 from pytest_gpufleet.verdict.evidence import read
 from pytest_gpufleet.verdict.suite import titled
@@ -263,6 +264,42 @@ def test_a_run_that_only_died_spoils_nothing(tmp_path):
     _, verdict, (_, carried, *_) = gone_on_with(first, "second", limits)
     assert verdict == "ACCEPTED"
     assert "checks carried over from first of 2026-11-21 01:40 UTC" in carried
+
+
+def test_telemetry_that_saw_nothing_spoils_the_checks_that_do_not_run_again(tmp_path):
+    gpus = [replace(gpu, compute_capability=(9, 0)) for gpu in runs.topology("node7").gpus]
+    machine = replace(runs.topology("node7"), gpus=tuple(gpus))
+    first = runs.record(tmp_path / "first", machine=machine, ends=False)
+    sample = {"time": 1.0, "gpus": [{"temperature_c": 30, "power_watts": 75.0}] * 4}
+    with (first / "evidence.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "telemetry", "sample": sample}) + "\n")
+    spoiled = [content for kind, content in resume.events(first, resume.load(first)) if kind == "spoiled"]
+    assert [each["in_run"] for each in spoiled] == ["first"] * 4
+    assert spoiled[0]["why"].endswith("telemetry never had clock_event_reasons: no slowdown would have been seen")
+
+
+def test_a_limit_that_was_missed_is_told_though_its_check_did_not_end(tmp_path):
+    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+    missed = read(runs.record(tmp_path / "other", values={"busbw world": 0.5}, limits=limits) / "evidence.jsonl")
+    finding = next(each for each in missed.findings if each.state == "missed")
+    begun = {"event": "finding", "finding": {**finding.to_json(), "check": "own.py::test_dies"}}
+    first = cut_short(
+        tmp_path / "first", {"event": "check_started", "check": "own.py::test_dies"}, begun, limits=limits
+    )
+    second, _, reasons = gone_on_with(first, "second", limits)
+    assert "own.py::test_dies: failed in first, not run in this run" in reasons
+    assert "own.py::test_dies: failed in first, not run in this run" in gone_on_with(second, "third", limits)[2]
+
+
+def test_what_else_ran_in_a_run_stands_in_the_reports_of_those_that_go_on_with_it(tmp_path):
+    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+    conftest = {"file": "/site/conftest.py", "sha256": "1234567890abcdef"}
+    first = cut_short(tmp_path / "first", {"event": "session", "conftests": [conftest]}, limits=limits)
+    second, _, _ = gone_on_with(first, "second", limits)
+    third, _, _ = gone_on_with(second, "third", limits)
+    for folder in (second, third):
+        told = facts(read(folder / "evidence.jsonl"))["What else ran"]
+        assert ("conftest.py (in run first)", "/site/conftest.py (SHA-256 1234567890ab…)") in told
 
 
 def test_what_a_later_version_tells_of_a_run_is_taken_over_too(tmp_path):

@@ -119,8 +119,8 @@ LISTINGS = (
 
 def from_config(config: pytest.Config) -> Options:
     given = {name: config.getoption(name) for name in FLEET_OPTIONS}
-    if isinstance(given["gpus"], int) and given["rehearse"]:
-        raise pytest.UsageError("--gpus N runs on GPUs and --rehearse on CPUs: give one of them")
+    if given["gpus"] not in (None, "auto") and given["rehearse"]:
+        raise pytest.UsageError("--gpus N and --gpus all run on GPUs, --rehearse on CPUs: give one of them")
     if given["fleet_burn_in"] and given["fleet_level"] not in (None, "burnin"):
         raise pytest.UsageError(
             f"--fleet-burn-in is part of level burnin, but --fleet-level {given['fleet_level']} was given"

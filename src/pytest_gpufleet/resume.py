@@ -16,6 +16,7 @@ from pytest_gpufleet.commands.command import CommandFailed
 from pytest_gpufleet.commands.folder import EVIDENCE, record_of, stated_sums
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
 from pytest_gpufleet.verdict import evidence
+from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.evidence import Record, sha256
 from pytest_gpufleet.verdict.levels import check_name
 from pytest_gpufleet.verdict.verdict import CUT_SHORT
@@ -54,7 +55,7 @@ ALWAYS_AGAIN = (
 # Events of which the new run has its own, or which belong to a check that runs again or passed.
 MADE_AGAIN = (
     "run", "profile", "topology", "machine", "world_started", "fresh_world", "failure", "telemetry", "progress",
-    "check_started", "deselected", "session", "verdict",
+    "check_started", "deselected", "verdict",
 )  # fmt: skip
 
 
@@ -140,9 +141,12 @@ def _facts(gpu: Gpu) -> list[object]:
 
 
 def history(folder: Path, then: Record) -> list[dict[str, Any]]:
-    """The runs that a new one goes on with, the first one first: name, begin, and the checks that failed there."""
+    """The runs that a new one goes on with, the first one first: name, begin, and the checks that failed there, also
+    those that missed a limit and did not come to their end."""
     failed = [check.id for check in then.checks.values() if check.outcome == "failed"]
-    return [*then.run.get("resumed", []), {"run": _name(folder), "utc": then.run.get("utc"), "failed": failed}]
+    failed += [finding.check for finding in then.findings if finding.state == "missed"]
+    told = {"run": _name(folder), "utc": then.run.get("utc"), "failed": list(dict.fromkeys(failed))}
+    return [*then.run.get("resumed", []), told]
 
 
 def _name(folder: Path) -> str:
@@ -179,4 +183,7 @@ def events(folder: Path, then: Record) -> list[tuple[str, dict[str, Any]]]:
                 pass
             case {"event": kind} if kind not in MADE_AGAIN:
                 taken.append((kind, {"in_run": name, **content}))
+    # Telemetry itself is made again, but not that of the checks that do not run again.
+    for gpu, missing in without_telemetry(then) if passed else ():
+        taken.append(("spoiled", {"in_run": name, "why": f"{gpu}: {missing}"}))
     return taken

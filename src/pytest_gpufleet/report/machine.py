@@ -59,7 +59,7 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("Python, pytest", ", ".join(str(run[key]) for key in ("python", "pytest") if run.get(key))),
             ("pytest-gpufleet", run.get("plugin")),
         ],
-        "What else ran": _what_else(record.session),
+        "What else ran": _all_that_ran(record),
         "The host": [
             ("System", ", ".join(filter(None, (host.get("system"), host.get("kernel"))))),
             ("Processors (allowed)", host.get("processors_allowed")),
@@ -69,6 +69,18 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("Open files, soft / hard", _both(host.get("open_files_limit"), host.get("open_files_hard_limit"))),
         ],
     }
+
+
+def _all_that_ran(record: Record) -> list[tuple[str, Any]]:
+    """Of this run, and what was otherwise in those that it goes on with."""
+    now = _what_else(record.session)
+    before = [
+        (f"{what} (in run {session['in_run']})", told)
+        for session in record.earlier_sessions
+        for what, told in _what_else(session)
+        if (what, told) not in now
+    ]
+    return now + before
 
 
 def _what_else(session: Mapping[str, Any]) -> list[tuple[str, Any]]:

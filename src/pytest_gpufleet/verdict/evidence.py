@@ -162,6 +162,7 @@ class Record:
     manifest: Suite | None = None  # of the suite that ran; None in evidence of versions that recorded none
     altered: list[str] = field(default_factory=list)  # files of the suite that are not as they were shipped
     session: dict[str, Any] = field(default_factory=dict)  # what else ran: plugins, conftest files, options
+    earlier_sessions: list[dict[str, Any]] = field(default_factory=list)  # of the runs that this one goes on with
     interference: list[Interference] = field(default_factory=list)
     spoiled: list[str] = field(default_factory=list)  # what keeps the run from being complete, whatever its checks say
     progress: dict[str, tuple[float, float]] = field(default_factory=dict)  # check: seconds done, and of how many
@@ -224,6 +225,8 @@ class Record:
                     if self.manifest is not None:
                         self.contradictions.append("it has two manifests of its suite")
                     self.manifest = Suite.from_json(event["manifest"])
+            case {"event": "session", "in_run": _, **content}:
+                self.earlier_sessions.append({**content, "in_run": event["in_run"]})
             case {"event": "session", **content}:
                 self.session = content
             case {"event": "interference", "found": found}:
