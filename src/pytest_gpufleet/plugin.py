@@ -202,7 +202,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if fleet.evidence is not None:
         from pytest_gpufleet.verdict import suite
 
-        fleet.foreign_test = "" if suite.belongs(item.path) else item.nodeid
+        if suite.belongs(item.path):
+            fleet.begin_check_of_the_suite()
+        else:
+            fleet.foreign_test = item.nodeid
     if (pool := fleet.pool_in_use) is not None:
         pool.begin_test()
         if pool.started and pool.used_by and not fleet.foreign_test:

@@ -91,6 +91,7 @@ class Fleet:
         self.carried: set[str] = set()  # checks that an earlier run has done, by the names by which they are known
         self.test_deadline: float | None = None  # monotonic time, where pytest-timeout sets one
         self.foreign_test = ""  # the running test, if it is none of the suite
+        self._environment: dict[str, str] = {}  # what of it steers drivers and libraries, when the run began
         self._locks: ExitStack | None = None
         self._open = ExitStack()
         self._after = ExitStack()  # what is undone when all else is closed
@@ -190,6 +191,13 @@ class Fleet:
     def activity(self) -> dict[str, Any]:
         """What the GPUs did during a check that ends now: minimum, mean and maximum of every reading of telemetry."""
         return {"telemetry": self._activity.end()} if self.sampler is not None else {}
+
+    def begin_check_of_the_suite(self) -> None:
+        """No test before it, and no import of its file, has changed what its ranks find in their environment."""
+        from pytest_gpufleet.hardware.environment import put_back
+
+        self.foreign_test = ""
+        put_back(self._environment)
 
     def read_now(self, fact: str) -> list[Any]:
         """A fact of every GPU at this moment."""
@@ -311,7 +319,7 @@ class Fleet:
     def open(self) -> None:
         """Check everything that can be checked and start the evidence. UsageError before anything expensive starts."""
         from pytest_gpufleet.hardware import machine
-        from pytest_gpufleet.hardware.environment import relevant
+        from pytest_gpufleet.hardware.environment import of_this_process, relevant
         from pytest_gpufleet.redaction import command
         from pytest_gpufleet.verdict.evidence import SCHEMA, Evidence
         from pytest_gpufleet.verdict.given import as_given
@@ -320,7 +328,7 @@ class Fleet:
         files.check_temporary()
         files.check_textfile(self.options.prometheus)
         profile, ground, host = self.profile, self.ground, socket.gethostname()
-        started = datetime.now(timezone.utc)
+        started, self._environment = datetime.now(timezone.utc), of_this_process()
         run = {
             "schema": SCHEMA,
             "host": host,

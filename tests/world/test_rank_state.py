@@ -138,12 +138,24 @@ def test_cheap_state_is_put_back_between_tests_and_kept_within_one(fleet):
     assert set(run.outcomes.values()) <= {"passed", "skipped"}
 
 
+OWN = """
+import os
+
+{changed}
+
+def test_own(request):
+    world = request.getfixturevalue("world")
+    assert world.run(lambda rank: os.environ.get("NCCL_ALGO")) == [{seen!r}] * 2
+"""
+
+
 def test_the_suite_gets_ranks_that_no_other_test_has_used(run_pytest):
-    own = "def test_own(request): request.getfixturevalue('world').run(lambda rank: None)"
+    first = OWN.format(changed="os.environ['NCCL_ALGO'] = 'Ring'", seen="Ring")
+    last = OWN.format(changed="", seen=None)  # on the ranks of the suite
     check = f"{ACCEPTANCE / 'test_4_each_gpu.py'}::test_matrix_product_is_exact"
     run = run_pytest(
         "first.py", f"{check}[fp32]", f"{check}[bf16]", "last.py", "--rehearse=2", "--fleet-dir=runs",
-        files={"first.py": own, "last.py": own},
+        files={"first.py": first, "last.py": last},
     )  # fmt: skip
     assert run.status == 0, run.text
     events = [json.loads(line) for line in (run.folders[0] / "evidence.jsonl").read_text().splitlines()]

@@ -30,6 +30,18 @@ def _assignments(path: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in parts if name.strip().startswith("NCCL_")}
 
 
+def of_this_process() -> dict[str, str]:
+    """The variables that steer drivers and libraries and stand in the environment of this process."""
+    return {name: value for name, value in os.environ.items() if STEERING.fullmatch(name)}
+
+
+def put_back(before: dict[str, str]) -> None:
+    """Make them again what `of_this_process` gave."""
+    for name in of_this_process().keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 def relevant() -> dict[str, str]:
     """The variables by which users and images steer drivers and libraries, sorted by name.
 
