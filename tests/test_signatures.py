@@ -194,7 +194,7 @@ NOT_GOOD = {
     "changed evidence": (edit("evidence.jsonl", '"node7"', '"node9"'), "is of another evidence.jsonl"),
     "changed summary": (edit("summary.json", "node7", "node9"), "is of another summary.json"),
     "report removed": (lambda stand: (stand.folder / "report.html").unlink(), "is of another report.html"),
-    "report a link": (a_link_to_the_report, "is of another report.html"),
+    "report a link": (a_link_to_the_report, "report.html cannot be read: it is a link"),
     "changed manifest": (
         edit(f"signed-by-{VENDOR}.json", "INCOMPLETE", "ACCEPTED"), "one of the two was changed"),
     "another run": (of_another_run, "is of a run with another host node7"),
