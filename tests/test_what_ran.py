@@ -193,6 +193,7 @@ def test_no_hook_around_a_check_makes_it_pass_unseen(beside_the_suite: Any, tmp_
         ("hook", "pytest_runtest_call", "conftest.py"),
         ("hook", "pytest_pyfunc_call", "conftest.py"),
         ("hook", "pytest_generate_tests", "conftest.py"),
+        ("hook", "pytest_collection_modifyitems", "conftest.py"),
         ("hook", "pytest_pyfunc_call", "loaded.py"),
         ("hook", "pytest_runtest_makereport", "loaded.py"),
         ("hook", "pytest_runtest_makereport", "named.py"),
@@ -265,6 +266,21 @@ def test_a_body_is_that_of_the_check_after_which_it_is_called() -> None:
     assert not own("test_a", "acceptance/what_ran.py::test_b")
     assert not own("test_a", "acceptance/test_2_health.py::test_a")
     assert not own("test_a", "acceptance/what_ran.py::test_a", "elsewhere/what_ran.py")
+
+
+def test_a_check_on_fewer_ranks_than_its_file_says_is_told(beside_the_suite: Any, tmp_path: Path) -> None:
+    conftest = """
+    import pytest
+
+    def pytest_collection_modifyitems(items):
+        for item in items:
+            item.add_marker(pytest.mark.world_size(1))
+    """
+    node = tmp_path / "acceptance" / "test_4_each_gpu.py::test_matrix_product_is_exact[fp32]"
+    run = beside_the_suite({"conftest.py": conftest}, node, "--gpus=auto", "--rehearse=2")
+    assert set(run.outcomes.values()) == {"passed"}, run.text
+    (told,) = run.record.interference
+    assert (told.name, told.file) == ("pytest_collection_modifyitems", str(tmp_path / "conftest.py"))
 
 
 def test_every_harmless_plugin_has_a_reason() -> None:

@@ -36,6 +36,13 @@ AROUND_A_TEST = (
     "pytest_fixture_setup",
 )
 AROUND_ALL = ("pytest_cmdline_main", "pytest_runtestloop", "pytest_runtest_protocol")
+# By which a check may be given what its file does not: named only if one was.
+AT_COLLECTION = (
+    "pytest_generate_tests",
+    "pytest_pycollect_makeitem",
+    "pytest_itemcollected",
+    "pytest_collection_modifyitems",
+)
 
 # Packages with such hooks, or with fixtures, that leave the outcome of a check of the suite alone, and why.
 HARMLESS = {
@@ -91,7 +98,7 @@ def interference(session: pytest.Session) -> list[dict[str, Any]]:
     items = [item for item in session.items if is_of_the_suite(item)]
     found: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for item in items:
-        for kind, name, file in (*_hooks(item), *_fixtures(item), *_parameters(item)):
+        for kind, name, file in (*_hooks(item), *_fixtures(item), *_collection(item)):
             found[kind, name, file].add(check_name(item.nodeid) if kind == "fixture" else "")
     return [
         {"kind": kind, "name": name, "file": file, "checks": sorted(filter(None, checks))}
@@ -136,17 +143,20 @@ def _fixtures(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
             yield "fixture", name, file
 
 
-def _parameters(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
-    """Arguments that a check is given in the place of its fixtures, though its file does not say so."""
-    callspec = getattr(item, "callspec", None)
-    marks = getattr(getattr(item, "function", None), "pytestmark", ())
+def _collection(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
+    """Who could have given a check what its file does not: arguments in the place of fixtures, or other ranks."""
+    function, module = getattr(item, "function", None), item.getparent(pytest.Module)
+    marks = [*getattr(function, "pytestmark", ()), *(module.own_markers if module else ())]
     names = [mark.args[0] for mark in marks if mark.name == "parametrize"]
     own = {name.strip() for each in names for name in (each.split(",") if isinstance(each, str) else each)}
-    if callspec is None or own.issuperset(callspec.params):
+    given = {*getattr(getattr(item, "callspec", None), "params", ())} - own
+    on_ranks = [mark for mark in item.iter_markers() if mark.name in ("spmd", "world_size") and mark not in marks]
+    if not given and not on_ranks:
         return
-    for implementation in item.ihook.pytest_generate_tests.get_hookimpls():
-        if file := _of_others(implementation.function, item):
-            yield "hook", "pytest_generate_tests", file
+    for name in AT_COLLECTION:
+        for implementation in getattr(item.ihook, name).get_hookimpls():
+            if file := _of_others(implementation.function, item):
+                yield "hook", name, file
 
 
 def _of_others(function: Callable[..., object], item: pytest.Item) -> str:
