@@ -63,6 +63,12 @@ def test_there_is_no_run_without_its_report(fleet, plugin):
     assert not run.folders
 
 
+def test_there_is_no_run_without_a_part_of_this_plugin(fleet):
+    run = fleet(ORDER, "-p", "no:gpufleet-html", "-p", "no:gpufleet-report-files")
+    assert (run.status, run.folders) == (4, [])
+    assert "a run takes all parts of pytest-gpufleet: leave out -p no:gpufleet-html" in run.text
+
+
 def test_there_is_no_run_without_room_for_temporary_files(run_pytest):
     tiny = "from pytest_gpufleet import files\nfiles.TEMPORARY_BYTES = 1 << 60\n"  # as much as the folder has not
     files = {"test_inner.py": ORDER, "tiny.py": tiny}

@@ -62,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for plugin in ("html", "metadata"):
         if not config.pluginmanager.hasplugin(plugin):
             raise pytest.UsageError(f"the report is written by pytest-{plugin}: leave out -p no:{plugin}")
+    if parts := [name for name in config.getoption("plugins") if name.startswith("no:gpufleet")]:
+        raise pytest.UsageError(f"a run takes all parts of pytest-gpufleet: leave out -p {parts[0]}")
     from pytest_gpufleet import what_ran
     from pytest_gpufleet.report import hooks, html
     from pytest_gpufleet.report_files import ReportFiles
