@@ -193,18 +193,29 @@ def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hea
     os.close(lifeline)
 
 
-def test_descendants_are_found_in_whatever_session(tmp_path):
-    script = "import os, sys, time; os.fork() or (os.setsid(), os.fork(), time.sleep(3600)); time.sleep(3600)"
-    with subprocess.Popen([sys.executable, "-c", script], start_new_session=True) as server:
+FAMILY = """
+import ctypes, os, subprocess, sys, threading, time
+if os.fork() == 0:
+    os.setsid()
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    print(os.getpid(), child.pid, flush=True)
+    ctypes.CDLL(None).pthread_exit(None)  # the first thread only: the kernel calls the process a zombie
+time.sleep(3600)
+"""
+
+
+def test_descendants_are_found_in_whatever_session_and_below_what_looks_dead():
+    command = [sys.executable, "-c", FAMILY]
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as server:
+        pids = set(map(int, server.stdout.readline().split()))
         try:
             deadline = time.monotonic() + 60
-            while len(found := processes.started_by(server.pid)) < 2 and time.monotonic() < deadline:
+            while processes.look(min(pids)).state != "Z" and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert len(found) == 2
-            assert server.pid not in found
-            processes.kill(found)
+            assert processes.started_by(server.pid) == pids
         finally:
-            server.kill()
+            processes.kill({*pids, server.pid})
 
 
 @pytest.fixture

@@ -31,10 +31,12 @@ def look(pid: int) -> Process | None:
     """None if there is no such process, or nothing but its exit status is left of it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
-    except (OSError, ValueError):
+            fields = file.read().rpartition(b")")[2].decode().split()
+    except OSError:
         return None
-    return None if state.decode() in DEAD else Process(pid, state.decode(), int(parent), int(session))
+    state, parent, session, threads = (fields[number] for number in (0, 1, 3, 17))
+    # The first thread may be dead while another one lives on, stuck in the driver, and still has all children.
+    return None if state in DEAD and int(threads) <= 1 else Process(pid, state, int(parent), int(session))
 
 
 def trouble(pid: int) -> str:
@@ -48,6 +50,11 @@ def started_by(server: int, sessions: Container[int] = ()) -> set[int]:
 
     A descendant whose parent has ended stays one, since `server` adopts it.
     """
+    # Looked at one by one: one that is adopted just then may be missed, but not twice.
+    return _started_by(server, sessions) or _started_by(server, sessions)
+
+
+def _started_by(server: int, sessions: Container[int]) -> set[int]:
     running = {process.pid: process for name in os.listdir("/proc") if name.isdigit() and (process := look(int(name)))}
     found = {server} | {pid for pid, process in running.items() if process.session in sessions}
     while more := {pid for pid, process in running.items() if process.parent in found} - found:
