@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib.metadata import version
@@ -20,17 +20,15 @@ import pytest
 
 from pytest_gpufleet import early_exit, files
 from pytest_gpufleet.interruption import Interruption
-from pytest_gpufleet.options import REHEARSAL_RANKS, Options
+from pytest_gpufleet.options import Options
 from pytest_gpufleet.verdict import levels
 
 # Everything below imports at its first use: this module is loaded in every pytest run.
 if TYPE_CHECKING:
+    from pytest_gpufleet.ground import Ground
     from pytest_gpufleet.guard import Guard
-    from pytest_gpufleet.hardware.facts import Source
     from pytest_gpufleet.hardware.machine import Machine
-    from pytest_gpufleet.hardware.nvml import NoGpus
     from pytest_gpufleet.hardware.telemetry import Sample, Sampler
-    from pytest_gpufleet.hardware.topology import GpuTopology
     from pytest_gpufleet.report.monitor import Live
     from pytest_gpufleet.verdict.evidence import Evidence
     from pytest_gpufleet.verdict.finding import Finding
@@ -43,41 +41,6 @@ if TYPE_CHECKING:
 UNSEEN_FAILURE = "pytest counts a failure of which there is no check"
 MOST_FILES = 3
 REHEARSED_BURN_IN_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What a run stands on: GPUs, or CPU ranks and why there are no GPUs."""
-
-    topology: GpuTopology
-    rehearsal_ranks: int  # 0: a real run
-    source: Source | None = None  # NVML, while the run lasts
-
-    @property
-    def why(self) -> str:
-        """Why there are no GPUs."""
-        return self.topology.absent
-
-    @classmethod
-    def without_gpus(cls, *why: str, ranks: int = 0) -> Ground:
-        from pytest_gpufleet.hardware.nvml import software
-        from pytest_gpufleet.hardware.topology import GpuTopology
-
-        return cls(GpuTopology(problems=() if ranks else why, absent="; ".join(why), **software()), ranks)
-
-
-def _instead_of_gpus(reason: NoGpus) -> Ground:
-    """What --gpus auto stands on without GPUs: a rehearsal only where nothing speaks for NVIDIA hardware, since a
-    server whose driver is dead must not pass for a machine without GPUs."""
-    from pytest_gpufleet.hardware import nvml, signs
-
-    seen = signs.signs_of_nvidia()
-    if not isinstance(reason, nvml.NoDriver):
-        seen.append("an installed driver")
-    if not seen:
-        return Ground.without_gpus(str(reason), ranks=REHEARSAL_RANKS)
-    found = f"this machine shows NVIDIA hardware ({'; '.join(seen)}), so it is no rehearsal: --rehearse makes one"
-    return Ground.without_gpus(str(reason), found)
 
 
 class Fleet:
@@ -109,21 +72,9 @@ class Fleet:
 
     @cached_property
     def ground(self) -> Ground:
-        from pytest_gpufleet.hardware import facts, nvml
+        from pytest_gpufleet import ground
 
-        options = self.options
-        if options.rehearse:
-            return Ground.without_gpus("--rehearse was given", ranks=options.rehearse)
-        wanted = options.gpus if isinstance(options.gpus, int) else None
-        try:
-            source, topology = self._open.enter_context(facts.open_source(wanted))
-        except nvml.NoGpus as reason:
-            if options.gpus == "all":
-                raise pytest.UsageError(f"--gpus all: {reason}") from None
-            if options.gpus == "auto":
-                return _instead_of_gpus(reason)
-            return Ground.without_gpus(str(reason))
-        return Ground(topology, 0, source)
+        return ground.find(self.options, self._open)
 
     @cached_property
     def machine(self) -> Machine:
