@@ -287,10 +287,22 @@ def test_every_harmless_plugin_has_a_reason() -> None:
     assert all(what_ran.HARMLESS.values())
 
 
-@pytest.mark.parametrize("module", ["pytest_benchmark.plugin", "faker.contrib.pytest.plugin", "syrupy", "strange"])
-def test_well_known_plugins_that_are_only_installed_are_not_held_against_a_machine(module: str, tmp_path: Path) -> None:
-    written: dict[str, Any] = {"__name__": module, "__file__": "/site-packages/plugin.py"}
+@pytest.mark.parametrize(
+    ("file", "module", "harmless"),
+    [
+        ("SITE/pytest_benchmark/plugin.py", "pytest_benchmark.plugin", True),
+        ("SITE/faker/contrib/pytest/plugin.py", "faker.contrib.pytest.plugin", True),
+        ("SITE/pytest_timeout.py", "pytest_timeout", True),
+        ("SITE/strange.py", "strange", False),
+        ("elsewhere/conftest.py", "pytest_cov.conftest", False),
+        ("elsewhere/pytest_cov.py", "pytest_cov", False),
+    ],
+)
+def test_well_known_plugins_that_are_only_installed_are_not_held_against_a_machine(
+    file: str, module: str, harmless: bool, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    (site, *_) = {str(dist.locate_file("")) for _, dist in pytestconfig.pluginmanager.list_plugin_distinfo()}
+    written: dict[str, Any] = {"__name__": module, "__file__": file.replace("SITE", str(Path(site)))}
     exec("def pytest_runtest_setup(item): ...", written)
-    item: Any = SimpleNamespace(path=tmp_path / "test_1_inventory.py")
-    told = what_ran._of_others(written["pytest_runtest_setup"], item)
-    assert told == ("/site-packages/plugin.py" if module == "strange" else "")
+    item: Any = SimpleNamespace(path=tmp_path / "test_1_inventory.py", config=pytestconfig)
+    assert what_ran._of_others(written["pytest_runtest_setup"], item) == ("" if harmless else written["__file__"])

@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import _pytest
 import pytest
 
+import pytest_gpufleet
 from pytest_gpufleet.fixtures import ENDED
 from pytest_gpufleet.redaction import command
 from pytest_gpufleet.verdict import suite
@@ -65,6 +67,7 @@ HARMLESS = {
     "syrupy": "changes how PyCharm shows a difference",
 }
 
+KNOWN = pytest.StashKey[tuple[str, ...]]()
 REACHED = pytest.StashKey[bool]()  # whether the body of a check of the suite was called
 
 
@@ -163,9 +166,20 @@ def _of_others(function: Callable[..., object], item: pytest.Item) -> str:
     """The file of a function; "" if it is one of pytest's, of this plugin's or of a known plugin's, or stands in the
     suite's own files, which are held against their sums."""
     file = _file_of(function)
-    package = str(getattr(function, "__globals__", {}).get("__name__")).partition(".")[0]
     own = (str(item.path), str(item.path.with_name(suite.CONFTEST)))
-    return "" if file in own or package in HARMLESS else file
+    return "" if file in own or file.startswith(_known_places(item.config)) else file
+
+
+def _known_places(config: pytest.Config) -> tuple[str, ...]:
+    """How the paths of files of pytest, of this plugin and of the plugins in HARMLESS begin. By where they are
+    installed: a file of any name can say that it is one of theirs."""
+    if KNOWN not in config.stash:
+        folders = {str(dist.locate_file("")) for _, dist in config.pluginmanager.list_plugin_distinfo()}
+        folders |= {str(Path(str(own.__file__)).parents[1]) for own in (_pytest, pytest_gpufleet)}
+        config.stash[KNOWN] = tuple(
+            str(Path(folder, package)) + end for folder in folders for package in HARMLESS for end in ("/", ".py")
+        )
+    return config.stash[KNOWN]
 
 
 def _file_of(function: Callable[..., object]) -> str:
