@@ -64,6 +64,8 @@ HARMLESS = {
     "pytest_jsonreport": "writes a report of its own",
     "pytest_benchmark": "looks after tests with its marker or its fixture; the suite has none",
     "faker": "makes names for tests that ask for them; the suite has none",
+    "langsmith": "looks after tests with its marker; the suite has none",
+    "logfire": "writes traces",
     "syrupy": "changes how PyCharm shows a difference",
 }
 
