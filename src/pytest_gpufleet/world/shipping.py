@@ -15,8 +15,8 @@ from typing import Any
 
 import cloudpickle
 
-# Above this a payload travels as a file: a pipe holds a small message even when nobody reads it, so that neither side
-# can block in a write to a peer that hangs.
+# Above this a payload travels as a file: a socket holds a small message even when nobody reads it, so that neither side
+# has to wait for a peer that hangs.
 INLINE_BYTES = 8 * 1024
 
 Parcel = bytes | Path

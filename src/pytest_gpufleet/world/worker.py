@@ -53,7 +53,7 @@ class Call:
     parcel: Parcel
 
 
-def main(pipe: RankEnd, lifeline: int, spec: RankSpec) -> None:
+def main(connection: RankEnd, lifeline: int, spec: RankSpec) -> None:
     """The whole life of a rank process."""
     _end_with_the_controller(lifeline)
     os.environ.clear()
@@ -78,10 +78,10 @@ def main(pipe: RankEnd, lifeline: int, spec: RankSpec) -> None:
 
         state = RankState(device, stacks)
 
-    pipe.send(_perform(0, "start", progress, prepare, spec.scratch))
+    connection.send(_perform(0, "start", progress, prepare, spec.scratch))
     while True:
         try:
-            call: Call = pipe.receive()
+            call: Call = connection.receive()
         except EOFError:
             return
         from pytest_gpufleet.world import group
@@ -96,7 +96,7 @@ def main(pipe: RankEnd, lifeline: int, spec: RankSpec) -> None:
             _progress=progress,
         )
         answer = _perform(call.number, call.name, progress, lambda: _run(call, rank, state), spec.scratch)  # noqa: B023
-        pipe.send(answer)
+        connection.send(answer)
 
 
 def _run(call: Call, rank: Rank, state: RankState) -> Any:

@@ -166,12 +166,12 @@ def _become_rank(connection: int, lifeline: int) -> NoReturn:
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        pipe = RankEnd(socket.socket(fileno=connection))
+        end = RankEnd(socket.socket(fileno=connection))
         # Before the function that it is to run is imported.
-        sys.path[:], sys.argv, folder = pipe.receive()
+        sys.path[:], sys.argv, folder = end.receive()
         os.chdir(folder)
-        main, spec = pipe.receive()
-        main(pipe, lifeline, spec)
+        main, spec = end.receive()
+        main(end, lifeline, spec)
         status = 0
     except BaseException:
         traceback.print_exc()
