@@ -28,6 +28,7 @@ class Guard:
         self._source = source
         self._machine = machine
         self._log = log
+        self.unread = ""  # why lines of the kernel log since the last time were not seen
         self._lock = threading.Lock()
         self._forget()
         source.xids()  # from here on
@@ -71,6 +72,7 @@ class Guard:
         """What the kernel log and NVML have told since the last time; most XIDs are told by both, SXids by the log."""
         gpus = self._machine.gpus
         logged = self._log.new()
+        self.unread = self._log.unread
         told = [
             Xid(str(gpus[index]["pci_bus_id"]), number, "")
             for index, number in self._source.xids()

@@ -182,9 +182,12 @@ class Fleet:
 
     def check_health(self, check: str) -> list[str]:
         """What got worse on any GPU since the last time; it is on record as having happened in this check."""
-        problems = self.guard.check() if self.evidence is not None and self.guard is not None else []
-        if problems:
+        if self.evidence is None or self.guard is None:
+            return []
+        if problems := self.guard.check():
             self.record_event("health", check=check, problems=problems)
+        if self.guard.unread:
+            self.evidence.spoil(f"an XID may have gone unseen: {self.guard.unread}")
         return problems
 
     @property

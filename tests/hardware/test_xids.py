@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.hardware.xids import ACTION, CONDEMNING, MEANINGS, Xid, parse
+from pytest_gpufleet.hardware.xids import ACTION, CONDEMNING, MEANINGS, KernelLog, Xid, parse
 
 GPU = "00000000:1B:00.0"  # as NVML writes it
 
@@ -60,3 +60,23 @@ def test_an_sxid_is_found_and_belongs_to_its_switch(line, number, condemning, te
 )
 def test_what_follows_an_sxid_is_none(line):
     assert parse(SXID + line) == []
+
+
+def test_lines_that_were_overwritten_before_they_were_read_are_told(tmp_path, monkeypatch):
+    """As /dev/kmsg does: EPIPE once, then the oldest line that is left."""
+    fell_off = b"6,9,9,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"
+    answers = [b"6,1,1,-;boot\n", BrokenPipeError(), fell_off, b"", b""]
+
+    def read(descriptor, size):
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    (tmp_path / "kmsg").touch()
+    log = KernelLog(str(tmp_path / "kmsg"))
+    monkeypatch.setattr("pytest_gpufleet.hardware.xids.os.read", read)
+    assert [xid.number for xid in log.new()] == [79]
+    assert log.unread == "the kernel wrote over lines of its log that had not been read yet"
+    assert log.new() == []
+    assert log.unread == ""

@@ -175,10 +175,11 @@ def parse(text: str) -> list[Xid]:
 
 class KernelLog:
     """The kernel's log from its beginning; `new()` gives the XIDs and SXids since the last time. `trouble` says why it
-    cannot be read: then there is no judgement about them."""
+    cannot be read: then there is no judgement about them. `unread`: why something since the time before was not."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self.trouble = ""
+        self.unread = ""
         self._file: int | None = None
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -187,15 +188,17 @@ class KernelLog:
 
     def new(self) -> list[Xid]:
         found: list[Xid] = []
+        self.unread = ""
         while self._file is not None:
             try:
                 record = os.read(self._file, 8192)
             except BlockingIOError:
                 break
             except BrokenPipeError:
-                continue  # the kernel has overwritten what was not read yet
+                self.unread = "the kernel wrote over lines of its log that had not been read yet"
+                continue
             except OSError as error:
-                self.trouble = f"the kernel log cannot be read: {error.strerror}"
+                self.trouble = self.unread = f"the kernel log cannot be read: {error.strerror}"
                 break
             if not record:
                 break
