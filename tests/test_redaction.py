@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import timeit
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +81,15 @@ def test_a_secret_of_the_environment_is_known_by_its_value(monkeypatch: pytest.M
         assert not [part for part in ("s3k", "line of it") if part in redacted(text)]
     assert redacted("'s3k'ret/long...") == "'(hidden)"  # as pytest cuts short what is long
     assert redacted(f"x{LONG}") == f"x{LONG}"  # whole words only
+
+
+@pytest.mark.parametrize("part", ["-", "--a ", "--a-", "://?", "://a?b", "eyJ-", "eyJa.", "A_", "token ", "a:b@"])
+def test_a_long_line_is_redacted_in_time_that_grows_with_its_length(part: str) -> None:
+    def seconds(length: int) -> float:
+        line = (part * length)[:length] + " token"
+        return min(timeit.repeat(lambda: redacted(line), number=1, repeat=3))
+
+    assert seconds(24_000) < 5 * 8 * seconds(3_000)  # 64 times as long where it grows with the square
 
 
 def test_values_that_can_be_anything_are_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

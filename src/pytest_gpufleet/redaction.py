@@ -35,25 +35,27 @@ _THEN = r"(?:\\?[\"'])?\]?[ \t]*(?:={1,2}|:)[ \t]*"
 _BARE = r"[^\s\"'`&;,()\[\]{}<>]+"
 _NO_WORD = rf"(?=\S*\d)(?=\S*[A-Za-z])(?=\S{{8}}){_BARE}"
 
-# Not compiled before the first line that is looked at: that takes longer than importing all else here.
+# Not compiled before the first line that is looked at: that takes longer than importing all else here. A line can be
+# long: no part that many places of it could begin with goes on without a bound.
 _PATTERNS = (
     # Before the host of an address: what stands behind a colon may hold every character, "/" and "@" too.
     r"(?<=://)(?P<secret>[^\s/?#@:]{0,256}:\S{0,256}|[^\s/?#@]{1,256})(?=@)",
     # What is asked of an address.
-    r"://[^\s\"'<>?]{0,1024}\?(?P<secret>[^\s\"'<>=]*=[^\s\"'<>]*)",
+    r"://[^\s\"'<>?]{0,1024}\?(?P<secret>[^\s\"'<>=]{0,1024}=[^\s\"'<>]*)",
     # user:password@host
     r"(?<![\w@:/.+-])(?P<secret>[\w.+-]+:[^\s@/:\"']+)(?=@\w)",
     # Headers of requests.
     rf"(?i:\b(?:authorization|cookie){_THEN}\\?[\"']?)(?P<secret>[^\"'\\]+)",
     r"(?i:\bbearer) +(?P<secret>(?=\S*\d)[\w.~+/=-]{8,})",
     # Tokens that their makers have marked: GitHub, GitLab, Hugging Face, NVIDIA, Slack, Amazon, JSON Web Tokens.
-    r"\b(?P<secret>(?:gh[opsur]_|github_pat_|glpat-|hf_|nvapi-|xox[abeprs]-|AKIA)[\w-]{10,}|eyJ[\w-]+\.[\w-]+\.[\w-]*)",
+    r"\b(?P<secret>(?:gh[opsur]_|github_pat_|glpat-|hf_|nvapi-|xox[abeprs]-|AKIA)[\w-]{10,})",
+    r"\b(?P<secret>eyJ[\w-]{1,4096}\.[\w-]+\.[\w-]*)",
     # "token": "X", token = 'X'
     rf"{_NAME}{_THEN}(?P<quote>\\?[\"'])(?P<secret>(?:(?!(?P=quote)).)+)",
     # token=X; and, if X looks like no word: token: X, --token X
     rf"{_NAME}=(?P<secret>{_BARE})",
     rf"{_NAME}: ?(?P<secret>{_NO_WORD})",
-    rf"--[\w-]*?{_NAME}[\"']?,? +[\"']?(?P<secret>{_NO_WORD})",
+    rf"(?<![\w-])--[\w-]*?{_NAME}[\"']?,? +[\"']?(?P<secret>{_NO_WORD})",
 )
 # Without one of these in it a line is not looked at any closer: output can be long.
 _MARKS = (

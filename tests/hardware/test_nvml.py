@@ -9,7 +9,7 @@ import pytest
 import torch
 from fake_nvml import ANSWERS, FakeNvml, linked, plain, switched
 
-from pytest_gpufleet.hardware import facts
+from pytest_gpufleet.hardware import facts, host
 from pytest_gpufleet.hardware.nvml import NoGpus, read_topology
 
 
@@ -190,9 +190,11 @@ def test_a_process_may_have_any_name(read, monkeypatch, tmp_path):
         try:
             process = SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)
             (gpu,) = read(plain(1, processes={0: [process]})).gpus
+            fabric_manager = host.read()["fabric_manager"]
         finally:
             comm.write(before)
     assert gpu.processes == (f"process {os.getpid()} (\ufffd\ufffd)",)
+    assert fabric_manager is not None  # for which all processes of the host are looked at
 
 
 def test_a_driver_that_tells_nothing_still_gives_its_gpus(read):

@@ -49,7 +49,7 @@ def _fabric_manager() -> bool:
 
 def _comm(process: Path) -> str:
     try:
-        return (process / "comm").read_text()
+        return (process / "comm").read_text(errors="replace")  # anybody may choose it
     except OSError:
         return ""
 

@@ -58,7 +58,7 @@ def _holder(descriptor: int) -> str:
 def _process(pid: int) -> str:
     try:
         owner = Path(f"/proc/{pid}").stat().st_uid
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # with a name that anybody may choose
     except OSError:  # hidden from this user, or it has left the lock to a child of its own
         return f"process {pid}, of which nothing more can be seen: `fuser -v /dev/nvidia*` as root shows who is there"
     try:
