@@ -458,7 +458,7 @@ class Fleet:
     def close(self) -> None:
         with self._after:
             if self.pool_in_use is not None:
-                self.pool_in_use.stop()
+                self.pool_in_use.close()
             self._open.close()
             if self._locks is not None:
                 self._locks.close()

@@ -13,9 +13,12 @@ from pytest_gpufleet.world import scratch, shipping
 from pytest_gpufleet.world.engines import processes
 from pytest_gpufleet.world.engines.channel import RankEnd, encode
 from pytest_gpufleet.world.engines.forkserver import Forkserver
+from pytest_gpufleet.world.engines.protocol import Message
+from pytest_gpufleet.world.outcomes import Outcome
+from pytest_gpufleet.world.pool import Pool
 
 ATTACKS = """
-import os, signal, socket, subprocess, sys, threading, time
+import os, resource, signal, socket, subprocess, sys, threading, time
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -120,6 +123,74 @@ def test_the_fork_server_is_stopped_and_a_rank_dies(world):
         world.run(lambda rank: os._exit(3) if rank.index else time.sleep(60))
     assert world.run(lambda rank: rank.index) == [0, 1]
 
+def test_the_fork_server_comes_to_harm_while_there_are_no_ranks(world):
+    for harm in (signal.SIGKILL, signal.SIGSTOP):
+        server = world.run(lambda rank: os.getppid())[0]
+        world._pool.stop()
+        os.kill(server, harm)
+        while (process := processes.look(server)) and process.state != "T":
+            pass
+        assert world.run(lambda rank: rank.index) == [0, 1]
+
+def test_more_descriptors_are_open_than_select_knows(world):
+    os.kill(world.run(lambda rank: os.getppid())[0], signal.SIGSTOP)
+    world._pool.stop()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    opened = [open(os.devnull) for _ in range(1100)]
+    assert world.run(lambda rank: rank.index) == [0, 1]
+    for file in opened:
+        file.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+def held():
+    return {os.readlink(each.path) for each in os.scandir("/proc/self/fd") if os.path.islink(each.path)}
+
+def test_a_process_that_a_test_forks_neither_uses_ranks_nor_keeps_them(world):
+    connections = {end for ends in world.run(lambda rank: held()) for end in ends if end.startswith(("socket", "pipe"))}
+    lifelines = connections & held()
+    assert lifelines
+    told, tell = os.pipe()
+    if os.fork() == 0:
+        with pytest.raises(RuntimeError, match="in a process that a test has forked"):
+            world.run(lambda rank: "for the child")
+        world._pool.stop()
+        os.write(tell, repr(lifelines & held()).encode())
+        os._exit(0)
+    assert os.read(told, 1000) == b"set()"
+    assert world.run(lambda rank: rank.index) == [0, 1]
+
+def test_a_folder_that_is_gone(world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    world._pool.stop()
+    assert world.run(lambda rank: rank.index) == [0, 1]
+
+def test_a_name_that_is_no_text(world):
+    def body(rank):
+        with rank.phase("\\udcff"):
+            return rank.index
+
+    body.__qualname__ = "\\ud800"
+    assert world.run(body) == [0, 1]
+
+def test_what_a_test_makes_of_its_output(world, tmp_path):
+    log = tmp_path / "log"
+
+    def has_a_log(rank):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+        print("kept", flush=True)
+
+    def has_no_output(rank):
+        sys.stdout.close()
+        sys.stderr = None
+        os.close(1)
+        os.close(2)
+
+    world.run(has_a_log)
+    world.run(has_no_output)
+    assert log.read_text() == "kept\\n" * 2
+
 def test_the_fork_server_is_stopped_at_the_end(world):
     os.kill(world.run(lambda rank: os.getppid())[0], signal.SIGSTOP)
 """
@@ -140,6 +211,34 @@ def test_a_module_by_its_name_is_itself_again(tmp_path):
 
     for module in (torch.backends.cudnn, torch.backends, torch.ops, torch.ops.aten):
         assert shipping.unpack(shipping.pack(module, tmp_path)) is module
+
+
+class EngineOfAStoppedController:
+    """Its process does not run from the moment it waits until after the deadline, and the answer comes meanwhile."""
+
+    waited = False
+
+    def submit(self, rank, message):
+        self.number = message.number
+
+    def wait(self, timeout):
+        if not self.waited:
+            self.waited = True
+            time.sleep(timeout)
+            return []
+        return [Message(0, Outcome(call=self.number, kind="returned", output="", ended=0.0, result=b""))]
+
+
+def test_an_answer_that_came_while_the_controller_was_stopped_is_no_hang():
+    pool = Pool(EngineOfAStoppedController(), [], timeout=0.01)
+    assert pool._round((0,), "body", False, b"", 0.01).keys() == {0}
+
+
+def test_a_thread_that_a_test_has_left_behind_starts_no_ranks_after_the_last_test():
+    pool = Pool(None, [], timeout=1)
+    pool.close()
+    with pytest.raises(RuntimeError, match="after the last test"):
+        pool.call((), False, None, print, (), {})
 
 
 STOPPED_AT_ITS_START = """

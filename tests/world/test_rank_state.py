@@ -6,9 +6,14 @@ from pathlib import Path
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
 MODULE = """
+    import gc
+    import logging
     import os
     import random
+    import resource
     import signal
+    import sys
+    import warnings
 
     import numpy
     import pytest
@@ -43,6 +48,16 @@ MODULE = """
             "stack": signal.getsignal(signal.SIGUSR1),
             "flight recorder": signal.getsignal(signal.SIGUSR2),
             "interrupt": signal.getsignal(signal.SIGINT),
+            "output": [os.path.realpath(f"/proc/self/fd/{number}") for number in (1, 2)],
+            "streams": [stream is None or stream.closed for stream in (sys.stdout, sys.stderr)],
+            "modules": list(sys.path),
+            "warnings": list(warnings.filters),
+            "logging": (logging.root.level, logging.root.manager.disable, len(logging.root.handlers)),
+            "garbage": gc.isenabled(),
+            "limits": [resource.getrlimit(number)[0] for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
+            "cores": os.sched_getaffinity(0),
+            "anomalies": torch.is_anomaly_enabled(),
+            "autocast": [torch.is_autocast_enabled(device) for device in ("cuda", "cpu")],
             "dtype": torch.get_default_dtype(),
             "device": torch.get_default_device(),
             "threads": torch.get_num_threads(),
@@ -69,6 +84,24 @@ MODULE = """
             signal.signal(number, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         torch.use_deterministic_algorithms(True)
+        with open("kept", "w") as kept:
+            os.dup2(kept.fileno(), 1)
+        os.unlink("kept")
+        os.close(2)
+        sys.stdout.close()
+        sys.stderr = None
+        sys.path = ["left"]
+        warnings.simplefilter("error")
+        logging.basicConfig(level=1, handlers=[logging.NullHandler()])
+        logging.disable(50)
+        gc.disable()
+        for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE):
+            soft, hard = resource.getrlimit(number)
+            resource.setrlimit(number, (200 if soft != 200 else 100, hard))
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        torch.autograd.set_detect_anomaly(True)
+        for device in ("cuda", "cpu"):
+            torch.set_autocast_enabled(device, True)
         change_flags()
         torch.set_float32_matmul_precision("medium")
         torch.set_num_threads(torch.get_num_threads() + 1)

@@ -89,6 +89,8 @@ class Pool:
         self._turn = threading.Lock()  # of the thread whose call is at work
         self._caller = 0  # that thread
         self._stopping = threading.Event()
+        self._owner = os.getpid()
+        self._closed = False
         self._groups: set[Members] = set()
         self._numbers = itertools.count(1)  # of calls; 0 is the start of the ranks
         self._starts = _Attempts()
@@ -140,8 +142,13 @@ class Pool:
             if in_turn:
                 self._turn.release()
 
+    def close(self) -> None:
+        """Kill the ranks, and start none again."""
+        self._closed = True
+        self.stop()
+
     def _stop(self) -> None:
-        if self._scratch is None:
+        if self._scratch is None or os.getpid() != self._owner:
             return
         states = {rank: self._engine.state(rank) for rank in self.everyone}
         for rank in self._engine.kill(KILL_SECONDS):
@@ -170,11 +177,17 @@ class Pool:
     @contextlib.contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
         thread = threading.get_ident()
+        if os.getpid() != self._owner:
+            raise RuntimeError("world.run was called in a process that a test has forked, to which no rank listens")
         if self._caller == thread:
             raise RuntimeError("world.run was called while another world.run of the same thread was not yet done")
         with self._turn:
-            self._caller = thread
             try:
+                self._caller = thread
+                if self._closed:
+                    raise RuntimeError(
+                        "world.run was called by a thread that a test has left behind, after the last test"
+                    )
                 yield
             finally:
                 self._caller = 0
@@ -250,9 +263,12 @@ class Pool:
         answers = Answers()
         until = time.monotonic() + timeout
         graceful = True
-        while not answers.ranks.issuperset(ranks) and (remaining := until - time.monotonic()) > 0:
+        remaining = timeout
+        # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
+        while not answers.ranks.issuperset(ranks) and remaining > 0:
             if self._stopping.is_set():
                 raise RuntimeError(f"{what}: the world was stopped by another thread")
+            remaining = until - time.monotonic()
             for event in self._engine.wait(min(remaining, TURN_SECONDS)):
                 if isinstance(event, Death):
                     answers.deaths[event.rank] = event

@@ -56,7 +56,7 @@ class Progress:
         return noting
 
     def _write(self, slot: int, count: int, text: str) -> None:
-        data = text.encode()[: _SLOT_BYTES - _SLOT.size]
+        data = text.encode(errors="replace")[: _SLOT_BYTES - _SLOT.size]
         self._memory[slot : slot + _SLOT.size + len(data)] = _SLOT.pack(time.monotonic(), count, len(data)) + data
 
 

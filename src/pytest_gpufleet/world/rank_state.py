@@ -7,10 +7,14 @@ threads that still run, memory that is held, modules that are loaded) is left to
 from __future__ import annotations
 
 import faulthandler
+import gc
+import logging
 import os
 import random
+import resource
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -20,12 +24,15 @@ from typing import IO, Any
 import torch
 import torch.distributed
 
+from pytest_gpufleet.world.output import Output
+
 ROUTINES = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 # Namespaces of which functions are replaced by hand, as in `dist.all_reduce = mine`.
 PATCHED = (torch, torch.distributed, torch.nn.functional, torch.Tensor)
 LEFT_ALONE = {"manual_seed"}  # torch replaces it itself, at the first compilation
 # torch's data loader sets the handler of SIGCHLD once, for all loaders to come.
 SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})
+LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -33,10 +40,31 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
+def _list(owner: Any, name: str) -> tuple[Callable[[], list[Any]], Callable[[list[Any]], None]]:
+    return lambda: list(getattr(owner, name)), lambda before: setattr(owner, name, list(before))
+
+
 def _folder() -> str:
     with suppress(OSError):  # it was removed
         return os.getcwd()
     return ""
+
+
+def _enter(folder: str) -> None:
+    with suppress(OSError):  # it was removed
+        os.chdir(folder)
+
+
+def _set_warnings(filters: list[Any]) -> None:
+    warnings.resetwarnings()  # which also drops what is cached of them
+    warnings.filters[:] = filters  # type: ignore[index]  # a list, not declared as one
+
+
+def _set_limits(limits: list[tuple[int, int]]) -> None:
+    for number, (soft, _) in zip(LIMITS, limits, strict=True):
+        hard = resource.getrlimit(number)[1]  # nobody can raise it again
+        with suppress(ValueError):
+            resource.setrlimit(number, (soft, hard))
 
 
 def _set_environment(environment: dict[str, str]) -> None:
@@ -52,14 +80,25 @@ def _deterministic() -> tuple[bool, bool]:
 # How each setting is read and written.
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (lambda: dict(os.environ), _set_environment),
-    (_folder, os.chdir),
-    _attribute(sys, "stdout"),
-    _attribute(sys, "stderr"),
+    (_folder, _enter),
+    _list(sys, "path"),
+    (lambda: list(warnings.filters), _set_warnings),
+    (lambda: logging.root.level, logging.root.setLevel),
+    _list(logging.root, "handlers"),
+    (lambda: logging.root.manager.disable, logging.disable),
+    (gc.isenabled, lambda enabled: gc.enable() if enabled else gc.disable()),
+    (lambda: [resource.getrlimit(number) for number in LIMITS], _set_limits),
+    (partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)),
     (partial(signal.pthread_sigmask, signal.SIG_BLOCK, ()), partial(signal.pthread_sigmask, signal.SIG_SETMASK)),
     (random.getstate, random.setstate),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    *(
+        (partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device))
+        for device in ("cuda", "cpu")
+    ),
     (_deterministic, lambda before: torch.use_deterministic_algorithms(before[0], warn_only=before[1])),
     *(_attribute(torch.backends.cuda.matmul, name) for name in (
         "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction",
@@ -86,11 +125,13 @@ FLOAT32_BY_OPERATION = tuple(
 
 
 class RankState:
-    """The state of a rank at its start. `stacks` is the file to which a rank that hangs writes its stack."""
+    """The state of a rank at its start. `stacks` is the file to which a rank that hangs writes its stack, `output`
+    that of what it prints."""
 
-    def __init__(self, device: torch.device, stacks: IO[bytes]) -> None:
+    def __init__(self, device: torch.device, stacks: IO[bytes], output: Output) -> None:
         self.device = device
         self._stacks = stacks
+        self._output = output
         self._test = 0
         self._modes: list[torch.inference_mode] = []
         self._umask = os.umask(0o077)
@@ -112,6 +153,7 @@ class RankState:
             return
         self._test = test
         os.umask(self._umask)
+        self._output.restore()
         self._restore_signals()
         self._restore_modes()
         for before, (read, write) in zip(self._settings, SETTINGS, strict=True):

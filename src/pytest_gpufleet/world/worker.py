@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ import pytest
 from pytest_gpufleet.world import introspection
 from pytest_gpufleet.world.engines.channel import RankEnd
 from pytest_gpufleet.world.outcomes import NotApplicable, Outcome
+from pytest_gpufleet.world.output import Output
 from pytest_gpufleet.world.progress import Progress
 from pytest_gpufleet.world.rank import Rank, RankSpec
 from pytest_gpufleet.world.shipping import Parcel, pack, unpack
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
 # torch's own records of collectives: NCCL's, and from torch 2.8 on also Gloo's.
 FLIGHT_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-OUTPUT_TAIL_BYTES = 8 * 1024
 OWN_FILES = {__file__, str(Path(__file__).parents[1] / "spmd.py")}
 TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not flood the report
 
@@ -59,7 +60,7 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec) -> None:
     os.environ.clear()
     os.environ.update(spec.environment)
     _keep_sockets_in(spec.sockets / f"rank{spec.index}")
-    _redirect_output(spec.file("output"))
+    output = Output(spec.file("output"))
     stacks = spec.file("stack").open("wb")
     faulthandler.enable(stacks)
     # Written in C and without the GIL: it answers even while a C extension holds the GIL.
@@ -76,9 +77,9 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec) -> None:
         device = _prepare_device(spec, progress)
         from pytest_gpufleet.world.rank_state import RankState
 
-        state = RankState(device, stacks)
+        state = RankState(device, stacks, output)
 
-    connection.send(_perform(0, "start", progress, prepare, spec.scratch))
+    connection.send(_perform(0, "start", progress, prepare, spec.scratch, output))
     while True:
         try:
             call: Call = connection.receive()
@@ -95,7 +96,8 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec) -> None:
             _group=group.of(call.ranks) if call.with_group else None,
             _progress=progress,
         )
-        answer = _perform(call.number, call.name, progress, lambda: _run(call, rank, state), spec.scratch)  # noqa: B023
+        body = partial(_run, call, rank, state)
+        answer = _perform(call.number, call.name, progress, body, spec.scratch, output)
         connection.send(answer)
 
 
@@ -105,7 +107,9 @@ def _run(call: Call, rank: Rank, state: RankState) -> Any:
     return function(rank, *args, **kwargs)
 
 
-def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any], scratch: Path) -> Outcome:
+def _perform(
+    number: int, name: str, progress: Progress, body: Callable[[], Any], scratch: Path, output: Output
+) -> Outcome:
     """Run one call. However it ends, it becomes an Outcome; after a failure the phase stays for the report."""
     progress.begin(name)
     ending: dict[str, Any]
@@ -119,7 +123,7 @@ def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any]
         ending = {"kind": "xfailed", "error_text": _clip(str(xfail))}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the story must get out
         ending = {"kind": "raised", **_story(error)}
-    return Outcome(call=number, output=_take_output(), ended=time.monotonic(), **ending)
+    return Outcome(call=number, output=output.take(), ended=time.monotonic(), **ending)
 
 
 def _as_one_process(body: Callable[[], Any]) -> Any:
@@ -190,30 +194,6 @@ def _keep_sockets_in(folder: Path) -> None:
     path may be too long for a socket, and where a rank that is killed would leave them."""
     folder.mkdir()
     multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]  # no public way
-
-
-def _redirect_output(path: Path) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    # The forkserver's streams may be pytest's capture; these write to the descriptors above.
-    sys.stdout = os.fdopen(1, "w", buffering=1, errors="backslashreplace", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-
-
-def _take_output() -> str:
-    """The end of what was printed since the last call; the file is emptied."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    size = os.fstat(1).st_size
-    if size == 0:
-        return ""
-    tail = os.pread(1, OUTPUT_TAIL_BYTES, max(0, size - OUTPUT_TAIL_BYTES))
-    os.ftruncate(1, 0)
-    return tail.decode(errors="replace")
 
 
 def _prepare_device(spec: RankSpec, progress: Progress) -> torch.device:

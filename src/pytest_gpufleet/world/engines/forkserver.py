@@ -78,7 +78,8 @@ class Forkserver:
 
     def fork(self, request: int, connection: int, lifeline: int) -> None:
         """Ask for a rank, of which news will bear this number. OSError if more requests are waiting than fit."""
-        socket.send_fds(self._control, [REQUEST.pack(request)], [connection, lifeline])
+        with suppress(ConnectionError):  # the process is gone, which `news` tells
+            socket.send_fds(self._control, [REQUEST.pack(request)], [connection, lifeline])
 
     def news(self) -> Iterator[News]:
         """What has happened since. EOFError if the process is gone."""
@@ -93,6 +94,10 @@ class Forkserver:
                 raise EOFError
             request, pid, ended, exitcode = NEWS.unpack(datagram)
             yield News(request, pid, exitcode if ended else None)
+
+    def let_go(self) -> None:
+        """In a process that was forked from the controller: the fork server is not its own."""
+        self._control.close()
 
     def kill(self) -> None:
         self._process.kill()
@@ -118,8 +123,11 @@ def serve(control_descriptor: int, preload: Sequence[str]) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     requests: dict[int, int] = {}  # by process id
+    looked_at = select.poll()  # and not select, which knows 1,024 descriptors: the controller has chosen ours
+    looked_at.register(control, select.POLLIN)
+    looked_at.register(woken, select.POLLIN)
     while True:
-        ready, _, _ = select.select([control.fileno(), woken], [], [])
+        ready = {descriptor for descriptor, _ in looked_at.poll()}
         if woken in ready:
             os.read(woken, 4096)
             for pid, status in _ended():
@@ -169,7 +177,8 @@ def _become_rank(connection: int, lifeline: int) -> NoReturn:
         end = RankEnd(socket.socket(fileno=connection))
         # Before the function that it is to run is imported.
         sys.path[:], sys.argv, folder = end.receive()
-        os.chdir(folder)
+        with suppress(OSError):  # it was removed, or this user may not enter it: the fork server's own then
+            os.chdir(folder)
         main, spec = end.receive()
         main(end, lifeline, spec)
         status = 0

@@ -50,10 +50,11 @@ class LocalEngine:
         self._requests = itertools.count()
         self._server: Forkserver | None = None
         self._unkillable: set[int] = set()
-        self._owner = os.getpid()
         atexit.register(self._end)
+        os.register_at_fork(after_in_child=self._let_go)
 
     def start(self, specs: Sequence[RankSpec]) -> None:
+        self._give_up_a_stuck_server()  # it may have come to harm while nobody needed it
         if self._server is None:
             self._server = Forkserver(PRELOAD)
         self._ranks = []
@@ -67,7 +68,7 @@ class LocalEngine:
             finally:
                 theirs.close()
                 os.close(held)
-            connection.send((sys.path, sys.argv, os.getcwd()))
+            connection.send((sys.path, sys.argv, _folder()))
             connection.send((worker.main, spec))
 
     def submit(self, rank: int, message: Any) -> None:
@@ -156,13 +157,8 @@ class LocalEngine:
                 time.sleep(TURN_SECONDS)
         self._unkillable |= alive
         left = [index for index, rank in enumerate(self._ranks) if rank.pid in alive]
-        if self._server is not None and not self._server_answers():
-            self._server.kill()
-            self._server = None
-        for rank in self._ranks:
-            rank.connection.close()
-            os.close(rank.lifeline)
-        self._ranks = []
+        self._give_up_a_stuck_server()
+        self._close_connections()
         return left
 
     def _alive(self) -> set[int]:
@@ -172,14 +168,35 @@ class LocalEngine:
         ranks = {rank.pid for rank in self._ranks if rank.pid}
         return processes.started_by(self._server.pid, ranks) - self._unkillable
 
-    def _server_answers(self) -> bool:
-        """Whether the fork server has done all that it was asked to do, and can do more."""
-        assert self._server is not None
+    def _give_up_a_stuck_server(self) -> None:
+        """Keep the fork server only if it has done all that it was asked to do, and can do more."""
+        if self._server is None:
+            return
         gone = self._hear()
-        return not gone and not processes.trouble(self._server.pid) and all(rank.pid for rank in self._ranks)
+        if gone or processes.trouble(self._server.pid) or not all(rank.pid for rank in self._ranks):
+            self._server.kill()
+            self._server = None
+
+    def _close_connections(self) -> None:
+        while self._ranks:  # each once, wherever Ctrl-C comes
+            rank = self._ranks.pop()
+            rank.connection.close()
+            os.close(rank.lifeline)
+
+    def _let_go(self) -> None:
+        """In a process that was forked from the controller: it must neither use the ranks nor keep them alive."""
+        self._close_connections()
+        if self._server is not None:
+            self._server.let_go()
+            self._server = None
 
     def _end(self) -> None:
-        if os.getpid() == self._owner:  # and not in a process that a test has forked
-            self.kill(END_SECONDS)
-            if self._server is not None:
-                self._server.kill()
+        self.kill(END_SECONDS)
+        if self._server is not None:
+            self._server.kill()
+
+
+def _folder() -> str:
+    with contextlib.suppress(OSError):  # it was removed
+        return os.getcwd()
+    return ""
