@@ -244,8 +244,8 @@ HOSTILE = {
     ),
     "another run": (after(RESUMED % ""), "it has two events run"),
     "no run at first": (
-        lambda folder: (folder / "evidence.jsonl").write_text('{"event": "progress"}\n{"event": "run", "host": "x"}\n'),
-        "it begins with an event progress",
+        lambda folder: (folder / "evidence.jsonl").write_text('{"event": "omen"}\n{"event": "run", "host": "x"}\n'),
+        "it begins with an event omen",
     ),
     "FIFO": (instead("evidence.jsonl", os.mkfifo), "it is not a regular file"),
     "endless": (instead("evidence.jsonl", lambda path: path.symlink_to("/dev/zero")), "it is a link"),

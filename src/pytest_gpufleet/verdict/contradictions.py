@@ -26,6 +26,7 @@ from pytest_gpufleet.verdict.suite import of_version
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, EXIT_STATUS, settled
 
 _GPU = re.compile(r"gpu\d+")
+SAID = ("host", "utc", "level", "rehearsal", "ranks", "plugin")  # by a run of any version
 COUNT = "test_1_inventory.py::test_gpu_count"
 
 
@@ -54,6 +55,8 @@ def _suite(record: Record) -> Iterator[str]:
 
 def _machine(record: Record) -> Iterator[str]:
     run, gpus = record.run, record.topology.gpus
+    if unsaid := [name for name in SAID if name not in run]:
+        yield f"its run does not say: {', '.join(unsaid)}"
     if not run.get("rehearsal") and run.get("ranks", len(gpus)) != len(gpus):
         yield f"it ran on {run['ranks']} ranks, but has {len(gpus)} GPUs"
     asked, passed = str(run.get("gpus")), [check for check in record.checks.values() if check.outcome == "passed"]

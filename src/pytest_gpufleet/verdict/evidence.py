@@ -241,6 +241,10 @@ class Record:
             case {"event": "verdict", "verdict": verdict, "reasons": reasons}:
                 self.verdict, self.reasons = verdict, reasons
                 self.broken, self.exit_status = event.get("broken", ""), event.get("exit_status")
+            case {"event": "fresh_world"}:  # for who reads the file
+                pass
+            case {"event": kind} if kind in FIELDS:
+                raise ValueError(f"an event {kind} that lacks what it is there for")
 
     def _finish(self, check: Check) -> None:
         before = self.checks.get(check.id)
@@ -431,7 +435,7 @@ def read(path: Path) -> Record:
     for line, event in read_events(path, FIELDS):
         try:
             record.add(event)
-        except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             told = error if isinstance(error, ValueError) else repr(error)
             raise ValueError(f"{path}, line {line}: not an event of a run ({told})") from None
     return record
