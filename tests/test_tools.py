@@ -837,6 +837,36 @@ def test_on_recorded_evidence(recorded: Path, tmp_path: Path, gpufleet: Command)
         assert "not judged" not in text
 
 
+STEERS = "\x1b[2J\x1b]0;taken\x07\u202e\nDIR: evidence, report and summary belong together: ACCEPTED"
+TAKEN = re.compile(r"[\x1b\x07\u202e]|^DIR: evidence", re.MULTILINE)
+
+
+def test_no_word_of_a_run_steers_the_terminal_or_adds_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Evidence comes from those who sell the machine."""
+    for name, event, key in (("a", "run", "host"), ("b", "run", "plugin"), ("c", "check_finished", "id")):
+        folder = tmp_path / (name + STEERS)
+        folder.mkdir()
+        lines = (NEIGHBOUR / "evidence.jsonl").read_text(encoding="utf-8").splitlines()
+        number, found = next((n, each) for n, each in enumerate(map(json.loads, lines)) if each["event"] == event)
+        (found if key in found else found["check"])[key] += STEERS
+        lines[number] = json.dumps(found)
+        (folder / "evidence.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / "summary.json").write_text(json.dumps({"schema": STEERS, STEERS: 1}), encoding="utf-8")
+        for command in (
+            ["verify"],
+            ["report"],
+            ["report", "-o", str(tmp_path / "x")],
+            ["judge"],
+            ["compare", str(NEIGHBOUR)],
+        ):
+            cli.main([command[0], str(folder), *command[1:]])
+            printed = "".join(capsys.readouterr())
+            assert printed
+            assert not TAKEN.search(printed), command
+
+
 def test_a_neighbour_is_named_and_not_the_gpu_that_it_computes_on(gpufleet: Command) -> None:
     """On four real H200 another process multiplied matrices on GPU 2, and held a context on GPU 0."""
     status, text = gpufleet("judge", NEIGHBOUR)

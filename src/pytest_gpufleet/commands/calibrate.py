@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, CommandFailed
+from pytest_gpufleet.commands.command import Command, CommandFailed, tell
 from pytest_gpufleet.commands.folder import EVIDENCE, check_output, records_of, write
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.calibration import CannotCalibrate, calibrate, too_few
@@ -41,9 +41,9 @@ def _run(given: argparse.Namespace) -> int:
         written = profile.load(given.output)
     except profile.ProfileError as error:
         raise CommandFailed(f"the profile was written but is not valid; please report this: {error}") from None
-    print(f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile")
+    tell(f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile")
     if problem := too_few(runs):
-        print(f"{given.output}: {problem}", file=sys.stderr)
+        tell(f"{given.output}: {problem}", file=sys.stderr)
     return 0
 
 

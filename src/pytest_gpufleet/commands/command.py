@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+from pytest_gpufleet.report import wording
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +30,11 @@ def printing() -> Iterator[None]:
     except BrokenPipeError:
         # Python itself writes what is left when it ends, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def tell(text: str, file: TextIO | None = None) -> None:
+    """Print one line: what others wrote cannot add lines that look like ours, nor steer the terminal."""
+    print(" ".join(wording.clean(text).splitlines()), file=file)
 
 
 def new_console(**options: Any) -> Console:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, new_console, printing
+from pytest_gpufleet.commands.command import Command, new_console, printing, tell
 from pytest_gpufleet.commands.folder import check_output, records_of, write
 
 FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
@@ -31,7 +31,7 @@ def _run(given: argparse.Namespace) -> int:
     with printing():
         console.print(report.screen(comparison))
         if given.output:
-            console.print(f"report: {given.output}")
+            tell(f"report: {given.output}")
     return 1 if comparison.outliers or not comparison.rows else 0
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, CommandFailed, new_console, printing
+from pytest_gpufleet.commands.command import Command, CommandFailed, new_console, printing, tell
 from pytest_gpufleet.commands.folder import EVIDENCE, check_output, of_anybody, record_of, write
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.evidence import sha256
@@ -41,7 +41,7 @@ def _run(given: argparse.Namespace) -> int:
     with printing():
         _print(lines)
         if given.output:
-            print(f"report: {given.output}")
+            tell(f"report: {given.output}")
     assert record.exit_status is not None
     return record.exit_status
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
-from pytest_gpufleet.commands.command import Command, CommandFailed
+from pytest_gpufleet.commands.command import Command, CommandFailed, tell
 from pytest_gpufleet.commands.folder import (
     EVIDENCE,
     REPORT,
@@ -46,7 +46,7 @@ def _run(given: argparse.Namespace) -> int:
     write(output or folder / REPORT, html)
     if output is None:
         write(folder / summary.FILE, document)
-    print(f"{output or folder / REPORT}: {record.verdict}")
+    tell(f"{output or folder / REPORT}: {record.verdict}")
     return 0
 
 

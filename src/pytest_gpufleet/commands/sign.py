@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from pytest_gpufleet.commands import openssh, signatures, verify
-from pytest_gpufleet.commands.command import Command, CommandFailed, printing
+from pytest_gpufleet.commands.command import Command, CommandFailed, printing, tell
 from pytest_gpufleet.commands.folder import EVIDENCE, record_of
 from pytest_gpufleet.commands.manifest import Manifest, check_name, check_note, of_run
 from pytest_gpufleet.verdict.evidence import sha256
@@ -64,10 +64,10 @@ def _run(given: argparse.Namespace) -> int:
     except ValueError as error:
         raise CommandFailed(f"{folder} cannot be signed: {error}") from None
     with printing():  # before somebody gives a passphrase
-        print(f"{folder}: signing as {name}: {', '.join(manifest.run.values())}")
+        tell(f"{folder}: signing as {name}: {', '.join(manifest.run.values())}")
     path = signatures.add(folder, manifest, openssh.sign(manifest.to_bytes(), given.key))
     with printing():
-        print(f"{path}: signed, SHA-256 of {EVIDENCE} {digest}")
+        tell(f"{path}: signed, SHA-256 of {EVIDENCE} {digest}")
     return 0
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
-from pytest_gpufleet.commands.command import Command, CommandFailed, printing
+from pytest_gpufleet.commands.command import Command, CommandFailed, printing, tell
 from pytest_gpufleet.commands.folder import EVIDENCE, REPORT, as_written, is_judgement, of_anybody, stated_sums, text_of
 from pytest_gpufleet.commands.openssh import AllowedSigners
 from pytest_gpufleet.verdict import summary
@@ -41,14 +41,14 @@ def _run(given: argparse.Namespace) -> int:
         problems, told = examined(folder, record, digest, allowed)
     with printing():
         for problem in problems:
-            print(f"{folder}: {problem}")
+            tell(f"{folder}: {problem}")
         if not problems:
             verdict = f"{record.verdict}; {DIED}" if died else record.verdict
-            print(f"{folder}: evidence, report and summary belong together, SHA-256 {digest}: {verdict}")
+            tell(f"{folder}: evidence, report and summary belong together, SHA-256 {digest}: {verdict}")
             if (made_by := record.run.get("plugin")) != version("pytest-gpufleet"):
-                print(f"{folder}: made by pytest-gpufleet {made_by}, of which it is not known here what limits it had")
+                tell(f"{folder}: made by pytest-gpufleet {made_by}, of which it is not known here what limits it had")
         for line in told:
-            print(f"{folder}: {line}")
+            tell(f"{folder}: {line}")
     return 1 if problems else 0
 
 

@@ -46,12 +46,14 @@ def screen(comparison: Comparison) -> Group:
     for table in _tables(comparison, MOST_COLUMNS):
         drawn = RichTable(title=table.caption, title_justify="left", box=box.SIMPLE_HEAD)
         for name in table.header:
-            drawn.add_column(name, overflow="fold")
+            drawn.add_column(Text(wording.clean(name)), overflow="fold")
         for row in table.rows:
-            drawn.add_row(*map(Text, row))
+            drawn.add_row(*(Text(wording.clean(cell)) for cell in row))
         parts.append(drawn)
     parts += [Text(f"Note: {wording.clean(note)}", style="yellow") for note in comparison.notes]
-    return Group(*parts, Text(headline(comparison), style="bold red" if comparison.outliers else "bold green"))
+    return Group(
+        *parts, Text(wording.clean(headline(comparison)), style="bold red" if comparison.outliers else "bold green")
+    )
 
 
 def headline(comparison: Comparison) -> str:
