@@ -27,11 +27,6 @@ def test_only_a_regular_file_is_opened(tmp_path, make, told):
     assert refused.value.filename == str(tmp_path / "it")
 
 
-def test_what_utf_8_does_not_have_keeps_no_file_from_being_written(tmp_path):
-    files.write_text(tmp_path / "x.prom", f"{os.fsdecode(b'data-' + bytes([255]))} é")
-    assert (tmp_path / "x.prom").read_text(encoding="utf-8") == "data-? é"
-
-
 def test_devices_are_not_regular_files():
     with pytest.raises(OSError, match="it is not a regular file"):
         files.open_regular(Path("/dev/zero"))

@@ -672,6 +672,15 @@ def test_figures_and_limits_of_gpus_in_prometheus(tmp_path: Path) -> None:
     }
 
 
+def test_a_label_that_is_no_utf_8_costs_no_textfile(tmp_path: Path) -> None:
+    from pytest_gpufleet.report import prometheus
+
+    record = read(NEIGHBOUR / "evidence.jsonl")
+    record.run["host"] = "node\udcff"  # as names of files give it
+    prometheus.write(tmp_path / "x.prom", record)
+    assert {labels["host"] for labels, _ in families((tmp_path / "x.prom").read_text())["gpufleet_verdict"]} == {"node"}
+
+
 @pytest.mark.parametrize(
     ("path", "why"),
     [

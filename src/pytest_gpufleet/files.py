@@ -113,17 +113,16 @@ def _is_textfile(path: Path) -> bool:
 def write_text(path: Path, text: str) -> None:
     """Write a file, which is there as a whole or as it was before. OSError if that cannot be done.
 
-    A link in its place is replaced, and what it leads to stays as it is: others may have put it there. A character that
-    UTF-8 does not have, as names of files may give one, becomes "?".
+    A link in its place is replaced, and what it leads to stays as it is: others may have put it there.
     """
     if path.parent in STREAMS:
-        path.write_text(text, encoding="utf-8", errors="replace")
+        path.write_text(text, encoding="utf-8")
         return
     temporary = path.with_name(f".gpufleet-{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
         try:
-            file.write(text.encode(errors="replace"))
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(path)

@@ -17,6 +17,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pytest_gpufleet import files
+from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.stamp import STAMPS
 from pytest_gpufleet.verdict.evidence import Record
 from pytest_gpufleet.verdict.figures import Figure, figures
@@ -88,7 +89,7 @@ def _gauge(registry: CollectorRegistry, name: str, text: str, series: Sequence[t
     names = sorted({label for labels, _ in series for label in labels})
     gauge = Gauge(name, text, names, registry=registry)
     for labels, value in series:
-        gauge.labels(**{label: labels.get(label, "") for label in names}).set(value)
+        gauge.labels(**{label: wording.clean(labels.get(label, "")) for label in names}).set(value)
 
 
 def _labels(figure: Figure) -> dict[str, str]:
