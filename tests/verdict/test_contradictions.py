@@ -171,8 +171,11 @@ def new_limits(events: list[Event], before: list[Event]) -> list[Any]:
         one(events, "run").get("profile_sha256") == one(before, "run").get("profile_sha256"),
         some(events, "profile") == some(before, "profile"),
     ]
-    known = [event["finding"]["limit"] for event in some(before, "finding")]
-    now = [event["finding"]["limit"] for event in some(events, "finding")]
+    # Evidence of early versions does not say whose a limit is.
+    known, now = (
+        [{"contract": False, **limit} for event in some(each, "finding") if (limit := event["finding"]["limit"])]
+        for each in (before, events)
+    )
     return [limit for limit in now if all(same) and limit not in known]
 
 

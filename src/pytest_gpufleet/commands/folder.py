@@ -28,7 +28,9 @@ _JUDGED_AGAIN = '<code id="fleet-sha256-judged-again">'
 def record_of(folder: Path) -> Record:
     """The record of the run in `folder`. CommandFailed if there is none, or if it contradicts itself."""
     record = as_written(folder)
-    if found := contradictions(record):
+    with of_anybody(folder):
+        found = contradictions(record)
+    if found:
         more = f" (and {len(found) - 1} more: see `gpufleet verify`)" if len(found) > 1 else ""
         raise CommandFailed(f"{folder}: the evidence contradicts itself: {found[0]}{more}")
     return record

@@ -71,7 +71,13 @@ FIELDS: Mapping[str, Any] = {
         "environment": {str: str},
         "resumed": [{"run": str, "utc": moment, "failed": [str]}],
     },
-    "topology": {"topology": {"gpus": [{"name": str, "uuid": str, "index": whole}], "links": [[str]], "absent": str}},
+    "topology": {
+        "topology": {
+            "gpus": [{"name": str, "uuid": str, "index": whole, "compute_capability": optional([whole])}],
+            "links": [[str]],
+            "absent": str,
+        }
+    },
     "profile": {
         "profile": {
             "file": str,
