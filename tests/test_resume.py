@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import resume
+from pytest_gpufleet.hardware.topology import GpuTopology
 from pytest_gpufleet.report.machine import facts
 from pytest_gpufleet.report.why import why
-from pytest_gpufleet.verdict.evidence import read
+from pytest_gpufleet.verdict.evidence import Record, read
 from pytest_gpufleet.verdict.suite import titled
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
@@ -356,3 +357,10 @@ def test_another_machine_is_told_in_a_sentence_for_each_thing(run_pytest, gpus, 
     (error, *lines) = run.text.strip().splitlines()
     assert error.endswith("this is not the same machine and setup:")
     assert [line.strip() for line in lines] == told
+
+
+def test_a_refusal_steers_no_terminal():
+    then = replace(Record(run={"environment": {}}), topology=GpuTopology(driver="\x1b[2J570"))
+    with pytest.raises(pytest.UsageError, match="driver was \\[2J570, is 580") as refused:
+        resume.check_same(Path("there"), then, {"environment": {}}, GpuTopology(driver="580"))
+    assert "\x1b" not in str(refused.value)

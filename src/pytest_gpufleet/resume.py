@@ -15,6 +15,7 @@ import pytest
 from pytest_gpufleet.commands.command import CommandFailed
 from pytest_gpufleet.commands.folder import EVIDENCE, record_of, stated_sums
 from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
+from pytest_gpufleet.report.wording import clean
 from pytest_gpufleet.verdict import evidence
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.evidence import Record, sha256
@@ -66,7 +67,7 @@ def load(folder: Path) -> Record:
         record, digest = record_of(folder), sha256(folder / EVIDENCE)
         others = [name for name, stated in stated_sums(folder).items() if stated and stated != digest]
     except (OSError, CommandFailed) as error:
-        raise pytest.UsageError(f"--fleet-resume: {error}") from None
+        raise pytest.UsageError(clean(f"--fleet-resume: {error}")) from None
     if others:
         raise pytest.UsageError(
             f"--fleet-resume {folder}: {' and '.join(others)} was made of other evidence: {EVIDENCE} was changed later"
@@ -93,7 +94,7 @@ def check_same(folder: Path, then: Record, run: dict[str, Any], topology: GpuTop
     differences += _gpus(then.topology.gpus, topology.gpus)
     if differences:
         told = "\n".join(f"  {difference}" for difference in differences)
-        raise pytest.UsageError(f"--fleet-resume {folder}: this is not the same machine and setup:\n{told}")
+        raise pytest.UsageError(clean(f"--fleet-resume {folder}: this is not the same machine and setup:\n{told}"))
 
 
 def _differs(what: str, before: object, now: object) -> str:
