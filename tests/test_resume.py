@@ -361,6 +361,6 @@ def test_another_machine_is_told_in_a_sentence_for_each_thing(run_pytest, gpus, 
 
 def test_a_refusal_steers_no_terminal():
     then = replace(Record(run={"environment": {}}), topology=GpuTopology(driver="\x1b[2J570"))
-    with pytest.raises(pytest.UsageError, match="driver was .*570, is 580") as refused:
+    with pytest.raises(pytest.UsageError, match=r"driver was .*570, is 580") as refused:
         resume.check_same(Path("there"), then, {"environment": {}}, GpuTopology(driver="580"))
     assert "\x1b" not in str(refused.value)
