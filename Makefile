@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# The tests run side by side, but where there is a GPU: one run at a time may have it.
+WORKERS := $(if $(wildcard /dev/nvidia0),0,auto)
 READY  := $(VENV)/.ready
 
 .PHONY: accept test lint
@@ -11,7 +13,7 @@ accept: $(READY)
 	$(BIN)/pytest acceptance/ $(ARGS)
 
 test: $(READY)
-	$(BIN)/pytest tests/ $(ARGS)
+	$(BIN)/pytest tests/ -n $(WORKERS) --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
