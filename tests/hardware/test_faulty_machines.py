@@ -599,10 +599,11 @@ def gpus(request):
     told = {**recorded.gpus[2].facts, request.param: Unavailable("NVML: %s", %s)}
     return (*recorded.gpus[:2], GpuFacts(2, told), recorded.gpus[3])
 """
-# Facts that the report shows and no check of these two files judges.
+# Facts that the report shows and no check of these two files judges; those of the last line, telemetry does.
 SHOWN = {
     "pci_device_id", "compute_capability", "pcie_generation", "temperature_limits_c",
     "numa_node", "nvlink_versions", "nvlink_remote_types", "nvlink_errors",
+    "clock_event_reasons", "power_watts", "temperature_c",
 }  # fmt: skip
 IDENTITY = {"uuid", "serial", "pci_bus_id"}  # not every model has a serial number
 
