@@ -192,9 +192,8 @@ def judge(request: pytest.FixtureRequest) -> Generator[Judge]:
             causes += [on_miss()] if on_miss else []
 
     yield judge
-    if (
-        error := limit_missed(item)
-    ) is not None:  # missed where no body could fail for it: while fixtures are torn down
+    # Missed where no body could fail for it: while fixtures are torn down.
+    if (error := limit_missed(item)) is not None:
         raise error
 
 
