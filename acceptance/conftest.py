@@ -6,8 +6,8 @@ import argparse
 import pytest
 
 from pytest_gpufleet import not_applicable
-from pytest_gpufleet.options import from_config
-from pytest_gpufleet.verdict.vocabulary import CONDITIONS
+from pytest_gpufleet.model.vocabulary import CONDITIONS
+from pytest_gpufleet.plugin.options import from_config
 
 
 def pytest_addoption(parser):
@@ -56,7 +56,7 @@ def _count(text):
 @pytest.fixture(scope="session")
 def resnet(pytestconfig):
     """What was asked of the ResNet checks (a Workload)."""
-    from pytest_gpufleet.probes.recipes import Workload  # torch, which a check must be able to find broken
+    from pytest_gpufleet.probes.training.recipes import Workload  # torch, which a check must be able to find broken
 
     return Workload(
         model=pytestconfig.getoption("resnet_model"),

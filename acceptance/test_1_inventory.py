@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pytest_gpufleet import GiB, expect, not_applicable
-from pytest_gpufleet.probes.links import pcie_generation_under_load
-from pytest_gpufleet.verdict.health import unreadable
+from pytest_gpufleet.probes.links.host_copies import pcie_generation_under_load
+from pytest_gpufleet.verdict.health_rules import unreadable
 
 # Variables that make NCCL or CUDA slower than the machine is, or other arithmetic than was asked for. NCCL_TOPO_FILE is
 # none: images of clouds set it, since a virtual machine does not show its own topology.

@@ -3,9 +3,9 @@
 import pytest
 
 from pytest_gpufleet.hardware.facts import COUNTERS, pci_addresses
-from pytest_gpufleet.hardware.xids import KernelLog
+from pytest_gpufleet.hardware.kernel_log import KernelLog
 from pytest_gpufleet.verdict.blind import require_told
-from pytest_gpufleet.verdict.health import recorded_errors, sxids, xids_of, xids_of_none
+from pytest_gpufleet.verdict.health_rules import recorded_errors, sxids, xids_of, xids_of_none
 
 
 def test_no_memory_error_is_recorded(gpus):

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from pytest_gpufleet import GiB, not_applicable
-from pytest_gpufleet.probes.collectives import COLLECTIVES
-from pytest_gpufleet.probes.exactness import KINDS, exchange
-from pytest_gpufleet.probes.large import large_all_reduce
-from pytest_gpufleet.probes.repeated_exchange import stays_exact, two_at_once
-from pytest_gpufleet.verdict import culprit
+from pytest_gpufleet.probes.collectives.exactness import KINDS, exchange
+from pytest_gpufleet.probes.collectives.large import large_all_reduce
+from pytest_gpufleet.probes.collectives.repeated import stays_exact, two_at_once
+from pytest_gpufleet.probes.collectives.speed import COLLECTIVES
+from pytest_gpufleet.probes.search import slow_collective
 
 # Which ranks make groups: as tensor parallelism (neighbours) and data parallelism (every second rank) split a machine.
 GROUPS = {
@@ -33,7 +33,7 @@ def deliver(group, collective, operation="", **how):
     for reason in deliveries[0].refused:
         print(f"{collective} {operation} is not offered with {reason}")
     if any(delivery.wrong for delivery in deliveries):
-        pytest.fail(culprit.of_wrong_data(group, deliveries, collective, operation, **how), pytrace=False)
+        pytest.fail(slow_collective.of_wrong_data(group, deliveries, collective, operation, **how), pytrace=False)
     return deliveries
 
 

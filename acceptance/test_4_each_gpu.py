@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpufleet import GiB, MiB, measure_all, not_applicable
-from pytest_gpufleet.probes.compute import PRECISIONS, product_rate
-from pytest_gpufleet.probes.corruption import dissenters, exact_product, repeat_product
-from pytest_gpufleet.probes.memory import bandwidth, hold_patterns
+from pytest_gpufleet.probes.compute.corruption import dissenters, exact_product, repeat_product
+from pytest_gpufleet.probes.compute.rate import PRECISIONS, product_rate
+from pytest_gpufleet.probes.memory.bandwidth import bandwidth
+from pytest_gpufleet.probes.memory.patterns import hold_patterns
 
 REPEAT_SECONDS = 2  # for each precision
 PATTERN_SECONDS = 5

@@ -3,9 +3,9 @@
 import pytest
 
 from pytest_gpufleet import MiB, not_applicable
-from pytest_gpufleet.probes.links import ONE_WAY, host_bandwidth
-from pytest_gpufleet.probes.pairs import culprit, pair_bandwidth, pair_latency, wrong_data
-from pytest_gpufleet.verdict.measurement import together
+from pytest_gpufleet.probes.links.host_copies import ONE_WAY, host_bandwidth
+from pytest_gpufleet.probes.links.pairs import culprit, pair_bandwidth, pair_latency, wrong_data
+from pytest_gpufleet.probes.measure import together
 
 BUFFER = 512 * MiB
 SMALL_BUFFER = 16 * MiB

@@ -3,8 +3,8 @@
 import pytest
 
 from pytest_gpufleet import GiB, KiB, MiB, bus_bandwidth, measure, measure_all, not_applicable
-from pytest_gpufleet.probes.collectives import COLLECTIVES, buffer_bytes, latency, sweep
-from pytest_gpufleet.verdict import culprit
+from pytest_gpufleet.probes.collectives.speed import COLLECTIVES, buffer_bytes, latency, sweep
+from pytest_gpufleet.probes.search import slow_collective
 
 pytestmark = pytest.mark.level("standard")
 
@@ -45,7 +45,7 @@ def test_latency(nccl_group, judge, gpu_topology, fleet_level, collective):
     judge(
         *measurements,
         required=False,
-        on_miss=lambda: culprit.find(nccl_group, gpu_topology, collective, SMALL[fleet_level][0]),
+        on_miss=lambda: slow_collective.find(nccl_group, gpu_topology, collective, SMALL[fleet_level][0]),
     )
 
 
@@ -85,4 +85,8 @@ def test_bus_bandwidth(nccl_group, judge, gpu_topology, collective, nbytes):
     measurement = measure(nccl_group, bus_bandwidth, collective, *sizes)
     # Nobody publishes figures for gather and scatter.
     required = collective not in ("gather", "scatter")
-    judge(measurement, required=required, on_miss=lambda: culprit.find(nccl_group, gpu_topology, collective, *sizes))
+    judge(
+        measurement,
+        required=required,
+        on_miss=lambda: slow_collective.find(nccl_group, gpu_topology, collective, *sizes),
+    )

@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_gpufleet import not_applicable
-from pytest_gpufleet.probes.replicas import differences
-from pytest_gpufleet.probes.sharding import fully_sharded, held, own_shard
-from pytest_gpufleet.probes.small_network import batch, full_precision, known_input, known_layer, network
+from pytest_gpufleet.probes.training.replicas import differences
+from pytest_gpufleet.probes.training.sharding import fully_sharded, held, own_shard
+from pytest_gpufleet.probes.training.small_network import batch, full_precision, known_input, known_layer, network
 
 pytestmark = pytest.mark.level("standard")
 

@@ -8,11 +8,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from pytest_gpufleet import Measurement, measure, measure_all, not_applicable, scaling_efficiency
-from pytest_gpufleet.probes.batch_size import FILLED, fill_memory, throughput_by_batch
-from pytest_gpufleet.probes.comparison import in_words, throughput_by
-from pytest_gpufleet.probes.loader import fed_throughput, write_photos
-from pytest_gpufleet.probes.reading import GiB
-from pytest_gpufleet.probes.training import train_throughput
+from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.probes.training.batch_size import FILLED, fill_memory, throughput_by_batch
+from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
+from pytest_gpufleet.probes.training.loop import train_throughput
+from pytest_gpufleet.probes.training.method_comparison import in_words, throughput_by
 
 # Figures of these recipes were published for most models; the others are judged where somebody has a limit for them.
 PUBLISHED = ("tf32", "amp")

@@ -14,8 +14,8 @@ import multiprocessing
 import statistics
 import time
 
-from pytest_gpufleet.options import Options
-from pytest_gpufleet.session import Fleet
+from pytest_gpufleet.plugin.options import Options
+from pytest_gpufleet.run.run import Fleet
 
 
 def no_op(rank):

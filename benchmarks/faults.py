@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "world"))
 
 from faults import CULPRIT, FAULTS, HANG_SECONDS, RANKS, all_reduce, cause
 
-from pytest_gpufleet.options import Options
-from pytest_gpufleet.session import Fleet
+from pytest_gpufleet.plugin.options import Options
+from pytest_gpufleet.run.run import Fleet
 from pytest_gpufleet.world import shipping
-from pytest_gpufleet.world.failures import RankFailure
+from pytest_gpufleet.world.rank_failure import RankFailure
 
 
 def measure(group, name):

@@ -15,11 +15,11 @@ from statistics import mean, median
 
 from pytest_gpufleet import GiB, measure
 from pytest_gpufleet.hardware.telemetry import Sampler
-from pytest_gpufleet.options import Options
-from pytest_gpufleet.probes.collectives import bus_bandwidth
-from pytest_gpufleet.probes.recipes import Workload
-from pytest_gpufleet.probes.training import train_throughput
-from pytest_gpufleet.session import Fleet
+from pytest_gpufleet.plugin.options import Options
+from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
+from pytest_gpufleet.probes.training.loop import train_throughput
+from pytest_gpufleet.probes.training.recipes import Workload
+from pytest_gpufleet.run.run import Fleet
 
 TURNS = 5
 SHORT = Workload(warm_up=3, steps=4)  # the first turn has let cuDNN choose

@@ -13,13 +13,13 @@ import time
 
 import torch
 
-from pytest_gpufleet.options import Options
-from pytest_gpufleet.probes.batch_size import throughput_by_batch
-from pytest_gpufleet.probes.comparison import METHODS, in_words, throughput_by
-from pytest_gpufleet.probes.recipes import RECIPES, Workload
-from pytest_gpufleet.probes.training import train_throughput
-from pytest_gpufleet.session import Fleet
-from pytest_gpufleet.verdict.measurement import measure_all, scaling_efficiency
+from pytest_gpufleet.plugin.options import Options
+from pytest_gpufleet.probes.measure import measure_all, scaling_efficiency
+from pytest_gpufleet.probes.training.batch_size import throughput_by_batch
+from pytest_gpufleet.probes.training.loop import train_throughput
+from pytest_gpufleet.probes.training.method_comparison import METHODS, in_words, throughput_by
+from pytest_gpufleet.probes.training.recipes import RECIPES, Workload
+from pytest_gpufleet.run.run import Fleet
 
 SECONDS = 1800  # compiling and searching take long
 GLOBAL_BATCHES = (64, 256)  # images a GPU

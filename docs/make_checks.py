@@ -20,12 +20,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.plugin import _level
-from pytest_gpufleet.probes.reading import METRICS
+from pytest_gpufleet.model import levels, suite
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.plugin.plugin import _level
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.verdict import levels, profile, suite
-from pytest_gpufleet.verdict.finding import Limit
-from pytest_gpufleet.verdict.judge import STEADY
+from pytest_gpufleet.verdict.judgement import STEADY
+from pytest_gpufleet.verdict.profiles import profile
 
 ROOT = Path(__file__).parents[1]
 ACCEPTANCE = ROOT / "acceptance"

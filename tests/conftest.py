@@ -14,7 +14,8 @@ from textwrap import dedent
 
 import pytest
 
-from pytest_gpufleet.verdict.evidence import Check, Record, read
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.record import Record, read
 
 REPORTS = "runs"  # not pytest-gpufleet's own default, so that a report in a wrong place shows
 SECONDS = 600  # far more than any run takes: a run that hangs must not hang the tests

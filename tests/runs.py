@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
-from pytest_gpufleet.probes.reading import GiB, MiB
-from pytest_gpufleet.verdict import profile, summary
-from pytest_gpufleet.verdict.evidence import Check, Evidence, FailedBy
-from pytest_gpufleet.verdict.given import as_given
-from pytest_gpufleet.verdict.judge import LimitMissed, judge, unsteady
-from pytest_gpufleet.verdict.measurement import Measurement
-from pytest_gpufleet.verdict.suite import Suite, shipped
+from pytest_gpufleet.model.check import Check, FailedBy
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.suite import Suite, shipped
+from pytest_gpufleet.run import summary
+from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.verdict.given_limits import as_given
+from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
+from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 
 H200 = "NVIDIA H200"

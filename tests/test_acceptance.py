@@ -228,7 +228,7 @@ def test_bf16_is_not_asked_of_gpus_before_it(run_pytest):
     from dataclasses import replace
     import pytest
     from pytest_gpufleet import Gpu
-    from pytest_gpufleet.fixtures import FLEET
+    from pytest_gpufleet.plugin.fixtures import FLEET
 
     @pytest.fixture(autouse=True, scope="session")
     def turing(request):

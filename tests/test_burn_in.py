@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.report import progress
-from pytest_gpufleet.verdict.evidence import Check, Record, read
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.report.terminal import progress_lines
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.conftest import as_on_a_terminal
 
@@ -99,7 +100,7 @@ def test_ctrl_c_leaves_a_report_that_says_how_far_it_came(tmp_path):
 def test_a_terminal_shows_how_far_it_is_by_lines_or_by_the_table(drawn):
     stream = io.StringIO()
     stream.isatty = lambda: True
-    tell = progress.lines(stream, 900.0, lambda: drawn)
+    tell = progress_lines.lines(stream, 900.0, lambda: drawn)
     for second in range(0, 200, 5):
         tell(second, None)
     told = [line.partition(" of 15 min")[0].strip() for line in stream.getvalue().splitlines() if line]

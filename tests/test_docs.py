@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import cli, options
-from pytest_gpufleet.probes.reading import METRICS
-from pytest_gpufleet.verdict import suite
+from pytest_gpufleet import cli
+from pytest_gpufleet.model import suite
+from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.plugin import options
 from tests.conftest import REPORTS, FleetRun
 
 ROOT = Path(__file__).parents[1]

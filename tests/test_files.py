@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet import files
+from pytest_gpufleet import safe_files
+from pytest_gpufleet.run import files
 
 
 @pytest.mark.parametrize(
@@ -23,18 +24,18 @@ from pytest_gpufleet import files
 def test_only_a_regular_file_is_opened(tmp_path, make, told):
     make(tmp_path / "it")
     with pytest.raises(OSError, match=told) as refused:
-        files.open_regular(tmp_path / "it", most_bytes=100)
+        safe_files.open_regular(tmp_path / "it", most_bytes=100)
     assert refused.value.filename == str(tmp_path / "it")
 
 
 def test_devices_are_not_regular_files():
     with pytest.raises(OSError, match="it is not a regular file"):
-        files.open_regular(Path("/dev/zero"))
+        safe_files.open_regular(Path("/dev/zero"))
 
 
 def test_a_regular_file_is_read_as_it_is(tmp_path):
     (tmp_path / "it").write_bytes(b"12\r\n3")
-    with files.open_regular(tmp_path / "it", most_bytes=5) as file:
+    with safe_files.open_regular(tmp_path / "it", most_bytes=5) as file:
         assert file.read() == b"12\r\n3"
 
 
@@ -68,7 +69,7 @@ def test_what_stands_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_pat
     # As versions named it that wrote there before they renamed it.
     LAID_OUT[what](tmp_path / f".gpufleet-{os.getpid()}.tmp", victim)
     before = set(os.listdir(tmp_path))
-    files.write_text(tmp_path / "report.html", "new")
+    safe_files.write_text(tmp_path / "report.html", "new")
     assert not (tmp_path / "report.html").is_symlink()
     assert (tmp_path / "report.html").read_text() == "new"
     assert set(os.listdir(tmp_path)) == before
@@ -78,15 +79,15 @@ def test_what_stands_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_pat
 def test_rows_are_appended_to_nothing_that_others_have_laid_out(tmp_path, victim, what):
     LAID_OUT[what](tmp_path / "rows.csv", victim)
     with pytest.raises(OSError, match=r"it is a link, which is not followed|it is a hard link|No such device"):
-        files.append_to(tmp_path / "rows.csv")
+        safe_files.append_to(tmp_path / "rows.csv")
 
 
 def test_rows_are_appended_to_a_file_and_written_to_a_stream(tmp_path):
     for row in ("1\n", "2\n"):
-        with files.append_to(tmp_path / "rows.csv") as file:
+        with safe_files.append_to(tmp_path / "rows.csv") as file:
             file.write(row)
     assert (tmp_path / "rows.csv").read_text() == "1\n2\n"
-    files.append_to(Path("/dev/stderr")).close()
+    safe_files.append_to(Path("/dev/stderr")).close()
 
 
 @pytest.mark.parametrize("path", ["there", "nowhere/x.prom"])

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from pytest_gpufleet.interruption import Interruption
+from pytest_gpufleet.run.interruption import Interruption
 
 DEADLY = (signal.SIGTERM, signal.SIGHUP)
 

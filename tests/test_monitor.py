@@ -25,8 +25,8 @@ from rich.console import Console
 
 from pytest_gpufleet.hardware.facts import READINGS
 from pytest_gpufleet.hardware.telemetry import Sample
-from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
-from pytest_gpufleet.report.monitor import Live, RunningCheck, table
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.report.terminal.live_table import Live, RunningCheck, table
 from tests.conftest import as_on_a_terminal
 
 DEADLINE = 60
@@ -47,7 +47,7 @@ STAND_IN = f"""
 import sys
 from contextlib import contextmanager
 from pytest_gpufleet.hardware import facts
-from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 
 class StandIn:
     def count(self):
@@ -363,7 +363,7 @@ UNDER_OTHERS = (
     + """
 import threading
 from pytest_gpufleet.hardware.telemetry import Sampler
-from pytest_gpufleet.report.monitor import Live
+from pytest_gpufleet.report.terminal.live_table import Live
 
 drawn = threading.Event()
 with facts.open_source() as (source, topology), Live(topology, sys.stdout, lambda: "test_a.py::test_b") as live:

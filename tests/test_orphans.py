@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.verdict.evidence import read
+from pytest_gpufleet.model.record import read
 from tests.conftest import as_on_a_terminal
 
 HANGING = """

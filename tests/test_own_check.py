@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.verdict import judge, profile
-from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.verdict import judgement
+from pytest_gpufleet.verdict.profiles import profile
 from tests import runs
 from tests.conftest import REPORTS, FleetRun
 
@@ -100,7 +101,7 @@ def test_contract_decides_about_the_own_figure(rehearsed: FleetRun, slow: dict[s
     contract = profile.load(rehearsed.root / "contract.toml")
     healthy = {f"gpu{index}": 2050.0 for index in range(4)}
     measurement = replace(_sorting(rehearsed), values={**healthy, **slow}, conditions={"keys": 1 << 26})
-    finding = judge.judge(measurement, contract, runs.topology("node7", runs.H200), "test", rehearsal=False)
+    finding = judgement.judge(measurement, contract, runs.topology("node7", runs.H200), "test", rehearsal=False)
     assert (finding.state, finding.missed) == (state, tuple(slow))
     assert finding.limit is not None
     assert (finding.limit.value, finding.limit.kind, finding.limit.contract) == (2000, "contract", True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet import options
+from pytest_gpufleet.plugin import options
 
 REPORTS = "runs"
 RECORDED = Path(__file__).parent / "hardware"

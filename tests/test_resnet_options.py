@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gpufleet.probes.recipes import MODELS, OPTIMIZERS, Workload, plan
-from pytest_gpufleet.verdict import profile
-from pytest_gpufleet.verdict.measurement import Measurement
-from pytest_gpufleet.verdict.vocabulary import CONDITIONS
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.vocabulary import CONDITIONS
+from pytest_gpufleet.probes.training.recipes import MODELS, OPTIMIZERS, Workload, plan
+from pytest_gpufleet.verdict.profiles import profile
 
 RESNET = Path(__file__).parent.parent / "acceptance" / "test_8_resnet50.py"
 OPTIONS = ("--rehearse", "--fleet-dir=runs")

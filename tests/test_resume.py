@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet import resume
-from pytest_gpufleet.hardware.topology import GpuTopology
-from pytest_gpufleet.report.machine import facts
-from pytest_gpufleet.report.why import why
-from pytest_gpufleet.verdict.evidence import Record, read
-from pytest_gpufleet.verdict.suite import titled
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.suite import titled
+from pytest_gpufleet.report.page.machine_section import facts
+from pytest_gpufleet.report.reason_texts import why
+from pytest_gpufleet.run import resume
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 

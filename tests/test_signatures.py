@@ -18,7 +18,7 @@ from pytest_gpufleet import cli
 from pytest_gpufleet.commands import openssh, signatures
 from pytest_gpufleet.commands.command import CommandFailed
 from pytest_gpufleet.commands.manifest import Manifest
-from pytest_gpufleet.verdict.evidence import sha256
+from pytest_gpufleet.model.record import sha256
 from tests import runs
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen of OpenSSH")

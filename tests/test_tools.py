@@ -16,10 +16,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.report import html
-from pytest_gpufleet.verdict import profile, summary
-from pytest_gpufleet.verdict.evidence import Evidence, read, sha256
-from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.record import read, sha256
+from pytest_gpufleet.report.page import summary_html
+from pytest_gpufleet.run import summary
+from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.verdict.profiles import profile
 from tests import runs
 from tests.conftest import FleetRun
 
@@ -314,7 +316,7 @@ def test_both_ways_to_the_report_show_the_same(folder: Path, gpufleet: Command) 
     again = folder / "again.html"
     assert gpufleet("report", folder, "-o", again) == (0, f"{again}: REHEARSAL")
     assert (folder / "report.html").read_text() == written
-    fragment = html.summary(read(folder / "evidence.jsonl"), digest)
+    fragment = summary_html.summary(read(folder / "evidence.jsonl"), digest)
     # matplotlib's drawings have ids of their own in each process.
     unnamed = [re.sub(r"[mp][0-9a-f]{10}", "", text) for text in (fragment, written, again.read_text())]
     assert unnamed[0] in unnamed[1]

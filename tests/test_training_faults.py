@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from pytest_gpufleet.probes import sharding, training
+from pytest_gpufleet.probes.training import sharding, loop
 from pytest_gpufleet.world.engines import local
 
 local.PRELOAD.append(__name__)  # each check that fails costs a world: the next finds all this imported

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import what_ran
-from pytest_gpufleet.checks import _outcome
-from pytest_gpufleet.report.machine import facts
+from pytest_gpufleet.plugin import interference
+from pytest_gpufleet.plugin.test_outcome import _outcome
+from pytest_gpufleet.report.page.machine_section import facts
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.conftest import FleetRun
 
@@ -255,12 +255,12 @@ def test_an_expected_failure_is_excused_only_where_pytest_says_so() -> None:
 
 
 def test_a_body_is_that_of_the_check_after_which_it_is_called() -> None:
-    body = what_ran.is_of_the_suite
+    body = interference.is_of_the_suite
     module = SimpleNamespace(test_a=body, test_b=body)
 
-    def own(name: str, nodeid: str, path: str = what_ran.__file__) -> bool:
+    def own(name: str, nodeid: str, path: str = interference.__file__) -> bool:
         item: Any = SimpleNamespace(obj=body, module=module, originalname=name, nodeid=nodeid, path=Path(path))
-        return what_ran._is_its_own_body(item)
+        return interference._is_its_own_body(item)
 
     assert own("test_a", "acceptance/what_ran.py::test_a[fp16]")
     assert not own("test_a", "acceptance/what_ran.py::test_b")
@@ -284,7 +284,7 @@ def test_a_check_on_fewer_ranks_than_its_file_says_is_told(beside_the_suite: Any
 
 
 def test_every_harmless_plugin_has_a_reason() -> None:
-    assert all(what_ran.HARMLESS.values())
+    assert all(interference.HARMLESS.values())
 
 
 @pytest.mark.parametrize(
@@ -305,4 +305,4 @@ def test_well_known_plugins_that_are_only_installed_are_not_held_against_a_machi
     written: dict[str, Any] = {"__name__": module, "__file__": file.replace("SITE", str(Path(site)))}
     exec("def pytest_runtest_setup(item): ...", written)
     item: Any = SimpleNamespace(path=tmp_path / "test_1_inventory.py", config=pytestconfig)
-    assert what_ran._of_others(written["pytest_runtest_setup"], item) == ("" if harmless else written["__file__"])
+    assert interference._of_others(written["pytest_runtest_setup"], item) == ("" if harmless else written["__file__"])

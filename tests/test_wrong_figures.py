@@ -134,7 +134,7 @@ def test_every_kind_of_number_is_a_float(five: float) -> None:
 
 
 def test_readings_load_neither_torch_nor_numpy() -> None:
-    program = "import sys, pytest_gpufleet.probes.reading; print({'torch', 'numpy'} & set(sys.modules))"
+    program = "import sys, pytest_gpufleet.model.metric; print({'torch', 'numpy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
 
 

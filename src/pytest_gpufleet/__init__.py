@@ -10,30 +10,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
-    from pytest_gpufleet.probes.collectives import bus_bandwidth
-    from pytest_gpufleet.probes.reading import GiB, KiB, Metric, MiB, Reading
-    from pytest_gpufleet.verdict.finding import Finding, Limit
-    from pytest_gpufleet.verdict.health import expect
-    from pytest_gpufleet.verdict.judge import LimitMissed
-    from pytest_gpufleet.verdict.measurement import Measurement, measure, measure_all, scaling_efficiency
-    from pytest_gpufleet.world.failures import RankFailure, RankReport
+    from pytest_gpufleet.model.finding import Finding
+    from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+    from pytest_gpufleet.model.limit import Limit
+    from pytest_gpufleet.model.measurement import Measurement, Reading
+    from pytest_gpufleet.model.metric import GiB, KiB, Metric, MiB
+    from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
+    from pytest_gpufleet.probes.measure import measure, measure_all, scaling_efficiency
+    from pytest_gpufleet.verdict.health_rules import expect
+    from pytest_gpufleet.verdict.judgement import LimitMissed
     from pytest_gpufleet.world.outcomes import not_applicable
     from pytest_gpufleet.world.rank import Rank
+    from pytest_gpufleet.world.rank_failure import RankFailure, RankReport
     from pytest_gpufleet.world.world import World
 
 _HOME = {
-    **dict.fromkeys(("Gpu", "GpuTopology"), "hardware.topology"),
-    **dict.fromkeys(("RankFailure", "RankReport"), "world.failures"),
+    **dict.fromkeys(("Gpu", "GpuTopology"), "model.gpu"),
+    **dict.fromkeys(("RankFailure", "RankReport"), "world.rank_failure"),
     "not_applicable": "world.outcomes",
     "Rank": "world.rank",
     "World": "world.world",
-    "bus_bandwidth": "probes.collectives",
-    **dict.fromkeys(("KiB", "MiB", "GiB", "Metric", "Reading"), "probes.reading"),
-    **dict.fromkeys(("Measurement", "measure", "measure_all", "scaling_efficiency"), "verdict.measurement"),
-    **dict.fromkeys(("Finding", "Limit"), "verdict.finding"),
-    "LimitMissed": "verdict.judge",
-    "expect": "verdict.health",
+    "bus_bandwidth": "probes.collectives.speed",
+    **dict.fromkeys(("KiB", "MiB", "GiB", "Metric"), "model.metric"),
+    **dict.fromkeys(("Measurement", "Reading"), "model.measurement"),
+    **dict.fromkeys(("measure", "measure_all", "scaling_efficiency"), "probes.measure"),
+    "Finding": "model.finding",
+    "Limit": "model.limit",
+    "LimitMissed": "verdict.judgement",
+    "expect": "verdict.health_rules",
 }
 
 __all__ = [

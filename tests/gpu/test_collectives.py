@@ -55,10 +55,10 @@ def late(nccl_group):
 
 SEARCH = """
 from pytest_gpufleet import MiB
-from pytest_gpufleet.verdict import culprit
+from pytest_gpufleet.probes.search import slow_collective
 
 def test_search(nccl_group, gpu_topology):
-    print("FOUND", culprit.find(nccl_group, gpu_topology, "all_reduce", 64 * MiB))
+    print("FOUND", slow_collective.find(nccl_group, gpu_topology, "all_reduce", 64 * MiB))
 """
 
 

@@ -14,9 +14,9 @@ MODULE = """
 from itertools import combinations
 
 from pytest_gpufleet import MiB
-from pytest_gpufleet.probes import cuda_driver
-from pytest_gpufleet.probes.pairs import pair_bandwidth, wrong_data
-from pytest_gpufleet.verdict.measurement import together
+from pytest_gpufleet.probes.links import cuda_driver
+from pytest_gpufleet.probes.links.pairs import pair_bandwidth, wrong_data
+from pytest_gpufleet.probes.measure import together
 
 def figures(world, topology, direction):
     copied = pair_bandwidth(world, topology, direction, 512 * MiB)
@@ -55,10 +55,10 @@ def test_through_host_memory(world, gpu_topology):
 # On rank 1 a bit of what it has read changes, before anybody looks.
 FLIP = """
 import pytest
-from pytest_gpufleet.probes import pairs
+from pytest_gpufleet.probes.links import pairs
 
 def plant(rank):
-    from pytest_gpufleet.probes.cuda_copies import CudaCopier
+    from pytest_gpufleet.probes.links.cuda_copying import CudaCopier
 
     genuine = CudaCopier.seconds
 

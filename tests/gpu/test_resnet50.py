@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 
-from pytest_gpufleet.options import Options
-from pytest_gpufleet.probes import batch_size, comparison, peak, training
-from pytest_gpufleet.probes.reading import GiB
-from pytest_gpufleet.probes.recipes import RECIPES, Workload, plan
-from pytest_gpufleet.probes.replicas import differences
-from pytest_gpufleet.session import Fleet
-from pytest_gpufleet.verdict.measurement import measure_all
+from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.plugin.options import Options
+from pytest_gpufleet.probes.measure import measure_all
+from pytest_gpufleet.probes.training import batch_size, cuda_graph, loop, method_comparison
+from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
+from pytest_gpufleet.probes.training.replicas import differences
+from pytest_gpufleet.run.run import Fleet
 from pytest_gpufleet.world import shipping
 from tests.gpu.present import COUNT, needs_gpus
 
@@ -42,14 +42,14 @@ def process(rank):
 def learn(rank, recipe):
     """The losses of training on one batch, and where the ranks' networks differ after it."""
     what = plan(recipe, SMALL, rank.device)
-    with training.precision(what.recipe):
+    with loop.precision(what.recipe):
         if recipe == "peak":
-            network = training.network(what, rank.device)
-            step, _ = peak.steps(network, what, *training.synthetic_batch(rank, what), rank.group)
+            network = loop.network(what, rank.device)
+            step, _ = cuda_graph.steps(network, what, *loop.synthetic_batch(rank, what), rank.group)
         else:
-            network = training.ddp_of(rank, what) if rank.size > 1 else training.module_of(rank, what)
-            data = training.synthetic_batch(rank, what)
-            fed = training.eager(network, what, rank.device)
+            network = loop.ddp_of(rank, what) if rank.size > 1 else loop.module_of(rank, what)
+            data = loop.synthetic_batch(rank, what)
+            fed = loop.eager(network, what, rank.device)
 
             def step():
                 return fed(*data)
@@ -66,7 +66,7 @@ def usual(group):
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "fp32"])
 def test_every_recipe_learns_as_fp32_does(group, usual, recipe):
     learned = group.run(learn, recipe)
-    ahead = peak.WARM_UP if recipe == "peak" else 0  # steps that were done before the first one that is seen
+    ahead = cuda_graph.WARM_UP if recipe == "peak" else 0  # steps that were done before the first one that is seen
     for (expected, _), (losses, different) in zip(usual, learned, strict=True):
         assert not different
         assert max(expected[-1], losses[-1]) < 0.2 * expected[0], (losses, expected)
@@ -79,9 +79,9 @@ def test_every_recipe_learns_as_fp32_does(group, usual, recipe):
 
 def test_peak_is_faster_than_amp_and_its_memory_comes_back(group):
     asked = Workload(batch=256, warm_up=10, steps=10)
-    (amp,) = measure_all(group, training.train_throughput, "amp", asked)
+    (amp,) = measure_all(group, loop.train_throughput, "amp", asked)
     before = group.run(free)
-    fast, share = measure_all(group, training.train_throughput, "peak", asked, communication=True)
+    fast, share = measure_all(group, loop.train_throughput, "peak", asked, communication=True)
     after = group.run(free)
     assert fast.values["world"] > amp.values["world"]
     assert share.values["world"] < 0.2
@@ -128,7 +128,9 @@ def test_memory_that_does_not_come_back_shows(group):
 
 @needs_gpus(2)
 def test_data_parallel_uses_all_gpus(group):
-    fast, *memory = measure_all(group.subset([0]), comparison.throughput_by, "dp", "bf16", SMALL, places=group.places)
+    fast, *memory = measure_all(
+        group.subset([0]), method_comparison.throughput_by, "dp", "bf16", SMALL, places=group.places
+    )
     assert fast.conditions["ranks"] == COUNT
     (used,) = (each.values for each in memory)
     assert set(used) == set(group.places)

@@ -17,10 +17,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from pytest_gpufleet.hardware import facts, host, machine
+from pytest_gpufleet.hardware import facts, host
 from pytest_gpufleet.hardware.facts import FactError, Unavailable
-from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
-from pytest_gpufleet.hardware.xids import KernelLog
+from pytest_gpufleet.hardware.kernel_log import KernelLog
+from pytest_gpufleet.model import machine
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 
 name = os.environ.get("SNAPSHOT", "h200x4")
 document = json.loads((Path(__file__).parent / "snapshots" / f"{name}.json").read_text())

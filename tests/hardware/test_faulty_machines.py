@@ -525,13 +525,13 @@ def test_xid_that_only_nvml_tells(on_recorded):
 
 def test_lost_telemetry_is_told_and_leaves_the_verdict_incomplete(on_recorded):
     inner = """
-    from pytest_gpufleet import guard
-    from pytest_gpufleet.fixtures import FLEET
+    from pytest_gpufleet.run import health_watch
+    from pytest_gpufleet.plugin.fixtures import FLEET
 
     def broken(self, sample):
         raise RuntimeError("no room for it")
 
-    guard.Guard.note = broken
+    health_watch.Guard.note = broken
 
     def test_during(pytestconfig):
         while not pytestconfig.stash[FLEET].sampler.trouble:
@@ -587,7 +587,7 @@ from pytest_gpufleet.hardware.facts import COUNTERS
 import test_1_inventory, test_2_health
 from recorded import Unavailable, recorded
 
-from pytest_gpufleet.hardware.machine import GpuFacts
+from pytest_gpufleet.model.machine import GpuFacts
 
 for module in (test_1_inventory, test_2_health):
     for name, check in vars(module).items():
@@ -626,7 +626,7 @@ def test_every_call_that_fails_alone_is_a_finding(on_recorded, reason):
 def test_too_hot_during(on_recorded, unsupported, limit):
     """Also where the device does not tell one of its thresholds."""
     inner = """
-    from pytest_gpufleet.fixtures import FLEET
+    from pytest_gpufleet.plugin.fixtures import FLEET
 
     def test_during(pytestconfig):
         while not any(pytestconfig.stash[FLEET].guard._reasons):  # until the first sample of telemetry

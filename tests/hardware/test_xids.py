@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.hardware.xids import ACTION, CONDEMNING, MEANINGS, KernelLog, Xid, parse
+from pytest_gpufleet.hardware.kernel_log import ACTION, CONDEMNING, MEANINGS, KernelLog, Xid, parse
 
 GPU = "00000000:1B:00.0"  # as NVML writes it
 
@@ -75,7 +75,7 @@ def test_lines_that_were_overwritten_before_they_were_read_are_told(tmp_path, mo
 
     (tmp_path / "kmsg").touch()
     log = KernelLog(str(tmp_path / "kmsg"))
-    monkeypatch.setattr("pytest_gpufleet.hardware.xids.os.read", read)
+    monkeypatch.setattr("pytest_gpufleet.hardware.kernel_log.os.read", read)
     assert [xid.number for xid in log.new()] == [79]
     assert log.unread == "the kernel wrote over lines of its log that had not been read yet"
     assert log.new() == []

@@ -5,8 +5,15 @@ import itertools
 import pytest
 import torch
 
-from pytest_gpufleet.probes.collectives import COLLECTIVES
-from pytest_gpufleet.probes.exactness import DTYPES, OPERATIONS, Refused, as_type, whole_numbers, wrong_elements
+from pytest_gpufleet.probes.collectives.exactness import (
+    DTYPES,
+    OPERATIONS,
+    Refused,
+    as_type,
+    whole_numbers,
+    wrong_elements,
+)
+from pytest_gpufleet.probes.collectives.speed import COLLECTIVES
 
 CPU = torch.device("cpu")
 
@@ -14,8 +21,8 @@ FAULTS = """
 import pytest
 import torch.distributed as dist
 
-from pytest_gpufleet.probes.large import large_all_reduce
-from pytest_gpufleet.probes.repeated_exchange import stays_exact, two_at_once
+from pytest_gpufleet.probes.collectives.large import large_all_reduce
+from pytest_gpufleet.probes.collectives.repeated import stays_exact, two_at_once
 
 pytestmark = pytest.mark.fresh_world
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
-from pytest_gpufleet.probes.pairs import culprit, rounds
-from pytest_gpufleet.verdict.judge import judge
-from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.probes.links.pairs import culprit, rounds
+from pytest_gpufleet.verdict.judgement import judge
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
@@ -20,7 +20,7 @@ import pytest
 
 def plant(rank, fault):
     import ctypes
-    from pytest_gpufleet.probes.copies import HostCopier
+    from pytest_gpufleet.probes.links.copying import HostCopier
 
     genuine = HostCopier.seconds
 
@@ -44,10 +44,10 @@ def fault(world):
 BOOKKEEPING = """
 import ctypes
 import pytest
-from pytest_gpufleet.probes.copies import HostCopier
-from pytest_gpufleet.probes.links import host_bandwidth
-from pytest_gpufleet.probes.pairs import pair_bandwidth
-from pytest_gpufleet.verdict.measurement import together
+from pytest_gpufleet.probes.links.copying import HostCopier
+from pytest_gpufleet.probes.links.host_copies import host_bandwidth
+from pytest_gpufleet.probes.links.pairs import pair_bandwidth
+from pytest_gpufleet.probes.measure import together
 
 PAIRS = [(i, j) for i in (1, 2, 3) for j in (1, 2, 3) if i != j]
 

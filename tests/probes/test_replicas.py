@@ -3,7 +3,7 @@
 MODULE = """
 import torch
 
-from pytest_gpufleet.probes.replicas import differences
+from pytest_gpufleet.probes.training.replicas import differences
 
 def lines(rank, odd):
     copies = {"a": torch.zeros(3, 2, device=rank.device), "b": torch.zeros(5, dtype=torch.float16, device=rank.device)}

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from pytest_gpufleet.probes.batch_size import largest, within_memory
-from pytest_gpufleet.probes.comparison import in_words
-from pytest_gpufleet.probes.loader import bound
+from pytest_gpufleet.probes.training.batch_size import largest, within_memory
+from pytest_gpufleet.probes.training.loader import bound
+from pytest_gpufleet.probes.training.method_comparison import in_words
 
 MODULE = """
 import os
@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpufleet import measure, measure_all
-from pytest_gpufleet.probes import loader, peak, recipes, training
-from pytest_gpufleet.probes.recipes import Workload, plan
-from pytest_gpufleet.probes.replicas import differences
+from pytest_gpufleet.probes.training import loader, cuda_graph, recipes, loop
+from pytest_gpufleet.probes.training.recipes import Workload, plan
+from pytest_gpufleet.probes.training.replicas import differences
 
 QUICK = Workload(batch=4, steps=2, warm_up=1)
 PAUSE = 0.1
@@ -46,14 +46,14 @@ def slowed(owner, name, seconds=PAUSE):
 
 
 def few_steps(rank, name, *, alone=False):
-    with training.precision(recipes.RECIPES[name]):
+    with loop.precision(recipes.RECIPES[name]):
         made = []
-        genuine = training.network
-        training.network = lambda *args: made.append(genuine(*args)) or made[-1]
+        genuine = loop.network
+        loop.network = lambda *args: made.append(genuine(*args)) or made[-1]
         try:
-            step, quiet = training.steps_of(rank, plan(name, QUICK, rank.device), together=True)
+            step, quiet = loop.steps_of(rank, plan(name, QUICK, rank.device), together=True)
         finally:
-            training.network = genuine
+            loop.network = genuine
         losses = [step().item(), *((quiet if alone else step)().item() for _ in range(5))]
     return losses, differences(rank, dict(made[0].named_parameters()))
 
@@ -73,8 +73,8 @@ def test_a_step_alone_does_not_communicate(nccl_group, name):
 def throughput(rank, slow, *args, **options):
     if rank.index in slow:
         with slowed(torch.optim.SGD, "step"):
-            return training.train_throughput(rank, *args, **options)
-    return training.train_throughput(rank, *args, **options)
+            return loop.train_throughput(rank, *args, **options)
+    return loop.train_throughput(rank, *args, **options)
 
 
 def test_a_slow_rank_is_named(nccl_group):
@@ -86,7 +86,7 @@ def test_a_slow_rank_is_named(nccl_group):
 
 def sampled_since(rank):
     # When the first sample began. One rank takes long to warm up.
-    began, genuine = [], training.lap
+    began, genuine = [], loop.lap
 
     def lap(*args, **options):
         began.append(time.monotonic())
@@ -94,11 +94,11 @@ def sampled_since(rank):
             time.sleep(10 * PAUSE)
         return genuine(*args, **options)
 
-    training.lap = lap
+    loop.lap = lap
     try:
-        training.train_throughput(rank, "fp32", QUICK, together=False)
+        loop.train_throughput(rank, "fp32", QUICK, together=False)
     finally:
-        training.lap = genuine
+        loop.lap = genuine
     return began[2]
 
 
@@ -109,14 +109,14 @@ def test_ranks_that_train_alone_are_measured_at_the_same_time(nccl_group):
 
 @pytest.mark.parametrize("recipe", ["fp32", "peak"])
 def test_a_throughput_shows_that_the_network_learned(nccl_group, recipe):
-    learned = measure(nccl_group, training.train_throughput, recipe, Workload(warm_up=1, steps=5))
+    learned = measure(nccl_group, loop.train_throughput, recipe, Workload(warm_up=1, steps=5))
     first, last = (float(text.split()[0]) for text in learned.details["loss"].split(", "))
     assert last < 0.9 * first, learned.details
 
 
 def slow_network(rank, *args, **options):
     with slowed(dist, "all_reduce"):
-        return training.train_throughput(rank, *args, **options)
+        return loop.train_throughput(rank, *args, **options)
 
 
 def test_communication_has_its_share(nccl_group):

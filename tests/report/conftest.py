@@ -14,12 +14,15 @@ import standard_run
 from page import Page
 from standard_run import SUITE
 
-from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
-from pytest_gpufleet.probes.reading import GiB, MiB
-from pytest_gpufleet.report.html import summary
-from pytest_gpufleet.verdict.evidence import Check, Evidence, Record
-from pytest_gpufleet.verdict.finding import Finding, Limit
-from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report.page.summary_html import summary
+from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict.verdict import conclude
 
 BANDWIDTH = "acceptance/test_6_collectives.py::test_bus_bandwidth"

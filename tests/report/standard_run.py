@@ -10,15 +10,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware.topology import GpuTopology
-from pytest_gpufleet.probes.reading import GiB, KiB, MiB
-from pytest_gpufleet.verdict import levels
-from pytest_gpufleet.verdict.evidence import Check
-from pytest_gpufleet.verdict.finding import Finding, Limit
-from pytest_gpufleet.verdict.judge import LimitMissed, judge
-from pytest_gpufleet.verdict.measurement import Measurement
-from pytest_gpufleet.verdict.profile import Profile
-from pytest_gpufleet.verdict.suite import shipped
+from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import GiB, KiB, MiB
+from pytest_gpufleet.model.suite import shipped
+from pytest_gpufleet.verdict.judgement import LimitMissed, judge
+from pytest_gpufleet.verdict.profiles.profile import Profile
 from tests import runs
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from page import Page
 
-from pytest_gpufleet.probes.reading import MiB
-from pytest_gpufleet.report.figures import tables
-from pytest_gpufleet.report.matrix import matrices
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import MiB
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report.page.figure_tables import tables
+from pytest_gpufleet.report.page.limit_sources import Sources
+from pytest_gpufleet.report.page.pair_matrix import matrices
 from pytest_gpufleet.report.plots.curves import curves
-from pytest_gpufleet.report.sources import Sources
-from pytest_gpufleet.verdict.evidence import Record
-from pytest_gpufleet.verdict.finding import Finding
-from pytest_gpufleet.verdict.measurement import Measurement
 
 
 def figures(values: dict[str, float], metric: str = "gemm", **conditions: object) -> Finding:

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 from page import Page
 
-from pytest_gpufleet.probes.reading import Metric, MiB
-from pytest_gpufleet.report.html import stylesheet, summary
-from pytest_gpufleet.verdict import levels
-from pytest_gpufleet.verdict.evidence import Check, Record, read
-from pytest_gpufleet.verdict.finding import Finding
-from pytest_gpufleet.verdict.measurement import Measurement
-from pytest_gpufleet.verdict.suite import shipped, titled
+from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Metric, MiB
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.suite import shipped, titled
+from pytest_gpufleet.report.page.summary_html import stylesheet, summary
 from pytest_gpufleet.verdict.verdict import conclude
 
 HOSTILE = "<script>alert('x')</script> & \x1b[31mred\x1b[0m \x00 \ud800 \"quoted\""
@@ -271,8 +272,9 @@ def test_check_of_somebody_else_has_a_group_of_its_own(record_of: Callable[..., 
 
 
 def test_matplotlib_waits_for_a_report() -> None:
-    modules = "html, terminal, columns"
-    code = f"import sys; from pytest_gpufleet.report import {modules}; sys.exit('matplotlib' in sys.modules)"
+    modules = ("report.page.summary_html", "report.terminal.summary_lines", "plugin.html_columns")
+    imports = ", ".join(f"pytest_gpufleet.{module}" for module in modules)
+    code = f"import sys, {imports}; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from pytest_gpufleet.probes.reading import GiB, MiB
-from pytest_gpufleet.report import columns, comparison, html, terminal, wording
-from pytest_gpufleet.report.matrix import Matrix, matrices
-from pytest_gpufleet.report.telemetry import svgs
-from pytest_gpufleet.verdict.comparison import compare
-from pytest_gpufleet.verdict.evidence import Check, Record
-from pytest_gpufleet.verdict.finding import Finding, Limit
-from pytest_gpufleet.verdict.measurement import Measurement
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.plugin import html_columns
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.page import comparison_section, summary_html
+from pytest_gpufleet.report.page.pair_matrix import Matrix, matrices
+from pytest_gpufleet.report.plots.telemetry_plots import svgs
+from pytest_gpufleet.report.terminal import summary_lines
+from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
 NASTY = (math.inf, -math.inf, math.nan, 1e308, -1e308, 5e-324, 0.0, -0.0, -1.0, 400.0)
 PLACES = ("gpu0", "gpu1", "gpu2")
@@ -71,11 +76,11 @@ def assert_shown_everywhere(figures: Iterator[float]) -> None:
     checks = {CHECK: Check(CHECK, "failed", next(figures), message="it missed")}
     samples = [{"time": float(at), "gpus": [{"power_watts": next(figures)} for _ in PLACES]} for at in range(4)]
     record = Record(run={"host": "x"}, findings=findings(figures), checks=checks, verdict="REJECTED", telemetry=samples)
-    assert "fleet-verdict" in html.summary(record)
+    assert "fleet-verdict" in summary_html.summary(record)
     assert svgs(samples, PLACES, []) is not None
-    list(terminal.lines(record))
-    columns.row(["<td>testId</td>"], record.findings)
-    comparison.page(compare({"one": record, "other": record}))
+    list(summary_lines.lines(record))
+    html_columns.row(["<td>testId</td>"], record.findings)
+    comparison_section.page(compare({"one": record, "other": record}))
 
 
 @pytest.mark.parametrize("value", NASTY)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from browser import seen
 
-from pytest_gpufleet.report import comparison, foreign, html
-from pytest_gpufleet.report.page import page
-from pytest_gpufleet.verdict.comparison import compare
-from pytest_gpufleet.verdict.evidence import Record
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report.page import comparison_section, other_software, summary_html
+from pytest_gpufleet.report.page.standalone import page
+from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
@@ -101,11 +101,11 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
     record = poisoned("h200x4-neighbour")
     record.run["judged_again"] = PAYLOAD  # as the page of `gpufleet judge -o` has it
     pages = {"report": page(record, PAYLOAD)}
-    pages["compared"] = comparison.page(compare({f"a{PAYLOAD}": record, f"b{PAYLOAD}": record}))
+    pages["compared"] = comparison_section.page(compare({f"a{PAYLOAD}": record, f"b{PAYLOAD}": record}))
     pages |= {f"{name}-without-policy": without_policy(page) for name, page in pages.items()}
-    templates = html.templates()
+    templates = summary_html.templates()
     templates.autoescape = False
-    monkeypatch.setattr(html, "templates", lambda: templates)
+    monkeypatch.setattr(summary_html, "templates", lambda: templates)
     pages["policy-alone"] = page(replace(record, telemetry=[], findings=[]), "")
     pages["neither"] = without_policy(pages["policy-alone"])
     shown = seen(pages, tmp_path)
@@ -143,7 +143,7 @@ def test_addresses_of_extras_are_addresses_and_their_markup_is_text() -> None:
         for kind in ("url", "image", "html", "text")
         for content in ("javascript:x", "\x01JAVA\nscript:x", "data:text/html,x", "https://host/a?b&c", "img/a.png")
     ]
-    shown = [(each["format_type"], each["content"], each["name"]) for each in foreign.extras(given)]
+    shown = [(each["format_type"], each["content"], each["name"]) for each in other_software.extras(given)]
     assert shown[:4] == [
         ("url", "https://host/a?b&amp;c", "&lt;b&gt;"),
         ("url", "img/a.png", "&lt;b&gt;"),
@@ -151,5 +151,5 @@ def test_addresses_of_extras_are_addresses_and_their_markup_is_text() -> None:
         ("image", "img/a.png", "<b>"),
     ]
     assert [content for kind, content, _ in shown if kind == "html"][1] == "JAVA\nscript:x"
-    assert foreign.extras([{"format_type": "html", "content": "<b>", "name": ""}])[0]["content"] == "&lt;b&gt;"
+    assert other_software.extras([{"format_type": "html", "content": "<b>", "name": ""}])[0]["content"] == "&lt;b&gt;"
     assert {name for kind, _, name in shown if kind == "text"} == {"&lt;b&gt;"}

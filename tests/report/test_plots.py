@@ -9,16 +9,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_gpufleet.report.methods import comparison
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report.page.method_table import comparison
 from pytest_gpufleet.report.plots import draw
 from pytest_gpufleet.report.plots.bars import bars
 from pytest_gpufleet.report.plots.canvas import ticks
 from pytest_gpufleet.report.plots.curves import curves
-from pytest_gpufleet.report.plots.methods import compared
+from pytest_gpufleet.report.plots.method_bars import compared
 from pytest_gpufleet.report.plots.scaling import scaling
-from pytest_gpufleet.verdict.evidence import Record
-from pytest_gpufleet.verdict.finding import Finding
-from pytest_gpufleet.verdict.measurement import Measurement
 
 Plot = Callable[[list[Finding]], list[tuple[str, str]]]
 

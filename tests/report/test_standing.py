@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.hardware.topology import GpuTopology
-from pytest_gpufleet.report.blame import Blame, blames
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.report.accused import Blame, blames
+from pytest_gpufleet.report.gpu_grid import standings
 from pytest_gpufleet.report.groups import groups
-from pytest_gpufleet.report.standing import standings
-from pytest_gpufleet.report.why import why
-from pytest_gpufleet.verdict.evidence import Check, Record, read
-from pytest_gpufleet.verdict.finding import Finding
-from pytest_gpufleet.verdict.judge import LimitMissed
-from pytest_gpufleet.verdict.measurement import Measurement
-from pytest_gpufleet.world.failures import RankFailure, RankReport, State
+from pytest_gpufleet.report.reason_texts import why
+from pytest_gpufleet.verdict.judgement import LimitMissed
+from pytest_gpufleet.world.rank_failure import RankFailure, RankReport, State
 
 LINKS = "acceptance/test_5_links.py::test_pair_bandwidth[read]"
 PAIRS = [f"gpu{i}-gpu{j}" for i in range(8) for j in range(8) if i != j]

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_gpufleet.hardware.telemetry import SLOW_BEAT
-from pytest_gpufleet.report.telemetry import svgs
-from pytest_gpufleet.verdict.evidence import read
+from pytest_gpufleet.model.record import read
+from pytest_gpufleet.report.plots.telemetry_plots import svgs
 
 START = 1795166043.0  # 09:14:03 UTC
 PLACES = [f"gpu{index}" for index in range(8)]

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.report.stamp import reasons
-from pytest_gpufleet.report.terminal import lines
-from pytest_gpufleet.report.why import why
-from pytest_gpufleet.verdict.evidence import Check, Record
-from pytest_gpufleet.verdict.suite import shipped
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import shipped
+from pytest_gpufleet.report.banner import reasons
+from pytest_gpufleet.report.reason_texts import why
+from pytest_gpufleet.report.terminal.summary_lines import lines
 
 # As recorded by runs at level standard.
 ABOVE = [f"acceptance/{name}" for name, check in shipped().checks.items() if check.level == "burnin"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpufleet.probes.reading import GiB, MiB
+from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.report import wording
 
 

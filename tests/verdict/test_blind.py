@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.hardware.facts import Unavailable
-from pytest_gpufleet.hardware.machine import GpuFacts
-from pytest_gpufleet.report.gap import counted, gaps
+from pytest_gpufleet.model.machine import GpuFacts
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.verdict.blind import MUST_TELL, TELEMETRY, untold, without_telemetry
-from pytest_gpufleet.verdict.evidence import Record, read
 from pytest_gpufleet.verdict.verdict import conclude
 
 ABSENT = Unavailable("NVML: Not Supported", False)

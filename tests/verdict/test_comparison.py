@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from pytest_gpufleet.probes.reading import Metric
-from pytest_gpufleet.verdict.comparison import worse_ones
-from pytest_gpufleet.verdict.figures import Figure
+from pytest_gpufleet.model.metric import Metric
+from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure
+from pytest_gpufleet.verdict.across_runs.run_comparison import worse_ones
 
 HIGHER = Figure("busbw", (), Metric("busbw", "GB/s", "higher", "bus bandwidth"))
 LOWER = Figure("collective_latency", (), Metric("collective_latency", "us", "lower", "latency"))

@@ -22,12 +22,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_gpufleet.verdict import profile
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.levels import case_name, check_name
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.suite import Suite, of_version, shipped
 from pytest_gpufleet.verdict.contradictions import contradictions
-from pytest_gpufleet.verdict.evidence import Check, Record, read
-from pytest_gpufleet.verdict.judge import judge
-from pytest_gpufleet.verdict.levels import case_name, check_name
-from pytest_gpufleet.verdict.suite import Suite, of_version, shipped
+from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import settled
 from tests import runs
 from tests.test_tools import contract

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from pytest_gpufleet.verdict.culprit import of_their_kind, slow_pairs, slow_rank
+from pytest_gpufleet.probes.search.slow_collective import of_their_kind, slow_pairs, slow_rank
 
 # Faults are planted in torch.distributed on the ranks, where they last until the world is a fresh one.
 SEARCHES = """
@@ -14,8 +14,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-from pytest_gpufleet.hardware.topology import GpuTopology
-from pytest_gpufleet.verdict import culprit
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.probes.search import slow_collective
 
 pytestmark = pytest.mark.fresh_world
 
@@ -50,7 +50,7 @@ def fail(rank):
     dist.batch_isend_irecv = batch
 
 def find(group):
-    text = culprit.find(group, GpuTopology(), "all_reduce", 1 << 16)
+    text = slow_collective.find(group, GpuTopology(), "all_reduce", 1 << 16)
     print(text)
     return text
 

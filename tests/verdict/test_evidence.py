@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.probes.reading import Condition, metric_under
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Condition, metric_under
+from pytest_gpufleet.model.record import Record, read, sha256
+from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict.contradictions import contradictions
-from pytest_gpufleet.verdict.evidence import Evidence, Record, read, sha256
-from pytest_gpufleet.verdict.finding import Finding
-from pytest_gpufleet.verdict.measurement import Measurement
 from tests import runs
 from tests.conftest import FleetRun
 
@@ -303,7 +304,7 @@ def test_a_damaged_summary_gets_one_sentence(folder: Path, capsys: pytest.Captur
 def test_what_no_reader_foresaw_gets_one_sentence_and_leaves_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_gpufleet.report.page.page", lambda *_: {}["unforeseen"])
+    monkeypatch.setattr("pytest_gpufleet.report.page.standalone.page", lambda *_: {}["unforeseen"])
     (folder / "summary.json").unlink()
     assert cli.main(["report", str(folder)]) == 1
     assert capsys.readouterr().err.endswith("which no run wrote so: KeyError('unforeseen')\n")

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.report.gap import counted, gaps, not_applied
-from pytest_gpufleet.report.machine import facts
-from pytest_gpufleet.report.why import why
-from pytest_gpufleet.verdict import profile
-from pytest_gpufleet.verdict.evidence import Record, read
-from pytest_gpufleet.verdict.given import Given, as_given
-from pytest_gpufleet.verdict.rejudgement import rejudged
+from pytest_gpufleet.model.given_limits import Given
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.report.open_points import counted, gaps, not_applied
+from pytest_gpufleet.report.page.machine_section import facts
+from pytest_gpufleet.report.reason_texts import why
+from pytest_gpufleet.verdict.across_runs.rejudgement import rejudged
+from pytest_gpufleet.verdict.given_limits import as_given
+from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 

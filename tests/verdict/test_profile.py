@@ -9,19 +9,20 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
-from pytest_gpufleet.probes.reading import GiB, KiB, Metric, MiB
-from pytest_gpufleet.report.html import summary
-from pytest_gpufleet.verdict import profile_table
-from pytest_gpufleet.verdict.evidence import Record
-from pytest_gpufleet.verdict.finding import Finding, Limit
-from pytest_gpufleet.verdict.judge import LimitMissed, judge
-from pytest_gpufleet.verdict.measurement import Measurement
-from pytest_gpufleet.verdict.profile import ProfileError, choose, for_gpu, load, shipped
-from pytest_gpufleet.verdict.profile_schema import FILE as SCHEMA_FILE
-from pytest_gpufleet.verdict.profile_schema import profile_schema
-from pytest_gpufleet.verdict.profile_schema import text as schema_text
-from pytest_gpufleet.verdict.vocabulary import CONDITIONS, FACTS, KINDS, MEASURED_UNDER
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import GiB, KiB, Metric, MiB
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.vocabulary import CONDITIONS, FACTS, KINDS, MEASURED_UNDER
+from pytest_gpufleet.report.page.summary_html import summary
+from pytest_gpufleet.verdict.judgement import LimitMissed, judge
+from pytest_gpufleet.verdict.profiles import profile_table
+from pytest_gpufleet.verdict.profiles.profile import ProfileError, choose, for_gpu, load, shipped
+from pytest_gpufleet.verdict.profiles.profile_schema import FILE as SCHEMA_FILE
+from pytest_gpufleet.verdict.profiles.profile_schema import profile_schema
+from pytest_gpufleet.verdict.profiles.profile_schema import text as schema_text
 
 HEAD = 'name = "Card"\nmatch = ["NVIDIA Card"]\n'
 LIMIT = """
@@ -446,7 +447,7 @@ def schema():
 
 def test_the_shipped_schema_is_up_to_date():
     assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), (
-        "run python -m pytest_gpufleet.verdict.profile_schema"
+        "run python -m pytest_gpufleet.verdict.profiles.profile_schema"
     )
 
 

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware.topology import Gpu, GpuTopology
-from pytest_gpufleet.probes.reading import METRICS
-from pytest_gpufleet.verdict import levels
+from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.levels import check_name
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.suite import Suite, SuiteCheck, of_version, shipped, titled
 from pytest_gpufleet.verdict.contradictions import contradictions
-from pytest_gpufleet.verdict.evidence import Check, Record, read
-from pytest_gpufleet.verdict.finding import Finding, Limit
-from pytest_gpufleet.verdict.judge import LimitMissed, judge
-from pytest_gpufleet.verdict.levels import check_name
-from pytest_gpufleet.verdict.measurement import Measurement
-from pytest_gpufleet.verdict.profile import Profile
-from pytest_gpufleet.verdict.suite import Suite, SuiteCheck, of_version, shipped, titled
+from pytest_gpufleet.verdict.judgement import LimitMissed, judge
+from pytest_gpufleet.verdict.profiles.profile import Profile
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 
 CONDITIONS = {"collective": "all_reduce", "ranks": 8}

@@ -5,44 +5,51 @@ from typing import get_args
 import pytest
 import torch
 
-from pytest_gpufleet.probes import collectives, comparison, compute, links, pairs, recipes
-from pytest_gpufleet.probes.reading import METRICS
-from pytest_gpufleet.verdict.profile import shipped
-from pytest_gpufleet.verdict.vocabulary import CONDITIONS, EXTRAORDINARY, MEASURED_UNDER
+from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.vocabulary import CONDITIONS, EXTRAORDINARY, MEASURED_UNDER
+from pytest_gpufleet.probes.collectives import speed
+from pytest_gpufleet.probes.compute import rate
+from pytest_gpufleet.probes.links import host_copies, pairs
+from pytest_gpufleet.probes.training import method_comparison, recipes
+from pytest_gpufleet.verdict.profiles.profile import shipped
 
 # Every probe that makes figures for limits, as the suite calls it, and training out of the ordinary.
 MODULE = """
 from pytest_gpufleet import MiB, bus_bandwidth, measure, measure_all, scaling_efficiency
-from pytest_gpufleet.probes import collectives, comparison, compute, links, memory, pairs, training
-from pytest_gpufleet.probes.loader import fed_throughput, write_photos
-from pytest_gpufleet.probes.recipes import Workload
-from pytest_gpufleet.verdict.measurement import together
+from pytest_gpufleet.probes.collectives import speed
+from pytest_gpufleet.probes.training import method_comparison, loop
+from pytest_gpufleet.probes.compute import rate
+from pytest_gpufleet.probes.links import host_copies, pairs
+from pytest_gpufleet.probes.memory import patterns
+from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
+from pytest_gpufleet.probes.training.recipes import Workload
+from pytest_gpufleet.probes.measure import together
 
 
 def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
     write_photos(tmp_path, 4)
     one, (every, share) = (
-        measure(nccl_group.subset([0]), training.train_throughput, "fp32"),
-        measure_all(nccl_group, training.train_throughput, "fp32", communication=True),
+        measure(nccl_group.subset([0]), loop.train_throughput, "fp32"),
+        measure_all(nccl_group, loop.train_throughput, "fp32", communication=True),
     )
     copied = [
-        links.host_bandwidth(world, "both", "all", MiB),
+        host_copies.host_bandwidth(world, "both", "all", MiB),
         pairs.pair_bandwidth(world, gpu_topology, "read", MiB),
         pairs.pair_latency(world, gpu_topology),
     ]
     judge(
         measure(nccl_group, bus_bandwidth, "all_reduce", 1024),
-        measure(nccl_group, collectives.latency, "all_reduce", 1024),
-        measure_all(world, compute.product_rate, "fp32")[0],
-        *measure_all(world, memory.bandwidth),
+        measure(nccl_group, speed.latency, "all_reduce", 1024),
+        measure_all(world, rate.product_rate, "fp32")[0],
+        *measure_all(world, patterns.bandwidth),
         *(measurement for each in copied for measurement in together(world, each.by_rank)),
         one,
         every,
         share,
         scaling_efficiency(one, every),
-        measure(nccl_group, training.train_throughput, "fp32", together=False),
-        measure(nccl_group, training.train_throughput, "fp32", Workload(optimizer="adam")),
-        measure(nccl_group, comparison.throughput_by, "ddp", "fp32", places=nccl_group.places),
+        measure(nccl_group, loop.train_throughput, "fp32", together=False),
+        measure(nccl_group, loop.train_throughput, "fp32", Workload(optimizer="adam")),
+        measure(nccl_group, method_comparison.throughput_by, "ddp", "fp32", places=nccl_group.places),
         measure(nccl_group, fed_throughput, str(tmp_path), "fp32"),
         required=False,
     )
@@ -96,13 +103,13 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
 @pytest.mark.parametrize(
     ("condition", "values"),
     [
-        ("collective", collectives.COLLECTIVES),
-        ("precision", compute.PRECISIONS),
+        ("collective", speed.COLLECTIVES),
+        ("precision", rate.PRECISIONS),
         ("recipe", recipes.RECIPES),
         ("model", recipes.MODELS),
         ("optimizer", recipes.OPTIMIZERS),
-        ("method", comparison.METHODS),
-        ("direction", {*links.WAYS, *get_args(pairs.Direction)}),
+        ("method", method_comparison.METHODS),
+        ("direction", {*host_copies.WAYS, *get_args(pairs.Direction)}),
     ],
 )
 def test_the_vocabulary_has_the_words_of_the_probes(condition, values):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch._C._distributed_c10d as c10d
 
-from pytest_gpufleet.verdict.evidence import read
+from pytest_gpufleet.model.record import read
 
 from .faults import CULPRIT, FAULTS, RANKS
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from pytest_gpufleet.world import scratch, shipping
-from pytest_gpufleet.world.engines import processes
+from pytest_gpufleet.world import shipping
+from pytest_gpufleet.world.engines import processes, scratch
 from pytest_gpufleet.world.engines.channel import RankEnd, encode
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.protocol import Message

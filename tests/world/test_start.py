@@ -3,17 +3,17 @@
 import fcntl
 import os
 
-from pytest_gpufleet.world.scratch import MARKER
+from pytest_gpufleet.world.engines.scratch import MARKER
 
 SICK_DEVICE = """
 import dataclasses
 import pytest
-from pytest_gpufleet.session import Fleet
+from pytest_gpufleet.run.run import Fleet
 
 @pytest.fixture(autouse=True, scope="session")
 def sick_device(request):
     # Rank 1 is told to use a GPU that no machine has.
-    from pytest_gpufleet.fixtures import FLEET
+    from pytest_gpufleet.plugin.fixtures import FLEET
     pool = request.config.stash[FLEET].pool
     sick = dataclasses.replace(pool.specs[1], gpu=GPU, device="cuda:99")
     pool.specs = (pool.specs[0], sick)
@@ -55,13 +55,13 @@ def test_a_rank_that_dies_while_it_starts_is_named_and_a_hopeless_start_is_not_t
     """
     dying = """
     import os
-    from pytest_gpufleet.world import worker
+    from pytest_gpufleet.world.worker import main
     def main(pipe, lifeline, spec):
         if spec.index == 1:
             with open("starts", "a") as file:
                 file.write("x")
             os._exit(11)
-        worker.main(pipe, lifeline, spec)
+        main.main(pipe, lifeline, spec)
     """
     run = fleet(USES, files={"conftest.py": conftest, "dying.py": dying})
     assert set(run.outcomes.values()) == {"failed"}

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, CommandFailed, tell
-from pytest_gpufleet.commands.folder import EVIDENCE, check_output, records_of, write
-from pytest_gpufleet.verdict import profile
-from pytest_gpufleet.verdict.calibration import CannotCalibrate, calibrate, too_few
-from pytest_gpufleet.verdict.evidence import sha256
+from pytest_gpufleet.model.record import sha256
+from pytest_gpufleet.run.folder import EVIDENCE, check_output, records_of, write
+from pytest_gpufleet.verdict.across_runs.calibration import CannotCalibrate, calibrate, too_few
+from pytest_gpufleet.verdict.profiles import profile
 
 MARGIN = 0.95
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, new_console, printing, tell
-from pytest_gpufleet.commands.folder import check_output, records_of, write
+from pytest_gpufleet.run.folder import check_output, records_of, write
 
 FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
 
@@ -18,8 +18,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report import comparison as report
-    from pytest_gpufleet.verdict.comparison import compare
+    from pytest_gpufleet.report.page import comparison_section as report
+    from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
     check_output(given.output)
     comparison = compare(records_of([given.first, *given.others]))

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, CommandFailed, new_console, printing, tell
-from pytest_gpufleet.commands.folder import EVIDENCE, check_output, of_anybody, record_of, write
-from pytest_gpufleet.verdict import profile
-from pytest_gpufleet.verdict.evidence import sha256
-from pytest_gpufleet.verdict.rejudgement import rejudged
+from pytest_gpufleet.model.record import sha256
+from pytest_gpufleet.run.folder import EVIDENCE, check_output, of_anybody, record_of, write
+from pytest_gpufleet.verdict.across_runs.rejudgement import rejudged
+from pytest_gpufleet.verdict.profiles import profile
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report import terminal
+    from pytest_gpufleet.report.terminal import summary_lines
 
     check_output(given.output, [given.fleet_profile])
     with of_anybody(given.folder):
@@ -34,10 +34,10 @@ def _run(given: argparse.Namespace) -> int:
         except profile.ProfileError as error:
             raise CommandFailed(f"--fleet-profile: {error}") from None
         if given.output:
-            from pytest_gpufleet.report.page import page
+            from pytest_gpufleet.report.page.standalone import page
 
             write(given.output, page(record, sha256(given.folder / EVIDENCE)))
-        lines = terminal.lines(record)
+        lines = summary_lines.lines(record)
     with printing():
         _print(lines)
         if given.output:

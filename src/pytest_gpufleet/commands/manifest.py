@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pytest_gpufleet.commands.folder import EVIDENCE, REPORT
-from pytest_gpufleet.verdict import summary
-from pytest_gpufleet.verdict.evidence import Record
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.run import summary
+from pytest_gpufleet.run.folder import EVIDENCE, REPORT
 
 SCHEMA = 1
 SIGNED = (EVIDENCE, summary.FILE, REPORT)

@@ -14,13 +14,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet import files
+from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.command import Command, CommandFailed, new_console
-from pytest_gpufleet.commands.folder import check_output
 from pytest_gpufleet.hardware import facts, telemetry
 from pytest_gpufleet.hardware.telemetry import Sample
-from pytest_gpufleet.hardware.topology import GpuTopology
-from pytest_gpufleet.options import seconds
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.plugin.options import seconds
+from pytest_gpufleet.run.folder import check_output
 
 SILENCE_SECONDS = 30.0  # after which a driver that gives no sample is taken for dead
 
@@ -41,7 +41,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report.monitor import RunningCheck
+    from pytest_gpufleet.report.terminal.live_table import RunningCheck
 
     check_output(given.csv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor
@@ -84,14 +84,14 @@ def _tables(topology: GpuTopology, running: Callable[[], str], given: argparse.N
     """On a terminal one table that changes, elsewhere (and for --once) one below the other."""
     from rich import live
 
-    from pytest_gpufleet.report import monitor
+    from pytest_gpufleet.report.terminal import live_table
 
     console = new_console()
-    history: deque[Sample] = deque(maxlen=monitor.HISTORY)
+    history: deque[Sample] = deque(maxlen=live_table.HISTORY)
 
     def drawing(sample: Sample) -> Any:
         history.append(sample)
-        return monitor.table(sample, history, topology, running(), console.width, console.options.ascii_only)
+        return live_table.table(sample, history, topology, running(), console.width, console.options.ascii_only)
 
     if given.once or not sys.stdout.isatty() or console.is_dumb_terminal:
         yield lambda sample: console.print(drawing(sample), "", sep="\n", end="")
@@ -131,7 +131,7 @@ def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
     """A row for each GPU and sample; the first line of a new file has the names. What cannot be had is empty."""
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(files.append_to(path))
+            file = stack.enter_context(safe_files.append_to(path))
         except OSError as error:
             raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None
         writer = csv.DictWriter(file, ["time", "gpu", "uuid", *facts.READINGS])

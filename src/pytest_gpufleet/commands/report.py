@@ -7,17 +7,9 @@ from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, CommandFailed, tell
-from pytest_gpufleet.commands.folder import (
-    EVIDENCE,
-    REPORT,
-    check_output,
-    of_anybody,
-    record_of,
-    stated_sums,
-    write,
-)
-from pytest_gpufleet.verdict import summary
-from pytest_gpufleet.verdict.evidence import sha256
+from pytest_gpufleet.model.record import sha256
+from pytest_gpufleet.run import summary
+from pytest_gpufleet.run.folder import EVIDENCE, REPORT, check_output, of_anybody, record_of, stated_sums, write
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
 
@@ -27,7 +19,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report.page import page
+    from pytest_gpufleet.report.page.standalone import page
 
     folder, output = given.folder, given.output
     check_output(output)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pytest_gpufleet.commands import openssh, signatures, verify
 from pytest_gpufleet.commands.command import Command, CommandFailed, printing, tell
-from pytest_gpufleet.commands.folder import EVIDENCE, record_of
 from pytest_gpufleet.commands.manifest import Manifest, check_name, check_note, of_run
-from pytest_gpufleet.verdict.evidence import sha256
+from pytest_gpufleet.model.record import sha256
+from pytest_gpufleet.run.folder import EVIDENCE, record_of
 from pytest_gpufleet.verdict.verdict import DIED
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gpufleet import files
+from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.command import CommandFailed
-from pytest_gpufleet.commands.folder import SIGNED_BY
 from pytest_gpufleet.commands.manifest import SIGNED, Manifest, check_name, of_run
 from pytest_gpufleet.commands.openssh import AllowedSigners
-from pytest_gpufleet.verdict.evidence import Record, sha256
+from pytest_gpufleet.model.record import Record, sha256
+from pytest_gpufleet.run.folder import SIGNED_BY
 
 _ENDINGS = (".json", ".json.sig")
 _MOST_BYTES = 64 << 10  # of one file: a manifest, or the signature of a FIDO key with its certificate, is much shorter
@@ -110,5 +110,5 @@ def _paths(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def _content(path: Path) -> bytes:
-    with files.open_regular(path, _MOST_BYTES) as file:
+    with safe_files.open_regular(path, _MOST_BYTES) as file:
         return file.read()

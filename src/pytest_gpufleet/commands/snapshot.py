@@ -6,7 +6,8 @@ import argparse
 import json
 
 from pytest_gpufleet.commands.command import Command
-from pytest_gpufleet.hardware import facts, machine
+from pytest_gpufleet.hardware import facts
+from pytest_gpufleet.model import machine
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, CommandFailed, printing, tell
-from pytest_gpufleet.commands.folder import EVIDENCE, REPORT, as_written, is_judgement, of_anybody, stated_sums, text_of
 from pytest_gpufleet.commands.openssh import AllowedSigners
-from pytest_gpufleet.verdict import summary
+from pytest_gpufleet.model.record import Record, sha256
+from pytest_gpufleet.run import summary
+from pytest_gpufleet.run.folder import EVIDENCE, REPORT, as_written, is_judgement, of_anybody, stated_sums, text_of
 from pytest_gpufleet.verdict.contradictions import contradictions
-from pytest_gpufleet.verdict.evidence import Record, sha256
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from pytest_gpufleet.hardware.nvml import MAX_NVLINKS, NoGpus, read_topology, session
-from pytest_gpufleet.hardware.topology import GpuTopology
+from pytest_gpufleet.model.gpu import GpuTopology
 
 # nvml.h. Plain integers: pynvml 13 defines some of these constants as tuples.
 ECC_CORRECTED, ECC_UNCORRECTED = 0, 1

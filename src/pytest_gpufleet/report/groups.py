@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
+from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.verdict import levels
-from pytest_gpufleet.verdict.evidence import Check, Record
-from pytest_gpufleet.verdict.finding import Finding
-from pytest_gpufleet.verdict.suite import shipped
 
 # Of the shipped suite: the names of checks as verdict.levels has them, the heading, and the question that they answer.
 # The first pattern that fits decides.

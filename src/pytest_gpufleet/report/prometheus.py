@@ -16,11 +16,11 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from pytest_gpufleet import files
+from pytest_gpufleet import safe_files
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.stamp import STAMPS
-from pytest_gpufleet.verdict.evidence import Record
-from pytest_gpufleet.verdict.figures import Figure, figures
+from pytest_gpufleet.report.banner import STAMPS
+from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures
 
 Labels = Mapping[str, str]
 
@@ -79,7 +79,7 @@ def write(path: Path, record: Record) -> None:
         for figure in figures([finding])
     ]
     _gauge(registry, "gpufleet_limit", "The limit that a figure was held against: min or max.", limits)
-    files.write_text(path, generate_latest(registry).decode())
+    safe_files.write_text(path, generate_latest(registry).decode())
 
 
 def _gauge(registry: CollectorRegistry, name: str, text: str, series: Sequence[tuple[Labels, float]]) -> None:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
-from pytest_gpufleet.probes.reading import METRICS, WORLD, Condition, Metric
-from pytest_gpufleet.verdict.finding import Finding, Limit
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.metric import METRICS, WORLD, Condition, Metric
 
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 PLACES = {WORLD: "all ranks together"}

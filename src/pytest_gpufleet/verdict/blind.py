@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpufleet.hardware.facts import Unavailable
-from pytest_gpufleet.hardware.machine import GpuFacts
-from pytest_gpufleet.verdict.profile import for_gpu
+from pytest_gpufleet.model.machine import GpuFacts
+from pytest_gpufleet.verdict.profiles.profile import for_gpu
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.verdict.evidence import Record
+    from pytest_gpufleet.model.record import Record
 
 # Compute capabilities that only GPUs of data centres have: A100 and A30; H100 to H200; B200 and GB200; B300.
 DATA_CENTRE = ((8, 0), (9, 0), (10, 0), (10, 3))

@@ -14,15 +14,16 @@ from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 
-from pytest_gpufleet.probes.reading import METRICS, metric_under
-from pytest_gpufleet.verdict import profile
-from pytest_gpufleet.verdict.evidence import Record
-from pytest_gpufleet.verdict.finding import Finding, Limit
-from pytest_gpufleet.verdict.judge import against, unsteady
-from pytest_gpufleet.verdict.levels import check_name
-from pytest_gpufleet.verdict.profile import Profile
-from pytest_gpufleet.verdict.profile_file import SENSES
-from pytest_gpufleet.verdict.suite import of_version
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.levels import check_name
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.metric import METRICS, metric_under
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import of_version
+from pytest_gpufleet.verdict.judgement import against, unsteady
+from pytest_gpufleet.verdict.profiles import profile
+from pytest_gpufleet.verdict.profiles.profile import Profile
+from pytest_gpufleet.verdict.profiles.profile_file import SENSES
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, EXIT_STATUS, settled
 
 _GPU = re.compile(r"gpu\d+")

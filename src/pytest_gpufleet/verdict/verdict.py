@@ -6,11 +6,12 @@ from collections import Counter
 from dataclasses import replace
 from datetime import datetime
 
-from pytest_gpufleet.verdict import levels
+from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.verdict.blind import without_telemetry
-from pytest_gpufleet.verdict.evidence import Check, Record
-from pytest_gpufleet.verdict.given import NOT_APPLIED, own_limits, remarks_on, unused_limits
-from pytest_gpufleet.verdict.suite import shipped, titled
+from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, remarks_on, unused_limits
 
 DIED = "the run did not come to its end"
 ALTERED = "not as it was shipped with this version, so it may check something else"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.world import flight, progress
 from pytest_gpufleet.world.engines.protocol import Death, Engine
-from pytest_gpufleet.world.failures import FailureKind, RankFailure, RankReport, failure_type
 from pytest_gpufleet.world.outcomes import Outcome
 from pytest_gpufleet.world.rank import RankSpec
+from pytest_gpufleet.world.rank_failure import FailureKind, RankFailure, RankReport, failure_type
+from pytest_gpufleet.world.worker import flight_recorder, progress_board
 
 STACK_SECONDS = 0.3
 STACK_BYTES = 32 * 1024
@@ -44,7 +44,7 @@ def diagnose(engine: Engine, specs: Mapping[int, RankSpec], answers: Answers, wh
     stacks = _stacks(engine, {rank: specs[rank] for rank in missing})
     reports = []
     for rank, spec in specs.items():
-        at = progress.read(spec.file("progress"))
+        at = progress_board.read(spec.file("progress"))
         common: dict[str, Any] = {"rank": rank, "name": spec.name, "phase": at.phase, "phase_seconds": at.seconds}
         outcome, death = answers.outcomes.get(rank), answers.deaths.get(rank)
         if death is not None:
@@ -95,7 +95,7 @@ def _stack(spec: RankSpec) -> str:
     kept = []
     for block in blocks:
         lines = block.splitlines()
-        own = next((i for i, line in enumerate(lines) if "pytest_gpufleet/world/worker.py" in line), len(lines))
+        own = next((i for i, line in enumerate(lines) if "pytest_gpufleet/world/worker/main.py" in line), len(lines))
         if own < len(lines) and lines[own].endswith("in _wait_for_requests"):
             continue  # the thread behind engine.interrupt
         lines = [line for line in lines[:own] if not OWN_FRAMES.search(line)]
@@ -114,10 +114,12 @@ class Arrival:
 
 def _arrivals(specs: Mapping[int, RankSpec]) -> list[Arrival]:
     """As torch.distributed and as torch's flight recorder saw it, as far as they did."""
-    called = {rank: progress.read(spec.file("progress")) for rank, spec in specs.items()}
+    called = {rank: progress_board.read(spec.file("progress")) for rank, spec in specs.items()}
     sources = {
         "torch.distributed": {rank: (at.collective, at.number) for rank, at in called.items()},
-        "flight recorder": flight.last_collectives({rank: spec.file("flight") for rank, spec in specs.items()}),
+        "flight recorder": flight_recorder.last_collectives(
+            {rank: spec.file("flight") for rank, spec in specs.items()}
+        ),
     }
     return [_arrival(source, last) for source, last in sources.items() if any(number for _, number in last.values())]
 

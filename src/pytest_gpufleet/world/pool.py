@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpufleet.world import scratch, shipping
+from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.diagnosis import Answers, diagnose, ranks_text
+from pytest_gpufleet.world.engines import scratch
 from pytest_gpufleet.world.engines.protocol import Death, Engine
-from pytest_gpufleet.world.failures import RankFailure, RankReport
 from pytest_gpufleet.world.outcomes import RAISED_AGAIN, Outcome
 from pytest_gpufleet.world.rank import RankSpec
+from pytest_gpufleet.world.rank_failure import RankFailure, RankReport
 
 # After the first failure the other ranks get this long to tell their own story before they are killed.
 GRACE_SECONDS = 0.4
@@ -234,11 +235,11 @@ class Pool:
 
     def _join_group(self, ranks: Members) -> None:
         __tracebackhide__ = True
-        from pytest_gpufleet.world import group
+        from pytest_gpufleet.world import process_group
 
         assert self._scratch is not None
         folder = self._scratch.path
-        parcel = shipping.pack((group.join, (ranks, str(folder / "store")), {}), folder)
+        parcel = shipping.pack((process_group.join, (ranks, str(folder / "store")), {}), folder)
         with self._joins.counted(), self._killing_on_error():
             what = f"process group of {len(ranks)} ranks"
             self._round(self.everyone, what, False, parcel, max(self.timeout, MIN_START_SECONDS))
@@ -248,7 +249,7 @@ class Pool:
         self, ranks: Members, name: str, with_group: bool, parcel: shipping.Parcel, timeout: float
     ) -> dict[int, Outcome]:
         __tracebackhide__ = True
-        from pytest_gpufleet.world.worker import Call
+        from pytest_gpufleet.world.worker.main import Call
 
         self.used_by = self._foreign_test() or self.used_by
         call = Call(next(self._numbers), self._test, name, ranks, with_group, parcel)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpufleet.hardware.topology import Gpu
-from pytest_gpufleet.world.progress import Progress
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.world.worker.progress_board import Progress
 
 if TYPE_CHECKING:
     import torch

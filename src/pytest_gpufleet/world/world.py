@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from pytest_gpufleet.hardware.topology import Gpu
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.world.pool import Pool
 
 

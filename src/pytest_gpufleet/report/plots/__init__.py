@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_gpufleet.report.methods import comparison, is_compared
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.report.page.method_table import comparison, is_compared
 from pytest_gpufleet.report.plots.bars import bars
 from pytest_gpufleet.report.plots.curves import curves
-from pytest_gpufleet.report.plots.methods import compared
+from pytest_gpufleet.report.plots.method_bars import compared
 from pytest_gpufleet.report.plots.scaling import scaling
-from pytest_gpufleet.verdict.finding import Finding
 
 MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
 

@@ -10,10 +10,10 @@ from matplotlib.colors import to_rgba
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.figures import for_information, number_of, per_gpu, told_apart
+from pytest_gpufleet.report.page.figure_tables import for_information, number_of, per_gpu, told_apart
 from pytest_gpufleet.report.plots import canvas
-from pytest_gpufleet.verdict.finding import Finding
 
 COLUMNS = 3
 BAR = 0.155  # inches

@@ -20,8 +20,8 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.verdict.finding import Limit
 
 COLOURS = ("#2f7ed8", "#cc5c1d", "#1a935f", "#b0529c", "#8d7d0e", "#7b6be0", "#c8434f")
 BAD = "#d03b2f"

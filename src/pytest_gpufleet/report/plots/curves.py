@@ -8,11 +8,11 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from pytest_gpufleet.probes.reading import WORLD
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.metric import WORLD
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.figures import for_information, told_apart
+from pytest_gpufleet.report.page.figure_tables import for_information, told_apart
 from pytest_gpufleet.report.plots import canvas
-from pytest_gpufleet.verdict.finding import Finding
 
 # What may stand on the horizontal axis, and how many points are worth a curve.
 SIZES: dict[str, tuple[int, str, Callable[[float], str]]] = {

@@ -8,10 +8,10 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from pytest_gpufleet.probes.reading import WORLD
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.metric import WORLD
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.plots import canvas
-from pytest_gpufleet.verdict.finding import Finding
 
 COLUMNS = 3
 HEIGHT = 1.5

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_gpufleet.world import worker
 from pytest_gpufleet.world.engines import processes
 from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.protocol import Death, Message
-from pytest_gpufleet.world.failures import exit_summary
 from pytest_gpufleet.world.rank import RankSpec
+from pytest_gpufleet.world.rank_failure import exit_summary
+from pytest_gpufleet.world.worker import main
 
-PRELOAD = ["torch", "torch.distributed", "cloudpickle", "pytest", worker.__name__]
+PRELOAD = ["torch", "torch.distributed", "cloudpickle", "pytest", main.__name__]
 NEWS_SECONDS = 0.2  # the connection of a dying rank closes a moment before its exit status is there
 TURN_SECONDS = 0.005  # between two looks at what is still alive
 END_SECONDS = 1.0  # for ranks to go when the controller ends
@@ -69,7 +69,7 @@ class LocalEngine:
                 theirs.close()
                 os.close(held)
             connection.send((sys.path, sys.argv, _folder()))
-            connection.send((worker.main, spec))
+            connection.send((main.main, spec))
 
     def submit(self, rank: int, message: Any) -> None:
         self._ranks[rank].connection.send(message)

@@ -1,0 +1,27 @@
+"""A check after it ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OUTCOMES = ("passed", "failed", "skipped", "not applicable")
+
+
+# What made a check fail: figures that missed their limits and nothing else, or anything else. Only the first can be
+# undone by judging the figures against other limits. Up to version 0.2 a missed limit could also cut a check off.
+FailedBy = Literal["", "limits", "limits, with more to do", "other"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One acceptance test after it ran. `outcome`: passed, failed, skipped or not applicable."""
+
+    id: str
+    outcome: str
+    seconds: float
+    title: str = ""  # first line of its docstring
+    doc: str = ""  # the rest: why it matters, what to do
+    message: str = ""  # why it failed, was skipped or does not apply
+    run: str = ""  # the earlier run that this was carried over from
+    failed_by: FailedBy = ""

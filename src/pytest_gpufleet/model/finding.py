@@ -1,0 +1,66 @@
+"""Limits, and measurements held against them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement
+
+State = Literal["met", "missed", "not judged", "for information"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A measurement after judgement.
+
+    `missed` names the places that missed `limit`; `slower_than_peers` those too far below the median of their
+    peers, with that fraction; `reason` says in one sentence why it was not judged, or what missed. `required`: without
+    a limit the verdict is incomplete.
+    """
+
+    check: str  # the node id of the test
+    measurement: Measurement
+    state: State
+    limit: Limit | None = None
+    missed: tuple[str, ...] = ()
+    slower_than_peers: Mapping[str, float] | None = None
+    reason: str = ""
+    required: bool = True
+
+    def properties(self) -> list[tuple[str, str]]:
+        """The figures as names and values, for junit.xml."""
+        metric, unit = self.measurement.metric, self.measurement.unit
+        figures = [(f"{metric} {place}", f"{value:g} {unit}") for place, value in self.measurement.values.items()]
+        limit = f"{self.limit} ({self.limit.origin}: {self.limit.source})" if self.limit else "none"
+        conditions = ", ".join(f"{name}={value}" for name, value in self.measurement.conditions.items())
+        return [
+            *figures,
+            (f"{metric} conditions", conditions),
+            (f"{metric} limit", limit),
+            (f"{metric} state", f"{self.state}: {self.reason}" if self.reason else self.state),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Finding:
+        return cls(
+            **{
+                **data,
+                "measurement": Measurement.from_json(data["measurement"]),
+                "limit": Limit(**data["limit"]) if data["limit"] else None,
+                "missed": tuple(data["missed"]),
+            }
+        )
+
+
+def by_check(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+    """The findings of each check."""
+    found: dict[str, list[Finding]] = {}
+    for finding in findings:
+        found.setdefault(finding.check, []).append(finding)
+    return found

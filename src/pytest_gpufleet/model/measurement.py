@@ -1,0 +1,118 @@
+"""What was measured: on one rank, and everywhere."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from pytest_gpufleet.model.metric import METRICS, Condition, Metric, conditions, number, numbers
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a probe measured on one rank.
+
+    `metric` is the name of one of METRICS, or a Metric of your own. `value` is in the metric's unit; `samples` are the
+    repetitions it is the median of. `place` is None for this rank's own GPU, "world" where all ranks measured one thing
+    together (then the worst rank's value counts), or what else was measured, like the pair "gpu0-gpu5".
+    """
+
+    metric: str | Metric
+    value: float
+    conditions: Mapping[str, Condition]
+    samples: tuple[float, ...] = ()
+    place: str | None = None
+    details: Mapping[str, Condition] = field(default_factory=dict)  # shown, never matched against limits
+
+    def __post_init__(self) -> None:
+        """Checked where it is made, so that a wrong one fails its own check, and the failure shows the line."""
+        name = self.metric.name if isinstance(self.metric, Metric) else self.metric
+        if not isinstance(name, str):
+            raise TypeError(f"the metric of a Reading must be a Metric or the name of one, not {reprlib.repr(name)}")
+        if not isinstance(self.place, str | None):
+            raise TypeError(f'the place of {name} must be a text like "world", not {reprlib.repr(self.place)}')
+        checked = {
+            "value": number(self.value, f"the value of {name}"),
+            "samples": numbers(self.samples, f"the samples of {name}"),
+            "conditions": conditions(self.conditions, f"the conditions of {name}"),
+            "details": conditions(self.details, f"the details of {name}"),
+        }
+        for attribute, value in checked.items():
+            object.__setattr__(self, attribute, value)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A metric's value for every place, and the conditions it was measured under.
+
+    `values` maps a place ("gpu3", "gpu0-gpu5", "node", "world") to a value in the metric's unit; `samples` holds the
+    repetitions behind each value; `conditions` decide which limit applies; `details` are only shown. `definition` says
+    what the metric is, so that evidence can be read where nobody knows the check that it comes from; left out, it is
+    the one of METRICS. ValueError if there is none.
+    """
+
+    metric: str
+    values: Mapping[str, float]
+    conditions: Mapping[str, Condition]
+    samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    details: Mapping[str, Condition] = field(default_factory=dict)
+    definition: Metric = None  # type: ignore[assignment]  # __post_init__ fills it in
+
+    def __post_init__(self) -> None:
+        if self.definition is None:
+            if self.metric not in METRICS:
+                raise ValueError(
+                    f"there is no metric {self.metric!r}: use one of {', '.join(METRICS)}, or give a Metric of your own"
+                )
+            object.__setattr__(self, "definition", METRICS[self.metric])
+        checked = {
+            "values": _by_place(self.values, number, f"the value of {self.metric}"),
+            "samples": _by_place(self.samples, numbers, f"the samples of {self.metric}"),
+            "conditions": conditions(self.conditions, f"the conditions of {self.metric}"),
+            "details": conditions(self.details, f"the details of {self.metric}"),
+        }
+        for attribute, value in checked.items():
+            object.__setattr__(self, attribute, value)
+
+    @property
+    def unit(self) -> str:
+        return self.definition.unit
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The place that did worst, and its value. NaN is worse than any number."""
+        return min(self.values.items(), key=lambda item: goodness(item[1], self.definition))
+
+    @property
+    def spread(self) -> dict[str, float]:
+        """(highest - lowest) / median of the samples behind each value, for places with at least two."""
+        return {
+            place: (max(samples) - min(samples)) / abs(median(samples))
+            for place, samples in self.samples.items()
+            if len(samples) > 1 and median(samples)
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Measurement:
+        samples = {place: tuple(values) for place, values in data["samples"].items()}
+        name = data["metric"]
+        # Evidence of earlier versions has no definition.
+        definition = Metric(**given) if (given := data.get("definition")) else METRICS.get(name)
+        return cls(
+            **{**data, "samples": samples, "definition": definition or Metric(name, "unknown unit", "higher", name)}
+        )
+
+
+def _by_place(given: Mapping[str, Any], checked: Callable[[Any, str], Any], what: str) -> dict[str, Any]:
+    if not isinstance(given, Mapping) or not all(isinstance(place, str) for place in given):
+        raise TypeError(f'{what} must be given by place, like {{"gpu0": 1.5}}, not {reprlib.repr(given)}')
+    return {place: checked(value, f"{what} at {place}") for place, value in given.items()}
+
+
+def goodness(value: float, metric: Metric) -> float:
+    """Higher is better, whatever the metric; NaN is worse than any number."""
+    return -math.inf if math.isnan(value) else value if metric.better == "higher" else -value

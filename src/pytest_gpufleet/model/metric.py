@@ -1,0 +1,127 @@
+"""The metrics there are, and what a probe hands back."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+Condition = str | int | float | bool
+BETTER = ("higher", "lower")
+WORLD = "world"
+
+KiB = 1 << 10
+MiB = 1 << 20
+GiB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One quantity that can be measured and judged.
+
+    `peer_tolerance` is the fraction by which a place may be worse than the median of its peers (GPUs of the same model,
+    pairs with the same link, in the same run); None where ranks wait for each other, so that all show one figure.
+    `steady`: whether samples of a healthy machine agree within 5 %, so that a judged figure fails if they do not.
+    """
+
+    name: str
+    unit: str
+    better: Literal["higher", "lower"]
+    title: str
+    peer_tolerance: float | None = None
+    steady: bool = True
+
+    def __post_init__(self) -> None:
+        for what in ("name", "unit", "title"):
+            if not isinstance(text := getattr(self, what), str) or not text.strip():
+                raise ValueError(f"the {what} of metric {self.name!r} must be a text that is not blank, not {text!r}")
+        if self.better not in BETTER:
+            raise ValueError(f'metric {self.name}: better must be "higher" or "lower", not {self.better!r}')
+        if self.peer_tolerance is not None and not number(self.peer_tolerance, f"peer_tolerance of {self.name}") >= 0:
+            raise ValueError(f"metric {self.name}: peer_tolerance must be 0 or more, not {self.peer_tolerance!r}")
+
+
+def number(value: Any, what: str) -> float:
+    """A number of Python, numpy or a tensor without dimensions as a float. TypeError if `what` is anything else."""
+    plain = _plain(value)
+    # True and False are int to Python, but nothing that was measured.
+    if not isinstance(plain, int | float) or isinstance(plain, bool):
+        raise TypeError(f"{what} must be a number, not {reprlib.repr(value)}")
+    return float(plain)
+
+
+def numbers(values: Iterable[Any], what: str) -> tuple[float, ...]:
+    """Each as a float. TypeError if `what` is anything else than several numbers."""
+    try:
+        each = tuple(values)
+    except TypeError:  # a number, None or a tensor without dimensions
+        raise TypeError(f"{what} must be a tuple of numbers, not {reprlib.repr(values)}") from None
+    return tuple(number(value, f"each of {what}") for value in each)
+
+
+def conditions(given: Mapping[str, Any], what: str) -> dict[str, Condition]:
+    """What a figure was measured under as plain Python. TypeError if `what` is anything else than such a table."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f'{what} must be a dict like {{"bytes": 1024}}, not {reprlib.repr(given)}')
+    plain = {}
+    for key, value in given.items():
+        if not isinstance(key, str):
+            raise TypeError(f"the names in {what} must be texts, not {reprlib.repr(key)}")
+        plain[key] = _plain(value)
+        if not isinstance(plain[key], str | int | float):  # bool is int
+            raise TypeError(
+                f'"{key}" in {what} must be a text, a number, true or false, not {reprlib.repr(value)}; '
+                "write str(...) around it"
+            )
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """What stands in a scalar of numpy or in a tensor without dimensions, neither of which is imported here."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("busbw", "GB/s", "higher", "bus bandwidth"),
+        Metric("collective_latency", "us", "lower", "latency of a collective", steady=False),
+        # Eight healthy H200 at their power limit were up to 4 % off their median.
+        Metric("gemm", "TFLOP/s", "higher", "matrix product", 0.08),
+        Metric("memory_bandwidth", "GB/s", "higher", "memory bandwidth", 0.03),
+        Metric("host_bandwidth", "GB/s", "higher", "bandwidth between host and GPU", 0.10),
+        Metric("pair_bandwidth", "GB/s", "higher", "bandwidth between two GPUs", 0.03),
+        Metric("pair_latency", "us", "lower", "latency between two GPUs"),
+        Metric("train_throughput", "images/s", "higher", "training throughput"),
+        # 22 healthy 8-GPU H100 machines differed by 0.12 %, and one GPU in 39 was 3.8 % slow (gpu-fryer): 3 % finds it.
+        Metric("solo_train_throughput", "images/s", "higher", "training throughput, each GPU alone", 0.03),
+        Metric("train_memory", "GiB", "lower", "GPU memory that training takes"),
+        Metric("scaling_efficiency", "ratio", "higher", "scaling efficiency"),
+        # Of 0.4 %, a few thousandths of a step are a lot.
+        Metric(
+            "communication_share",
+            "ratio",
+            "lower",
+            "share of a training step that waits for communication",
+            steady=False,
+        ),
+        Metric("loader_throughput", "images/s", "higher", "training throughput fed by a data loader"),
+        Metric("burn_peak_power", "ratio", "higher", "highest power under load, of the power limit"),
+        Metric("burn_retention", "ratio", "higher", "throughput at the end of the burn-in, of that at its beginning"),
+        Metric("spread", "ratio", "lower", "spread of the samples behind a figure"),
+    )
+}
+
+
+# When places of a metric are no peers: because some share a path, or because they differ by design.
+_NO_PEERS: dict[str, Callable[[Mapping[str, Condition], str], bool]] = {
+    "host_bandwidth": lambda conditions, fabric: conditions["direction"] == "both" or conditions["at_once"] == "all",
+    "pair_bandwidth": lambda conditions, fabric: fabric != "nvswitch",  # pairs have different numbers of links
+}
+
+
+def metric_under(name: str, conditions: Mapping[str, Condition], fabric: str = "") -> Metric:
+    """One of METRICS as it is judged under these conditions, on a machine whose GPUs `fabric` connects."""
+    alone = name in _NO_PEERS and _NO_PEERS[name](conditions, fabric)
+    return replace(METRICS[name], peer_tolerance=None) if alone else METRICS[name]

@@ -1,0 +1,126 @@
+"""What the suite consists of. A run that leaves a part of it out is INCOMPLETE, whatever the command line selected.
+
+Evidence is judged by the manifest of the suite that made it: runs record theirs, and those of versions that did not are
+kept in suites/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet.model import levels
+
+# `python docs/make_checks.py` writes it; a test holds it to acceptance/. It stands in a file of its own, since a check
+# that never ran cannot tell.
+SHIPPED = Path(__file__).with_name("suite.json")
+EARLIER = Path(__file__).with_name("suites")
+CONFTEST, INI = "conftest.py", "pytest.ini"
+
+
+@dataclass(frozen=True)
+class SuiteCheck:
+    """A check of the suite: the lowest level that requires it, the first line of its docstring, what stands in the
+    brackets of its cases (none if it is not parametrized), and the metrics of which each case leaves a finding."""
+
+    level: str
+    title: str
+    cases: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+    figures_of_several: tuple[str, ...] = ()  # only where there are several GPUs
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SuiteCheck:
+        several = ("cases", "figures", "figures_of_several")
+        lists = {name: tuple(document.get(name, ())) for name in several}
+        return cls(document["level"], document["title"], **lists)
+
+    def metrics(self, several: bool) -> tuple[str, ...]:
+        """Of which each case leaves a finding, on one GPU or on several."""
+        return self.figures + (self.figures_of_several if several else ())
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The suite of one version: its checks by "file.py::test_name", and the SHA-256 of its files by their names."""
+
+    version: str = ""
+    checks: Mapping[str, SuiteCheck] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Suite:
+        checks = {name: SuiteCheck.from_json(each) for name, each in document["checks"].items()}
+        return cls(document["version"], checks, dict(document["files"]))
+
+    def to_json(self) -> dict[str, Any]:
+        told = {name: asdict(check).items() for name, check in self.checks.items()}
+        checks = {name: {key: value for key, value in items if value} for name, items in told.items()}
+        return {"version": self.version, "checks": checks, "files": dict(self.files)}
+
+    def required(self, level: str) -> list[str]:
+        """The names of the checks that a level requires."""
+        return [name for name, check in self.checks.items() if levels.includes(level, check.level)]
+
+    def cases(self, name: str) -> list[str]:
+        """The names of all cases of a check; its own where it is not parametrized."""
+        return [f"{name}[{case}]" for case in self.checks[name].cases] or [name]
+
+    def known_as(self, node_id: str) -> str:
+        """A test's name: of a case of the suite without folders, so that it is the same however the run was called."""
+        return levels.case_name(node_id) if levels.check_name(node_id) in self.checks else node_id
+
+
+@cache
+def shipped() -> Suite:
+    """The manifest of this version's suite."""
+    return _read(SHIPPED)
+
+
+@cache
+def of_version(name: str | None) -> Suite:
+    """The manifest of a version that recorded none, of this one for None. One without checks if nobody knows it."""
+    if name is None or name == version("pytest-gpufleet"):
+        return shipped()
+    kept = {path.stem: path for path in EARLIER.glob("*.json")}
+    return _read(kept[name]) if name in kept else Suite(name)
+
+
+def _read(path: Path) -> Suite:
+    return Suite.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file of text, whatever ends its lines here; "" if there is none."""
+    try:
+        return hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
+    except OSError:
+        return ""
+
+
+@cache
+def belongs(path: Path) -> bool:
+    """Whether a test file is one of the suite, as it was shipped."""
+    return path.name in shipped().files and not altered([path])
+
+
+def altered(paths: Iterable[Path]) -> list[str]:
+    """The names of those test files that are called like one of the suite and are not it, and of the conftest.py and
+    pytest.ini beside them if those are others. Files with other names are checks of somebody's own."""
+    known = shipped().files
+    ours = {path for path in paths if path.name in known}
+    ours |= {path.with_name(name) for path in ours for name in (CONFTEST, INI)}
+    return sorted({path.name for path in ours if digest(path) != known[path.name]})
+
+
+def titled(check_id: str, title: str = "") -> str:
+    """ "Its title (file.py::test_name)" for a person; without any title, only the id."""
+    known = shipped().checks.get(levels.check_name(check_id))
+    title = title or (known.title if known else "")
+    return f"{title} ({check_id})" if title else check_id

@@ -1,0 +1,101 @@
+"""The words of a profile: its facts, the conditions of its limits, and which of these each metric is measured under."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from pytest_gpufleet.model.limit import Kind
+
+KEYS = ("name", "match", "extends", "facts", "metric", "limit", "calibrated_on")
+KNOWN_GOOD_KEYS = ("run", "host", "utc", "uuids", "serials", "evidence_sha256")
+LIMIT_KEYS = ("metric", "min", "max", "unit", "kind", "source", "when")
+METRIC_KEYS = ("unit", "better", "title")
+KINDS: tuple[str, ...] = get_args(Kind)
+
+# Figures of the data sheet, and what each of them is. A fact is left out where the GPU has no such thing, or where
+# nobody says.
+FACTS = {
+    "memory_gigabytes": "GB",
+    "power_watts": "the default power limit",
+    "pcie_generation": "of a link with 16 lanes",
+    "nvlinks": "0: it has none",
+    "nvlink_gigabytes_per_second": "GB/s in one direction, all NVLinks of one GPU together",
+    "hbm_terabytes_per_second": "TB/s of its memory, of whatever kind",
+    "peak_tflops_fp64": "TFLOP/s; with tensor cores, where they do fp64",
+    "peak_tflops_fp32": "TFLOP/s without tensor cores",
+    "peak_tflops_tf32": "TFLOP/s, dense",
+    "peak_tflops_fp16": "TFLOP/s, dense",
+    "peak_tflops_bf16": "TFLOP/s, dense",
+    "peak_tflops_fp8": "TFLOP/s, dense",
+}
+
+# What a limit may depend on: the type of its value, or the values there are.
+CONDITIONS: dict[str, type[int] | type[bool] | tuple[str, ...]] = {
+    "collective": (
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "broadcast",
+        "reduce",
+        "all_to_all",
+        "gather",
+        "scatter",
+        "sendrecv",
+    ),
+    "bytes": int,
+    "dtype": (
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "int64",
+        "int32",
+        "int8",
+        "uint8",
+        "bool",
+    ),
+    "ranks": int,
+    "in_place": bool,
+    "nvls": bool,
+    "precision": ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"),
+    "operation": ("copy", "triad"),
+    "at_once": ("one", "all"),
+    "direction": ("host to device", "device to host", "read", "write", "both"),
+    "link": ("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host"),
+    "model": ("resnet50", "resnet101", "resnet152"),
+    "recipe": ("fp32", "tf32", "amp", "bf16", "peak"),
+    "batch": int,
+    "optimizer": ("sgd", "adam", "adamw"),
+    "workload": ("custom", "sweep", "full memory", "comparison"),
+    "method": ("ddp", "fsdp", "dp"),
+    "work": ("burn-in", "matrix products", "training"),
+    "fabric": ("nvswitch", "nvlink", "pcie"),
+}
+
+# Training out of the ordinary is measured under these as well, and only a limit that names them holds for it.
+EXTRAORDINARY = ("optimizer", "workload", "method")
+
+_TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls", "fabric")
+_TRAINING = ("model", "recipe", "ranks", "batch", *EXTRAORDINARY)
+
+# Of the conditions that the probes give with each metric, those that a limit may name, and the fabric of the machine. A
+# limit that named one that no probe gives could never hold, and nobody would notice.
+MEASURED_UNDER: dict[str, tuple[str, ...]] = {
+    "busbw": _TRANSFER,
+    "collective_latency": _TRANSFER,
+    "gemm": ("precision", "at_once", "work"),
+    "memory_bandwidth": ("operation", "at_once"),
+    "host_bandwidth": ("direction", "at_once"),
+    "pair_bandwidth": ("direction", "link", "fabric"),
+    "pair_latency": ("link", "fabric"),
+    "train_throughput": _TRAINING,
+    "solo_train_throughput": _TRAINING,
+    "train_memory": _TRAINING,
+    "scaling_efficiency": _TRAINING,
+    "communication_share": _TRAINING,
+    "loader_throughput": _TRAINING,
+    "burn_peak_power": (),
+    "burn_retention": ("work",),
+}

@@ -1,0 +1,64 @@
+"""What this plugin adds to the page that pytest-html writes. Registered only in runs that make a report."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.plugin import html_columns
+from pytest_gpufleet.report.page import content_policy, other_software, summary_html
+from pytest_gpufleet.run.evidence import Evidence
+
+# The style sheet hides pytest-html's own tables until this is opened.
+EVERY_TEST = (
+    '<details class="fleet-every"><summary>Every test as pytest ran it, with what it printed</summary></details>'
+)
+
+
+class HtmlReport:
+    """`page`: the file that pytest-html writes; `after_each_test`: not only at the end of the run."""
+
+    def __init__(self, evidence: Evidence, page: Path, after_each_test: bool) -> None:
+        self._evidence = evidence
+        self._page = page
+        self._after_each_test = after_each_test
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_report_title(self, report: Any) -> None:
+        report.title = "GPU acceptance report"
+        report.set_data("environment", other_software.metadata(report.data["environment"]))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_summary(self, prefix: list[str]) -> None:
+        prefix += [summary_html.summary(self._evidence.record, self._evidence.sha256), EVERY_TEST]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_table_header(self, cells: list[str]) -> None:
+        html_columns.header(cells)
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)  # others add to what is escaped
+    def pytest_html_results_table_row(self, report: pytest.TestReport, cells: list[str]) -> None:
+        cells[:] = [cell.replace(report.nodeid, other_software.text(report.nodeid)) for cell in cells]
+        html_columns.row(cells, getattr(report, "findings", []))
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_logreport(self, report: Any) -> Generator[None, None, None]:
+        report.extras = other_software.extras(getattr(report, "extras", []))
+        yield
+        if self._after_each_test:
+            self._protect()
+
+    @pytest.hookimpl(wrapper=True, trylast=True)  # as soon as pytest-html has written the page
+    def pytest_sessionfinish(self) -> Generator[None, None, None]:
+        yield
+        self._protect()
+
+    def _protect(self) -> None:
+        try:
+            content_policy.enforce(self._page)
+        except OSError as error:
+            problem = f"{self._page} could not be written again: {error.strerror}"
+            self._evidence.trouble = self._evidence.trouble or problem

@@ -1,0 +1,235 @@
+"""What else ran in this session, and what of it stood around the checks of the suite.
+
+Whoever controls the Python environment can make pytest say anything. So what ran is on record, and what could change
+the outcome of a check of the suite leaves the verdict INCOMPLETE.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import _pytest
+import pytest
+
+import pytest_gpufleet
+from pytest_gpufleet.model import suite
+from pytest_gpufleet.model.levels import check_name
+from pytest_gpufleet.plugin.fixtures import ENDED
+from pytest_gpufleet.redaction import command
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.run.run import Fleet
+
+# Hooks by which a failure can be made to pass, or a body be left out. What only sees items before they run is not among
+# them: a check that is deselected, skipped, replaced or given other arguments shows. Those of the second kind are
+# called for every test, by whatever conftest.py; the others by those in folders above it alone.
+AROUND_A_TEST = (
+    "pytest_runtest_setup",
+    "pytest_runtest_call",
+    "pytest_pyfunc_call",
+    "pytest_runtest_makereport",
+    "pytest_fixture_setup",
+)
+AROUND_ALL = ("pytest_cmdline_main", "pytest_runtestloop", "pytest_runtest_protocol")
+# By which a check may be given what its file does not: named only if one was.
+AT_COLLECTION = (
+    "pytest_generate_tests",
+    "pytest_pycollect_makeitem",
+    "pytest_itemcollected",
+    "pytest_collection_modifyitems",
+)
+
+# Packages with such hooks, or with fixtures, that leave the outcome of a check of the suite alone, and why.
+HARMLESS = {
+    "_pytest": "pytest itself",
+    "pytest_gpufleet": "this plugin",
+    "pytest_html": "adds links and images to reports",
+    "pytest_metadata": "tells of what ran",
+    "xdist": "does nothing without workers, and workers are refused",
+    "pytest_timeout": "ends a test that takes too long, which fails by that",
+    "pytest_cov": "counts lines",
+    "pytest_randomly": "changes the order and the seeds of random numbers",
+    "pytest_rerunfailures": "runs again what failed; that it failed stays on record",
+    "pytest_asyncio": "calls bodies that are async; the suite has none",
+    "anyio": "calls bodies that are async; the suite has none",
+    "_hypothesis_pytestplugin": "looks after tests marked @given; the suite has none",
+    "allure_pytest": "writes a report of its own",
+    "pytest_jsonreport": "writes a report of its own",
+    "pytest_benchmark": "looks after tests with its marker or its fixture; the suite has none",
+    "faker": "makes names for tests that ask for them; the suite has none",
+    "langsmith": "looks after tests with its marker; the suite has none",
+    "logfire": "writes traces",
+    "syrupy": "changes how PyCharm shows a difference",
+}
+
+KNOWN = pytest.StashKey[tuple[str, ...]]()
+REACHED = pytest.StashKey[bool]()  # whether the body of a check of the suite was called
+
+
+def what_ran(config: pytest.Config) -> dict[str, Any]:
+    """Plugins with their versions or files, conftest files with their SHA-256, and where else options came from."""
+    versions = {plugin: dist.version for plugin, dist in config.pluginmanager.list_plugin_distinfo()}
+    plugins, conftests = [], []
+    for name, plugin in config.pluginmanager.list_name_plugin():
+        file = _file(plugin)
+        if plugin is None or _package(plugin) in ("_pytest", "pytest_gpufleet"):
+            continue
+        if Path(file).name == suite.CONFTEST:
+            conftests.append({"file": file, "sha256": suite.digest(Path(file))})
+        else:
+            known_as = type(plugin).__qualname__ if name == str(id(plugin)) else name
+            plugins.append({"name": known_as, "version": versions.get(plugin, ""), "file": file})
+    return {
+        "plugins": plugins,
+        "conftests": conftests,
+        "asked_for": [str(each) for each in config.getoption("plugins", None) or []],
+        "PYTEST_ADDOPTS": command(shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))),
+        "PYTEST_PLUGINS": os.environ.get("PYTEST_PLUGINS", ""),
+        "ini_file": str(config.inipath or ""),
+        "ini_options": command([str(each) for each in config.getini("addopts")]),
+        "rootdir": str(config.rootpath),
+    }
+
+
+def interference(session: pytest.Session) -> list[dict[str, Any]]:
+    """The hooks around checks of the suite, and the fixtures that these use, that are somebody else's."""
+    items = [item for item in session.items if is_of_the_suite(item)]
+    found: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for item in items:
+        for kind, name, file in (*_hooks(item), *_fixtures(item), *_collection(item)):
+            found[kind, name, file].add(check_name(item.nodeid) if kind == "fixture" else "")
+    return [
+        {"kind": kind, "name": name, "file": file, "checks": sorted(filter(None, checks))}
+        for (kind, name, file), checks in sorted(found.items())
+    ]
+
+
+def is_of_the_suite(item: pytest.Item) -> bool:
+    return check_name(item.nodeid) in suite.shipped().checks
+
+
+@contextmanager
+def witnessed(item: pytest.Function) -> Iterator[None]:
+    """Around the call of a body: that it was called, and what it raised, whatever others make of that."""
+    __tracebackhide__ = True
+    item.stash[REACHED] = _is_its_own_body(item)
+    try:
+        yield
+    except BaseException as error:
+        item.stash[ENDED] = error
+        raise
+
+
+def _is_its_own_body(item: pytest.Function) -> bool:
+    """Whether what is about to be called as the body of a check is the function that the file of this name defines."""
+    named = check_name(item.nodeid) == f"{item.path.name}::{item.originalname}"
+    own = item.obj is getattr(item.module, item.originalname, None)
+    return named and own and _file_of(item.obj) == str(item.path)
+
+
+def _hooks(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
+    for caller, names in ((item.ihook, AROUND_A_TEST), (item.config.hook, AROUND_ALL)):
+        for name in names:
+            for implementation in getattr(caller, name).get_hookimpls():
+                if file := _of_others(implementation.function, item):
+                    yield "hook", name, file
+
+
+def _fixtures(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
+    for name, definitions in item._fixtureinfo.name2fixturedefs.items():  # type: ignore[attr-defined]
+        if file := _of_others(definitions[-1].func, item):
+            yield "fixture", name, file
+
+
+def _collection(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
+    """Who could have given a check what its file does not: arguments in the place of fixtures, or other ranks."""
+    function, module = getattr(item, "function", None), item.getparent(pytest.Module)
+    marks = [*getattr(function, "pytestmark", ()), *(module.own_markers if module else ())]
+    names = [mark.args[0] for mark in marks if mark.name == "parametrize"]
+    own = {name.strip() for each in names for name in (each.split(",") if isinstance(each, str) else each)}
+    given = {*getattr(getattr(item, "callspec", None), "params", ())} - own
+    on_ranks = [mark for mark in item.iter_markers() if mark.name in ("spmd", "world_size") and mark not in marks]
+    if not given and not on_ranks:
+        return
+    for name in AT_COLLECTION:
+        for implementation in getattr(item.ihook, name).get_hookimpls():
+            if file := _of_others(implementation.function, item):
+                yield "hook", name, file
+
+
+def _of_others(function: Callable[..., object], item: pytest.Item) -> str:
+    """The file of a function; "" if it is one of pytest's, of this plugin's or of a known plugin's, or stands in the
+    suite's own files, which are held against their sums."""
+    file = _file_of(function)
+    own = (str(item.path), str(item.path.with_name(suite.CONFTEST)))
+    return "" if file in own or file.startswith(_known_places(item.config)) else file
+
+
+def _known_places(config: pytest.Config) -> tuple[str, ...]:
+    """How the paths of files of pytest, of this plugin and of the plugins in HARMLESS begin. By where they are
+    installed: a file of any name can say that it is one of theirs."""
+    if KNOWN not in config.stash:
+        folders = {str(dist.locate_file("")) for _, dist in config.pluginmanager.list_plugin_distinfo()}
+        folders |= {str(Path(str(own.__file__)).parents[1]) for own in (_pytest, pytest_gpufleet)}
+        config.stash[KNOWN] = tuple(
+            str(Path(folder, package)) + end for folder in folders for package in HARMLESS for end in ("/", ".py")
+        )
+    return config.stash[KNOWN]
+
+
+def _file_of(function: Callable[..., object]) -> str:
+    """The file whose module a function was defined in, whatever it says of itself."""
+    return str(getattr(function, "__globals__", {}).get("__file__") or "an unknown file")
+
+
+def _package(plugin: object) -> str:
+    return str(getattr(plugin, "__name__", type(plugin).__module__)).partition(".")[0]
+
+
+def _file(plugin: object) -> str:
+    """Where a plugin, which may be a module or an object, was written."""
+    module = plugin if hasattr(plugin, "__file__") else sys.modules.get(type(plugin).__module__)
+    return str(getattr(module, "__file__", None) or "")
+
+
+class Witness:
+    """Sees from within that the bodies of the suite's checks run, and tells what else ran."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._session: pytest.Session | None = None
+        self._told: list[dict[str, Any]] = []
+
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Call the body of a check, as pytest would do after this."""
+        __tracebackhide__ = True
+        if not is_of_the_suite(pyfuncitem):
+            return None
+        with witnessed(pyfuncitem):
+            pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+        return True
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._session = session
+        self._fleet.record_event("session", **what_ran(session.config))
+        self._tell()
+
+    @pytest.hookimpl(tryfirst=True)  # before the verdict
+    def pytest_sessionfinish(self) -> None:
+        self._tell()
+
+    def _tell(self) -> None:
+        """What interferes, also of plugins that came while tests ran."""
+        if self._session is not None:
+            news = [each for each in interference(self._session) if each not in self._told]
+            self._told += news
+            if news:
+                self._fleet.record_event("interference", found=news)

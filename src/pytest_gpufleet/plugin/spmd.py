@@ -1,0 +1,96 @@
+"""Bodies of tests marked spmd: their way to the ranks and the story of their failure back."""
+
+from __future__ import annotations
+
+import inspect
+import unittest
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import pytest
+
+from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.rank_failure import RankFailure
+from pytest_gpufleet.world.world import World
+
+
+class OnRank:
+    """Stands in the controller for the fixture `rank`, which exists only on ranks."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an spmd test gets its rank from the rank itself")
+
+
+# The fixtures that each rank fills in itself, and what stands for them in the controller.
+FILLED_IN: dict[str, tuple[type, Callable[[Rank], object]]] = {
+    "rank": (OnRank, lambda rank: rank),
+    "nccl_group": (World, lambda rank: rank.group),
+    "monkeypatch": (pytest.MonkeyPatch, lambda rank: pytest.MonkeyPatch()),
+}
+
+
+class Body:
+    """A test function with its fixtures, called on a rank; it bears the function's name in reports.
+
+    Gives the type of what the function returned, None if that is None.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.function = function
+        self.__qualname__ = getattr(function, "__qualname__", name)
+
+    def __call__(self, rank: Rank, *, filled_in: list[str], fixtures: dict[str, Any]) -> str | None:
+        own = {name: FILLED_IN[name][1](rank) for name in filled_in}
+        try:
+            returned = self.function(**fixtures, **own)
+        finally:
+            if isinstance(monkeypatch := own.get("monkeypatch"), pytest.MonkeyPatch):
+                monkeypatch.undo()
+        return None if returned is None else type(returned).__name__
+
+
+def run_body(item: pytest.Function, world: World) -> None:
+    """Run the body of an spmd test on every rank of `world`. Raises what World.run raises."""
+    __tracebackhide__ = True
+    given = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    filled_in = [name for name in given if name in FILLED_IN and isinstance(given[name], FILLED_IN[name][0])]
+    fixtures = {name: value for name, value in given.items() if name not in filled_in}
+    for rank, returned in enumerate(world.run(Body(item.obj, item.name), filled_in=filled_in, fixtures=fixtures)):
+        if returned is not None:
+            pytest.fail(
+                f"the body of an spmd test must return None, since nothing looks at what it returns: on rank {rank} it "
+                f"returned a value of type {returned}",
+                pytrace=False,
+            )
+
+
+def refuse(item: pytest.Item) -> None:
+    """Fail a test marked spmd whose body no rank could run."""
+    if isinstance(cls := getattr(item, "cls", None), type) and issubclass(cls, unittest.TestCase):
+        pytest.fail(
+            "a method of unittest.TestCase cannot be spmd, since unittest itself calls it, in the controller: make it "
+            "a function or a method of a plain class",
+            pytrace=False,
+        )
+    body = getattr(item, "obj", None)
+    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+        pytest.fail("the body of an spmd test cannot be async, since nothing awaits it on a rank", pytrace=False)
+
+
+def world_size(item: pytest.Item, available: int) -> int | None:
+    """How many ranks a test gets by its marker world_size; None without one. Skips it if there are fewer."""
+    marker = item.get_closest_marker("world_size")
+    if marker is None:
+        return None
+    wanted = marker.args[0] if len(marker.args) == 1 else None
+    if not isinstance(wanted, int) or wanted < 1:
+        pytest.fail("world_size() takes a number of ranks, 1 or more", pytrace=False)
+    if wanted > available:
+        pytest.skip(f"needs {wanted} ranks, this run has {available}")
+    return wanted
+
+
+def explain(item: pytest.Item, error: BaseException, report: pytest.TestReport) -> None:
+    """An spmd test failed on ranks: its report is their story, since no frame of the controller says more."""
+    if isinstance(error, RankFailure) and item.get_closest_marker("spmd") and report.failed:
+        report.longrepr = str(error)

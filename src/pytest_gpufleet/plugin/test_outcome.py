@@ -1,0 +1,80 @@
+"""What a test's reports amount to as a check of the verdict."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.model.check import Check, FailedBy
+from pytest_gpufleet.plugin.fixtures import ONLY_LIMITS
+from pytest_gpufleet.plugin.interference import REACHED, is_of_the_suite
+from pytest_gpufleet.redaction import redacted
+from pytest_gpufleet.run.health_watch import HealthWorsened
+from pytest_gpufleet.verdict.judgement import LimitMissed
+from pytest_gpufleet.world.outcomes import NotApplicable
+from pytest_gpufleet.world.rank_failure import RankFailure
+
+MESSAGE_LIMIT = 20_000
+NOT_RUN = "its body was not run"
+
+# Setup, call and teardown of one test: pytest's report of each and what was raised in it.
+Phases = list[tuple[pytest.TestReport, BaseException | None]]
+
+
+def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
+    """The check that a finished test was, as JSON."""
+    title, _, doc = (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")
+    outcome, message = _outcome(phases)
+    if outcome == "passed" and is_of_the_suite(item) and not item.stash.get(REACHED, False):
+        outcome, message = "skipped", NOT_RUN
+    seconds = sum(report.duration for report, _ in phases)
+    check = Check(
+        item.nodeid,
+        outcome,
+        round(seconds, 3),
+        title,
+        doc.strip(),
+        redacted(message[: 2 * MESSAGE_LIMIT])[:MESSAGE_LIMIT],  # cut last, and not through a secret
+        failed_by=_failed_by(item, phases),
+    )
+    return asdict(check)
+
+
+def _outcome(phases: Phases) -> tuple[str, str]:
+    for report, error in phases:
+        if _failed(report, error):
+            own = isinstance(error, (LimitMissed, RankFailure, HealthWorsened))
+            crash = getattr(report.longrepr, "reprcrash", None)
+            text = report.longreprtext
+            headline = "" if crash is None or text.startswith(crash.message) else f"{crash.message}\n\n"
+            taken_away = "" if report.failed else f"{type(error).__name__}: {error}"  # then pytest tells nothing of it
+            return "failed", str(error) if own else headline + text or taken_away
+    for report, error in phases:
+        if isinstance(error, NotApplicable):
+            return "not applicable", str(error)
+        # An expected failure is reported as skipped too; a skip stays one, whatever others make of its report.
+        if report.skipped or isinstance(error, pytest.skip.Exception):
+            return "skipped", str(getattr(report, "wasxfail", "") or error)
+    if not any(report.when == "call" for report, _ in phases):  # --setup-only and the like
+        return "skipped", NOT_RUN
+    return "passed", ""
+
+
+def _failed(report: pytest.TestReport, error: BaseException | None) -> bool:
+    """Other plugins and conftest files may change a report later (a rerun, a retry): what was raised stays, unless it
+    was expected, which is reported as skipped."""
+    raised = error is not None and not isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception))
+    return report.failed or (raised and not (report.skipped and hasattr(report, "wasxfail")))
+
+
+def _failed_by(item: pytest.Item, phases: Phases) -> FailedBy:
+    failed = [(report, error) for report, error in phases if _failed(report, error)]
+    if not failed:
+        return ""
+    report, error = failed[0]
+    worsened = any("GPU health" in title for title, _ in report.sections)
+    alone = len(failed) == 1 and not worsened and error is item.stash.get(ONLY_LIMITS, None)
+    return "limits" if alone else "other"

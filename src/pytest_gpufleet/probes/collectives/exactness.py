@@ -1,0 +1,256 @@
+"""Whether collectives deliver exactly the right data.
+
+The data are whole numbers that look random, differ by position and rank, and are such that what an operation makes of
+them is exact in its type. A flipped, swapped, lost or doubled element changes the result, and every element must be
+right (0 ULP).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pytest_gpufleet.probes.collectives.speed import COLLECTIVES
+from pytest_gpufleet.probes.timing.all_ranks import wait
+from pytest_gpufleet.world.rank import Rank
+
+# Every type that NCCL or Gloo knows, and up to which number it holds every whole number. (Complex tensors travel as
+# pairs of floats.)
+DTYPES = {
+    torch.float16: 2**11,
+    torch.bfloat16: 2**8,
+    torch.float32: 2**24,
+    torch.float64: 2**53,
+    torch.float8_e4m3fn: 2**4,
+    torch.float8_e5m2: 2**3,
+    torch.int8: 2**7 - 1,
+    torch.uint8: 2**8 - 1,
+    torch.int32: 2**31 - 1,
+    torch.int64: 2**61,  # no more: the data are made in int64 and must not overflow on the way
+    torch.bool: 1,
+}
+
+# One element, fewer than there are ranks, a power of two, and a number that fits no block.
+COUNTS = {"cuda": (1, 3, 1 << 20, 1_000_003), "cpu": (1, 3, 1 << 14, 10_007)}
+LARGE = {"cuda": 1 << 24, "cpu": 1 << 14}  # keeps all links busy
+SHOWN = 3
+
+# How torch says that a backend does not have an operation or a type. Every other error is a failure.
+REFUSALS = (
+    "Invalid scalar type",  # Gloo
+    "Cannot use ReduceOp.AVG with Gloo",
+    "result type Float can't be cast",  # Gloo, of averages of whole numbers
+    "data type is not supported for NCCL",
+    "Unsupported Float8 type for NCCL reduction",
+    "Cannot use ReduceOp.AVG with boolean inputs",  # NCCL
+)
+FP8_REDUCTIONS_SINCE = (9, 0)  # compute capability; NCCL moves float8 on any GPU, and adds it on these
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A reduction, and numbers of which its result is exact.
+
+    `combine` makes the result from stacked numbers of n ranks. Each rank's numbers stay below 1 / `headroom(n)` of what
+    the type holds, and then go through `shape(numbers, turn, n)`; `turn` is true where it is this rank's turn.
+    """
+
+    op: dist.ReduceOp.RedOpType
+    combine: Callable[[Tensor], Tensor]
+    headroom: Callable[[int], int] = lambda n: 1
+    shape: Callable[[Tensor, Tensor, int], Tensor] = lambda numbers, turn, n: numbers
+
+
+OPERATIONS = {
+    "sum": Operation(dist.ReduceOp.SUM, lambda numbers: numbers.sum(0), headroom=lambda n: n),
+    "max": Operation(dist.ReduceOp.MAX, lambda numbers: numbers.amax(0)),
+    "min": Operation(dist.ReduceOp.MIN, lambda numbers: numbers.amin(0)),
+    # Of all ranks one has a number and the others 1 or -1.
+    "prod": Operation(
+        dist.ReduceOp.PRODUCT,
+        lambda numbers: numbers.prod(0),
+        shape=lambda numbers, turn, n: torch.where(turn, numbers, torch.where(numbers < 0, -1, 1)),
+    ),
+    # Multiples of n: their average is a whole number, whether one divides before or after adding up.
+    "avg": Operation(
+        dist.ReduceOp.AVG,
+        lambda numbers: numbers.sum(0) // len(numbers),
+        headroom=lambda n: n**2,
+        shape=lambda numbers, turn, n: numbers * n,
+    ),
+}
+ANY = OPERATIONS["max"]  # for what reduces nothing: all numbers that the type holds
+
+# Every collective, those that reduce with every operation.
+KINDS = [
+    (name, operation)
+    for name, collective in COLLECTIVES.items()
+    for operation in (OPERATIONS if collective.reduces else ("",))
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One exchange: S has `count` elements, rounded up to equal parts (see `collectives`); no `root` where all are
+    alike; `strided` where only every second element of a buffer belongs to the tensor."""
+
+    collective: str
+    operation: str
+    dtype: torch.dtype
+    count: int
+    root: int | None
+    in_place: bool
+    strided: bool = False
+
+    def __str__(self) -> str:
+        words = " ".join(filter(None, (self.collective, self.operation, type_name(self.dtype))))
+        root = "" if self.root is None else f", root {self.root}"
+        return f"{words}, {self.count:,} elements{root}, {'in place' if self.in_place else 'out of place'}"
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What one rank got: what was `wrong`, what the backend `refused`, and how many exchanges were right."""
+
+    wrong: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    right: int = 0
+
+
+class Refused(Exception):
+    """The backend does not do this with this type."""
+
+
+def exchange(
+    rank: Rank,
+    name: str,
+    operation: str = "",
+    dtypes: Sequence[torch.dtype] = tuple(DTYPES),
+    strided: bool = False,
+) -> Delivery:
+    """Run a collective on data of every type and size, from the first, middle and last root where it has one, in place
+    and out of place where torch has both.
+
+    `strided`: with gaps in the buffers, which must stay as they are; the data are packed for the way, since the
+    backends take tensors without gaps only (and some do not look).
+    """
+    collective = COLLECTIVES[name]
+    roots = sorted({0, rank.size // 2, rank.size - 1}) if collective.rooted else [None]
+    places = {"always": [True], "also": [False] if strided else [False, True], "never": [False]}[collective.in_place]
+    wrong, refused, right = [], [], 0
+    for dtype in dtypes:
+        counts = [*COUNTS[rank.device.type], *([LARGE[rank.device.type]] if dtype is torch.float32 else [])]
+        try:
+            for count, root, in_place in itertools.product(counts, roots, places):
+                case = Case(name, operation, dtype, count, root, in_place, strided)
+                with rank.phase(str(case)):
+                    fault = _fault(rank, case)
+                if fault:
+                    wrong.append(f"{case}: {fault}")
+                else:
+                    right += 1
+        except Refused as reason:
+            refused.append(f"{type_name(dtype)}: {reason}")
+    return Delivery(tuple(wrong), tuple(refused), right)
+
+
+def _fault(rank: Rank, case: Case) -> str:
+    """ "" if every element of this rank's result is right, else how many are wrong and the first of them."""
+    collective, dtype, n = COLLECTIVES[case.collective], case.dtype, rank.size
+    operation = OPERATIONS.get(case.operation, ANY)
+    if collective.reduces and _float8(dtype) and rank.device.type == "cuda" and not _adds_float8():
+        raise Refused("NCCL adds float8 on later GPUs only")
+    spaces: list[Tensor] = []
+
+    def empty(count: int) -> Tensor:
+        space = as_type(torch.ones(2 * count if case.strided else count, device=rank.device), dtype)
+        spaces.append(space)
+        return space[::2] if case.strided else space
+
+    input, output = collective.buffers(collective.total(case.count, n), n, rank.index, case.in_place, empty)
+    numbers = whole_numbers(operation, input.numel(), n, dtype, rank.device)
+    input.copy_(as_type(numbers[rank.index], dtype))
+    sent = input.contiguous()
+    received = sent if case.in_place and case.strided else output.contiguous()
+    try:
+        wait([collective.launch(rank.group, received, sent, case.root or 0, operation.op)])
+    except (RuntimeError, TypeError, ValueError) as error:
+        if any(words in str(error) for words in REFUSALS):
+            raise Refused(str(error).splitlines()[0]) from None
+        raise
+    if case.strided:
+        output.copy_(received)
+    if case.strided and any(bool(space[1::2].ne(1).any()) for space in spaces):
+        return "elements beside the tensor were overwritten"
+    expected = collective.expected(numbers, rank.index, case.root or 0, operation.combine)
+    if expected is None:
+        return ""
+    # NCCL multiplies with 1 / n, which binary fractions hold exactly for powers of two only. nccl-tests allows 2 ULP.
+    ulps = 2 if case.operation == "avg" and dtype.is_floating_point and n & (n - 1) else 0
+    return wrong_elements(output, as_type(expected, dtype), ulps)
+
+
+def whole_numbers(operation: Operation, count: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The numbers of all n ranks: n rows of `count` int64. Refused if the type cannot hold results of so many ranks."""
+    true_stays_true = dtype is torch.bool and operation.op == dist.ReduceOp.SUM
+    headroom = 1 if true_stays_true else operation.headroom(n)
+    top = DTYPES[dtype] // headroom
+    if not top:
+        raise Refused(f"it holds no exact result of {n} ranks")
+    turn = noise(n, count, device).remainder(n)
+    rows = []
+    for index in range(n):
+        numbers = noise(index, count, device)
+        numbers = numbers.remainder(2 * top + 1) - top if dtype.is_signed else numbers.remainder(top + 1)
+        rows.append(operation.shape(numbers, turn == index, n))
+    return torch.stack(rows)
+
+
+def noise(seed: int, count: int, device: torch.device) -> Tensor:
+    """`count` int64 values that look random and differ by position and seed: a counter, mixed by multiplying and
+    shifting (SplitMix64, but for the sign), since a generator would not give the same on every device."""
+    # Tensors of int64 wrap around; Python's numbers must be made to.
+    offset = ((seed + 1) * -4417276706812531889 + 2**63) % 2**64 - 2**63
+    values = torch.arange(1, count + 1, device=device) * -7046029254386353131 + offset
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1)):
+        values = (values ^ (values >> shift)) * factor
+    return values
+
+
+def as_type(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    # Not every torch converts whole numbers to float8.
+    return numbers.float().to(dtype) if _float8(dtype) else numbers.to(dtype)
+
+
+def type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _float8(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize == 1
+
+
+def _adds_float8() -> bool:
+    return torch.cuda.get_device_capability() >= FP8_REDUCTIONS_SINCE
+
+
+def wrong_elements(result: Tensor, expected: Tensor, ulps: int = 0) -> str:
+    """ "" if all elements are equal (NaN is not) or at most `ulps` units in the last place off, else the count of wrong
+    ones and the first three."""
+    if _float8(expected.dtype):
+        result, expected = result.float(), expected.float()  # float8 cannot be compared
+    wrong = result != expected
+    if ulps:
+        _, exponent = torch.frexp(expected.double())  # the fraction is in [0.5, 1)
+        unit = torch.finfo(expected.dtype).eps * 2.0 ** (exponent - 1)
+        wrong &= ~((result.double() - expected.double()).abs() <= ulps * unit)
+    at = wrong.nonzero().flatten()
+    if not len(at):
+        return ""
+    first = "; ".join(f"[{i}] is {result[i].item()}, expected {expected[i].item()}" for i in at[:SHOWN].tolist())
+    return f"{len(at):,} of {len(expected):,} elements are wrong: {first}"

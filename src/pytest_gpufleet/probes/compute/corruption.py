@@ -1,0 +1,198 @@
+"""Matrix products that come out wrong: once, every time, or otherwise than on other GPUs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pytest_gpufleet.probes.compute.rate import (
+    PRECISIONS,
+    REHEARSAL_SHAPES,
+    multiplication,
+    must_have,
+    operands,
+    strictly,
+)
+from pytest_gpufleet.world.rank import Rank
+
+ROUND = 4  # products between two looks at what the comparisons say
+SHOWN = 3  # wrong elements that are described
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def exact_product(rank: Rank, precision: str) -> str:
+    """Multiply matrices of -1, 0 and 1, whose product every precision holds exactly; "" if every element is right,
+    else how many are wrong and the first of them."""
+    must_have(precision, rank.device)
+    generator = torch.Generator().manual_seed(0)
+    # Sums of 256 terms: bf16 holds whole numbers up to 256.
+    a, b = (torch.randint(-1, 2, (512, 256), generator=generator).double() for _ in range(2))
+    expected = a @ b.t()
+    on_device = [matrix.to(rank.device, torch.float32).to(PRECISIONS[precision].dtype) for matrix in (a, b)]
+    with rank.phase(f"{precision} product"), strictly(precision):
+        result = multiplication(precision, on_device[0], on_device[1].t())().cpu().double()
+    wrong = result != expected
+    first = [f"{_place(at)} is {result[at].item():g}, expected {expected[at].item():g}" for at in _first(wrong)]
+    return f"{int(wrong.sum()):,} of {wrong.numel():,} elements are wrong: {'; '.join(first)}" if first else ""
+
+
+class Repeated:
+    """One product computed again and again, every result compared bit for bit with the first, on the device.
+
+    Operands and first result stay on the device between runs, so one object serves a whole burn-in:
+
+        work = Repeated(rank.device, "bf16")
+        teraflops = work.run(seconds=60)    # as often as wanted; goes on after a wrong result
+        assert not work.trouble
+
+    `products` computed, `wrong` elements and `unlike` products (with at least one wrong element) count over all runs.
+    Neither NaN nor infinity passes: results are compared as bits, and the first must be finite. What the first result
+    should have been only other devices know: compare `sums`.
+    """
+
+    def __init__(self, device: torch.device, precision: str) -> None:
+        self.shape = PRECISIONS[precision].repeated if device.type == "cuda" else REHEARSAL_SHAPES[0]
+        self.precision = precision
+        self.products, self.wrong, self.unlike = 1, 0, 0
+        self._descriptions: list[str] = []
+        self._multiply = multiplication(precision, *operands(precision, self.shape, device))
+        with strictly(precision):
+            self._first = self._multiply()
+        self._not_finite = int((~self._first.isfinite()).sum())
+
+    def run(self, seconds: float) -> float:
+        """Multiply for `seconds`, at least one round; TFLOP/s including the comparisons, which cost a few per cent."""
+        began, before = time.perf_counter(), self.products
+        with strictly(self.precision):
+            while True:
+                results = [self._multiply() for _ in range(ROUND)]
+                # Eight bytes at a time, one answer for the round: little traffic and no waiting between products.
+                if torch.stack([(_words(result) != _words(self._first)).any() for result in results]).any():
+                    self._examine(results)
+                self.products += ROUND
+                elapsed = time.perf_counter() - began
+                if elapsed >= seconds:
+                    break
+        m, n, k = self.shape
+        return 2 * m * n * k * (self.products - before) / elapsed / 1e12
+
+    @property
+    def trouble(self) -> str:
+        """What was wrong, in one line; "" if nothing was."""
+        parts = []
+        if self._not_finite:
+            parts.append(f"NaN or infinite elements in the first product: {self._not_finite:,}")
+        if self.wrong:
+            parts.append(f"wrong elements: {self.wrong:,}, in {self.unlike:,} of {self.products:,} equal products")
+            parts += self._descriptions
+        return "; ".join(parts)
+
+    @property
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """Sums over the bits of each row and of each column of the first result, on the CPU: where two devices' sums
+        differ, their results do."""
+        bits = _bits(self._first)
+        return bits.sum(1, dtype=torch.int64).cpu(), bits.sum(0, dtype=torch.int64).cpu()
+
+    def _examine(self, results: list[Tensor]) -> None:
+        expected = _bits(self._first)
+        for number, result in enumerate(map(_bits, results), self.products + 1):
+            wrong = result != expected
+            if count := int(wrong.sum()):
+                self.wrong += count
+                self.unlike += 1
+                for at in _first(wrong)[: SHOWN - len(self._descriptions)]:
+                    found, wanted = _hexadecimal(result[at]), _hexadecimal(expected[at])
+                    self._descriptions.append(f"product {number}, {_place(at)} is {found}, expected {wanted}")
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What `repeat_product` saw on one rank. `kind`: devices of one kind must compute the same bits."""
+
+    kind: str
+    products: int
+    teraflops: float
+    trouble: str
+    row_sums: Tensor
+    column_sums: Tensor
+
+
+def repeat_product(rank: Rank, precision: str, seconds: float) -> Repetition:
+    """Compute one product for `seconds` and compare every result bit for bit with the first."""
+    must_have(precision, rank.device)
+    with rank.phase(f"{precision} product, again and again"):
+        work = Repeated(rank.device, precision)
+        teraflops = work.run(seconds)
+        return Repetition(kind(rank.device), work.products, teraflops, work.trouble, *work.sums)
+
+
+def kind(device: torch.device) -> str:
+    """What a device must share with another one for both to compute the same bits: cuBLAS promises that for GPUs of one
+    architecture with the same number of SMs (cuBLAS documentation, "Results reproducibility")."""
+    if device.type == "cpu":
+        return "CPU"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name}, {properties.multi_processor_count} SMs"
+
+
+def dissenters(repetitions: Sequence[Repetition]) -> dict[int, str]:
+    """The ranks whose first product is not the one that most ranks of their kind have, and how it differs.
+
+    With two ranks of a kind nobody is the majority, and the higher one is named.
+    """
+    found = {}
+    for alike in dict.fromkeys(each.kind for each in repetitions):
+        ranks = [index for index, each in enumerate(repetitions) if each.kind == alike]
+        keys = {index: _key(repetitions[index]) for index in ranks}
+        usual, count = Counter(keys.values()).most_common(1)[0]
+        reference = repetitions[next(index for index in ranks if keys[index] == usual)]
+        doubt = "" if 2 * count > len(ranks) else "; nobody can say which is right"
+        for index in ranks:
+            if keys[index] != usual:
+                rows = (repetitions[index].row_sums != reference.row_sums).nonzero().flatten()
+                columns = (repetitions[index].column_sums != reference.column_sums).nonzero().flatten()
+                found[index] = (
+                    f"computes another product than {count} of {len(ranks)} ranks ({alike}) from the same data{doubt}: "
+                    f"{_lines('row', rows)} and {_lines('column', columns)} differ"
+                )
+    return found
+
+
+def _key(repetition: Repetition) -> bytes:
+    return torch.cat([repetition.row_sums, repetition.column_sums]).numpy().tobytes()
+
+
+def _lines(noun: str, which: Tensor) -> str:
+    first = f" (the first is {int(which[0])})" if len(which) else ""
+    return f"{len(which):,} {noun}{'' if len(which) == 1 else 's'}{first}"
+
+
+def _words(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int64)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view(_BITS[tensor.element_size()])
+
+
+def _hexadecimal(element: Tensor) -> str:
+    """An integer's bits: "0x3f80"."""
+    digits = 2 * element.element_size()
+    return f"0x{int(element) & (1 << 4 * digits) - 1:0{digits}x}"
+
+
+def _first(wrong: Tensor) -> list[tuple[int, int]]:
+    """Row and column of the first few true elements of a matrix."""
+    columns = wrong.shape[1]
+    return [(at // columns, at % columns) for at in wrong.flatten().nonzero().flatten()[:SHOWN].tolist()]
+
+
+def _place(at: tuple[int, int]) -> str:
+    return f"row {at[0]}, column {at[1]}"

@@ -1,0 +1,113 @@
+"""The links between GPU and host."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+import torch
+
+from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.metric import MiB, metric_under
+from pytest_gpufleet.probes.links import copying
+from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Memory
+from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import World
+
+COPIES = 20
+SPEED_UP_SECONDS = 2.0
+
+Direction = Literal["host to device", "device to host", "both"]
+ONE_WAY: tuple[Direction, ...] = ("host to device", "device to host")
+WAYS: dict[Direction, tuple[Direction, ...]] = {**{way: (way,) for way in ONE_WAY}, "both": ONE_WAY}
+
+
+def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
+    """The highest generation at which this GPU's PCIe link was seen to run while copies are under way, and the highest
+    it can; None where NVML does not tell. A link that rests takes a moment to speed up."""
+    import pynvml
+
+    assert rank.gpu is not None
+    here = torch.empty(64 * MiB, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty_like(here, device=rank.device, pin_memory=False)
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)
+        best, seen = int(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)), 0
+        until = time.monotonic() + SPEED_UP_SECONDS
+        while True:
+            for _ in range(COPIES):
+                there.copy_(here, non_blocking=True)
+            seen = max(seen, int(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)))
+            torch.cuda.synchronize()
+            if seen >= best or time.monotonic() > until:
+                return seen, best
+    except pynvml.NVMLError_NotSupported:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def host_bandwidth(world: World, direction: Direction, at_once: Literal["one", "all"], nbytes: int) -> Copied:
+    """Bandwidth in GB/s between pinned host memory and each GPU, in buffers of `nbytes`, by the method of nvbandwidth.
+
+    `at_once`: each GPU alone, while the others rest, or all at the same time. "both" copies in both directions at the
+    same time, and the figure is the sum of the two. Only GPUs that copy in one direction and alone are held against
+    their peers: otherwise some share a path to the host, and which ones differs from machine to machine.
+    """
+    conditions = {"direction": direction, "at_once": at_once}
+    metric = metric_under("host_bandwidth", conditions)
+    turns = [[index] for index in range(world.size)] if at_once == "one" else [list(range(world.size))]
+    world.run(_prepare, direction, nbytes)
+    samples = [each for turn in turns for each in world.subset(turn).run(_samples, direction)]
+    wrong = world.run(_wrong)
+    world.run(_free)
+    return Copied(
+        [[Reading(metric, median(each), conditions, each, details={"bytes": nbytes})] for each in samples],
+        {place: text for place, text in zip(world.places, wrong, strict=True) if text},
+    )
+
+
+@dataclass
+class _Link:
+    """What a rank copies between, from `_prepare` to `_free`: a source and a sink for each direction."""
+
+    copier: Copier
+    ways: list[tuple[Memory, Memory]]
+
+
+_link: _Link
+
+
+def _prepare(rank: Rank, direction: Direction, nbytes: int) -> None:
+    global _link
+    copier = copying.copier(rank)
+    memory = {"host": copier.host_memory, "device": copier.device_memory}
+    _link = _Link(copier, [])
+    for way in WAYS[direction]:
+        source, sink = (memory[side](nbytes) for side in way.split(" to "))
+        copying.fill(source.words, rank.index)
+        sink.words.fill_(copying.BLANK)
+        _link.ways.append((source, sink))
+
+
+def _samples(rank: Rank, direction: Direction) -> tuple[float, ...]:
+    with rank.phase(f"copies between host and device: {direction}"):
+        return copying.bandwidth(
+            _link.copier, [Copy(sink.address, source.address, sink.words.nbytes) for source, sink in _link.ways]
+        )
+
+
+def _wrong(rank: Rank) -> str:
+    """What did not arrive, in either direction."""
+    sinks = [sink.words for _, sink in _link.ways]
+    texts = [copying.difference(words, copying.fill(torch.empty_like(words), rank.index)) for words in sinks]
+    return "; ".join(filter(None, texts))
+
+
+def _free(rank: Rank) -> None:
+    global _link
+    _link.copier.free()
+    del _link

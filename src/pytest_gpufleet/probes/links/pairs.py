@@ -1,0 +1,245 @@
+"""The links between GPUs: what each pair reaches, and whether data arrives unharmed.
+
+The copies are those of nvbandwidth's device_to_device tests with copy engines. Behind an NVSwitch, pairs that share
+no GPU copy at the same time: on 8 GPUs that is 7 rounds of 4 pairs instead of 28 pairs one after the other. On 4x H200
+each pair alone gave the same figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+import torch
+
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.metric import METRICS, Metric, metric_under
+from pytest_gpufleet.probes.links import copying
+from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Memory, Offer
+from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import World
+
+Direction = Literal["read", "write", "both"]
+Pair = tuple[int, int]  # the rank that copies, and the one whose memory it copies from or to
+Samples = tuple[float, ...]
+
+SMALL_BYTES = 16
+SMALL_COPIES = 100
+# A pair this much slower than the fastest is a slow one.
+SLOWER = 0.03
+
+
+def pair_bandwidth(world: World, topology: GpuTopology, direction: Direction, nbytes: int) -> Copied:
+    """Bandwidth in GB/s between the GPUs of every pair, with buffers of `nbytes`, by the method of nvbandwidth.
+
+    "gpu0-gpu5" is what GPU 0 reads from the memory of GPU 5, or writes to it. With "both" the two read from each other
+    at the same time, and the figure is the sum.
+    """
+    metric = metric_under("pair_bandwidth", {}, topology.fabric)
+    samples, links, wrong = _over_all_pairs(world, topology, direction, nbytes, copying.bandwidth)
+    if direction == "both":
+        samples = {
+            (i, j): tuple(map(sum, zip(each, samples[j, i], strict=True))) for (i, j), each in samples.items() if i < j
+        }
+    return Copied(_readings(world, metric, {"direction": direction}, nbytes, samples, links), wrong)
+
+
+def pair_latency(world: World, topology: GpuTopology) -> Copied:
+    """Microseconds from one copy of 16 bytes to the next, read from the memory of the other GPU of every pair.
+
+    100 copies one behind the other, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does.
+    """
+    samples, links, wrong = _over_all_pairs(world, topology, "read", SMALL_BYTES, _microseconds)
+    return Copied(_readings(world, METRICS["pair_latency"], {}, SMALL_BYTES, samples, links), wrong)
+
+
+def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> dict[str, str]:
+    """What every GPU reads wrong from the memory of every other one, by place; empty if all is right."""
+    _, _, wrong = _over_all_pairs(world, topology, "both", nbytes, _once)
+    return wrong
+
+
+def culprit(figures: Sequence[Mapping[str, float]], topology: GpuTopology) -> str:
+    """Which GPU the slow pairs have in common, in one sentence. `figures`: GB/s by place, for each kind of link."""
+    slow: dict[str, float] = {}
+    others: dict[str, float] = {}
+    for values in figures:
+        enough = (1 - SLOWER) * max(values.values())
+        slow |= {place: value for place, value in values.items() if not value >= enough}
+        others |= {place: value for place, value in values.items() if value >= enough}
+    if not slow:
+        return "no single GPU: all pairs are about equally slow"
+    common = sorted(set.intersection(*(set(place.split("-")) for place in slow)))
+    rates = (
+        f"{min(slow.values()):,.4g} to {max(slow.values()):,.4g} GB/s, all others at least {min(others.values()):,.4g}"
+    )
+    if not common:
+        return f"no single GPU: {', '.join(slow)} are slow and have none in common ({rates})"
+    if len(common) == 2:
+        return f"{topology.identity('-'.join(common))}: only the way between these two is slow ({rates})"
+    own = [place for place in (*slow, *others) if common[0] in place.split("-")]
+    return f"{topology.identity(common[0])}: {len(slow)} of the {len(own)} figures of pairs with it are slow ({rates})"
+
+
+def turns(n: int, topology: GpuTopology) -> list[list[Pair]]:
+    """Every pair of n ranks once: those of one turn may copy at the same time. Without an NVSwitch pairs can share a
+    way (a PCIe switch, a socket, host memory), and what each gets would depend on who else copies."""
+    at_once = rounds(n)
+    return at_once if topology.fabric == "nvswitch" else [[pair] for pairs in at_once for pair in pairs]
+
+
+def rounds(n: int) -> list[list[Pair]]:
+    """Every pair of n ranks once, in as few rounds as there can be, of pairs that share no rank (a round robin)."""
+    ring: list[int | None] = [*range(n), *([None] if n % 2 else [])]
+    result = []
+    for _ in ring[1:]:
+        half = len(ring) // 2
+        facing = zip(ring[:half], reversed(ring[half:]), strict=True)
+        result.append([(i, j) for i, j in facing if i is not None and j is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return result
+
+
+def _over_all_pairs(
+    world: World,
+    topology: GpuTopology,
+    direction: Direction,
+    nbytes: int,
+    sampled: Callable[[Copier, Sequence[Copy]], Samples],
+) -> tuple[dict[Pair, Samples], dict[Pair, str], dict[str, str]]:
+    """Copy over every pair. For each: what `sampled` made of it, and its kind of link; by place: data that is wrong."""
+    samples: dict[Pair, Samples] = {}
+    wrong: dict[str, str] = {}
+    direct = world.run(_reach, world.run(_prepare, nbytes))
+    for pairs in turns(world.size, topology):
+        back = [(j, i) for i, j in pairs]
+        for at_once in [pairs + back] if direction == "both" else [pairs, back]:
+            found = world.run(_copy, dict(at_once), direction, sampled)
+            # Whose memory has been copied to, and from whose.
+            filled = dict((j, i) if direction == "write" else (i, j) for i, j in at_once)
+            differences = world.run(_difference, filled)
+            for i, j in at_once:
+                samples[i, j] = found[i]
+                if text := differences[j if direction == "write" else i]:
+                    wrong[_place(world, (i, j))] = text
+    world.run(_leave)
+    world.run(_free)  # not before nobody reaches it any more
+    return samples, {(i, j): _link(topology, _place(world, (i, j)), direct[i][j]) for i, j in samples}, wrong
+
+
+def _link(topology: GpuTopology, place: str, direct: bool) -> str:
+    """The kind of link: "NVLink", or the PCIe ancestor in common; "host" where data goes through host memory.
+
+    GPUs with NVLinks between them must use them, so a pair that does not is still held against NVLink.
+    """
+    link = topology.kind(place)[-1]
+    if link == "NV":
+        return "NVLink"
+    return link if direct else "host"
+
+
+def _place(world: World, pair: Pair) -> str:
+    return "-".join(world.places[index] for index in pair)
+
+
+def _readings(
+    world: World,
+    metric: Metric,
+    conditions: Mapping[str, str],
+    nbytes: int,
+    samples: Mapping[Pair, Samples],
+    links: Mapping[Pair, str],
+) -> list[list[Reading]]:
+    return [
+        [
+            Reading(
+                metric, median(each), {**conditions, "link": links[pair]}, each, _place(world, pair), {"bytes": nbytes}
+            )
+            for pair, each in samples.items()
+            if pair[0] == index
+        ]
+        for index in range(world.size)
+    ]
+
+
+# ---------------------------------------------------------------- on ranks
+
+
+@dataclass
+class _Ends:
+    """What a rank copies between, from `_prepare` to `_free`: memory of its own, and the others' (source, sink)."""
+
+    copier: Copier
+    source: Memory
+    sink: Memory
+    others: dict[int, Pair]
+
+
+_ends: _Ends
+
+
+def _prepare(rank: Rank, nbytes: int) -> tuple[Offer, Offer]:
+    global _ends
+    copier = copying.copier(rank)
+    _ends = _Ends(copier, copier.device_memory(nbytes), copier.device_memory(nbytes), {})
+    copying.fill(_ends.source.words, rank.index)
+    _ends.sink.words.fill_(copying.BLANK)
+    return copier.offer(_ends.source), copier.offer(_ends.sink)
+
+
+def _reach(rank: Rank, offers: list[tuple[Offer, Offer]]) -> list[bool]:
+    """Reach the memory of all others; for each, whether this is possible without a way through host memory."""
+    for index, (source, sink) in enumerate(offers):
+        if index != rank.index:
+            with rank.phase(f"reach the memory of rank {index}"):
+                _ends.others[index] = _ends.copier.reach(source), _ends.copier.reach(sink)
+    return [index != rank.index and _ends.copier.reaches_directly(source) for index, (source, _) in enumerate(offers)]
+
+
+def _copy(
+    rank: Rank,
+    pairs: dict[int, int],
+    direction: Direction,
+    sampled: Callable[[Copier, Sequence[Copy]], Samples],
+) -> Samples:
+    if rank.index not in pairs:
+        return ()
+    other = pairs[rank.index]
+    source, sink = _ends.others[other]
+    nbytes = _ends.source.words.nbytes
+    with rank.phase(f"copies between ranks {rank.index} and {other}: {direction}"):
+        if direction == "write":
+            return sampled(_ends.copier, [Copy(sink, _ends.source.address, nbytes)])
+        return sampled(_ends.copier, [Copy(_ends.sink.address, source, nbytes)])
+
+
+def _microseconds(copier: Copier, small: Sequence[Copy]) -> Samples:
+    copier.seconds(small, 0, 1)  # the first use of a way makes it
+    return tuple(1e6 * copier.seconds(small, copying.WARM_UP, SMALL_COPIES)[0] for _ in range(copying.SAMPLES))
+
+
+def _once(copier: Copier, one: Sequence[Copy]) -> Samples:
+    copier.seconds(one, 0, 1)
+    return ()
+
+
+def _difference(rank: Rank, filled: dict[int, int]) -> str:
+    """What is wrong with the data that was copied here. `filled`: from which rank's memory, by the rank it came to."""
+    if rank.index not in filled:
+        return ""
+    # Each rank's data differs from that of the others in every word, so what the copy before has left here is noticed.
+    words = _ends.sink.words
+    return copying.difference(words, copying.fill(torch.empty_like(words), filled[rank.index]))
+
+
+def _leave(rank: Rank) -> None:
+    _ends.copier.leave()
+
+
+def _free(rank: Rank) -> None:
+    global _ends
+    _ends.copier.free()
+    del _ends

@@ -1,0 +1,85 @@
+"""A figure with everything that is needed to judge it later."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pytest_gpufleet.model.measurement import Measurement, Reading
+from pytest_gpufleet.model.metric import METRICS, WORLD, Metric
+from pytest_gpufleet.world.world import World
+
+
+def measure(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
+    """Run a probe that measures one thing on every rank of a world and put the ranks' readings together.
+
+    A probe is a function probe(rank, ...) -> Reading. Readings for the place "world" are one figure that all ranks made
+    together: the worst one counts, since a collective is as slow as its slowest rank. ValueError if the metric is
+    unknown or ranks measured different things.
+    """
+    measurements = measure_all(world, probe, *args, **kwargs)
+    if len(measurements) != 1:
+        what = "; ".join(f"{one.metric} {dict(one.conditions)}" for one in measurements)
+        raise ValueError(f"{_name(probe)} measured {len(measurements)} things ({what}): use measure_all for those")
+    return measurements[0]
+
+
+def measure_all(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Measurement]:
+    """As `measure`, for a probe that gives a list of readings: one Measurement for each metric and its conditions."""
+    by_rank = [each if isinstance(each, list) else [each] for each in world.run(probe, *args, **kwargs)]
+    for each in itertools.chain.from_iterable(by_rank):
+        if not isinstance(each, Reading):
+            raise TypeError(f"{_name(probe)} must return a Reading or a list of them, not {reprlib.repr(each)}")
+    return together(world, by_rank)
+
+
+def _name(probe: Callable[..., Any]) -> str:
+    return getattr(probe, "__name__", None) or repr(probe)
+
+
+def together(world: World, by_rank: Sequence[Sequence[Reading]]) -> list[Measurement]:
+    """The readings of each rank as one Measurement for each metric and its conditions."""
+    groups: dict[tuple[Any, ...], list[tuple[int, Reading]]] = {}
+    for index, readings in enumerate(by_rank):
+        for reading in readings:
+            groups.setdefault((reading.metric, *sorted(reading.conditions.items())), []).append((index, reading))
+    return [_together(world, group) for group in groups.values()]
+
+
+def _together(world: World, group: list[tuple[int, Reading]]) -> Measurement:
+    """One Measurement of the readings that ranks made of one thing."""
+    first = group[0][1]
+    silent = set(range(world.size)) - {index for index, _ in group}
+    if first.place in (None, WORLD) and silent:
+        raise ValueError(
+            f"{world.name_of(group[0][0])} measured {first.metric} {dict(first.conditions)}, "
+            f"{world.name_of(min(silent))} did not: a probe must measure the same thing on every rank"
+        )
+    definition = first.metric if isinstance(first.metric, Metric) else METRICS.get(first.metric)
+    sign = -1 if definition and definition.better == "lower" else 1
+    chosen: dict[str, Reading] = {}
+    for index, reading in group:
+        place = reading.place or world.places[index]
+        # Of several readings of one place the worst counts, and NaN is the worst.
+        if place not in chosen or math.isnan(reading.value) or sign * reading.value < sign * chosen[place].value:
+            chosen[place] = reading
+    return Measurement(
+        first.metric if isinstance(first.metric, str) else first.metric.name,
+        {place: reading.value for place, reading in chosen.items()},
+        first.conditions,
+        {place: reading.samples for place, reading in chosen.items()},
+        first.details,
+        definition,  # type: ignore[arg-type]  # None: Measurement looks it up and says what is wrong
+    )
+
+
+def scaling_efficiency(one: Measurement, many: Measurement) -> Measurement:
+    """throughput(n) / (n x throughput(1)), both for the place "world" and measured in one run with one recipe."""
+    ranks = many.conditions["ranks"]
+    assert isinstance(ranks, int)
+    alone = ranks * one.values[WORLD]
+    samples = tuple(sample / alone for sample in many.samples.get(WORLD, ()))
+    return Measurement("scaling_efficiency", {WORLD: many.values[WORLD] / alone}, many.conditions, {WORLD: samples})

@@ -1,0 +1,72 @@
+"""What each rank and each pair of ranks does to a collective: figures from which one can tell who slows the others."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.probes.collectives.speed import COLLECTIVES
+from pytest_gpufleet.probes.links.pairs import Pair, turns
+from pytest_gpufleet.probes.timing.all_ranks import agree, line_up, seconds, timing, wait
+from pytest_gpufleet.world.rank import Rank
+
+LAUNCHES = 10
+SAMPLES = 3
+LONGEST = 0.5  # seconds of a sample, about: the search is to be over soon on a broken machine too
+
+
+def pair_seconds(rank: Rank, topology: GpuTopology, nbytes: int) -> dict[Pair, float]:
+    """The seconds in which this rank and each other one send each other `nbytes`, both ways at the same time; where
+    pairs share no way, others do so meanwhile. The best of some samples: a bad link is never fast."""
+    sent, received = (torch.zeros(nbytes, dtype=torch.uint8, device=rank.device) for _ in range(2))
+
+    def swap(partner: int) -> list[dist.Work]:
+        peer = dist.get_global_rank(rank.group, partner)
+        there, back = dist.P2POp(dist.isend, sent, peer, rank.group), dist.P2POp(dist.irecv, received, peer, rank.group)
+        works: list[dist.Work] = dist.batch_isend_irecv([there, back])
+        return works
+
+    took = {}
+    for pairs in turns(rank.size, topology):
+        mine = next((pair for pair in pairs if rank.index in pair), None)
+        if mine is None:
+            timing(rank, list, SAMPLES, longest=LONGEST)  # keeps step with the others
+            continue
+        partner = sum(mine) - rank.index
+        with rank.phase(f"pair with rank {partner} of {nbytes:,} bytes"):
+            times = timing(rank, partial(swap, partner), SAMPLES, longest=LONGEST)
+        took[min(mine), max(mine)] = min(times.seconds)
+    return took
+
+
+def launch_seconds(rank: Rank, name: str, nbytes: int) -> tuple[float, float]:
+    """The seconds this rank's host needs to launch a collective, and those until it is done, when all ranks begin
+    together: a rank that comes late has a long first figure, and the others wait for it in their second."""
+    collective, n = COLLECTIVES[name], rank.size
+    total = collective.total(max(1, nbytes // 4), n)
+    input, output = collective.buffers(
+        total, n, rank.index, collective.in_place == "always", lambda count: torch.zeros(count, device=rank.device)
+    )
+
+    def launch() -> list[dist.Work]:
+        return collective.launch(rank.group, output, input, 0, dist.ReduceOp.SUM)
+
+    launched, done = [], []
+    with rank.phase(f"launches of {name} {nbytes:,} bytes"):
+        seconds(rank, launch, 1)  # connects the ranks
+        launches = agree(rank, max(3, min(LAUNCHES, int(LONGEST / seconds(rank, launch, 1)))))
+        for _ in range(launches):
+            line_up(rank)
+            began = time.perf_counter()
+            works = launch()
+            launched.append(time.perf_counter() - began)
+            wait([works])
+            if rank.device.type == "cuda":
+                torch.cuda.synchronize()
+            done.append(time.perf_counter() - began)
+    return median(launched), median(done)

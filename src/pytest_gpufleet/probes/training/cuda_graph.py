@@ -1,0 +1,151 @@
+"""The fastest training step that plain PyTorch can do: 16-bit weights, one compiled network, one CUDA graph.
+
+Parameters, gradients and optimizer state lie in one tensor each, so that the gradients are reduced by one all_reduce
+and the optimizer is a handful of kernels. The optimizer works on float32 master weights; the network computes with a
+16-bit copy of them, except BatchNorm, which uses the master weights themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer
+
+# Small gradients would be zero in fp16. NVIDIA's value for ResNet-50 (DeepLearningExamples): the sum of all ranks'
+# gradients still has room.
+LOSS_SCALE = 128.0
+STEM_CHANNELS = 4  # of the images, the last one zero: tensor cores do not take three
+ALIGNMENT = 64  # elements: kernels want a parameter to begin at a multiple of 16 bytes
+WARM_UP = 5  # steps before a CUDA graph is captured, in which cuDNN and the compiler make their choices
+
+Step = Callable[[], Tensor]
+
+
+def steps(
+    network: nn.Module, plan: Plan, images: Tensor, labels: Tensor, group: dist.ProcessGroup | None
+) -> tuple[Step, Step]:
+    """A training step that returns its loss, and the same without all_reduce. On GPUs both are CUDA graphs.
+
+    `network` is one of torchvision's ResNets on its device, in float32; it is changed.
+    """
+    on_gpu, weights = images.device.type == "cuda", plan.recipe.weights
+    _pad_stem(network)
+    network.to(memory_format=plan.recipe.memory_format)
+    images = nn.functional.pad(images, (0, 0, 0, 0, 0, STEM_CHANNELS - images.shape[1]))
+    images = images.to(weights).contiguous(memory_format=plan.recipe.memory_format)
+    flat = _flatten(network, weights)
+    optimizer = make_optimizer(plan.optimizer, [flat.master], fused=on_gpu, capturable=on_gpu)
+    ranks = group.size() if group is not None else 1
+    unscale = torch.tensor([1 / (LOSS_SCALE * ranks)], device=images.device)
+    loss = torch.zeros((), device=images.device)
+
+    def forward(images: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(network(images).float(), labels)
+
+    compute = forward
+    if on_gpu:
+        from torch._inductor import config
+
+        config.compile_threads = max(1, (os.cpu_count() or 1) // torch.cuda.device_count())  # all ranks compile
+        compute = torch.compile(forward, options=dict(plan.recipe.compile_options), fullgraph=True, dynamic=False)
+
+    def step(communicate: bool) -> None:
+        result = compute(images, labels)
+        computed = torch.autograd.grad(result * LOSS_SCALE, flat.parameters)
+        for part in flat.parts:
+            torch._foreach_copy_(flat.gradients[part], computed[part])
+        if communicate and group is not None:
+            dist.all_reduce(flat.gradient, group=group)
+        torch.mul(flat.gradient, unscale, out=flat.master.grad)
+        optimizer.step()
+        flat.copy.copy_(flat.master.detach()[: flat.copy.numel()])
+        loss.copy_(result.detach())
+
+    # One pool of memory for both: neither leaves anything in it that the other could overwrite.
+    pool = torch.cuda.graph_pool_handle() if on_gpu else None
+
+    @cache  # captured at its first use: one that is never used must not train
+    def ready(communicate: bool) -> Callable[[], None]:
+        do = partial(step, communicate)
+        return _captured(do, pool) if on_gpu else do
+
+    def run(communicate: bool) -> Tensor:
+        ready(communicate)()
+        return loss
+
+    return partial(run, True), partial(run, False)
+
+
+def _captured(do: Callable[[], None], pool: Any) -> Callable[[], None]:
+    """`do` as a CUDA graph, after some runs."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            do()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # thread_local: NCCL's watchdog, which asks for events in a thread of its own, must not break the capture.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        do()
+    return graph.replay
+
+
+def _pad_stem(network: nn.Module) -> None:
+    """Let the first convolution take images with one more channel, which is zero: so its weights stay zero as well."""
+    old: Any = network.conv1
+    new = nn.Conv2d(STEM_CHANNELS, old.out_channels, old.kernel_size, old.stride, old.padding, bias=False)
+    new.to(old.weight.device)
+    with torch.no_grad():
+        new.weight.zero_()
+        new.weight[:, : old.in_channels] = old.weight
+    network.conv1 = new
+
+
+@dataclass(frozen=True)
+class Flat:
+    """The parameters of a network as parts of flat tensors, first those that the network uses in 16 bits."""
+
+    parameters: list[nn.Parameter]
+    parts: list[slice]  # of the parameters, by dtype
+    master: nn.Parameter  # all of them in float32
+    copy: Tensor  # the first part of it, in 16 bits
+    gradient: Tensor  # of all of them, as it is reduced
+    gradients: list[Tensor]  # the same, by parameter
+
+
+def _flatten(network: nn.Module, dtype: torch.dtype) -> Flat:
+    """Move the parameters of a network into flat tensors; all but BatchNorm's in `dtype`."""
+    norms = [p for module in network.modules() if isinstance(module, nn.BatchNorm2d) for p in module.parameters()]
+    exact = {id(p) for p in norms} if dtype != torch.float32 else {id(p) for p in network.parameters()}
+    parameters = sorted(network.parameters(), key=lambda p: id(p) in exact)
+    split = len(parameters) - len(exact)
+    offsets = [0]
+    for parameter in parameters:
+        offsets.append(offsets[-1] + -(-parameter.numel() // ALIGNMENT) * ALIGNMENT)
+    master = torch.zeros(offsets[-1], device=parameters[0].device)
+    copy = master[: offsets[split]].to(dtype)
+    gradient = torch.zeros_like(master, dtype=dtype)
+
+    def part(flat: Tensor, index: int) -> Tensor:
+        parameter = parameters[index]
+        return flat.as_strided(parameter.shape, parameter.stride(), offsets[index])
+
+    with torch.no_grad():
+        for index, parameter in enumerate(parameters):
+            part(master, index).copy_(parameter)
+            part(copy if index < split else master, index).copy_(parameter)
+            parameter.data = part(copy if index < split else master, index)
+    gradients = [part(gradient, index) for index in range(len(parameters))]
+    parts = [each for each in (slice(0, split), slice(split, None)) if parameters[each]]
+    whole = nn.Parameter(master)
+    whole.grad = torch.zeros_like(master)
+    return Flat(parameters, parts, whole, copy, gradient, gradients)

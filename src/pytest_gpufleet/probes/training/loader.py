@@ -1,0 +1,148 @@
+"""Training that is fed from JPEG files: whether the host keeps up with the GPUs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler
+from torchvision import datasets, transforms
+
+from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.metric import WORLD
+from pytest_gpufleet.probes.training.loop import (
+    SAMPLES,
+    ddp_of,
+    eager,
+    everyones,
+    lap,
+    module_of,
+    precision,
+    returns_memory,
+    synthetic_batch,
+)
+from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Workload, plan
+from pytest_gpufleet.world.rank import Rank
+
+PHOTO_WIDTH, PHOTO_HEIGHT = 500, 375  # a common size in ImageNet; the files come out at about its mean of 110 kB
+QUALITY = 90
+CLASSES = 4
+
+BATCH = 256  # batches wait in /dev/shm, some for each worker
+MAX_WORKERS = 16  # a rank
+PREFETCH = 2  # batches a worker has ready: torch's default
+HOST_BOUND = 0.95  # of what the GPUs could take
+
+# Of ImageNet, in units of a byte.
+MEAN, DEVIATION = (123.7, 116.3, 103.5), (58.4, 57.1, 57.4)
+
+
+def write_photos(folder: Path, count: int) -> None:
+    """Write `count` JPEG files of ImageNet's usual size into sub-folders, one a class.
+
+    Smooth colours with some noise, so that they compress, and take as long to decode, as photographs do.
+    """
+    generator = np.random.default_rng(0)
+    for index in range(count):
+        target = folder / f"class{index % CLASSES}"
+        target.mkdir(parents=True, exist_ok=True)
+        coarse = generator.integers(0, 256, (12, 16, 3), dtype=np.uint8)
+        smooth = Image.fromarray(coarse).resize((PHOTO_WIDTH, PHOTO_HEIGHT), Image.Resampling.BICUBIC)
+        noise = generator.normal(0, 13, (PHOTO_HEIGHT, PHOTO_WIDTH, 1))
+        pixels = np.clip(np.asarray(smooth) + noise, 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(target / f"{index}.jpg", quality=QUALITY)
+
+
+def worker_count(ranks: int, batch_bytes: int) -> int:
+    """Loader processes for each of `ranks` on this host: a core each, as far as their batches fit into /dev/shm."""
+    cores = len(os.sched_getaffinity(0)) // ranks
+    room = shutil.disk_usage("/dev/shm").free // 2 // ranks // (PREFETCH * batch_bytes)
+    return max(1, min(MAX_WORKERS, cores, room))
+
+
+def photo_loader(
+    rank: Rank, folder: str, training: Plan, batches: int, workers: int
+) -> DataLoader[tuple[Tensor, Tensor]]:
+    """Random photos out of `folder`, each taken many times: decoded, cropped, flipped, as bytes in pinned memory."""
+    photos = datasets.ImageFolder(
+        folder,
+        transforms.Compose(
+            [
+                transforms.RandomResizedCrop(training.pixels),
+                transforms.RandomHorizontalFlip(),
+                transforms.PILToTensor(),
+            ]
+        ),
+    )
+    batch = training.recipe.batch
+    generator = torch.Generator().manual_seed(rank.index)
+    sampler = RandomSampler(photos, replacement=True, num_samples=batches * batch, generator=generator)
+    return DataLoader(
+        photos,
+        batch_size=batch,
+        sampler=sampler,
+        num_workers=workers,
+        prefetch_factor=PREFETCH,
+        pin_memory=rank.device.type == "cuda",
+        persistent_workers=True,
+        # Forked, and so in the process group of the rank, with which they end. A forkserver would import torch anew.
+        multiprocessing_context="fork",
+    )
+
+
+@returns_memory
+def fed_throughput(rank: Rank, folder: str, recipe: str, workload: Workload = USUAL) -> Reading:
+    """Images/s of DistributedDataParallel training on photos that a DataLoader reads from `folder` (see write_photos).
+
+    Its details say whether the host holds the GPUs up: they are given the same batch over and over for comparison. The
+    files are few and stay in the page cache, so it is the processors that are tested, and not the disks. A sample
+    is as many batches as the workers can have ready, so that none is served from what was ready before.
+    """
+    training = plan(recipe, workload, rank.device, most=BATCH)
+    batch = training.recipe.batch
+    workers = worker_count(rank.size, batch * 3 * training.pixels**2)
+    count = workers * PREFETCH
+    with rank.phase(f"{training}, fed by {workers} workers"), precision(training.recipe):
+        module = ddp_of(rank, training) if rank.size > 1 else module_of(rank, training)
+        step = eager(module, training, rank.device)
+        same = synthetic_batch(rank, training)
+        lap(rank, lambda: step(*same), training.recipe.warm_up)
+        full = lap(rank, lambda: step(*same), max(count, training.recipe.steps))
+        # More than are read: else nobody would work on the next ones during the last sample.
+        batches = on_device(rank, training, photo_loader(rank, folder, training, (2 + SAMPLES) * count, workers))
+        lap(rank, lambda: step(*next(batches)), count)
+        laps = [lap(rank, lambda: step(*next(batches)), count) for _ in range(SAMPLES)]
+    images = rank.size * batch
+    samples = tuple(images * count / each.seconds for each in laps)
+    could = min(images / mean for (mean,) in everyones(rank, [full.mean]))
+    fed = min(rate for (rate,) in everyones(rank, [median(samples)]))
+    return Reading(
+        metric="loader_throughput",
+        value=median(samples),
+        samples=samples,
+        conditions=training.conditions(rank.size),
+        place=WORLD,
+        details={"workers": f"{workers} a GPU", "training": f"is {bound(fed, could)}"},
+    )
+
+
+def on_device(rank: Rank, training: Plan, loader: DataLoader[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The loader's batches on the rank's device, normalised there."""
+    mean, deviation = (torch.tensor(each, device=rank.device).view(1, 3, 1, 1) for each in (MEAN, DEVIATION))
+    for photos, labels in loader:
+        images = photos.to(rank.device, non_blocking=True).contiguous(memory_format=training.recipe.memory_format)
+        yield (images - mean) / deviation, labels.to(rank.device, non_blocking=True)
+
+
+def bound(fed: float, could: float) -> str:
+    """Who holds up whom, in words: images/s with the loader, and without."""
+    if fed < HOST_BOUND * could:
+        return f"host-bound: the loader gives {fed:,.0f} images/s of the {could:,.0f} that the GPUs could take"
+    return f"GPU-bound: {fed:,.0f} images/s, and {could:,.0f} without the loader"

@@ -1,0 +1,299 @@
+"""ResNet training on synthetic data that stays on the device: what a GPU can do when nothing holds it up."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from statistics import fmean, median
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torchvision
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.metric import WORLD, Condition, GiB
+from pytest_gpufleet.probes.timing.all_ranks import line_up
+from pytest_gpufleet.probes.training import cuda_graph, parallel_methods
+from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Recipe, Workload, make_optimizer, plan
+from pytest_gpufleet.world.rank import Rank
+
+SAMPLES = 3
+
+Step = Callable[[], Tensor]  # one step of training; returns the loss
+FedStep = Callable[[Tensor, Tensor], Tensor]  # the same, of images and labels
+Result = TypeVar("Result")
+
+
+class WithLoss(nn.Module):
+    """A network, its autocast and its loss as one module, so that the threads of DataParallel do all of it."""
+
+    def __init__(self, network: nn.Module, recipe: Recipe) -> None:
+        super().__init__()
+        self.network, self.autocast = network, recipe.autocast
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, self.autocast, enabled=self.autocast is not None):
+            loss = nn.functional.cross_entropy(self.network(images), labels)
+        return torch.stack([loss])  # DataParallel gathers along a dimension
+
+
+def returns_memory(probe: Callable[..., Result]) -> Callable[..., Result]:
+    """Give back to the GPU what a probe took, so that nobody after it finds the memory full."""
+
+    @wraps(probe)
+    def returning(rank: Rank, *args: Any, **kwargs: Any) -> Result:
+        result = probe(rank, *args, **kwargs)
+        release(rank.device)
+        return result
+
+    return returning
+
+
+def release(device: torch.device) -> None:
+    """Give the memory of tensors that are gone back to the GPU."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def precision(recipe: Recipe, *, benchmark: bool = True) -> Iterator[None]:
+    """The arithmetic of a recipe, and whether cuDNN tries its algorithms and takes the fastest."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = recipe.tf32
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, allow_tf32=recipe.tf32):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def network(training: Plan, device: torch.device) -> nn.Module:
+    """The network of a plan, with the same weights wherever it is made."""
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.get_model(training.model)
+    return model.to(device)
+
+
+def module_of(rank: Rank, training: Plan) -> WithLoss:
+    """The network of a plan with its loss, as it is trained on one GPU."""
+    model = network(training, rank.device).to(memory_format=training.recipe.memory_format)
+    return WithLoss(model, training.recipe)
+
+
+def ddp_of(rank: Rank, training: Plan) -> DistributedDataParallel:
+    """The same, as the ranks of a group train it together."""
+    return parallel_methods.distributed(rank, module_of(rank, training))
+
+
+def synthetic_batch(rank: Rank, training: Plan) -> tuple[Tensor, Tensor]:
+    """Random images and labels on the device, other ones on each rank."""
+    torch.manual_seed(1 + rank.index)
+    images = torch.randn(training.recipe.batch, 3, training.pixels, training.pixels, device=rank.device)
+    labels = torch.randint(1000, (training.recipe.batch,), device=rank.device)
+    return images.contiguous(memory_format=training.recipe.memory_format), labels
+
+
+def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: bool = True) -> FedStep:
+    """Forward, backward and optimizer as PyTorch runs them, one operation after the other."""
+    parameters = list(module.parameters())
+    optimizer = make_optimizer(training.optimizer, parameters, fused=fused and device.type == "cuda")
+    if training.optimizer == "sgd":
+        for parameter in parameters:
+            # The fused kernel leaves its first momentum uninitialised when gradient scaling skips the first step.
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    scaler = torch.amp.GradScaler(device.type, enabled=training.recipe.autocast is torch.float16)
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss: Tensor = module(images, labels).mean()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    return step
+
+
+def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]:
+    """A training step on a synthetic batch; the same without communication, after which ranks differ.
+
+    `together`: the ranks train one network. Otherwise each has its own, and the two steps are the same.
+    """
+    images, labels = synthetic_batch(rank, training)
+    together = together and rank.size > 1
+    if training.recipe.graph:
+        group = rank.group if together else None
+        return cuda_graph.steps(network(training, rank.device), training, images, labels, group)
+    if not together:
+        step = eager(module_of(rank, training), training, rank.device)
+        return (lambda: step(images, labels),) * 2
+    module = ddp_of(rank, training)
+    step = eager(module, training, rank.device)
+
+    def alone() -> Tensor:
+        with module.no_sync():
+            return step(images, labels)
+
+    return lambda: step(images, labels), alone
+
+
+@dataclass(frozen=True)
+class Lap:
+    """Some steps in a row: seconds of all, and of each; the loss of the last."""
+
+    seconds: float
+    steps: tuple[float, ...]
+    loss: float
+
+    @property
+    def mean(self) -> float:
+        return self.seconds / len(self.steps)
+
+
+def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
+    """Do `count` steps, on ranks that are `together` from the same moment on.
+
+    Raises FloatingPointError if the loss is not finite: a throughput of wrong arithmetic is none.
+    """
+    on_gpu = rank.device.type == "cuda"
+    if together and rank.size > 1:
+        line_up(rank)
+    if on_gpu:
+        torch.cuda.synchronize()
+    loss = torch.zeros(())
+    marks: list[Any] = [_mark(on_gpu)]
+    began = time.perf_counter()
+    for _ in range(count):
+        loss = step()
+        marks.append(_mark(on_gpu))
+    if on_gpu:
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    if not loss.isfinite():
+        raise FloatingPointError(f"the loss became {loss.item()}")
+    times = tuple(a.elapsed_time(b) / 1e3 if on_gpu else b - a for a, b in itertools.pairwise(marks))
+    return Lap(seconds, times, loss.item())
+
+
+def _mark(on_gpu: bool) -> Any:
+    if not on_gpu:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+@returns_memory
+def train_throughput(
+    rank: Rank, recipe: str, workload: Workload = USUAL, *, together: bool = True, communication: bool = False
+) -> list[Reading]:
+    """Images/s of a training loop: forward, loss, backward, optimizer.
+
+    `together`: all ranks train one model with DistributedDataParallel, and the figure is their sum at the pace of the
+    slowest. Otherwise each GPU trains a model of its own at the same time and has a figure of its own, which a slow
+    neighbour cannot pull down. Median of three samples. `communication`: also the share of a step that communication
+    takes: laps with and without it take turns, and the slowest rank of each counts. Raises FloatingPointError if the
+    loss is not finite, MemoryError if a batch that was asked for does not fit.
+    """
+    training = plan(recipe, workload, rank.device)
+    ranks = rank.size if together else 1
+    count, images = training.recipe.steps, ranks * training.recipe.batch
+    if rank.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # `_details` tells the peak
+    with rank.phase(f"{training}, {ranks} rank(s)"), precision(training.recipe), _fitting(rank, training):
+        step, alone = steps_of(rank, training, together=together)
+        first = lap(rank, step, 1, together=together)
+        lap(rank, step, training.recipe.warm_up, together=together)
+        laps, quiet = [], []
+        if communication:
+            lap(rank, alone, 1)
+        if rank.size > 1:
+            line_up(rank)  # also ranks that train alone: beside neighbours that still warm up they would be faster
+        for _ in range(SAMPLES):
+            laps.append(lap(rank, step, count, together=together))
+            if communication:
+                quiet.append(lap(rank, alone, count))
+    samples = tuple(images * count / each.seconds for each in laps)
+    details = _details(rank, training, first, laps, quiet)
+    throughput = Reading(
+        metric="train_throughput" if together else "solo_train_throughput",
+        value=median(samples),
+        samples=samples,
+        conditions=training.conditions(ranks),
+        place=WORLD if together else None,
+        details=details,
+    )
+    if not communication:
+        return [throughput]
+    every = everyones(rank, [each.mean for each in (*laps, *quiet)])
+    slowest = [max(column) for column in zip(*every, strict=True)]
+    with_it, without = slowest[:SAMPLES], slowest[SAMPLES:]
+    shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in zip(with_it, without, strict=True))
+    share = Reading(
+        metric="communication_share",
+        value=median(shares),
+        samples=shares,
+        conditions=training.conditions(ranks),
+        place=WORLD,
+        details={"step": f"{_ms(median(with_it))} with communication, {_ms(median(without))} without"},
+    )
+    return [throughput, share]
+
+
+@contextmanager
+def _fitting(rank: Rank, training: Plan) -> Iterator[None]:
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        memory = torch.cuda.get_device_properties(rank.device).total_memory / GiB
+        raise MemoryError(
+            f"{training} does not fit into the {memory:.0f} GiB of this GPU: another process holds memory, or choose "
+            "a smaller batch"
+        ) from error
+
+
+def everyones(rank: Rank, values: Sequence[float]) -> list[list[float]]:
+    """The values of all ranks, by rank."""
+    mine = torch.tensor(values, dtype=torch.float64, device=rank.device)
+    copies = mine.new_empty(rank.size * len(values))
+    dist.all_gather_into_tensor(copies, mine, group=rank.group)
+    return [list(map(float, row)) for row in copies.cpu().view(rank.size, -1)]
+
+
+def _details(rank: Rank, training: Plan, first: Lap, laps: Sequence[Lap], quiet: Sequence[Lap]) -> dict[str, Condition]:
+    """What the figure was computed with, that it learned, and how long the steps of each rank took."""
+    times = sorted(seconds for each in laps for seconds in each.steps)
+    # Ranks that wait for each other show one time: without communication each shows its own.
+    own = median(seconds for each in (quiet or laps) for seconds in each.steps)
+    p95 = times[math.ceil(0.95 * len(times)) - 1]
+    index = rank.gpu.index if rank.gpu is not None else rank.index
+    memory = torch.cuda.max_memory_allocated() if rank.gpu is not None else 0
+    every = everyones(rank, [median(times), p95, own, memory, index, first.loss, laps[-1].loss])
+    slowest = max(every, key=lambda each: each[2])
+    details: dict[str, Condition] = {
+        "computed": f"in {training.recipe}",
+        "step": f"{_ms(median(each[0] for each in every))}, 95 % within {_ms(max(each[1] for each in every))}",
+    }
+    if rank.size > 1:
+        alone = " without communication" if quiet else ""
+        who = f"{'GPU' if rank.gpu is not None else 'rank'} {slowest[4]:.0f}"
+        details["slowest"] = f"{who} with {_ms(slowest[2])}{alone}, median {_ms(median(each[2] for each in every))}"
+    before, after = (fmean(each[column] for each in every) for column in (5, 6))
+    details["loss"] = f"{before:.3g} at first, {after:.3g} in the end"
+    if memory:
+        details["memory"] = f"{max(each[3] for each in every) / GiB:.1f} GiB a GPU"
+    return details
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g} ms"

@@ -1,0 +1,179 @@
+"""How the networks are trained: recipes by name, and the work that is given to a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from pytest_gpufleet.model.metric import Condition
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained; a throughput without its recipe means nothing. `str()` says it in words."""
+
+    batch: int  # images a GPU and step, halved until they fit into the GPU's memory
+    megabytes_per_image: float  # of ResNet-50
+    warm_up: int
+    steps: int  # a sample: about a second on an H200
+    autocast: torch.dtype | None = None  # float16: with gradient scaling
+    weights: torch.dtype = torch.float32  # of all layers but BatchNorm; float32 master weights stand behind others
+    tf32: bool = False
+    channels_last: bool = False
+    graph: bool = False  # one compiled network on flat parameters, the whole step a CUDA graph: see peak.py
+    compile_options: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    def __str__(self) -> str:
+        parts = ["TF32" if self.tf32 else "fp32 without TF32"]
+        if self.autocast is not None:
+            parts = [f"{_short(self.autocast)} autocast"]
+        if self.autocast is torch.float16:
+            parts += ["gradient scaling"]
+        if self.weights is not torch.float32:
+            parts = [f"{_short(self.weights)} weights with fp32 master weights", "fp32 BatchNorm"]
+        parts += ["channels_last" if self.channels_last else "NCHW"]
+        if self.compile_options:
+            parts += [f"torch.compile ({' and '.join(self.compile_options)})", "CUDA graph of the whole step"]
+        return ", ".join(parts)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+
+
+RECIPES = {
+    "fp32": Recipe(batch=64, megabytes_per_image=90, warm_up=10, steps=15),
+    "tf32": Recipe(batch=128, megabytes_per_image=90, warm_up=10, steps=20, tf32=True),
+    "amp": Recipe(
+        batch=1024,
+        megabytes_per_image=45,
+        warm_up=10,
+        steps=8,
+        autocast=torch.float16,
+        tf32=True,
+        channels_last=True,
+    ),
+    "bf16": Recipe(
+        batch=1024,
+        megabytes_per_image=45,
+        warm_up=8,
+        steps=6,
+        autocast=torch.bfloat16,
+        tf32=True,
+        channels_last=True,
+    ),
+    # The fastest that plain PyTorch can do.
+    "peak": Recipe(
+        batch=512,
+        megabytes_per_image=45,
+        warm_up=30,
+        steps=25,
+        weights=torch.float16,
+        tf32=True,
+        channels_last=True,
+        graph=True,
+        compile_options={"coordinate_descent_tuning": True, "max_autotune_pointwise": True},
+    ),
+}
+
+# The networks (torchvision's, with the stride of v1.5) and their memory for an image, of that of ResNet-50.
+MODELS = {"resnet50": 1.0, "resnet101": 1.5, "resnet152": 2.1}
+PIXELS = 224
+
+# On CPU ranks a small network, small images and few steps stand in; the conditions of the figure say so.
+REHEARSAL_MODEL, REHEARSAL_PIXELS = "resnet18", 64
+REHEARSAL: dict[str, Any] = {
+    "batch": 8, "warm_up": 1, "steps": 2,
+    "tf32": False, "autocast": None, "weights": torch.float32, "compile_options": {},
+}  # fmt: skip
+
+
+OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, float]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}),
+    "adam": (torch.optim.Adam, {"lr": 1e-3, "weight_decay": 1e-4}),
+    "adamw": (torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 1e-2}),
+}
+
+
+def make_optimizer(
+    name: str, parameters: Iterable[torch.Tensor], *, fused: bool, capturable: bool = False
+) -> torch.optim.Optimizer:
+    """An optimizer for `parameters`; `capturable`: for use in a CUDA graph."""
+    make, settings = OPTIMIZERS[name]
+    extra = {"capturable": True} if capturable and name != "sgd" else {}  # SGD always is
+    return make(parameters, fused=fused, **settings, **extra)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What may be asked of a training run. None: as the recipe has it, as far as it fits into the GPU's memory."""
+
+    model: str = "resnet50"
+    batch: int | None = None  # images a GPU
+    steps: int | None = None  # a sample
+    warm_up: int | None = None  # at least one: DDP must have reduced once before it may be told not to
+    optimizer: str = "sgd"
+
+
+USUAL = Workload()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe and a workload, fitted to a device."""
+
+    name: str  # of the recipe
+    recipe: Recipe
+    model: str
+    pixels: int
+    optimizer: str
+    kind: str  # of workload; empty for the one that limits are made for
+
+    def conditions(self, ranks: int) -> dict[str, Condition]:
+        """What the figure depends on. A limit that does not name the kind of workload is not meant for another one."""
+        conditions: dict[str, Condition] = {
+            "model": self.model,
+            "recipe": self.name,
+            "ranks": ranks,
+            "batch": self.recipe.batch,
+            "image": self.pixels,
+        }
+        if self.optimizer != "sgd":
+            conditions["optimizer"] = self.optimizer
+        if self.kind:
+            conditions["workload"] = self.kind
+        return conditions
+
+    def with_batch(self, batch: int) -> Plan:
+        return replace(self, recipe=replace(self.recipe, batch=batch))
+
+    def __str__(self) -> str:
+        return f"{self.model}, recipe {self.name}, batch {self.recipe.batch}, {self.optimizer}"
+
+
+def plan(name: str, workload: Workload, device: torch.device, kind: str = "", most: int | None = None) -> Plan:
+    """The training that a device is given for a recipe. KeyError if there is no such recipe.
+
+    `kind` of workload, if it is not the one that limits are made for; at `most` so many images a GPU, unless a batch
+    was asked for.
+    """
+    recipe, model, pixels = RECIPES[name], workload.model, PIXELS
+    if device.type == "cpu":
+        recipe, model, pixels = replace(recipe, **REHEARSAL), REHEARSAL_MODEL, REHEARSAL_PIXELS
+    else:
+        room = 0.8 * torch.cuda.get_device_properties(device).total_memory
+        batch = recipe.batch
+        while batch * recipe.megabytes_per_image * MODELS[model] * 1e6 > room:
+            batch //= 2
+        recipe = replace(recipe, batch=batch)
+    recipe = replace(recipe, batch=min(recipe.batch, most or recipe.batch))
+    asked = {"batch": workload.batch, "steps": workload.steps, "warm_up": workload.warm_up}
+    recipe = replace(recipe, **{field: value for field, value in asked.items() if value is not None})  # type: ignore[arg-type]
+    return Plan(name, recipe, model, pixels, workload.optimizer, kind or ("" if workload == USUAL else "custom"))

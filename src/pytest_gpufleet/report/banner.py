@@ -1,0 +1,76 @@
+"""What stands on top of a report."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pytest_gpufleet.model.record import Record
+
+MOST_REASONS = 10
+# "Its title (file.py::test_name[case])"
+_CASE = re.compile(r"(?<=\w)\[[^\n]*\]\)$")
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """A verdict as the reader meets it. `markup` is pytest's for the terminal."""
+
+    word: str
+    symbol: str
+    meaning: str
+    markup: dict[str, bool]
+
+    @property
+    def slug(self) -> str:
+        return self.word.lower()
+
+
+STAMPS = {
+    stamp.word: stamp
+    for stamp in (
+        Stamp(
+            "ACCEPTED",
+            "✓",
+            "Every required check ran, was judged and met its limit.",
+            {"green": True, "bold": True},
+        ),
+        Stamp("REJECTED", "✗", "At least one check failed.", {"red": True, "bold": True}),
+        Stamp(
+            "INCOMPLETE",
+            "○",
+            "Nothing failed, but not everything that is required was judged: this is no acceptance.",
+            {"yellow": True, "bold": True},
+        ),
+        Stamp(
+            "REHEARSAL",
+            "◇",
+            "The suite ran without GPUs, on CPU ranks. Nothing measured was judged, "
+            "and a rehearsal can never say ACCEPTED.",
+            {"cyan": True, "bold": True},
+        ),
+    )
+}
+
+
+def stamp(record: Record) -> Stamp:
+    """The stamp of a run. A rehearsal stays one whatever was recorded, and no verdict is INCOMPLETE."""
+    if record.run.get("rehearsal"):
+        return STAMPS["REHEARSAL"]
+    return STAMPS.get(record.verdict or "", STAMPS["INCOMPLETE"])
+
+
+def reasons(record: Record, where_more: str = "which the report lists") -> list[str]:
+    """Why the verdict is what it is, or that there is none; the first few, and `where_more` says where all of them are.
+
+    Of a check with parameters that failed in several cases there is one reason.
+    """
+    if record.verdict is None:
+        return [*record.reasons, "No verdict was recorded: the run did not reach its end."]
+    cases: dict[str, int] = {}
+    for reason in record.reasons:
+        merged = _CASE.sub(")", reason)
+        cases[merged] = cases.get(merged, 0) + 1
+    told = [f"{reason}, {count} cases" if count > 1 else reason for reason, count in cases.items()]
+    more = len(told) - MOST_REASONS
+    return told[:MOST_REASONS] + ([f"... and {more} more, {where_more}"] if more > 0 else [])

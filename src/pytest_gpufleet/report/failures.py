@@ -1,0 +1,166 @@
+"""What failed, as a reader meets it: what it means, where, how far off, and what to do."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.finding import Finding, by_check
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.accused import Blame, sees_neighbours
+from pytest_gpufleet.report.misses import Miss, misses
+from pytest_gpufleet.verdict.judgement import halves
+
+# Half of it from the top and half from the end: the cause of a failure is in one of the two.
+LONGEST_MESSAGE = 4000
+MOST_MESSAGES = 3
+# So many checks with the same message have a cause that is none of theirs, and what each advises does not help.
+ALIKE = 3
+# Instead of what the check advises, which is about hardware.
+SHARED = (
+    "Somebody else's process computed on {gpus} while this ran. End it (`nvidia-smi` lists it; in a container it may "
+    "belong to another one) and run again: until then this says nothing against the hardware."
+)
+_EXCEPTION = re.compile(r"^AssertionError: (?!assert )")
+_INTROSPECTION = ("assert ", " +  ", "  +  ")
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one case of a check said: what a person needs of it, and all of it if that is more."""
+
+    case: str
+    head: str
+    whole: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A check that failed, with all of its cases that did; or several that said the same (`alike`), told as one."""
+
+    name: str
+    title: str
+    cases: tuple[str, ...]
+    causes: tuple[str, ...]
+    gpus: tuple[Gpu, ...]  # named by it
+    misses: tuple[Miss, ...]
+    messages: tuple[Message, ...]
+    silent: int  # cases whose messages are not shown
+    advice: tuple[str, ...]  # paragraphs
+    said: str = ""  # what all of its cases said, if that is all there is to tell
+    alike: tuple[Failure, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The checks that are told of here."""
+        return [failure.name for failure in self.alike] or [self.name]
+
+    @property
+    def by_file(self) -> dict[str, list[str]]:
+        """The checks that are alike: {"test_links.py": ["test_a", "6 cases of test_b"]}."""
+        files: dict[str, list[str]] = {}
+        for failure in self.alike:
+            file, _, name = failure.name.partition("::")
+            cases = f"{len(failure.cases)} cases of " if len(failure.cases) > 1 else ""
+            files.setdefault(file, []).append(cases + name)
+        return files
+
+
+def failures(record: Record, blames: Mapping[str, Blame]) -> list[Failure]:
+    """Every check that failed, or of which a figure missed its limit, the cases of one check together, and checks that
+    all said the same."""
+    cases: dict[str, list[str]] = {}
+    for check_id in blames:
+        cases.setdefault(check_id.partition("[")[0], []).append(check_id)
+    findings = by_check(record.findings)
+    missed: dict[str, list[Miss]] = {}
+    for miss in misses(record):
+        missed.setdefault(miss.check, []).append(miss)
+    return _together(
+        _failure(
+            name,
+            ids,
+            record,
+            blames,
+            [finding for check_id in ids for finding in findings.get(check_id, ())],
+            [miss for check_id in ids for miss in missed.get(check_id, ())],
+        )
+        for name, ids in cases.items()
+    )
+
+
+def _together(failures: Iterable[Failure]) -> list[Failure]:
+    groups: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        groups.setdefault(("", failure.said) if failure.said else (failure.name, ""), []).append(failure)
+    return [told for group in groups.values() for told in (group if len(group) < ALIKE else [_as_one(group)])]
+
+
+def _as_one(group: Sequence[Failure]) -> Failure:
+    count = sum(len(failure.cases) or 1 for failure in group)
+    (first, *_) = group
+    message = replace(first.messages[0], case="")
+    title = f"{count} checks failed with one and the same message"
+    return replace(first, title=title, cases=(), messages=(message,), silent=0, advice=(), alike=tuple(group))
+
+
+def _failure(
+    name: str,
+    ids: Sequence[str],
+    record: Record,
+    blames: Mapping[str, Blame],
+    findings: Sequence[Finding],
+    missed: Sequence[Miss],
+) -> Failure:
+    checks = [record.checks.get(check_id) or Check(check_id, "failed", 0.0) for check_id in ids]
+    named = dict.fromkeys(place for check_id in ids for place in (*blames[check_id].named, *blames[check_id].shared))
+    own = by_check(findings)
+    halved = {check.id: halves(wording.clean(check.message), own.get(check.id, ())) for check in checks}
+    causes = dict.fromkeys(cause for cause, figures in halved.values() if cause and figures)
+    messages = [
+        _message(check, check.id.removeprefix(name))
+        for check in checks
+        if check.message.strip() and not halved[check.id][1]  # figures that missed have a table of their own
+    ]
+    heads = {message.head for message in messages}
+    more = causes or named or len(messages) < len(checks) or missed
+    advice = [part for part in inspect.cleandoc(checks[0].doc).split("\n\n") if part.strip()]
+    shared = dict.fromkeys(place for check_id in ids for place in blames[check_id].shared)
+    if shared and not any(blames[check_id].named or sees_neighbours(check_id) for check_id in ids):
+        advice = [SHARED.format(gpus=" and ".join(map(wording.place, shared)))]
+    return Failure(
+        name,
+        checks[0].title or name,
+        tuple(check_id.removeprefix(name) for check_id in ids if check_id != name),
+        tuple(causes),
+        tuple(gpu for gpu in record.topology.gpus if gpu.place in named),
+        tuple(missed),
+        tuple(messages[:MOST_MESSAGES]),
+        max(0, len(messages) - MOST_MESSAGES),
+        tuple(advice),
+        said=heads.pop() if len(heads) == 1 and not more else "",
+    )
+
+
+def _message(check: Check, case: str) -> Message:
+    message = wording.clean(check.message).strip()
+    head = message.partition("\n\n")[0]
+    # What is left when the words that only a Python programmer reads are out.
+    plain = "\n".join(line for line in head.splitlines() if not line.startswith(_INTROSPECTION))
+    if _EXCEPTION.match(plain):
+        plain = _EXCEPTION.sub("", plain).replace("\n  ", "\n")  # pytest has indented it
+    head = plain.strip() or head
+    return Message(case.strip("[]"), _shortened(head), "" if head == message else _shortened(message))
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= LONGEST_MESSAGE:
+        return text
+    half = LONGEST_MESSAGE // 2
+    left_out = f"[{wording.number(len(text) - 2 * half, 9)} characters left out; evidence.jsonl has them]"
+    return f"{text[:half]}\n\n{left_out}\n\n{text[-half:]}"

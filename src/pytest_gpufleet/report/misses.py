@@ -1,0 +1,70 @@
+"""What was missed: every figure that did not reach its limit or its peers, with the places where."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report import wording
+
+
+@dataclass(frozen=True)
+class Miss:
+    """One figure that missed its limit, or its peers, or both, in one place or in several; ready to be shown."""
+
+    check: str
+    metric: str
+    conditions: str
+    place: str
+    gpus: tuple[Gpu, ...]  # behind the place if it is one GPU or one pair, else none
+    value: str
+    peers: str  # how much worse than its peers; empty if it is not
+    limit: str
+    kind: str
+    source: str
+
+
+def misses(record: Record) -> list[Miss]:
+    """Every figure of the run that missed, in the order in which they were found."""
+    return [_miss(finding, record) for finding in record.findings if finding.state == "missed"]
+
+
+def _miss(finding: Finding, record: Record) -> Miss:
+    metric, values, limit = wording.metric(finding), finding.measurement.values, finding.limit
+    slower, worst = finding.slower_than_peers or {}, wording.worst(finding)
+    # A missed finding that names no place is still a miss: of the worst place.
+    places = tuple(dict.fromkeys((*finding.missed, *slower))) or ((worst[0],) if worst else ())
+    given = [values.get(place, math.nan) for place in places]
+    value, text, kind, source = wording.span(given, metric.unit), finding.reason, "", ""
+    tolerance = wording.percent(metric.peer_tolerance) if metric.peer_tolerance else ""
+    if limit and finding.missed:
+        nearest, text = wording.beside(given[0], limit)
+        value = nearest if len(given) == 1 else value
+        kind, source = limit.origin, limit.source
+    elif slower:
+        text = f"at most {tolerance} worse than its peers"
+        kind, source = "peers", "the median of the same kind in this run"
+    by_place = {gpu.place: gpu for gpu in record.topology.gpus}
+    return Miss(
+        finding.check,
+        wording.title(finding),
+        ", ".join(wording.conditions(finding)),
+        _where(places),
+        tuple(by_place[part] for part in places[0].split("-") if part in by_place) if len(places) == 1 else (),
+        value,
+        f"{wording.span(slower.values(), 'ratio', 3)} worse than its peers" if slower else "",
+        text,
+        kind,
+        source,
+    )
+
+
+def _where(places: tuple[str, ...]) -> str:
+    parts = [place.split("-") for place in places]
+    common = set.intersection(*map(set, parts)) if parts else set()
+    if len(places) > 1 and len(common) == 1 and all(len(pair) == 2 for pair in parts):
+        return f"{len(places)} pairs with {wording.place(common.pop())}"
+    return wording.places(places)

@@ -1,0 +1,132 @@
+"""What a run leaves open: checks that did not run to their end, findings that nobody judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import titled
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.groups import group_title
+from pytest_gpufleet.verdict.blind import without_telemetry
+from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, unused_limits
+from pytest_gpufleet.verdict.verdict import ALTERED, left_out, short_burn_in, without_figures
+
+MOST_FIGURES = 8
+WHOLE_RUN = "The run"
+NOUNS = {
+    "changed": "file",
+    "interfered": "part",
+    "incomplete": "run",
+    "too short": "burn-in",
+    "not judged": "figure",
+    "without telemetry": "GPU",
+    "not applied": "limit",
+    "calibrated here": "profile",
+}  # of what there is a count, else checks
+
+Open = tuple[str, str, str, str]  # state, reason, group of checks, what
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Things of one group of checks that were left open in the same way (`state`) for the same reason."""
+
+    state: str
+    reason: str
+    group: str
+    things: tuple[str, ...]
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The first few figures, since each stands in a table above; of the rest all, the cases of one together."""
+        if self.state == "not judged":
+            return self.things[:MOST_FIGURES]
+        cases = Counter(self.things).items()
+        return tuple(f"{thing}, {count} cases" if count > 1 else thing for thing, count in cases)
+
+    @property
+    def more(self) -> int:
+        return len(self.things[MOST_FIGURES:]) if self.state == "not judged" else 0
+
+
+def gaps(record: Record) -> list[Gap]:
+    """What the level asks for and the run does not answer; each reason once a group of checks."""
+    return _grouped(_open(record))
+
+
+def inapplicable(record: Record) -> list[Gap]:
+    """Checks that ran and found that this machine has no such thing, which leaves nothing open."""
+    return _grouped(_ended(record, "not applicable"))
+
+
+def not_applied(record: Record) -> list[Gap]:
+    """Limits of a given profile that held for nothing, which leaves nothing open: they are in no contract."""
+    reason = "no figure was measured under its conditions"
+    return _grouped(("not applied", reason, WHOLE_RUN, limit) for limit in unused_limits(record))
+
+
+def counted(gaps: Iterable[Gap]) -> list[str]:
+    """["2 figures not judged", "65 checks deselected"]"""
+    counts: Counter[str] = Counter()
+    for gap in gaps:
+        counts[gap.state] += len(gap.things)
+    return [f"{wording.count(count, NOUNS.get(state, 'check'))} {state}" for state, count in counts.items()]
+
+
+def _grouped(found: Iterable[Open]) -> list[Gap]:
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for *key, thing in found:
+        grouped.setdefault((key[0], key[1], key[2]), []).append(thing)
+    return [Gap(*key, tuple(things)) for key, things in grouped.items()]
+
+
+def _open(record: Record) -> Iterator[Open]:
+    for reason in filter(None, (record.broken, *record.spoiled)):
+        yield "incomplete", reason, WHOLE_RUN, "the run as a whole"
+    for check_id in record.started:
+        if check_id not in record.checks:
+            yield "never finished", "it was running when the record ends", group_title(check_id), titled(check_id)
+    for name in record.altered:
+        yield "changed", ALTERED, WHOLE_RUN, name
+    for gpu, missing in without_telemetry(record):
+        yield "without telemetry", missing, WHOLE_RUN, gpu
+    for each in record.interference:
+        yield "interfered", "neither of pytest nor of this plugin nor of the suite", WHOLE_RUN, str(each)
+    for limit in unused_limits(record, "contract"):
+        yield "not applied", NOT_APPLIED, WHOLE_RUN, limit
+    if text := own_limits(record):
+        yield "calibrated here", text, WHOLE_RUN, "the profile as a whole"
+    if text := short_burn_in(record):
+        yield "too short", text, group_title("test_9_endurance.py::test_burn_in"), "the burn-in"
+    for finding in record.findings:
+        if finding.state == "not judged":
+            what = ", ".join([wording.title(finding), *wording.conditions(finding)])
+            yield "not judged", finding.reason or "no reason was given", group_title(finding.check), what
+    yield from _ended(record, "skipped")
+    level, known = record.run.get("level", "standard"), record.suite.checks
+    absent = "not selected, or the run ended before it"
+    for check_id in record.deselected:
+        name = levels.check_name(check_id)
+        if name not in known or levels.includes(level, known[name].level):
+            yield "deselected", "left out by the command line", group_title(name), _without_case(check_id)
+    for name, (_, not_run) in left_out(record).items():
+        whole = len(not_run) == len(record.suite.cases(name))
+        yield from (("not run", absent, group_title(name), titled(name if whole else case)) for case in not_run)
+    for name, metrics in without_figures(record).items():
+        for metric, cases in metrics.items():
+            yield from (("without figures", f"it left no {metric}", group_title(name), titled(case)) for case in cases)
+
+
+def _ended(record: Record, outcome: str) -> Iterator[Open]:
+    for check_id, check in record.checks.items():
+        if check.outcome == outcome:
+            reason = check.message.removeprefix(f"{outcome}: ") or "no reason was given"
+            yield outcome, reason, group_title(check_id), _without_case(check_id, check.title)
+
+
+def _without_case(check_id: str, title: str = "") -> str:
+    return titled(check_id.partition("[")[0], title)

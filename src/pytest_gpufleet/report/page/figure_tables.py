@@ -1,0 +1,245 @@
+"""The figures of a group of checks as tables, each figure beside its limit.
+
+Three forms: a column for each GPU where every GPU has a figure of its own; a column for each message size where a
+curve was measured; else one figure a row.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.metric import METRICS, WORLD
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.page.limit_sources import Sources
+
+ONE_GPU = re.compile(r"[a-z]+(\d+)")  # "gpu3", in a rehearsal "cpu3"
+FEWEST_SIZES = 3
+MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
+Column = TypeVar("Column")
+# A row is named by these even if all rows of its table have them in common.
+LEADING = {"collective", "operation", "recipe", "precision", "method", "direction", "link", "metric"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`state` puts a mark in front of the text, `below` a line under it, and `source` the number of a footnote."""
+
+    text: str = ""
+    state: str = ""
+    below: str = ""
+    source: int | None = None
+    kind: str = "text"  # or "figure"
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    details: str
+    cells: tuple[Cell, ...]
+    for_information: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """The figures of one metric. `shared` are the conditions that all of them have in common."""
+
+    title: str
+    better: str
+    shared: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def judged(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if not row.for_information)
+
+    @property
+    def folded(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.for_information)
+
+
+def tables(findings: Sequence[Finding], sources: Sources) -> list[Table]:
+    """A table for each metric, in the order in which the metrics are defined; what has no value is left out."""
+    known = list(METRICS)
+    measured = [finding for finding in findings if finding.measurement.values]
+    names = dict.fromkeys(finding.measurement.metric for finding in measured)
+    ordered = sorted(names, key=lambda name: known.index(name) if name in known else len(known))
+    result = []
+    for name in ordered:
+        of_name = [finding for finding in measured if finding.measurement.metric == name]
+        alone = [finding for finding in of_name if per_gpu(finding)]
+        others = [finding for finding in of_name if not per_gpu(finding)]
+        sizes = {finding.measurement.conditions.get("bytes") for finding in others if _is_curve(finding)}
+        curve = [finding for finding in others if _is_curve(finding)] if len(sizes) >= FEWEST_SIZES else []
+        single = [finding for finding in others if finding not in curve]
+        result += _by_gpu(alone, sources) + _by_size(curve, sources) + _singly(single, sources)
+    return result
+
+
+def per_gpu(finding: Finding) -> bool:
+    """Whether several GPUs (or CPU ranks) have a figure of their own."""
+    values = finding.measurement.values
+    return len(values) > 1 and all(ONE_GPU.fullmatch(place) for place in values)
+
+
+def number_of(place: str) -> tuple[int, str]:
+    """What places are sorted by: the number of the GPU."""
+    found = ONE_GPU.fullmatch(place)
+    return (int(found[1]) if found else 0, place)
+
+
+def for_information(finding: Finding) -> bool:
+    """Whether nobody has to have a limit for it, and nobody had."""
+    return not finding.required and finding.state in ("for information", "not judged")
+
+
+def told_apart(findings: Sequence[Finding], without: str = "") -> tuple[str, list[str]]:
+    """The conditions that all findings share, in words; and for each finding those that tell it apart."""
+    if not findings:
+        return "", []
+    conditions = [finding.measurement.conditions for finding in findings]
+    keys = {key for each in conditions for key in each} - {without}
+    shared = {key for key in keys - LEADING if len({each.get(key) for each in conditions}) == 1}
+    if len(findings) == 1 or any(not (each.keys() & (keys - shared)) for each in conditions):
+        shared = set()
+    common = wording.words({key: value for key, value in conditions[0].items() if key in shared})
+    own = [
+        ", ".join(wording.words({key: value for key, value in each.items() if key in keys - shared}))
+        for each in conditions
+    ]
+    return ", ".join(common), own
+
+
+def _by_gpu(findings: Sequence[Finding], sources: Sources) -> list[Table]:
+    """A column for each GPU; the limit is one for all of them."""
+    places = sorted({place for finding in findings for place in finding.measurement.values}, key=number_of)
+    shared, names = told_apart(findings)
+    result = []
+    for some in _pages(places):
+        rows = []
+        for finding, name in zip(findings, names, strict=True):
+            cells = [_figure(finding, place, in_row=True) for place in some]
+            rows.append(_row(finding, name, (*cells, _limit(finding, sources), _spread([finding]), _state(finding))))
+        result.append(_table(findings, shared, (*map(wording.place, some), "Limit", "Spread", "State"), rows))
+    return result
+
+
+def _by_size(findings: Sequence[Finding], sources: Sources) -> list[Table]:
+    """A column for each message size; every figure has a limit of its own, or none."""
+    shared, names = told_apart(findings, without="bytes")
+    lines: dict[str, dict[float, Finding]] = {}
+    for finding, name in zip(findings, names, strict=True):
+        line, size = lines.setdefault(name, {}), _nbytes(finding)
+        if size not in line or not for_information(finding):  # measured twice: what was judged counts
+            line[size] = finding
+    result = []
+    for sizes in _pages(sorted({_nbytes(finding) for finding in findings})):
+        rows = []
+        for name, line in lines.items():
+            here = [line[size] for size in sizes if size in line]
+            cells = [_figure(line[size], WORLD, sources=sources) if size in line else Cell() for size in sizes]
+            same = {", ".join(wording.words(finding.measurement.details)) for finding in here}
+            details = same.pop() if len(same) == 1 else ""
+            if here:
+                rows.append(Row(name, details, (*cells, _spread(here)), all(map(for_information, here))))
+        result.append(_table(findings, shared, (*map(wording.size, sizes), "Spread"), rows))
+    return result
+
+
+def _pages(columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
+    """The columns of one wide table, as those of several that are about equally narrow."""
+    count = math.ceil(len(columns) / MOST_COLUMNS)
+    for number in range(count):
+        yield columns[len(columns) * number // count : len(columns) * (number + 1) // count]
+
+
+def _singly(findings: Sequence[Finding], sources: Sources) -> list[Table]:
+    if not findings:
+        return []
+    shared, names = told_apart(findings)
+    places = any(finding.measurement.values.keys() != {WORLD} for finding in findings)
+    rows = []
+    for finding, name in zip(findings, names, strict=True):
+        worst = wording.worst(finding)
+        assert worst is not None  # it has values
+        count = len(finding.measurement.values)
+        where = wording.place(worst[0]) + (f", worst of {count}" if count > 1 else "")
+        cells = [_figure(finding, worst[0], in_row=True), *([Cell(where)] if places else [])]
+        rows.append(_row(finding, name, (*cells, _limit(finding, sources), _spread([finding]), _state(finding))))
+    return [_table(findings, shared, ("Measured", *(["Where"] if places else []), "Limit", "Spread", "State"), rows)]
+
+
+def _table(findings: Sequence[Finding], shared: str, columns: tuple[str, ...], rows: Sequence[Row]) -> Table:
+    metric = wording.metric(findings[0])
+    unit = {"ratio": "%", "": ""}.get(metric.unit, metric.unit)
+    title = wording.capitalised(metric.title)
+    return Table(f"{title}, {unit}" if unit else title, f"{metric.better} is better", shared, columns, tuple(rows))
+
+
+def _row(finding: Finding, name: str, cells: tuple[Cell, ...]) -> Row:
+    details = ", ".join(wording.words(finding.measurement.details))
+    return Row(name, details, cells, for_information(finding))
+
+
+def _figure(finding: Finding, place: str, in_row: bool = False, sources: Sources | None = None) -> Cell:
+    """The figure of one place. `in_row`: limit and state have columns of their own."""
+    values, unit = finding.measurement.values, wording.metric(finding).unit
+    if place not in values:
+        return Cell()
+    text, limit = wording.quantity(values[place], unit), ""
+    if finding.limit:
+        text, limit = wording.beside(values[place], finding.limit)
+    slower = (finding.slower_than_peers or {}).get(place)
+    below = f"{wording.percent(slower, 2)} off peers" if slower else ""
+    missed = place in finding.missed or slower is not None
+    if in_row:
+        return Cell(_bare(text, unit), "missed" if missed else "", below, kind="figure")
+    number = sources.number(finding.limit) if sources and finding.limit else None
+    state = "" if finding.state == "for information" else finding.state
+    below = " ".join(filter(None, (_bare(limit, unit), _whose(finding.limit))))
+    return Cell(_bare(text, unit), state, below, number, kind="figure")
+
+
+def _limit(finding: Finding, sources: Sources) -> Cell:
+    if finding.limit is None:
+        return Cell("peers" if finding.slower_than_peers else "")
+    worst = wording.worst(finding)
+    text = wording.beside(worst[1] if worst else finding.limit.value, finding.limit)[1]
+    number = sources.number(finding.limit)
+    return Cell(_bare(text, finding.limit.unit), below=_whose(finding.limit), source=number, kind="figure")
+
+
+def _whose(limit: Limit | None) -> str:
+    return "(customer's)" if limit and limit.contract else ""
+
+
+def _spread(findings: Iterable[Finding]) -> Cell:
+    """How far the samples behind the figures differ at most, and the fewest there are of them."""
+    measurements = [finding.measurement for finding in findings]
+    spreads = [spread for each in measurements for spread in each.spread.values()]
+    counts = [len(samples) for each in measurements for samples in each.samples.values()]
+    return Cell(f"{wording.number(round(100 * max(spreads), 2), 3)} % in {min(counts)}" if spreads else "")
+
+
+def _state(finding: Finding) -> Cell:
+    return Cell(finding.state, finding.state)
+
+
+def _bare(text: str, unit: str) -> str:
+    """A quantity without its unit, which stands in the table's caption."""
+    return text.removesuffix(" %" if unit == "ratio" else f" {unit}")
+
+
+def _is_curve(finding: Finding) -> bool:
+    return finding.measurement.values.keys() == {WORLD} and _nbytes(finding) > 0
+
+
+def _nbytes(finding: Finding) -> float:
+    nbytes = finding.measurement.conditions.get("bytes", 0)
+    return float(nbytes) if isinstance(nbytes, int | float) else 0

@@ -1,0 +1,73 @@
+"""What was measured between pairs of GPUs, as a matrix whose cells are coloured by their figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.page.figure_tables import ONE_GPU
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`heat` is the figure as a share of the largest one, in per cent; None on the diagonal and where none is."""
+
+    text: str
+    heat: int | None
+    missed: bool
+
+
+@dataclass(frozen=True)
+class Matrix:
+    title: str
+    conditions: str
+    places: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    lowest: str
+    highest: str
+
+
+def matrices(findings: Sequence[Finding]) -> list[Matrix]:
+    """A matrix for each finding that has figures of pairs: from the GPU of the row to the GPU of the column."""
+    return [_matrix(finding) for finding in findings if finding.measurement.values and _is_pairs(finding)]
+
+
+def _is_pairs(finding: Finding) -> bool:
+    return all(_pair(place) for place in finding.measurement.values)
+
+
+def _pair(place: str) -> tuple[str, str] | None:
+    first, _, second = place.partition("-")
+    return (first, second) if ONE_GPU.fullmatch(first) and ONE_GPU.fullmatch(second) else None
+
+
+def _matrix(finding: Finding) -> Matrix:
+    metric, given = wording.metric(finding), finding.measurement.values
+    values = {pair: value for place, value in given.items() if (pair := _pair(place))}
+    bad = {_pair(place) for place in (*finding.missed, *(finding.slower_than_peers or ()))}
+    if not any(pair[::-1] in values for pair in values):  # each pair was measured once, for both directions
+        bad |= {pair[::-1] for pair in bad if pair}
+        values |= {pair[::-1]: value for pair, value in values.items()}
+    places = sorted({place for pair in values for place in pair}, key=lambda place: (len(place), place))
+    numbers = [value for value in values.values() if not math.isnan(value)]
+    largest = max((value for value in numbers if math.isfinite(value)), default=0.0)
+
+    def cell(pair: tuple[str, str]) -> Cell:
+        if pair not in values:
+            return Cell("", None, False)
+        value = values[pair]
+        share = value / largest if largest > 0 and value > 0 else 0.0  # NaN is not above 0
+        return Cell(wording.number(value), round(100 * min(share, 1.0)), pair in bad)
+
+    title = f"{wording.capitalised(metric.title)}, {metric.unit}"
+    return Matrix(
+        title,
+        ", ".join(wording.conditions(finding)),
+        tuple(map(wording.place, places)),
+        tuple((wording.place(row), tuple(cell((row, column)) for column in places)) for row in places),
+        wording.number(min(numbers, default=math.nan)),
+        wording.number(max(numbers, default=math.nan)),
+    )

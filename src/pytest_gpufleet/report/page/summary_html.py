@@ -1,0 +1,177 @@
+"""The page that somebody signs: verdict, the GPUs at a glance, what failed, every figure beside its limit."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import titled
+from pytest_gpufleet.report import groups, wording
+from pytest_gpufleet.report.accused import Blame, blames
+from pytest_gpufleet.report.banner import reasons, stamp
+from pytest_gpufleet.report.failures import failures
+from pytest_gpufleet.report.gpu_grid import standings
+from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied
+from pytest_gpufleet.report.page import health_section, machine_section
+from pytest_gpufleet.report.page.figure_tables import Table, tables
+from pytest_gpufleet.report.page.limit_sources import Sources
+from pytest_gpufleet.report.page.method_table import Comparison, comparison, is_compared
+from pytest_gpufleet.report.page.pair_matrix import Matrix, matrices
+from pytest_gpufleet.report.reason_texts import why
+
+HERE = Path(__file__).parent
+ABSENT = "—"
+MOST_DRAWN = 24  # groups of checks with plots; the suite has ten, and evidence may come from anybody
+
+Plots = list[tuple[str, Markup]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A group of checks as it stands in the report."""
+
+    group: groups.Group
+    lines: list[groups.Line]
+    plots: Plots
+    matrices: list[Matrix]
+    tables: list[Table]
+    methods: Comparison | None
+
+
+def summary(record: Record, sha256: str = "") -> str:
+    """The report of a run as an HTML fragment for the top of pytest-html's page; see `stylesheet`.
+
+    `sha256`: of the whole evidence file, shown beside the signatures.
+    """
+    accused, sources = blames(record), Sources()
+    failed = failures(record, accused)
+    parts = groups.groups(record)
+    return (
+        templates()
+        .get_template("summary.html.jinja")
+        .render(
+            record=record,
+            run=defaultdict(lambda: None, record.run),  # a run that died early tells less
+            when=wording.moment(record.run.get("utc")),
+            stamp=stamp(record),
+            why=why(record),
+            reasons=reasons(record, "all of which are listed below"),
+            counts=_counts(record),
+            groups=parts,
+            standings=standings(record, parts, accused),
+            failures=failed,
+            anchors={
+                name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1) for name in failure.names
+            },
+            sections=[
+                _section(part, accused, sources, number < MOST_DRAWN)
+                for number, part in enumerate(part for part in parts if part.checks or part.findings)
+            ],
+            sources=sources,
+            telemetry=_telemetry(record),
+            facts=machine_section.facts(record),
+            environment=machine_section.environment(record),
+            heads_of_inventory=machine_section.INVENTORY,
+            inventory=machine_section.inventory(record.topology),
+            heads_of_health=[heading for heading, _, _ in health_section.COLUMNS],
+            health=health_section.health(record.machine),
+            links=machine_section.links(record.topology),
+            kinds=machine_section.LINKS,
+            gaps=gaps(record),
+            inapplicable=inapplicable(record),
+            not_applied=not_applied(record),
+            above=len(record.suite.checks) - len(record.suite.required(record.run.get("level", "standard"))),
+            carried=[check for check in record.checks.values() if check.run],
+            symbols=wording.SYMBOLS,
+            sha256=sha256,
+        )
+    )
+
+
+def _section(group: groups.Group, accused: Mapping[str, Blame], sources: Sources, drawn: bool) -> Section:
+    methods = comparison(group.findings)
+    findings = [finding for finding in group.findings if not (methods and is_compared(finding))]
+    return Section(
+        group,
+        groups.lines(group, accused),
+        _drawn(group.findings) if drawn else [],
+        matrices(findings),
+        tables(findings, sources),
+        methods,
+    )
+
+
+def templates() -> jinja2.Environment:
+    """The templates of this folder."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"prose": _prose, "titled": titled}
+    return environment
+
+
+def stylesheet() -> Path:
+    """The file for pytest-html's option --css. It styles the whole page, pytest-html's own tables too."""
+    return HERE / "report.css"
+
+
+def _shown(value: Any) -> Any:
+    """What the template prints for a value: a dash where nothing is known, no control characters."""
+    if value is None or value == "":
+        return ABSENT
+    return value if isinstance(value, Markup | int | float) else wording.clean(str(value))
+
+
+def _prose(text: str) -> Markup:
+    """A paragraph of a docstring, with what stands between backticks set as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(wording.clean(text)))))
+
+
+def _counts(record: Record) -> list[str]:
+    """The run in three figures: GPUs, checks, limits."""
+    models = Counter(gpu.name for gpu in record.topology.gpus)
+    outcomes = Counter(check.outcome for check in record.checks.values())
+    states = Counter(str(finding.state) for finding in record.findings)
+    machines = [f"{count} x {name}" for name, count in models.items()] or ["no GPU"]
+    return [
+        ", ".join(machines),
+        _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
+        _tally("figure", states, ("met", "missed", "not judged", "for information")),
+    ]
+
+
+def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:
+    parts = [f"{counts[name]} {name}" for name in order if counts[name]]
+    return wording.count(counts.total(), noun) + (f": {', '.join(parts)}" if parts else "")
+
+
+def _drawn(findings: Sequence[Finding]) -> Plots:
+    """The plots of a group. matplotlib is loaded here, once there is something to draw."""
+    if not findings:
+        return []
+    from pytest_gpufleet.report import plots
+
+    return [(caption, Markup(svg)) for caption, svg in plots.draw(findings)]
+
+
+def _telemetry(record: Record) -> Plots:
+    if len(record.telemetry) < 2:  # nothing to draw, and no need to load matplotlib
+        return []
+    from pytest_gpufleet.report.plots import telemetry_plots
+
+    drawn = telemetry_plots.svgs(record.telemetry, [gpu.place for gpu in record.topology.gpus], record.spans)
+    return [(caption, Markup(svg)) for caption, svg in drawn]

@@ -1,0 +1,140 @@
+"""One paragraph that says why a verdict is what it is, to somebody who knows none of the checks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+from pytest_gpufleet.model.finding import by_check
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.accused import Blame, blames, cause, occupied, times_named
+from pytest_gpufleet.report.banner import STAMPS, stamp
+from pytest_gpufleet.report.open_points import counted, gaps
+from pytest_gpufleet.verdict.given_limits import own_limits
+from pytest_gpufleet.verdict.verdict import RESUMABLE, remarks
+
+MOST_GPUS = 3
+GOES_ON = "A new run with --fleet-resume and the folder of this one goes on where it stopped."
+
+
+def why(record: Record) -> str:
+    """The paragraph for the top of the report."""
+    cut_short = record.verdict is None or record.broken in RESUMABLE
+    goes_on = GOES_ON if cut_short and record.run else ""
+    return " ".join(filter(None, (_again(record), _no_gpu(record), _why(record), goes_on)))
+
+
+def _again(record: Record) -> str:
+    """That this is no verdict of a run."""
+    note = record.run.get("judged_again", "")
+    return f"Judged again, and not the verdict of the run itself: {note}." if note else ""
+
+
+def _no_gpu(record: Record) -> str:
+    """Where no GPU is here nothing else needs to be explained."""
+    absent = not record.topology.gpus and not record.run.get("rehearsal")
+    reason = "; ".join(record.topology.problems)
+    return f"No GPU is here: {reason.rstrip('.')}." if absent and reason else ""
+
+
+def _why(record: Record) -> str:
+    word = stamp(record).word
+    if word == "REHEARSAL":
+        because = record.run.get("rehearsal_because", "").rstrip(".")
+        why_none = f"Why it is a rehearsal: {because}." if because else ""
+        return " ".join(filter(None, (f"{_rehearsed(record)}.", STAMPS[word].meaning, why_none)))
+    if record.verdict is None:
+        return f"The run did not reach its end, so there is no verdict. {_open(record)}".rstrip()
+    accused = blames(record)
+    if word == "REJECTED" and accused:
+        failed = f"{len(accused)} of {wording.count(len(record.checks), 'check')} failed."
+        if _no_gpu(record):
+            return failed
+        unexplained = {check_id: blame for check_id, blame in accused.items() if blame.named or not blame.shared}
+        others = _neighbours(record, unexplained)
+        if others and not unexplained:
+            return f"{failed} {others}"
+        return " ".join(filter(None, (failed, others, _named(record, unexplained), _first_cause(record, unexplained))))
+    told = [f"{remark}." for remark in remarks(record)]
+    if word == "ACCEPTED":
+        return " ".join(filter(None, (_judged(record), *told, _tightest(record))))
+    own = f"{wording.capitalised(text)}." if (text := own_limits(record)) else ""
+    return " ".join(filter(None, (STAMPS[word].meaning, own, _open(record), *told)))
+
+
+def _rehearsed(record: Record) -> str:
+    outcomes = Counter(check.outcome for check in record.checks.values())
+    told = [f"{wording.count(outcomes['passed'], 'check')} passed", f"{outcomes['failed'] or 'none'} failed"]
+    if outcomes["not applicable"]:
+        told.append(f"{outcomes['not applicable']} {_s('need', outcomes['not applicable'])} a GPU")
+    return ", ".join(told)
+
+
+def _neighbours(record: Record, unexplained: Mapping[str, Blame]) -> str:
+    """Whose process computes on GPUs of this run. It is the cause of what it explains, and not the GPU below it."""
+    others = occupied(record)
+    if not others:
+        return ""
+    where = "; ".join(f"{wording.place(place)}: {', '.join(processes)}" for place, processes in others.items())
+    named = times_named(unexplained.values())
+    clear = [wording.place(place) for place in others if place not in named]
+    nothing = f" Nothing here speaks against {' or '.join(clear)}." if clear else ""
+    return f"Somebody else computes on GPUs of this run ({where}): end that and run again.{nothing}"
+
+
+def _named(record: Record, accused: Mapping[str, Blame]) -> str:
+    """ "GPU 5 (serial 1654124046124) is named in 2 of them." """
+    times = times_named(accused.values()).most_common()
+    if not times:
+        return "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
+    serials = {gpu.place: f"serial {gpu.serial}" if gpu.serial else gpu.pci_bus_id for gpu in record.topology.gpus}
+    told = [f"{wording.place(place)} ({serials[place]}) is named in {count}" for place, count in times[:MOST_GPUS]]
+    more = len(times) - MOST_GPUS
+    text = ", ".join(told) + (f", {wording.count(more, 'more GPU')} in some" if more > 0 else "")
+    nobody = sum(not blame.named for blame in accused.values())
+    return f"{text} of them" + (f"; {nobody} {_s('point', nobody)} to no single GPU." if nobody else ".")
+
+
+def _s(verb: str, count: int) -> str:
+    return f"{verb}s" if count == 1 else verb
+
+
+def _first_cause(record: Record, accused: Mapping[str, Blame]) -> str:
+    findings = by_check(record.findings)
+    for check_id in accused:
+        if check_id in record.checks and (text := cause(record.checks[check_id], findings.get(check_id, []))):
+            return _briefly(text.splitlines()[0], record).rstrip(".") + "."
+    return ""
+
+
+def _briefly(text: str, record: Record) -> str:
+    """Without the identities of GPUs, which stand in the table below."""
+    for gpu in record.topology.gpus:
+        text = text.replace(gpu.identity, wording.place(gpu.place))
+    return re.sub(r"rank \d+ of \d+, ", "", text)
+
+
+def _judged(record: Record) -> str:
+    gpus, level = wording.count(len(record.topology.gpus), "GPU"), record.run.get("level")
+    figures = sum(finding.state == "met" for finding in record.findings)
+    return f"Every check that level {level} requires ran on {gpus}, and all {figures} judged figures met their limits."
+
+
+def _tightest(record: Record) -> str:
+    """The figure that came nearest to its limit."""
+    judged = [finding for finding in record.findings if finding.state == "met" and finding.limit]
+    nearest = min(judged, key=wording.margin, default=None)
+    worst = wording.worst(nearest) if nearest else None
+    if nearest is None or nearest.limit is None or worst is None:
+        return ""
+    value, limit = wording.beside(worst[1], nearest.limit)
+    what = ", ".join([wording.title(nearest), *wording.conditions(nearest)])
+    inside = wording.percent(wording.margin(nearest), 2)
+    return f"Nearest to its limit came {what}: {value} against {limit}, {inside} inside."
+
+
+def _open(record: Record) -> str:
+    told = counted(gaps(record))
+    return f"Open: {', '.join(told)}." if told else ""

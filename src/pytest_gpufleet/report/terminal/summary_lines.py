@@ -1,0 +1,96 @@
+"""The end of the run on the terminal: the verdict, why, and what to look at."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.accused import blames
+from pytest_gpufleet.report.banner import reasons, stamp
+from pytest_gpufleet.report.failures import Failure, failures
+from pytest_gpufleet.report.misses import Miss
+from pytest_gpufleet.report.open_points import counted, gaps, inapplicable
+from pytest_gpufleet.report.reason_texts import why
+
+Line = tuple[str, dict[str, bool]]
+
+WIDTH = 80
+MOST_MISSES = 3  # of one check
+MOST_LINES = 8  # of what it said: a line a GPU
+PLAIN: dict[str, bool] = {}
+BAD = {"red": True}
+HEADING = {"bold": True}
+# Many a serial console knows ASCII only.
+SPOKEN = {"≥ ": "at least ", "≤ ": "at most "}
+
+
+def lines(record: Record) -> list[Line]:
+    """The lines of the summary, each with pytest's markup; 80 columns wide where that cuts no identity."""
+    verdict = stamp(record)
+    result: list[Line] = [(verdict.word, verdict.markup), *_wrapped(why(record), "  ")]
+    for reason in reasons(record):
+        result += _wrapped(reason, "  - ")
+    if failed := failures(record, blames(record)):
+        result.append((f"Failed checks: {sum(len(failure.names) for failure in failed)}", HEADING))
+        result += [line for failure in failed for line in _failure(failure)]
+    carried = Counter(check.run for check in record.checks.values() if check.run)
+    for run, count in carried.items():
+        result += _wrapped(f"Carried over from {run}: {wording.count(count, 'check')}", "")
+    if left_open := counted(gaps(record)):
+        text = f"Left open: {', '.join(left_open)} (the report lists each with its reason)"
+        result += _wrapped(text, "", {"yellow": True})
+    if others := sum(len(gap.things) for gap in inapplicable(record)):
+        result += _wrapped(f"Not applicable to this machine: {wording.count(others, 'check')}", "")
+    return result
+
+
+def _failure(failure: Failure) -> list[Line]:
+    """What failed, why if that was found out, which GPUs, how far off, what it means and what to do."""
+    cases = f", {len(failure.cases)} cases" if len(failure.cases) > 1 else ""
+    result = _wrapped(failure.title, "  ", BAD)
+    if failure.title != failure.name and not failure.alike:
+        result += _wrapped(f"{failure.name}{cases}", "    ")
+    for text in failure.causes:
+        result += [line for each in text.splitlines() for line in _wrapped(each, "    ", BAD)]
+    said = failure.messages[0].head if failure.messages else ""
+    for gpu in failure.gpus:
+        if gpu.identity not in "\n".join((said, *failure.causes)):
+            result += _wrapped(gpu.identity, "    ", BAD)
+    for miss in failure.misses[:MOST_MISSES]:
+        result += _miss(miss)
+    if (more := len(failure.misses) - MOST_MISSES) > 0:
+        result += _wrapped(f"... and {wording.count(more, 'figure')} more, which the report lists", "    ")
+    said_lines = [line for line in said.splitlines() if line.strip()]
+    for line in said_lines[:MOST_LINES]:
+        result += _wrapped(textwrap.shorten(line, 400, placeholder=" ..."), "    ")
+    if (more := len(said_lines) - MOST_LINES) > 0:
+        result += _wrapped(f"... and {wording.count(more, 'line')} more, which the report shows", "    ")
+    for file, names in failure.by_file.items():
+        result += _wrapped(f"{file}: {', '.join(names)}", "    ")
+    return result + [line for paragraph in failure.advice for line in _wrapped(paragraph, "    ")]
+
+
+def _miss(miss: Miss) -> list[Line]:
+    limit = miss.limit
+    for sign, spoken in SPOKEN.items():
+        limit = limit.replace(sign, spoken)
+    what = ", ".join(filter(None, (miss.metric, miss.conditions)))
+    result = _wrapped(f"{miss.place}: {what}", "    ", BAD)
+    result += _wrapped(", ".join(filter(None, (miss.value, miss.peers, f"limit: {limit}"))), "      ")
+    if miss.kind != "peers" and miss.source:
+        result += _wrapped(f"source of the limit: {miss.kind}, {miss.source}", "      ")
+    return result
+
+
+def _wrapped(text: str, indent: str, markup: dict[str, bool] = PLAIN) -> list[Line]:
+    texts = textwrap.wrap(
+        wording.clean(text),
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=" " * len(indent),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [(line, markup) for line in texts]

@@ -1,0 +1,153 @@
+"""The append-only record of a run, and what can be read back from it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet.model.events import LONGEST_LINE
+from pytest_gpufleet.model.record import Record, sha256
+
+
+class Evidence:
+    """Writes evidence.jsonl, one line an event, on disk before `add` returns; `record` is what it amounts to.
+
+    If the disk is full, or somebody removes the folder or changes the file, the run goes on. What happened is an event
+    of its own (`spoiled`), which no verdict can pass over. `trouble` says what else could not be written.
+    """
+
+    sha256 = ""  # of all that was written, once it is sealed
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record = Record()
+        self.trouble = ""
+        self._written = hashlib.sha256()
+        self._length = 0
+        self._owed: list[bytes] = []  # what went wrong, and could not be written when it did
+        self._late = ""  # what went wrong after the verdict
+        self._kept = True
+        self._file = _new(path)
+        self._place = path.absolute()  # a test may go into another folder
+        self._lock = threading.Lock()  # telemetry comes from a thread of its own
+
+    def add(self, event: str, **content: Any) -> None:
+        with self._lock:
+            if not self._file.closed:  # a GPU that hung in its driver may answer after the verdict
+                self._add(event, content)
+
+    def spoil(self, why: str) -> None:
+        """Record what keeps this run, and every run that goes on with it, from being complete; once."""
+        with self._lock:
+            self._spoil(why)
+
+    def compare(self) -> None:
+        """Hold the whole file against what was written, before the verdict is told."""
+        with self._lock:
+            self._spoil(self._tampered(whole=True))
+
+    def seal(self) -> str:
+        """The verdict was the last event: nothing is added from here on, and `sha256` is known. What was done to the
+        file since `compare`, or ""."""
+        with self._lock:
+            self._spoil(self._tampered(whole=True))
+            self.sha256 = self._written.hexdigest()
+            self._file.close()
+        return self._late
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    def _add(self, event: str, content: Mapping[str, Any]) -> None:
+        if self._kept and event != "spoiled":
+            self._spoil(self._tampered())
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        line = json.dumps({"t": now, "event": event, **content})
+        if len(line) >= LONGEST_LINE:  # it is ASCII
+            raise ValueError(f"an event {event} is longer than {LONGEST_LINE >> 20} MiB, and could not be read again")
+        self.record.add(json.loads(line))
+        try:
+            while self._owed:
+                self._write(self._owed[0])
+                del self._owed[0]
+            self._write(line.encode() + b"\n")
+        except OSError as error:
+            if event == "spoiled":
+                self._owed.append(line.encode() + b"\n")
+            self._spoil(f"the evidence could not be written to {self.path}: {error.strerror}")
+
+    def _spoil(self, why: str) -> None:
+        if not why or why in self.record.spoiled:
+            return
+        if self.record.verdict is None:
+            self._add("spoiled", {"why": why})
+        else:
+            self._late = self._late or why
+
+    def _write(self, line: bytes) -> None:
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            rest = line
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())  # a machine that dies now must leave this line
+        except OSError:
+            os.ftruncate(self._file.fileno(), before)  # no half of a line before the next one
+            raise
+        self._written.update(line)
+        self._length += len(line)
+
+    def _tampered(self, whole: bool = False) -> str:
+        """What somebody else did to the file, or "": by its size and place alone, or by all that is in it. A file that
+        is not where it was is written there again."""
+        try:
+            done, ours, there = "", os.fstat(self._file.fileno()), _state(self._place)
+            if there is None or not os.path.samestat(ours, there):
+                done = "replaced" if there else "moved away" if ours.st_nlink else "removed"
+                self._write_again()
+            size = os.fstat(self._file.fileno()).st_size
+            if size != self._length or (whole and sha256(self._place) != self._written.hexdigest()):
+                return f"{self.path} was changed by something else while the run went on: it is not what the run wrote"
+            return f"{self.path} was {done} while the run went on, and was written again" if done else ""
+        except OSError as error:
+            self._kept = False  # not tried again before the end
+            return f"the evidence cannot be kept at {self.path}: {error.strerror}"
+
+    def _write_again(self) -> None:
+        """Its content is still there for who has it open. What stands in its place is kept beside it."""
+        self._place.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(self._place):
+            self._place.replace(f"{self._place}.found")
+        copy = _new(self._place)
+        try:
+            self._file.seek(0)
+            shutil.copyfileobj(self._file, copy, 1 << 20)
+            os.fsync(copy.fileno())
+        except OSError:
+            copy.close()
+            self._place.unlink()
+            raise
+        self._file.close()
+        self._file = copy
+
+
+def _new(path: Path) -> io.FileIO:
+    """A file that was not there, and that grows at its end only."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    return io.FileIO(os.open(path, flags, 0o666), "r+")
+
+
+def _state(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None

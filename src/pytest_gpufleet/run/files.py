@@ -1,0 +1,93 @@
+"""The files that a run leaves behind: where they go, and whether they can be written."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.safe_files import STREAMS, open_regular
+
+REPORT_BYTES = 4 << 20
+TEMPORARY_BYTES = 64 << 20  # the photographs that the suite has decoded take 23 MB, all else less
+TEXTFILE = b"# HELP gpufleet_"  # how a textfile of ours begins
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """A folder that no other run has, not even one that starts in the same second. UsageError if it cannot be made."""
+    for number in itertools.count(1):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except OSError as error:
+            if not folder.is_dir():  # else another run was here first
+                raise pytest.UsageError(
+                    f"the report folder {folder} cannot be written ({error.strerror}): choose another with --fleet-dir"
+                ) from None
+    raise AssertionError("unreachable")
+
+
+def check_temporary() -> None:
+    """UsageError if there is no room for temporary files, without which checks would fail that say nothing of a GPU."""
+    folder = os.environ.get("TMPDIR", "/tmp")
+    try:
+        folder = tempfile.gettempdir()
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, TEMPORARY_BYTES)
+    except OSError as error:
+        raise pytest.UsageError(
+            f"there is no room for temporary files in {folder}: {error.strerror}; "
+            f"make {TEMPORARY_BYTES >> 20} MiB free there, or set TMPDIR to another folder"
+        ) from None
+
+
+def check_copy(option: str, path: Path) -> None:
+    """UsageError if what an option asks for could not be put in its place when the run is over."""
+    problem = "it is a folder" if path.is_dir() else ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent not in STREAMS:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        problem = str(error.strerror)
+    if problem:
+        raise pytest.UsageError(f"{option} {path} cannot be written: {problem}")
+
+
+def check_textfile(path: Path | None) -> None:
+    """UsageError if Prometheus' textfile could not be put in its place, or if it would replace something else."""
+    if path is None:
+        return
+    problem: str | None = "it is a folder" if path.is_dir() else None
+    try:
+        # It will be replaced: it must not be somebody's evidence or profile.
+        if not problem and os.path.lexists(path) and not _is_textfile(path):
+            problem = "it is there and is no textfile of an earlier run; give another name, or remove it"
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        problem = error.strerror
+    if problem:
+        raise pytest.UsageError(f"--fleet-prometheus {path} cannot be written: {problem}")
+
+
+def _is_textfile(path: Path) -> bool:
+    try:
+        with open_regular(path) as file:
+            return file.read(len(TEXTFILE)) in (TEXTFILE, b"")
+    except OSError:
+        return False
+
+
+def no_room(folder: Path) -> str:
+    """Why the report cannot be written to the run's folder, which is made again if it is gone; "" if it can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(REPORT_BYTES))
+    except OSError as error:
+        return f"the report cannot be written to {folder}: {error.strerror}"
+    return ""

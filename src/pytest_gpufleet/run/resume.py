@@ -1,0 +1,190 @@
+"""Going on where a run that died or was interrupted has stopped.
+
+What an earlier run found against the machine, or against itself, is never lost on the way: its health problems go into
+the new evidence and reject the machine again, what kept it from being complete keeps the new one from it, and checks
+that failed are named beside a new verdict.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.commands.command import CommandFailed
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.levels import check_name
+from pytest_gpufleet.model.record import Record, sha256
+from pytest_gpufleet.model.record import events as recorded_events
+from pytest_gpufleet.report.wording import clean
+from pytest_gpufleet.run.folder import EVIDENCE, record_of, stated_sums
+from pytest_gpufleet.verdict.blind import without_telemetry
+from pytest_gpufleet.verdict.verdict import CUT_SHORT
+
+# What must be the same for figures of two runs to stand in one report.
+RUN_FACTS = {
+    "level": "level",
+    "burn_in_seconds": "the length of the burn-in in seconds",
+    "gpus": "what --gpus asks for",
+    "gpus_present": "the number of GPUs in the machine",
+    "rehearsal": "whether it is a rehearsal",
+    "ranks": "the number of ranks",
+    "profile": "the profile",
+    "profile_sha256": "the content of the profile",
+    "plugin": "pytest-gpufleet",
+    "python": "Python",
+    "pytest": "pytest",
+}
+SOFTWARE = {"driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL", "torch": "torch"}
+GPU_FACTS = {
+    "serial": "serial number",
+    "uuid": "UUID",
+    "name": "model",
+    "vbios": "VBIOS",
+    "memory_bytes": "memory in bytes",
+    "pci_bus_id": "PCI bus id",
+}
+# Files and checks that say what the machine is like now: never carried over.
+ALWAYS_AGAIN = (
+    "test_1_inventory.py::",
+    "test_2_health.py::",
+    "test_9_endurance.py::test_nvlinks_stayed_clean",
+    "test_9_endurance.py::test_pcie_links_stayed_clean",
+)
+
+# Events of which the new run has its own, or which belong to a check that runs again or passed.
+MADE_AGAIN = (
+    "run", "profile", "topology", "machine", "world_started", "fresh_world", "failure", "telemetry", "progress",
+    "check_started", "deselected", "verdict",
+)  # fmt: skip
+
+
+def load(folder: Path) -> Record:
+    """The record of the run in `folder`. UsageError if there is none, if it is not as that run left it, or if the run
+    came to its end with an answer."""
+    try:
+        record, digest = record_of(folder), sha256(folder / EVIDENCE)
+        others = [name for name, stated in stated_sums(folder).items() if stated and stated != digest]
+    except (OSError, CommandFailed) as error:
+        raise pytest.UsageError(clean(f"--fleet-resume: {error}")) from None
+    if others:
+        raise pytest.UsageError(
+            f"--fleet-resume {folder}: {' and '.join(others)} was made of other evidence: {EVIDENCE} was changed later"
+        )
+    if record.verdict in ("ACCEPTED", "REJECTED") and record.exit_status not in CUT_SHORT:
+        raise pytest.UsageError(
+            f"--fleet-resume {folder}: that run came to its end ({record.verdict}): there is nothing to resume; "
+            "start a new run"
+        )
+    return record
+
+
+def check_same(folder: Path, then: Record, run: dict[str, Any], topology: GpuTopology) -> None:
+    """UsageError that names what differs between the run to resume and this one, a line each."""
+    differences = [
+        _differs(what, before, now)
+        for what, before, now in (
+            *((what, then.run.get(name), run.get(name)) for name, what in RUN_FACTS.items()),
+            *((what, getattr(then.topology, name), getattr(topology, name)) for name, what in SOFTWARE.items()),
+        )
+        if before != now
+    ]
+    differences += _variables(then.run.get("environment") or {}, run["environment"])
+    differences += _gpus(then.topology.gpus, topology.gpus)
+    if differences:
+        told = "\n".join(f"  {difference}" for difference in differences)
+        raise pytest.UsageError(clean(f"--fleet-resume {folder}: this is not the same machine and setup:\n{told}"))
+
+
+def _differs(what: str, before: object, now: object) -> str:
+    if what == RUN_FACTS["profile_sha256"]:
+        return f"{what} is another"
+    return f"{what} was {_told(before)}, is {_told(now)}"
+
+
+def _told(value: object) -> str:
+    match value:
+        case None:
+            return "unknown"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.10g}"
+    return str(value)
+
+
+def _variables(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Names only: values may be long, and stand in both reports."""
+    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    return [f"variables of the environment that differ: {', '.join(names)}"] if names else []
+
+
+def _gpus(before: tuple[Gpu, ...], now: tuple[Gpu, ...]) -> list[str]:
+    """What differs in the first GPU of which anything does; that of a whole machine is told by its number of GPUs."""
+    if len(before) != len(now):
+        return [f"the GPUs were {_count(before)}, are {_count(now)}"]
+    for old, new in zip(before, now, strict=True):
+        for name, what in GPU_FACTS.items():
+            if (was := getattr(old, name)) != (now_is := getattr(new, name)):
+                others = sum(_facts(one) != _facts(other) for one, other in zip(before, now, strict=True)) - 1
+                more = f" ({others} more GPUs differ)" if others > 1 else " (1 more GPU differs)" if others else ""
+                return [f"GPU {new.index}: {_differs(what, was, now_is)}{more}"]
+    return []
+
+
+def _count(gpus: tuple[Gpu, ...]) -> str:
+    return f"{len(gpus)}, the first with serial number {_told(gpus[0].serial)}" if gpus else "none"
+
+
+def _facts(gpu: Gpu) -> list[object]:
+    return [getattr(gpu, name) for name in GPU_FACTS]
+
+
+def history(folder: Path, then: Record) -> list[dict[str, Any]]:
+    """The runs that a new one goes on with, the first one first: name, begin, and the checks that failed there, also
+    those that missed a limit and did not come to their end."""
+    failed = [check.id for check in then.checks.values() if check.outcome == "failed"]
+    failed += [finding.check for finding in then.findings if finding.state == "missed"]
+    told = {"run": _name(folder), "utc": then.run.get("utc"), "failed": list(dict.fromkeys(failed))}
+    return [*then.run.get("resumed", []), told]
+
+
+def _name(folder: Path) -> str:
+    return folder.resolve().name
+
+
+def _passed(then: Record) -> set[str]:
+    """The checks of a run that need not run again: they passed, left nothing unjudged and do not tell what the machine
+    is like now."""
+    rehearsal = then.run.get("rehearsal")
+    unjudged = {finding.check for finding in then.findings if finding.state == "not judged" and not rehearsal}
+    return {
+        check.id
+        for check in then.checks.values()
+        if check.outcome == "passed" and check.id not in unjudged and not check_name(check.id).startswith(ALWAYS_AGAIN)
+    }
+
+
+def events(folder: Path, then: Record) -> list[tuple[str, dict[str, Any]]]:
+    """The events by which the new run's evidence takes over checks that need not run again, and all that was told of
+    the run as a whole: what spoiled it spoils the new one. Each says which run it is of."""
+    passed, name = _passed(then), _name(folder)
+    taken = []
+    for event in recorded_events(folder / EVIDENCE):
+        content = {key: value for key, value in event.items() if key not in ("t", "event")}
+        match event:
+            case {"event": "finding", "finding": {"check": check}}:
+                if check in passed:
+                    taken.append(("finding", content))
+            case {"event": "check_finished", "check": check}:
+                if check["id"] in passed:
+                    taken.append(("check_finished", {"check": {**check, "run": check.get("run") or name}}))
+            case {"event": "suite", "manifest": _}:  # that of the new run, which is of the same version
+                pass
+            case {"event": kind} if kind not in MADE_AGAIN:
+                taken.append((kind, {"in_run": name, **content}))
+    # Telemetry itself is made again, but not that of the checks that do not run again.
+    for gpu, missing in without_telemetry(then) if passed else ():
+        taken.append(("spoiled", {"in_run": name, "why": f"{gpu}: {missing}"}))
+    return taken

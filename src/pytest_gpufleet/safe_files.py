@@ -1,0 +1,75 @@
+"""Files opened and written so that nothing else in their place is followed or harmed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+# Of /dev/stdout and of what a shell makes of >(...): links by design, in folders that only root can change.
+STREAMS = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
+
+
+NOT_REGULAR = "it is not a regular file"
+
+
+def open_regular(path: Path, most_bytes: int | None = None) -> BinaryIO:
+    """Open a regular file for reading, in a folder that others may have filled: no link is followed, and nothing waits
+    for the other end of a FIFO. OSError, with the reason in words, if it is anything else or longer than `most_bytes`.
+    """
+    descriptor = _open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and (most_bytes is None or found.st_size <= most_bytes):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most_bytes:,} are read", str(path))
+    raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from None
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, which is there as a whole or as it was before. OSError if that cannot be done.
+
+    A link in its place is replaced, and what it leads to stays as it is: others may have put it there.
+    """
+    if path.parent in STREAMS:
+        path.write_text(text, encoding="utf-8")
+        return
+    temporary = path.with_name(f".gpufleet-{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+        try:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def append_to(path: Path) -> TextIO:
+    """A file to write to at its end, made if it is not there. OSError if that cannot be done, or if it is a link or has
+    other names too, for others may have put it there."""
+    if path.parent in STREAMS:
+        return path.open("a", newline="", encoding="utf-8")
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = _open(path, flags)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        return os.fdopen(descriptor, "a", newline="", encoding="utf-8")
+    os.close(descriptor)
+    why = "it is a hard link to something else" if stat.S_ISREG(found.st_mode) else NOT_REGULAR
+    raise OSError(errno.EINVAL, why, str(path))

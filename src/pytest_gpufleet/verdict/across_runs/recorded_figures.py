@@ -1,0 +1,57 @@
+"""What one run measured, by what it is: the same figure can be found again in another run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.measurement import goodness
+from pytest_gpufleet.model.metric import Condition, Metric
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric under conditions; the places that it has a value for are another matter."""
+
+    name: str
+    conditions: tuple[tuple[str, Condition], ...]
+    # Not part of what makes two figures the same: a later version may word it otherwise.
+    metric: Metric = field(compare=False)
+
+    def worst(self, values: Iterable[float]) -> float:
+        """NaN is worse than any number."""
+        return min(values, key=lambda value: goodness(value, self.metric))
+
+    def share(self, difference: float, reference: float) -> float:
+        """A difference as a fraction of what it is held against.
+
+        Of a ratio it is the difference itself: a ratio is a fraction already, and can be next to nothing, like the
+        share of communication.
+        """
+        return difference if self.metric.unit == "ratio" else difference / abs(reference) if reference else math.nan
+
+
+def judged(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings that the suite holds against a limit, or would if there were one. What is only shown, like the
+    bandwidth of small messages, is too unsteady for that."""
+    return (finding for finding in findings if finding.required or finding.limit is not None)
+
+
+def figures(findings: Iterable[Finding]) -> dict[Figure, dict[str, float]]:
+    """Each figure and its value for every place, in the order of the findings; the worst one if it was measured twice.
+
+    How far samples spread is left out: it says how good a figure is and is none itself.
+    """
+    result: dict[Figure, dict[str, float]] = {}
+    for finding in findings:
+        measurement = finding.measurement
+        if measurement.metric == "spread":
+            continue
+        conditions = tuple(sorted(measurement.conditions.items()))
+        figure = Figure(measurement.metric, conditions, measurement.definition)
+        values = result.setdefault(figure, {})
+        for place, value in measurement.values.items():
+            values[place] = figure.worst((value, values.get(place, value)))
+    return result

@@ -1,0 +1,72 @@
+"""Recorded figures held against other limits, without the machine they come from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.finding import Finding, by_check
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.record import Record, sha256
+from pytest_gpufleet.verdict.given_limits import as_given, instead
+from pytest_gpufleet.verdict.judgement import LimitMissed, halves, judge, unsteady
+from pytest_gpufleet.verdict.profiles.profile import Profile, shipped
+from pytest_gpufleet.verdict.verdict import DIED, settled
+
+CUT_OFF = (
+    "the figures that were measured meet these limits; but when it ran, one of them missed its limit and ended the "
+    "check before it had done everything: run it again"
+)
+
+
+def rejudged(record: Record, profile: Profile | None) -> Record:
+    """The record as it would be if `profile` had been the limits of the run.
+
+    Every figure is judged again, peers and steadiness included, and so is every check that failed for missed limits
+    alone. A check that failed for any other reason stays failed, and figures of a rehearsal stay not judged. What a
+    check compared itself, like the number of GPUs, is not judged again.
+    """
+    findings = [new for finding in record.findings for new in _findings(finding, record, profile)]
+    then, now = (by_check(each for each in some if each.state == "missed") for some in (record.findings, findings))
+    checks = {
+        name: _check(check, then.get(name, []), now.get(name, []), record.topology)
+        for name, check in record.checks.items()
+    }
+    limits = f"the limits of profile {profile.name}" if profile else "no limits"
+    note = f"the figures of {record.run.get('host')}, {record.run.get('utc')}, judged again with {limits}"
+    header = {
+        "profile": profile.name if profile else None,
+        "profile_sha256": sha256(profile.path) if profile else None,
+        "judged_again": note,
+    }
+    again = replace(record, run={**record.run, **header}, findings=findings, checks=checks)
+    models = [gpu.name for gpu in record.topology.gpus]
+    new = as_given(profile, models) if profile and profile not in shipped() else None
+    again = replace(again, profile=instead(new, record.profile))
+    again = settled(again, DIED if record.verdict is None else record.broken)
+    return replace(again, reasons=[note, *again.reasons])
+
+
+def _findings(finding: Finding, record: Record, profile: Profile | None) -> list[Finding]:
+    if finding.measurement.metric == "spread":  # it follows from another figure
+        return []
+    rehearsal = bool(record.run.get("rehearsal"))
+    new = judge(
+        finding.measurement, profile, record.topology, finding.check, rehearsal=rehearsal, required=finding.required
+    )
+    return [new, *filter(None, [unsteady(new)])]
+
+
+def _check(check: Check, then: list[Finding], now: list[Finding], topology: GpuTopology) -> Check:
+    match check.outcome, check.failed_by, bool(now):
+        case ("passed", _, True) | ("failed", "limits" | "limits, with more to do", True):
+            cause, figures = halves(check.message, then)  # the cause was found when it ran, and still holds
+            told = f"\n\nWhen it ran:\n{check.message}" if check.message else ""
+            return replace(
+                check, outcome="failed", message=str(LimitMissed(now, topology, cause if figures else "")) + told
+            )
+        case ("failed", "limits", False):
+            return replace(check, outcome="passed", message="", failed_by="")
+        case ("failed", "limits, with more to do", False):
+            return replace(check, outcome="skipped", message=CUT_OFF, failed_by="")
+    return check

@@ -1,0 +1,172 @@
+"""Runs side by side: one node over time, or many nodes of one model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures, judged
+
+TOLERANCE = 0.03
+SIGMAS = 3
+MAD_TO_SIGMA = 1.4826  # of a normal distribution (Rousseeuw and Croux 1993)
+SOFTWARE = ("driver", "cuda", "nccl", "torch")
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A place of a run that is worse than the same place of the others, by a fraction of their median.
+
+    A ratio is worse by the difference itself, NaN by 1. With two runs there is no median: `reference` is the value of
+    the first.
+    """
+
+    run: str
+    place: str
+    identity: str
+    figure: Figure
+    value: float
+    reference: float
+    worse: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure of all runs. `worst`: for each run the place that did worst and its value, None if it has none.
+
+    `median` and `spread` ((highest - lowest) / median) are over all places of all runs.
+    """
+
+    figure: Figure
+    worst: tuple[tuple[str, float] | None, ...]
+    median: float
+    spread: float
+    outliers: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`notes` says what makes the runs hard to compare: other GPUs, other software, figures that only some have."""
+
+    runs: Mapping[str, Record]
+    notes: tuple[str, ...]
+    rows: tuple[Row, ...]
+    outliers: tuple[Outlier, ...]  # the worst first
+
+
+def compare(runs: Mapping[str, Record]) -> Comparison:
+    """Set two or more runs side by side, each known by its name.
+
+    A place is an outlier if it is worse than the median of the same place over all runs by more than 3 % (or the
+    metric's own tolerance among peers, if that is wider) and by more than three standard deviations, estimated from the
+    median absolute deviation, which one bad node does not spoil. Of two runs the second is held against the first.
+    A ratio is worse by the difference itself. Figures that have no limit in any run and require none, like the
+    bandwidth of small messages, are shown and never outliers.
+    """
+    measured = {name: figures(record.findings) for name, record in runs.items()}
+    judged_ones = {figure for record in runs.values() for figure in figures(judged(record.findings))}
+    every = dict.fromkeys(figure for of_run in measured.values() for figure in of_run)
+    rows, outliers, alone = [], [], 0
+    for figure in every:
+        values = {name: of_run[figure] for name, of_run in measured.items() if figure in of_run}
+        if len(values) < 2:
+            alone += 1
+            continue
+        found = _outliers(figure, values, runs) if figure in judged_ones else []
+        outliers += found
+        rows.append(_row(figure, values, runs, len(found)))
+    notes = [*differences(runs), *_exchanged(runs)]
+    if alone:
+        notes.append(f"{alone} {'figure is' if alone == 1 else 'figures are'} in one of the runs only: not compared")
+    outliers.sort(key=lambda outlier: -outlier.worse)
+    return Comparison(runs, tuple(notes), tuple(rows), tuple(outliers))
+
+
+def _outliers(figure: Figure, values: Mapping[str, Mapping[str, float]], runs: Mapping[str, Record]) -> list[Outlier]:
+    found = []
+    for place in dict.fromkeys(place for of_run in values.values() for place in of_run):
+        at_place = {name: of_run[place] for name, of_run in values.items() if place in of_run}
+        for name, (reference, worse) in worse_ones(at_place, figure).items():
+            identity = runs[name].topology.identity(place)
+            found.append(Outlier(name, place, identity, figure, at_place[name], reference, worse))
+    return found
+
+
+def worse_ones(values: Mapping[str, float], figure: Figure) -> dict[str, tuple[float, float]]:
+    """Which of these runs' values are too far on the bad side: their reference, and how much worse as a fraction."""
+    numbers = [value for value in values.values() if math.isfinite(value)]
+    if len(values) < 2 or not numbers:
+        return {}
+    names = list(values)
+    if len(values) == 2:
+        reference, names, noise = values[names[0]], names[1:], 0.0
+    else:
+        reference = median(numbers)
+        noise = SIGMAS * MAD_TO_SIGMA * median(abs(number - reference) for number in numbers)
+    if not math.isfinite(reference):
+        return {}
+    sign = 1 if figure.metric.better == "higher" else -1
+    tolerance = max(TOLERANCE, figure.metric.peer_tolerance or 0.0, figure.share(noise, reference))
+    worse = {
+        name: 1.0 if math.isnan(values[name]) else figure.share(sign * (reference - values[name]), reference)
+        for name in names
+    }
+    return {name: (reference, fraction) for name, fraction in worse.items() if fraction > tolerance}
+
+
+def _row(figure: Figure, values: Mapping[str, Mapping[str, float]], runs: Mapping[str, Record], outliers: int) -> Row:
+    numbers = [value for of_run in values.values() for value in of_run.values() if math.isfinite(value)] or [math.nan]
+    middle = median(numbers)
+    return Row(
+        figure,
+        tuple(_worst(figure, values.get(name, {})) for name in runs),
+        middle,
+        (max(numbers) - min(numbers)) / abs(middle) if middle else 0.0,
+        outliers,
+    )
+
+
+def _worst(figure: Figure, values: Mapping[str, float]) -> tuple[str, float] | None:
+    if not values:
+        return None
+    worst = figure.worst(values.values())
+    return next((place, value) for place, value in values.items() if value is worst)
+
+
+def differences(runs: Mapping[str, Record]) -> list[str]:
+    """In what the runs' machines and software differ: "driver differs: 580.95 (node7, node8), 575.57 (node9)"."""
+    facts = {
+        "GPU model": {name: models(record) for name, record in runs.items()},
+        **{fact: {name: getattr(run.topology, fact) or "unknown" for name, run in runs.items()} for fact in SOFTWARE},
+    }
+    return [f"{fact} differs: {_owners(of)}" for fact, of in facts.items() if len(set(of.values())) > 1]
+
+
+def models(record: Record) -> str:
+    """The GPU model of a run; several if it has several."""
+    names = sorted({gpu.name for gpu in record.topology.gpus})
+    return " and ".join(names) or ("CPU ranks (rehearsal)" if record.run.get("rehearsal") else "no GPU")
+
+
+def _owners(values: Mapping[str, str]) -> str:
+    owners: dict[str, list[str]] = {}
+    for name, value in values.items():
+        owners.setdefault(value, []).append(name)
+    return ", ".join(f"{value} ({', '.join(names)})" for value, names in owners.items())
+
+
+def _exchanged(runs: Mapping[str, Record]) -> list[str]:
+    """Places of one host that another GPU came to between two runs."""
+    notes = []
+    seen: dict[tuple[str, str], tuple[str, str]] = {}
+    for name, record in runs.items():
+        for gpu in record.topology.gpus:
+            at = (str(record.run.get("host")), gpu.place)
+            before, run = seen.get(at, (gpu.uuid, name))
+            if before != gpu.uuid:
+                notes.append(f"{gpu.place} of {at[0]} is another GPU in {name} than in {run}: now {gpu.identity}")
+            seen[at] = (gpu.uuid, name)
+    return notes

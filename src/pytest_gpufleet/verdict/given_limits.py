@@ -1,0 +1,82 @@
+"""The profile that somebody gave for a run, as its evidence keeps it, and what is to be told of it beside a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_gpufleet.model.given_limits import Change, Given
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.verdict.profiles.profile import Profile, for_gpu
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.model.record import Record
+
+NOT_APPLIED = "a limit of the contract was never applied, since no figure was measured under its conditions"
+
+
+def as_given(profile: Profile, models: Iterable[str]) -> Given:
+    """What evidence has to keep of a profile that was given for GPUs of these models."""
+    shipped = [model.facts for name in sorted(set(models)) if (model := for_gpu(name))]
+    if not shipped and profile.base:
+        shipped = [profile.base.facts]
+    changes = {
+        Change(profile.path.name, fact, value, profile.facts.get(fact)): None
+        for facts in shipped
+        for fact, value in facts.items()
+        if profile.facts.get(fact) != value
+    }
+    return Given(profile.path.name, profile.limits, profile.facts, tuple(changes), profile.calibrated_on)
+
+
+def instead(new: Given | None, before: Given | None) -> Given | None:
+    """What is to be told where recorded figures are held against another profile: the facts that the run's own profile
+    changed still stand behind its checks."""
+    if new is None or before is None:
+        return new or (replace(before, limits=(), calibrated_on=()) if before else None)
+    return replace(new, changes=tuple(dict.fromkeys((*new.changes, *before.changes))))
+
+
+def described(number: int, limit: Limit) -> str:
+    """ "limit 3, bus bandwidth ≥ 460 GB/s with collective=all_reduce, ranks=8" """
+    title = METRICS[limit.metric].title if limit.metric in METRICS else limit.metric
+    when = ", ".join(f"{key}={value}" for key, value in limit.conditions.items())
+    return f"limit {number}, {title} {limit}" + (f" with {when}" if when else "")
+
+
+def unused_limits(record: Record, kind: str = "") -> list[str]:
+    """The limits of the given profile that were never applied, in words: those of this kind, or of all others than
+    contract."""
+    if record.profile is None:
+        return []
+    unused = record.profile.unused(record.findings, record.topology.fabric)
+    return [
+        f"{record.profile.file}: {described(number, limit)}"
+        for number, limit in unused
+        if (limit.kind == kind if kind else limit.kind != "contract")
+    ]
+
+
+def own_limits(record: Record) -> str:
+    """Whether a machine is held against what it did itself; empty if it is not."""
+    own = record.profile.calibrated_among(record.topology.gpus) if record.profile else []
+    if record.profile is None or not own:
+        return ""
+    gpus = ", ".join(f"GPU {gpu.index} (serial {gpu.serial or 'unknown'})" for gpu in own)
+    return (
+        f"the limits come from this very machine: {record.profile.file} was calibrated on {gpus}, so meeting them says "
+        "nothing about it"
+    )
+
+
+def remarks_on(record: Record) -> list[str]:
+    """What a verdict has to tell of the given profile, and what changes nothing about it."""
+    if record.profile is None:
+        return []
+    told = list(map(str, record.profile.changes))
+    if others := len(unused_limits(record)):
+        limits = "1 limit" if others == 1 else f"{others} limits"
+        told.append(f"{limits} of the customer's profile {record.profile.file} held for no figure of this run")
+    return told

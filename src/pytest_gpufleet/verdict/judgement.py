@@ -1,0 +1,172 @@
+"""Measurements held against limits and peers."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.verdict.profiles.profile import Profile
+
+MIN_PEERS = 3  # with two, nobody can say which one is off
+STEADY = 0.05
+STEADINESS = (
+    "a figure that changes from one sample to the next is no figure: something else uses the GPU, or it throttles"
+)
+
+
+class LimitMissed(AssertionError):
+    """Measurements missed their limits, or a GPU is slower than its peers. `findings` has the figures.
+
+    `cause`, if anybody found one, comes first in the message.
+    """
+
+    def __init__(self, findings: Sequence[Finding], topology: GpuTopology, cause: str = "") -> None:
+        self.findings = tuple(findings)
+        self.cause = cause
+        lines = [line for finding in findings for line in _lines(finding, topology)]
+        super().__init__("\n".join([cause, *lines] if cause else lines))
+
+
+def halves(message: str, findings: Iterable[Finding]) -> tuple[str, str]:
+    """What the message of a failed check says before the first of its figures that missed their limits: the cause, if
+    there are figures; and the rest."""
+    titles = tuple(f"{finding.measurement.definition.title} (" for finding in findings if finding.state == "missed")
+    lines = message.splitlines()
+    first = next((number for number, line in enumerate(lines) if titles and line.startswith(titles)), len(lines))
+    return "\n".join(lines[:first]).strip(), "\n".join(lines[first:])
+
+
+def judge(
+    measurement: Measurement,
+    profile: Profile | None,
+    topology: GpuTopology,
+    check: str,
+    *,
+    rehearsal: bool,
+    required: bool = True,
+) -> Finding:
+    """Hold a measurement against the limit of the profile that fits it, and each GPU against its peers.
+
+    `required`: without a limit the finding is "not judged", which makes a verdict incomplete; else "for information".
+    """
+    # First, so that a metric that contradicts the profile fails in a rehearsal too.
+    limit = profile.limit_for(measurement, topology.fabric) if profile else None
+    if rehearsal:
+        reason = "rehearsal: figures of CPU ranks are not judged"
+        return Finding(check, measurement, "not judged", reason=reason, required=required)
+    return against(limit, measurement, topology, check, required, _no_limit(profile, topology))
+
+
+def against(
+    limit: Limit | None, measurement: Measurement, topology: GpuTopology, check: str, required: bool, no_limit: str
+) -> Finding:
+    """Hold a measurement against a limit, and each GPU against its peers. `no_limit`: why there is none."""
+    if not measurement.values:  # which would meet every limit
+        return Finding(check, measurement, "not judged", reason="nothing was measured", required=required)
+    missed = tuple(
+        place
+        for place, value in measurement.values.items()
+        if not _possible(value) or (limit and not limit.met_by(value))
+    )
+    slower = _slower_than_peers(measurement, topology)
+    if missed or slower:
+        reason = _missed_reason(len(missed), len(slower))
+        return Finding(check, measurement, "missed", limit, missed, slower, reason, required)
+    if limit is None and not required:
+        return Finding(check, measurement, "for information", required=False)
+    if limit is None:
+        return Finding(check, measurement, "not judged", reason=no_limit)
+    return Finding(check, measurement, "met", limit, required=required)
+
+
+def _possible(value: float) -> bool:
+    """Nothing that is measured here can be infinite or negative, and NaN is no figure."""
+    return math.isfinite(value) and value >= 0
+
+
+def unsteady(finding: Finding) -> Finding | None:
+    """A finding of its own for a judged figure whose samples differ by more than 5 %; else None."""
+    measurement = finding.measurement
+    judged = measurement.definition.steady and finding.state in ("met", "missed")
+    if not judged or all(spread <= STEADY for spread in measurement.spread.values()):
+        return None
+    limit = Limit("spread", "max", STEADY, "ratio", "project gate", STEADINESS, {}, "")
+    spread = Measurement("spread", measurement.spread, {"metric": measurement.metric, **measurement.conditions})
+    missed = tuple(place for place, value in spread.values.items() if not limit.met_by(value))
+    return Finding(finding.check, spread, "missed", limit, missed, {}, _missed_reason(len(missed), 0))
+
+
+def _slower_than_peers(measurement: Measurement, topology: GpuTopology) -> dict[str, float]:
+    """Places worse than the median of their peers by more than the metric's tolerance, and by what fraction.
+
+    Peers are GPUs of the same model, and pairs of such GPUs that are linked in the same way.
+    """
+    tolerance = measurement.definition.peer_tolerance
+    if tolerance is None:
+        return {}
+    sign = 1 if measurement.definition.better == "higher" else -1
+    slower = {}
+    peers = defaultdict(list)
+    for place, value in measurement.values.items():
+        peers[topology.kind(place)].append(value)
+    middles = {
+        kind: median(numbers)
+        for kind, values in peers.items()
+        if len(values) >= MIN_PEERS and (numbers := [value for value in values if not math.isnan(value)])
+    }
+    for place, value in measurement.values.items():
+        middle = middles.get(topology.kind(place))
+        if middle is None:
+            continue
+        if math.isnan(value):
+            fraction = 1.0  # a GPU that gave no number at all is as slow as can be
+        elif middle:
+            fraction = sign * (middle - value) / abs(middle)
+        else:
+            fraction = 0.0  # nothing is slower than peers that reach nothing
+        if fraction > tolerance:
+            slower[place] = fraction
+    return slower
+
+
+def _missed_reason(missed: int, slower: int) -> str:
+    parts = []
+    if missed:
+        parts.append(f"{missed} {'place misses' if missed == 1 else 'places miss'} the limit")
+    if slower:
+        parts.append(f"{slower} {'GPU is' if slower == 1 else 'GPUs are'} slower than the peers")
+    return ", ".join(parts)
+
+
+def _no_limit(profile: Profile | None, topology: GpuTopology) -> str:
+    if profile is None:
+        models = " and ".join(sorted({gpu.name for gpu in topology.gpus})) or "this machine"
+        return f"no profile knows {models}: give one with --fleet-profile"
+    return f"profile {profile.name} has no limit for these conditions: calibrate on a known-good machine"
+
+
+def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
+    measurement, limit = finding.measurement, finding.limit
+    what = f"{measurement.definition.title} ({', '.join(f'{k}={v}' for k, v in measurement.conditions.items())})"
+    lines = [f"{what}: {finding.reason}"]
+    for place in finding.missed:
+        value = measurement.values[place]
+        against = f"limit {limit}" if _possible(value) else "which no measurement can give"
+        lines.append(f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {against}")
+    for place, fraction in (finding.slower_than_peers or {}).items():
+        value = measurement.values[place]
+        lines.append(
+            f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {fraction:.1%} worse than the median of "
+            f"its peers (tolerance {measurement.definition.peer_tolerance:.0%})"
+        )
+    if limit is not None:
+        whose = "the customer's profile" if limit.contract else "profile"
+        origin = f"{whose} {limit.profile}, " if limit.profile else ""
+        lines.append(f"  limit from {origin}{limit.kind}: {limit.source}")
+    return lines

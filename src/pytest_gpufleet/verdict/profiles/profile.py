@@ -1,0 +1,133 @@
+"""Profiles: what is known of a GPU model, and the limits it is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Metric
+from pytest_gpufleet.model.vocabulary import EXTRAORDINARY
+from pytest_gpufleet.verdict.profiles import profile_file
+from pytest_gpufleet.verdict.profiles.profile_file import KnownGood
+from pytest_gpufleet.verdict.profiles.profile_table import ProfileError
+
+__all__ = ["Profile", "ProfileError", "choose", "for_gpu", "holds", "load", "shipped"]
+
+_HERE = Path(__file__).parent
+EVERY_GPU = "every-gpu.toml"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One GPU model: the exact names NVML gives it (`match`), its data-sheet `facts`, and its `limits`.
+
+    The unit of a fact is in its name. Where nobody published a limit there is none: unknown stays unknown. `base`: the
+    profile whose limits hold where these say nothing. `metrics`: all that its limits may be for.
+    `calibrated_on`: the runs that they come from, where `gpufleet calibrate` has written them.
+    """
+
+    name: str
+    match: tuple[str, ...]
+    facts: Mapping[str, float]
+    limits: tuple[Limit, ...]
+    path: Path
+    base: Profile | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    calibrated_on: tuple[KnownGood, ...] = ()
+
+    def limit_for(self, measurement: Measurement, fabric: str = "") -> Limit | None:
+        """The limit that decides: the most specific of those whose every condition was measured so, on a machine whose
+        GPUs `fabric` connects.
+
+        What a contract says goes before what its base says, however specific: no contract is set aside in silence.
+        ProfileError if the figure is in another unit than the profile says, or better in the other direction, whether a
+        limit holds for it or not: under the conditions of a rehearsal none may.
+        """
+        self._check_comparable(measurement.definition)
+        fitting = (limit for limit in self.limits if holds(limit, measurement, fabric))
+        limit = max(fitting, key=lambda limit: len(limit.conditions), default=None)
+        if limit is None and self.base:
+            return self.base.limit_for(measurement, fabric)
+        return limit
+
+    def _check_comparable(self, metric: Metric) -> None:
+        own = self.metrics.get(metric.name, metric)
+        if (own.unit, own.better) != (metric.unit, metric.better):
+            raise ProfileError(
+                f"{metric.name} was measured in {metric.unit}, where {metric.better} is better, but by "
+                f"{self.path.name} it is in {own.unit}, and {own.better} is better; make the two the same."
+            )
+
+
+def holds(limit: Limit, measurement: Measurement, fabric: str) -> bool:
+    """Whether a limit is for this metric, and every one of its conditions was measured so."""
+    measured = {"fabric": fabric, **measurement.conditions}
+    return (
+        limit.metric == measurement.metric
+        and all(measured.get(key) == value for key, value in limit.conditions.items())
+        and all(key in limit.conditions for key in EXTRAORDINARY if key in measured)
+    )
+
+
+@cache
+def shipped() -> tuple[Profile, ...]:
+    """The profiles that come with this package, one a GPU model."""
+    every = _load(_HERE / EVERY_GPU, (), contract=False)
+    paths = sorted(set(_HERE.glob("*.toml")) - {_HERE / EVERY_GPU})
+    return tuple(replace(_load(path, (), contract=False), base=every) for path in paths)
+
+
+def for_gpu(name: str) -> Profile | None:
+    """The shipped profile for a GPU, by the exact name that NVML gives; None for an unknown model.
+
+    Exact, because limits of one model fail or flatter another: "NVIDIA H100 NVL" has fewer links than
+    "NVIDIA H100 80GB HBM3".
+    """
+    return next((profile for profile in shipped() if name in profile.match), None)
+
+
+def load(path: Path) -> Profile:
+    """Read a customer's profile from a TOML file and check all of it.
+
+    Raises ProfileError for a file that cannot be read, an unknown key, a limit without unit, kind or source,
+    a value in the wrong unit or sense, or two limits of which neither is more specific: a typing error in a
+    profile must not let a machine pass.
+    """
+    profile = _load(path, shipped(), contract=True)
+    if not profile.match:
+        raise ProfileError(
+            f'{path}: "match" is missing; list the names that NVML gives such GPUs, or extend a profile.'
+        )
+    return profile
+
+
+def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
+    """The profile for a machine with GPUs of these names: the one in the file `path`, else the shipped one, else None.
+
+    No shipped profile is for GPUs of several models. ProfileError if the file is bad or not for all of these GPUs.
+    """
+    names = sorted(set(gpu_names))
+    if path is None:
+        return for_gpu(names[0]) if len(names) == 1 else None
+    given = load(path)
+    if strangers := [name for name in names if name not in given.match]:
+        raise ProfileError(
+            f"{path}: is for {', '.join(given.match)}, but this machine has {', '.join(strangers)}; "
+            'add the name to "match", or give the profile of that GPU.'
+        )
+    return given
+
+
+def _load(path: Path, bases: Iterable[Profile], *, contract: bool) -> Profile:
+    by_name = {profile.name: profile for profile in bases}
+    file = profile_file.read(path, tuple(by_name), contract=contract)
+    if not file.extends:
+        return Profile(file.name, file.match, file.facts, file.limits, path, None, file.metrics, file.calibrated_on)
+    base = by_name[file.extends]
+    facts = {**base.facts, **file.facts}
+    match = file.match or base.match
+    return Profile(file.name, match, facts, file.limits, path, base, file.metrics, file.calibrated_on)

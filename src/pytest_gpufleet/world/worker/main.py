@@ -1,0 +1,239 @@
+"""A rank process: it starts, says so, and then runs what it is sent until it is killed."""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpufleet.world.engines.channel import RankEnd
+from pytest_gpufleet.world.outcomes import NotApplicable, Outcome
+from pytest_gpufleet.world.rank import Rank, RankSpec
+from pytest_gpufleet.world.shipping import Parcel, pack, unpack
+from pytest_gpufleet.world.worker import introspection
+from pytest_gpufleet.world.worker.output import Output
+from pytest_gpufleet.world.worker.progress_board import Progress
+
+# torch is imported only once a failure of it can be told: a library that does not load is a finding.
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_gpufleet.world.worker.rank_state import RankState
+
+F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
+# torch's own records of collectives: NCCL's, and from torch 2.8 on also Gloo's.
+FLIGHT_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+OWN_FILES = {__file__, str(Path(__file__).parents[2] / "plugin" / "spmd.py")}
+TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not flood the report
+
+
+@dataclass(frozen=True)
+class Call:
+    """Run `parcel`, a packed (function, args, kwargs), on `ranks`, with or without their process group. `number`: no
+    other call of this world has it, and its answer bears it. `test`: no other test of this session has it."""
+
+    number: int
+    test: int
+    name: str
+    ranks: tuple[int, ...]
+    with_group: bool
+    parcel: Parcel
+
+
+def main(connection: RankEnd, lifeline: int, spec: RankSpec) -> None:
+    """The whole life of a rank process."""
+    _end_with_the_controller(lifeline)
+    os.environ.clear()
+    os.environ.update(spec.environment)
+    _keep_sockets_in(spec.sockets / f"rank{spec.index}")
+    output = Output(spec.file("output"))
+    stacks = spec.file("stack").open("wb")
+    faulthandler.enable(stacks)
+    # Written in C and without the GIL: it answers even while a C extension holds the GIL.
+    faulthandler.register(signal.SIGUSR1, stacks)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which then ends the ranks
+    _write_flight_recorder_on_request(spec.file("flight"))
+    introspection.install()
+    progress = Progress(spec.file("progress"))
+
+    state: RankState | None = None
+
+    def prepare() -> None:
+        nonlocal state
+        device = _prepare_device(spec, progress)
+        from pytest_gpufleet.world.worker.rank_state import RankState
+
+        state = RankState(device, stacks, output)
+
+    connection.send(_perform(0, "start", progress, prepare, spec.scratch, output))
+    while True:
+        try:
+            call: Call = connection.receive()
+        except EOFError:
+            return
+        from pytest_gpufleet.world import process_group
+
+        assert state is not None  # the controller sends nothing to a rank that did not start
+        rank = Rank(
+            index=call.ranks.index(spec.index),
+            size=len(call.ranks),
+            device=state.device,
+            gpu=spec.gpu,
+            _group=process_group.of(call.ranks) if call.with_group else None,
+            _progress=progress,
+        )
+        body = partial(_run, call, rank, state)
+        answer = _perform(call.number, call.name, progress, body, spec.scratch, output)
+        connection.send(answer)
+
+
+def _run(call: Call, rank: Rank, state: RankState) -> Any:
+    state.before_call(call.test)
+    function, args, kwargs = unpack(call.parcel)
+    return function(rank, *args, **kwargs)
+
+
+def _perform(
+    number: int, name: str, progress: Progress, body: Callable[[], Any], scratch: Path, output: Output
+) -> Outcome:
+    """Run one call. However it ends, it becomes an Outcome; after a failure the phase stays for the report."""
+    progress.begin(name)
+    ending: dict[str, Any]
+    try:
+        ending = {"kind": "returned", "result": _pack_result(_as_one_process(body), scratch)}
+    except NotApplicable as skip:
+        ending = {"kind": "not applicable", "error_text": _clip(str(skip))}
+    except pytest.skip.Exception as skip:
+        ending = {"kind": "skipped", "error_text": _clip(str(skip))}
+    except pytest.xfail.Exception as xfail:
+        ending = {"kind": "xfailed", "error_text": _clip(str(xfail))}
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the story must get out
+        ending = {"kind": "raised", **_story(error)}
+    return Outcome(call=number, output=output.take(), ended=time.monotonic(), **ending)
+
+
+def _as_one_process(body: Callable[[], Any]) -> Any:
+    """What `body` returns or raises in this process. A child that it forked, and that comes back as well, ends here: it
+    shares the rank's connection and files, and would answer in its place."""
+    rank = os.getpid()
+    try:
+        return body()
+    finally:
+        if os.getpid() != rank:
+            os._exit(0)
+
+
+def _pack_result(result: Any, scratch: Path) -> Parcel:
+    try:
+        return pack(result, scratch)
+    except Exception as error:  # pickling runs the object's own code, which may raise anything
+        raise TypeError(f"the result ({type(result).__name__}) cannot be sent back: {error}") from None
+
+
+def _story(error: BaseException) -> dict[str, str]:
+    kind = type(error)
+    try:
+        text = str(error)
+        lines = traceback.format_exception(kind, error, _without_own_frames(error))
+    except BaseException as broken:  # an exception whose own __str__ raises, be it SystemExit
+        why = "".join(traceback.format_exception_only(broken)).strip()
+        text, lines = f"(its text cannot be shown: {why})", traceback.format_tb(_without_own_frames(error))
+    return {
+        "error_type": _clip(f"{kind.__module__}.{kind.__qualname__}"),
+        "error_text": _clip(text),
+        "traceback": _clip("".join(lines)),
+    }
+
+
+def _without_own_frames(error: BaseException) -> Any:
+    """The traceback from the shipped function on: how it was called is no news to its author."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in OWN_FILES and frames.tb_next is not None:
+        frames = frames.tb_next
+    return frames
+
+
+def _clip(text: str) -> str:
+    if len(text) <= TEXT_LIMIT:
+        return text
+    return (
+        f"{text[: TEXT_LIMIT // 2]}\n... {len(text) - TEXT_LIMIT:,} characters left out ...\n{text[-TEXT_LIMIT // 2 :]}"
+    )
+
+
+def _end_with_the_controller(lifeline: int) -> None:
+    """Have the kernel kill this rank and its children the moment the controller is gone, however it went.
+
+    The controller alone holds the other end of `lifeline` and never writes to it. When that end closes, the kernel
+    sends the signal chosen here to the whole process group: no thread of ours has to run, so it also ends a rank that
+    holds the GIL for ever.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # it closed before the kernel was told
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _keep_sockets_in(folder: Path) -> None:
+    """Have multiprocessing, by which data loaders pass tensors, put its sockets there and not below TMPDIR, where the
+    path may be too long for a socket, and where a rank that is killed would leave them."""
+    folder.mkdir()
+    multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]  # no public way
+
+
+def _prepare_device(spec: RankSpec, progress: Progress) -> torch.device:
+    """Make the device current and create its context, so that no test pays for it."""
+    progress.phase("import torch")
+    import torch
+    import torch.distributed
+
+    progress.call_collectives(torch.distributed)
+    device = torch.device(spec.device)
+    if spec.cpu_threads:
+        torch.set_num_threads(spec.cpu_threads)
+    if spec.gpu is not None:
+        progress.phase("create the CUDA context")
+        torch.cuda.set_device(device)
+        torch.zeros(1, device=device)
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        if uuid != spec.gpu.uuid:
+            raise RuntimeError(
+                f"{device} is {uuid}, but NVML says that it should be {spec.gpu.identity}: "
+                "CUDA and NVML disagree about the order of the GPUs (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER)"
+            )
+    return device
+
+
+def _write_flight_recorder_on_request(path: Path) -> None:
+    """On SIGUSR2 write what torch's flight recorder knows, from a thread, since the main one may hang."""
+    # Blocked before any other thread starts, so that the signal is left to sigwait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+
+    def _wait_for_requests() -> None:
+        while True:
+            signal.sigwait({signal.SIGUSR2})
+            distributed = sys.modules.get("torch._C._distributed_c10d")
+            for name in FLIGHT_RECORDERS:
+                if (dump := getattr(distributed, name, None)) is not None:
+                    recorded = dump()
+                    text = recorded if isinstance(recorded, str) else recorded.decode()
+                    if '"entries"' in text:
+                        path.write_text(text)
+                        break
+
+    threading.Thread(target=_wait_for_requests, name="gpufleet-flight-recorder", daemon=True).start()

@@ -1,0 +1,213 @@
+"""What is cheap to change on a rank, and is put back before another test uses it. Runs on ranks.
+
+Between the calls of one test everything stays as the test left it. What only a new process can put back (niceness,
+threads that still run, memory that is held, modules that are loaded) is left to the marker fresh_world.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import os
+import random
+import resource
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import IO, Any
+
+import torch
+import torch.distributed
+
+from pytest_gpufleet.world.worker.output import Output
+
+ROUTINES = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
+# Namespaces of which functions are replaced by hand, as in `dist.all_reduce = mine`.
+PATCHED = (torch, torch.distributed, torch.nn.functional, torch.Tensor)
+LEFT_ALONE = {"manual_seed"}  # torch replaces it itself, at the first compilation
+# torch's data loader sets the handler of SIGCHLD once, for all loaders to come.
+SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})
+LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
+def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    return partial(getattr, owner, name), partial(setattr, owner, name)
+
+
+def _list(owner: Any, name: str) -> tuple[Callable[[], list[Any]], Callable[[list[Any]], None]]:
+    return lambda: list(getattr(owner, name)), lambda before: setattr(owner, name, list(before))
+
+
+def _folder() -> str:
+    with suppress(OSError):  # it was removed
+        return os.getcwd()
+    return ""
+
+
+def _enter(folder: str) -> None:
+    with suppress(OSError):  # it was removed
+        os.chdir(folder)
+
+
+def _set_warnings(filters: list[Any]) -> None:
+    warnings.resetwarnings()  # which also drops what is cached of them
+    warnings.filters[:] = filters  # type: ignore[index]  # a list, not declared as one
+
+
+def _set_limits(limits: list[tuple[int, int]]) -> None:
+    for number, (soft, _) in zip(LIMITS, limits, strict=True):
+        hard = resource.getrlimit(number)[1]  # nobody can raise it again
+        with suppress(ValueError):
+            resource.setrlimit(number, (soft, hard))
+
+
+def _set_environment(environment: dict[str, str]) -> None:
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+# How each setting is read and written.
+SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (lambda: dict(os.environ), _set_environment),
+    (_folder, _enter),
+    _list(sys, "path"),
+    (lambda: list(warnings.filters), _set_warnings),
+    (lambda: logging.root.level, logging.root.setLevel),
+    _list(logging.root, "handlers"),
+    (lambda: logging.root.manager.disable, logging.disable),
+    (gc.isenabled, lambda enabled: gc.enable() if enabled else gc.disable()),
+    (lambda: [resource.getrlimit(number) for number in LIMITS], _set_limits),
+    (partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)),
+    (partial(signal.pthread_sigmask, signal.SIG_BLOCK, ()), partial(signal.pthread_sigmask, signal.SIG_SETMASK)),
+    (random.getstate, random.setstate),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    *(
+        (partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device))
+        for device in ("cuda", "cpu")
+    ),
+    (_deterministic, lambda before: torch.use_deterministic_algorithms(before[0], warn_only=before[1])),
+    *(_attribute(torch.backends.cuda.matmul, name) for name in (
+        "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction",
+    )),
+    *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
+)  # fmt: skip
+
+# How float32 is computed, by torch's two interfaces. The second came with torch 2.9: it knows what was changed by the
+# first, and the first refuses to be read once the second has changed something.
+_MATMUL, _CUDNN, _MKLDNN = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+FLOAT32: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _attribute(_MATMUL, "allow_tf32"),
+    _attribute(_CUDNN, "allow_tf32"),
+)
+FLOAT32_BY_OPERATION = tuple(
+    _attribute(owner, "fp32_precision")
+    for owner in (
+        torch.backends, _MATMUL, _CUDNN, _MKLDNN,
+        *(getattr(library, name, None) for library in (_CUDNN, _MKLDNN) for name in ("conv", "rnn", "matmul")),
+    )
+    if hasattr(owner, "fp32_precision")
+)  # fmt: skip
+
+
+class RankState:
+    """The state of a rank at its start. `stacks` is the file to which a rank that hangs writes its stack, `output`
+    that of what it prints."""
+
+    def __init__(self, device: torch.device, stacks: IO[bytes], output: Output) -> None:
+        self.device = device
+        self._stacks = stacks
+        self._output = output
+        self._test = 0
+        self._modes: list[torch.inference_mode] = []
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
+        self._settings = [read() for read, _ in SETTINGS]
+        self._float32 = [read() for read, _ in FLOAT32]
+        self._float32_by_operation = [read() for read, _ in FLOAT32_BY_OPERATION]
+        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self._routines = [
+            {name: each for name, each in vars(namespace).items() if type(each) in ROUTINES and name not in LEFT_ALONE}
+            for namespace in PATCHED
+        ]
+        self._random = torch.get_rng_state()
+        self._cuda_seed = torch.cuda.initial_seed() if device.type == "cuda" else 0
+
+    def before_call(self, test: int) -> None:
+        """Put everything back if the last call was of another test."""
+        if test == self._test:
+            return
+        self._test = test
+        os.umask(self._umask)
+        self._output.restore()
+        self._restore_signals()
+        self._restore_modes()
+        for before, (read, write) in zip(self._settings, SETTINGS, strict=True):
+            if read() != before:
+                write(before)
+        self._restore_float32()
+        for namespace, routines in zip(PATCHED, self._routines, strict=True):
+            _restore_routines(namespace, routines)
+        self._restore_random_numbers()
+
+    def _restore_signals(self) -> None:
+        for timer in TIMERS:  # which would go off without its handler
+            signal.setitimer(timer, 0)
+        for number, handler in self._handlers.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+        # These are set in C, past what Python knows of handlers: again, whatever was done to them.
+        faulthandler.disable()
+        faulthandler.enable(self._stacks)
+        faulthandler.unregister(signal.SIGUSR1)
+        faulthandler.register(signal.SIGUSR1, self._stacks)
+
+    def _restore_modes(self) -> None:
+        torch.set_default_device(None)
+        if torch.is_inference_mode_enabled():  # entered and never left
+            self._modes.append(torch.inference_mode(False))  # it lasts as long as the object lives
+            self._modes[-1].__enter__()
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.cuda.set_stream(torch.cuda.default_stream(self.device))
+
+    def _restore_float32(self) -> None:
+        table, before = FLOAT32, self._float32
+        if FLOAT32_BY_OPERATION:
+            table, before = FLOAT32_BY_OPERATION, self._float32_by_operation
+        if [read() for read, _ in table] != before:
+            everything = (*FLOAT32, *FLOAT32_BY_OPERATION)
+            for value, (_, write) in zip((*self._float32, *self._float32_by_operation), everything, strict=True):
+                write(value)
+
+    def _restore_random_numbers(self) -> None:
+        torch.set_rng_state(self._random)
+        if "numpy.random" in sys.modules:  # loaded by a test; it was seeded with noise then
+            sys.modules["numpy.random"].seed()
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(self._cuda_seed)  # unlike reading its state this does not wait for the GPU
+
+
+def _restore_routines(namespace: Any, routines: dict[str, Any]) -> None:
+    now = vars(namespace)
+    for name, routine in routines.items():
+        if now.get(name) is not routine:
+            setattr(namespace, name, routine)
+    if isinstance(namespace, type):  # a method that hides one of a base
+        for name in list(now.keys() - routines.keys()):
+            if type(now[name]) in ROUTINES and any(name in vars(base) for base in namespace.__mro__[1:]):
+                delattr(namespace, name)
