@@ -1,0 +1,43 @@
+"""The kinds of faults there are. A number is never used again, and lines are only added.
+
+`action` is the severity, as what happens to the node next: MONITOR (keep it, watch), CONFIG (a setting is wrong, no
+part is broken), RESET (reset the GPU or reboot), ISOLATE (take it out of service, a part is broken), TRIAGE (take it
+out until a person has found the part).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Action = Literal["MONITOR", "CONFIG", "RESET", "ISOLATE", "TRIAGE"]
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kind of fault. `explains`: the categories of faults at the same place that are its effects, and rank below it."""
+
+    number: int
+    name: str
+    category: str
+    action: Action
+    message: str
+    next_step: str
+    explains: tuple[str, ...] = ()
+
+
+CODES: dict[str, Code] = {
+    code.name: code
+    for code in (
+        Code(
+            106,
+            "foreign_process",
+            "setting",
+            "CONFIG",
+            "somebody else's process uses this GPU",
+            "End that process (nvidia-smi lists it) and run again",
+            explains=("performance", "memory"),
+        ),
+        Code(901, "check_failed", "check", "TRIAGE", "a check failed", "Do what the check's text says"),
+    )
+}
