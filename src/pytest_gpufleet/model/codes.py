@@ -15,7 +15,7 @@ Action = Literal["MONITOR", "CONFIG", "RESET", "ISOLATE", "TRIAGE"]
 
 @dataclass(frozen=True)
 class Code:
-    """A kind of fault. `explains`: the categories of faults at the same place that are its effects, and rank below it."""
+    """A kind of fault. `explains`: the categories of faults at the same place that may be its effects."""
 
     number: int
     name: str
