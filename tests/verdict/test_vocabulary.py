@@ -20,7 +20,7 @@ from pytest_gpufleet.probes.collectives import speed
 from pytest_gpufleet.probes.training import method_comparison, loop
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
-from pytest_gpufleet.probes.memory import patterns
+from pytest_gpufleet.probes.memory.bandwidth import bandwidth
 from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
 from pytest_gpufleet.probes.training.recipes import Workload
 from pytest_gpufleet.probes.measure import together
@@ -41,7 +41,7 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         measure(nccl_group, bus_bandwidth, "all_reduce", 1024),
         measure(nccl_group, speed.latency, "all_reduce", 1024),
         measure_all(world, rate.product_rate, "fp32")[0],
-        *measure_all(world, patterns.bandwidth),
+        *measure_all(world, bandwidth),
         *(measurement for each in copied for measurement in together(world, each.by_rank)),
         one,
         every,
