@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from tests.acceptance.test_training_faults import CASES, TRAINING, run_with_faults
 from tests.gpu.present import COUNT, needs_gpus
-from tests.test_training_faults import CASES, TRAINING, run_with_faults
 
 # What this process was told of its GPUs holds for the runs too.
 GIVEN = {name: value for name, value in os.environ.items() if name.startswith(("CUDA_", "NCCL_"))}

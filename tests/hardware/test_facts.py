@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
-from fake_nvml import switched
 
 from pytest_gpufleet.hardware import facts
 from pytest_gpufleet.model.machine import GpuFacts
 from pytest_gpufleet.plugin.options import Options
 from pytest_gpufleet.run.run import Fleet
 from pytest_gpufleet.verdict.health_rules import expect
+from tests.hardware.fake_nvml import switched
 
 LIMITS = {0: 95, 1: 89, 2: 95, 3: 87}  # nvml.h: shutdown, slowdown, memory_max, gpu_max
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 import torch
-from fake_nvml import ANSWERS, FakeNvml, linked, plain, switched
 
 from pytest_gpufleet.hardware import facts, host
 from pytest_gpufleet.hardware.nvml import NoGpus, read_topology
+from tests.hardware.fake_nvml import ANSWERS, FakeNvml, linked, plain, switched
 
 
 @pytest.fixture

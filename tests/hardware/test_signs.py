@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from fake_nvml import FakeNvml, switched
 
 from pytest_gpufleet.hardware import driver_signs
 from pytest_gpufleet.hardware.driver_signs import signs_of_nvidia
 from pytest_gpufleet.plugin.options import Options
 from pytest_gpufleet.run.run import Fleet
+from tests.hardware.fake_nvml import FakeNvml, switched
 
 
 def pci(address: str, vendor: str, kind: str) -> dict[str, str]:

@@ -12,7 +12,8 @@ from html import escape
 from pathlib import Path
 
 import pytest
-from page import Page
+
+from tests.report.page import Page
 
 SECONDS = 300  # far more than it takes
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

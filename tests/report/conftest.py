@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import standard_run
-from page import Page
-from standard_run import SUITE
 
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.finding import Finding
@@ -24,6 +21,9 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page.summary_html import summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict.verdict import conclude
+from tests.report import standard_run
+from tests.report.page import Page
+from tests.report.standard_run import SUITE
 
 BANDWIDTH = "acceptance/test_6_collectives.py::test_bus_bandwidth"
 TRAINING = "acceptance/test_8_resnet50.py::test_each_gpu_alone"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from page import Page
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
@@ -15,6 +14,7 @@ from pytest_gpufleet.report.page.figure_tables import tables
 from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.report.page.pair_matrix import matrices
 from pytest_gpufleet.report.plots.curves import curves
+from tests.report.page import Page
 
 
 def figures(values: dict[str, float], metric: str = "gemm", **conditions: object) -> Finding:

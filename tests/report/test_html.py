@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from page import Page
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.check import Check
@@ -22,6 +21,7 @@ from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report.page.summary_html import stylesheet, summary
 from pytest_gpufleet.verdict.verdict import conclude
+from tests.report.page import Page
 
 HOSTILE = "<script>alert('x')</script> & \x1b[31mred\x1b[0m \x00 \ud800 \"quoted\""
 FAILED, FIGURES, OPEN = "What failed, what it means", "What was checked and measured", "What this report leaves open"

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import seen
 
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page import comparison_section, other_software, summary_html
 from pytest_gpufleet.report.page.standalone import page
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
+from tests.report.browser import seen
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 

@@ -31,7 +31,7 @@ from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import settled
 from tests import runs
-from tests.test_tools import contract
+from tests.commands.test_tools import contract
 
 Event = dict[str, Any]
 

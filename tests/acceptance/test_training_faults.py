@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
+ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 TRAINING = ACCEPTANCE / "test_7_training.py"
 ALONE = f"{ACCEPTANCE / 'test_8_resnet50.py'}::test_each_gpu_alone[NaN]"
 

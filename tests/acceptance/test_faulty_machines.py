@@ -11,7 +11,7 @@ import pytest
 from pytest_gpufleet.hardware.facts import COUNTERS
 
 ROOT = Path(__file__).parents[2]
-HERE = Path(__file__).parent
+HARDWARE = Path(__file__).parents[1] / "hardware"
 # What needs ranks, and so real GPUs.
 NEEDS_GPUS = "not under_load and not every_rank"
 ECC = "test_no_memory_error_is_recorded"
@@ -26,7 +26,7 @@ def described(run_pytest):
         files = [ROOT / "acceptance" / name for name in ("test_1_inventory.py", "test_2_health.py")]
         # A single sample: plots are tested elsewhere, and loading matplotlib takes as long as all else here.
         options = ("--gpus=4", "--fleet-dir=runs", "--fleet-interval=10", "-p", "recorded", "-k", NEEDS_GPUS)
-        return run_pytest(*files, *options, *arguments, PYTHONPATH=str(HERE), CHANGE=change, **environment)
+        return run_pytest(*files, *options, *arguments, PYTHONPATH=str(HARDWARE), CHANGE=change, **environment)
 
     return run
 
@@ -37,7 +37,7 @@ def on_recorded(run_pytest):
 
     def run(module, *arguments, **environment):
         options = ("--gpus=4", "--fleet-dir=runs", "-p", "recorded", *arguments)
-        return run_pytest(*options, files={"test_inner.py": module}, PYTHONPATH=str(HERE), **environment)
+        return run_pytest(*options, files={"test_inner.py": module}, PYTHONPATH=str(HARDWARE), **environment)
 
     return run
 
@@ -393,7 +393,7 @@ def after_load(run_pytest):
         module = CHANGES_LATER % f"'nvlink_errors', {errors}"
         options = ("--gpus=4", "--fleet-dir=runs", "-p", "recorded", "-k", "test_during or stayed_clean")
         files = ("test_inner.py", ROOT / "acceptance" / "test_9_endurance.py")
-        return run_pytest(*options, *files, files={"test_inner.py": module}, PYTHONPATH=str(HERE))
+        return run_pytest(*options, *files, files={"test_inner.py": module}, PYTHONPATH=str(HARDWARE))
 
     return run
 
@@ -443,7 +443,7 @@ def test_during(number):
 """
         options = ("--gpus=4", "--fleet-dir=runs", "-p", "recorded", "-k", "test_during or pcie_links_stayed_clean")
         files = ("test_inner.py", ROOT / "acceptance" / "test_9_endurance.py")
-        return run_pytest(*options, *files, files={"test_inner.py": module}, PYTHONPATH=str(HERE))
+        return run_pytest(*options, *files, files={"test_inner.py": module}, PYTHONPATH=str(HARDWARE))
 
     return run
 
@@ -657,7 +657,7 @@ def test_snapshot_is_what_the_inventory_reads_without_names(tmp_path):
         subprocess.run(
             [sys.executable, "-c", command % more],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(HERE), "CHANGE": change},
+            env={**os.environ, "PYTHONPATH": str(HARDWARE), "CHANGE": change},
             capture_output=True,
             text=True,
             check=True,

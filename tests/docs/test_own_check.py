@@ -18,7 +18,7 @@ from pytest_gpufleet.verdict.profiles import profile
 from tests import runs
 from tests.conftest import REPORTS, FleetRun
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 # A block of code and the file that the text before it names.
 EXAMPLES = dict(re.findall(r"`([\w/]+\.(?:py|toml))`(?:(?!```|`[\w/]+\.\w+`).)*?```\w+\n(.*?)```", README, re.DOTALL))
 EXACT, SAME, FAST = "Every rank gets the same, right sum", "All GPUs compute the same bits", "All GPUs together reduce"

@@ -9,7 +9,7 @@ import pytest
 from pytest_gpufleet.plugin import options
 
 REPORTS = "runs"
-RECORDED = Path(__file__).parent / "hardware"
+RECORDED = Path(__file__).parents[1] / "hardware"
 PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'
 LIMIT = f'{PROFILE}metric = "busbw"\nmin = 1\nunit = "GB/s"\nkind = "data sheet"\nsource = "somebody"\n'
 TRIVIAL = "def test_nothing(): pass"

@@ -18,7 +18,7 @@ from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.plugin import options
 from tests.conftest import REPORTS, FleetRun
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ACCEPTANCE, SOURCES, DOCS = ROOT / "acceptance", ROOT / "src" / "pytest_gpufleet", ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 README = PAGES[0].read_text(encoding="utf-8")

@@ -404,7 +404,7 @@ def test_pytest_shows_the_table_while_a_test_runs(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     code = f"import os; os.chdir({str(tmp_path)!r}); import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
     options = ("--gpus=4", "--fleet-dir=runs", "--fleet-monitor", "--fleet-interval=0.1", "-p", "recorded")
-    recorded = Path(__file__).parent / "hardware"
+    recorded = Path(__file__).parents[1] / "hardware"
     change = "for gpu in gpus: gpu['power_watts'] = 655.4"
     terminal = Terminal(code, *options, PYTHONPATH=str(recorded), CHANGE=change)
     terminal.until("running: test_a.py::test_b")

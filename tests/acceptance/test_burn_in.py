@@ -17,7 +17,7 @@ from pytest_gpufleet.report.terminal import progress_lines
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.conftest import as_on_a_terminal
 
-ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
+ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 BURN_IN = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_burn_in"
 FOLDER = "--fleet-dir=runs"
 

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpufleet.verdict.verdict import conclude
 
-ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
+ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
 FAILS = """
 def test_it(world):

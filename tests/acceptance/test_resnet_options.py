@@ -10,7 +10,7 @@ from pytest_gpufleet.model.vocabulary import CONDITIONS
 from pytest_gpufleet.probes.training.recipes import MODELS, OPTIMIZERS, Workload, plan
 from pytest_gpufleet.verdict.profiles import profile
 
-RESNET = Path(__file__).parent.parent / "acceptance" / "test_8_resnet50.py"
+RESNET = Path(__file__).parents[2] / "acceptance" / "test_8_resnet50.py"
 OPTIONS = ("--rehearse", "--fleet-dir=runs")
 
 LIMITS = """

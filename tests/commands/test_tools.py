@@ -25,8 +25,8 @@ from pytest_gpufleet.verdict.profiles import profile
 from tests import runs
 from tests.conftest import FleetRun
 
-RECORDED = sorted(path.parent for path in (Path(__file__).parent / "recorded").glob("*/evidence.jsonl"))
-NEIGHBOUR = Path(__file__).parent / "recorded" / "h200x4-neighbour"
+RECORDED = sorted(path.parent for path in (Path(__file__).parents[1] / "recorded").glob("*/evidence.jsonl"))
+NEIGHBOUR = Path(__file__).parents[1] / "recorded" / "h200x4-neighbour"
 SCHEMA = json.loads(Path(summary.__file__).with_name("summary.schema.json").read_text())
 
 Command = Callable[..., tuple[int, str]]

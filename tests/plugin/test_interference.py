@@ -18,8 +18,8 @@ from pytest_gpufleet.report.page.machine_section import facts
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.conftest import FleetRun
 
-ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
-HARDWARE = Path(__file__).parent / "hardware"
+ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
+HARDWARE = Path(__file__).parents[1] / "hardware"
 
 # As a machine that fails each of the checks below, of which something tries to make each pass.
 DEFECTS = """

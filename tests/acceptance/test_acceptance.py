@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pynvml
 import pytest
 
-ACCEPTANCE = Path(__file__).parent.parent / "acceptance"
-HARDWARE = Path(__file__).parent / "hardware"  # holds fake_nvml
+ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
+HARDWARE = Path(__file__).parents[1] / "hardware"  # holds fake_nvml
 FOLDER = "--fleet-dir=runs"
 EXACT, EXACT_TEST = "test_3_exactness.py", "test_collective_is_exact"
 TRAINING, PHASE_3 = "test_7_training.py", "test_phase_3_ranks_stay_identical[every batch]"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-RECORDED = Path(__file__).parent / "hardware"
+RECORDED = Path(__file__).parents[1] / "hardware"
 
 MODULE = """
     import pytest

@@ -15,7 +15,7 @@ from pytest_gpufleet.run import resume
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 
-RECORDED = str(Path(__file__).parent / "hardware")
+RECORDED = str(Path(__file__).parents[1] / "hardware")
 
 MODULE = """
 import os, signal
