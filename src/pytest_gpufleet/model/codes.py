@@ -1,4 +1,7 @@
-"""The kinds of faults there are. A number is never used again, and lines are only added.
+"""The kinds of faults there are. A number is never used again, and lines are only added, each at the end of its block.
+
+1xx what is in the machine and how it is set up, 2xx health, 3xx wrong data, 4xx performance, 5xx processes, 6xx the
+run itself, 9xx what an author of checks asserts.
 
 `action` is the severity, as what happens to the node next: MONITOR (keep it, watch), CONFIG (a setting is wrong, no
 part is broken), RESET (reset the GPU or reboot), ISOLATE (take it out of service, a part is broken), TRIAGE (take it
@@ -26,18 +29,150 @@ class Code:
     explains: tuple[str, ...] = ()
 
 
-CODES: dict[str, Code] = {
-    code.name: code
-    for code in (
-        Code(
-            106,
-            "foreign_process",
-            "setting",
-            "CONFIG",
-            "somebody else's process uses this GPU",
-            "End that process (nvidia-smi lists it) and run again",
-            explains=("performance", "memory"),
-        ),
-        Code(901, "check_failed", "check", "TRIAGE", "a check failed", "Do what the check's text says"),
-    )
-}
+# fmt: off
+_ALL = (
+    # ---------------------------------------------------------------- 1xx inventory and settings
+    Code(101, "gpu_missing", "presence", "TRIAGE", "a GPU is missing",
+         "Compare `nvidia-smi -L` and `lspci` with the delivery note; reseat or replace the GPU that is not listed"),
+    Code(102, "software_unfit", "presence", "CONFIG", "driver, CUDA, cuDNN, NCCL and torch do not fit together",
+         "Update the driver, or install a torch that was built for it"),
+    Code(103, "gpu_unlike_others", "identity", "TRIAGE", "this GPU is not like the others of the machine",
+         "Replace it, or bring its firmware to the others' version"),
+    Code(104, "memory_incomplete", "identity", "TRIAGE", "this GPU has less memory than its model",
+         "Compare its model and memory with the order, then replace it"),
+    Code(105, "fact_unreadable", "identity", "TRIAGE", "this GPU has something that cannot be read",
+         "Look at the kernel log, and whether this user may use `nvidia-smi -q`; replace the GPU if it stays"),
+    Code(106, "foreign_process", "setting", "CONFIG", "somebody else's process uses this GPU",
+         "End that process (`nvidia-smi` lists it; in a container it may belong to another one) and run again",
+         ("performance", "occupied memory")),
+    Code(107, "harmful_variable", "setting", "CONFIG", "a variable slows NCCL or CUDA down",
+         "Unset it and run again", ("performance",)),
+    Code(108, "pcie_width_reduced", "link", "TRIAGE", "the PCIe link has lost lanes",
+         "Reseat the GPU or riser and clean the contacts; if it stays, the board or the slot is bad"),
+    Code(109, "pcie_generation_reduced", "link", "TRIAGE", "the PCIe link runs at a lower generation under load",
+         "Look at the BIOS setting of the slot, then at riser, retimer and slot"),
+    Code(110, "nvlink_down", "link", "RESET", "an NVLink is down or missing",
+         "Reset the GPU and look for XID 74; if it stays, the GPU, the bridge or the switch board is bad"),
+    Code(111, "nvlink_slow", "link", "RESET", "an NVLink runs at a lower speed",
+         "Reset the GPU; replace it if the link stays slow"),
+    Code(112, "fabric_not_ready", "setting", "CONFIG", "the NVSwitch fabric has not taken in this GPU",
+         "Start nvidia-fabricmanager of exactly the driver's version and read its log"),
+    Code(113, "no_peer_access", "setting", "CONFIG", "GPUs that NVLinks connect cannot reach each other",
+         "Look at `nvidia-smi topo -p2p r`, at IOMMU and ACS settings, and whether the fabric is ready"),
+    Code(114, "ecc_off", "setting", "CONFIG", "error correction is off", "Turn it on: `nvidia-smi -e 1`, then reboot"),
+    Code(115, "mig_on", "setting", "CONFIG", "this GPU is split into instances", "Turn it off: `nvidia-smi -mig 0`",
+         ("performance", "occupied memory")),
+    Code(116, "compute_mode_limited", "setting", "CONFIG", "not every process may use this GPU",
+         "Set compute mode 0: `nvidia-smi -c 0`"),
+    Code(117, "persistence_mode_off", "setting", "CONFIG", "the driver is unloaded between programs",
+         "Enable nvidia-persistenced"),
+    Code(118, "power_limit_lowered", "setting", "CONFIG", "the power limit was lowered",
+         "Set the default with `nvidia-smi -pl` and run again", ("performance",)),
+    Code(119, "clocks_pinned", "setting", "CONFIG", "the clocks are pinned",
+         "Reset them with `nvidia-smi -rac` and run again", ("performance",)),
+    Code(120, "recovery_pending", "error", "RESET", "the driver calls for a recovery of this GPU",
+         "Do what it calls for: 1 is a reset, 2 a reboot, 3 and 4 draining it first; then run again"),
+    Code(121, "inforom_invalid", "identity", "ISOLATE", "the board's own records are corrupted", "Replace the GPU"),
+    Code(122, "shared_memory_small", "setting", "CONFIG", "/dev/shm is too small",
+         "Start containers with --ipc=host or --shm-size=16g"),
+    Code(123, "locked_memory_limited", "setting", "CONFIG", "programs may not lock as much memory as they need",
+         "Set memlock to unlimited: --ulimit memlock=-1 for containers, limits.conf on the host"),
+    Code(124, "open_files_limited", "setting", "CONFIG", "programs may open too few files",
+         "Raise `ulimit -Hn`: --ulimit nofile=1048576 for containers, limits.conf on the host"),
+    Code(125, "processors_slowed", "setting", "CONFIG", "the processors are slowed down to save power",
+         "Set the governor: `cpupower frequency-set -g performance`"),
+    Code(126, "processors_far", "setting", "CONFIG", "programs may not run on processors next to this GPU",
+         "Give the container or job the processors that `nvidia-smi topo -m` lists under CPU affinity"),
+    Code(127, "network_port_unlike_others", "network", "TRIAGE", "a network port is down, or unlike the others",
+         "Look at cable, transceiver and switch port: `ibstat`"),
+    Code(128, "memory_occupied", "occupied memory", "TRIAGE", "memory of this GPU is not free",
+         "End the process that holds it (`nvidia-smi` lists it); without one, reset the GPU"),
+    Code(129, "fact_unexpected", "identity", "TRIAGE", "a fact of this GPU is not what it should be",
+         "Do what the check's text says"),
+    # ---------------------------------------------------------------- 2xx health
+    Code(201, "ecc_uncorrected", "error", "ISOLATE", "uncorrectable memory errors", "Replace the GPU"),
+    Code(202, "row_remapping_pending", "error", "RESET", "row remapping is pending", "Reset the GPU"),
+    Code(203, "row_remapping_failed", "error", "ISOLATE", "row remapping failed", "Replace the GPU"),
+    Code(204, "many_rows_remapped", "error", "ISOLATE", "too many rows are remapped", "Replace the GPU"),
+    Code(205, "sram_threshold_exceeded", "error", "ISOLATE", "too many errors in SRAM", "Replace the GPU"),
+    Code(206, "page_retirement_pending", "error", "RESET", "page retirement is pending", "Reset the GPU"),
+    Code(207, "pcie_replays", "link error", "TRIAGE", "the PCIe link sends data again",
+         "Reseat the GPU, its riser or cable; if replays come back, try another slot: they stay with what is bad"),
+    Code(208, "nvlink_errors", "link error", "RESET", "an NVLink has errors",
+         "Reset the GPU; if they come back, the GPU or the switch board is bad"),
+    Code(209, "hardware_slowdown", "slowdown", "TRIAGE", "the hardware slowed the GPU down",
+         "Look at its cooling and at its power supply"),
+    Code(210, "thermal_slowdown", "slowdown", "TRIAGE", "heat slowed the GPU down",
+         "Look at its cooling: fans, cold plate, thermal paste, blocked air"),
+    Code(211, "power_brake", "slowdown", "TRIAGE", "the power supply slowed the GPU down",
+         "Look at power supplies and power cables of the machine"),
+    Code(212, "too_hot", "slowdown", "TRIAGE", "this GPU got hotter than its own limit allows",
+         "Look at its cooling: fans, cold plate, thermal paste, blocked air"),
+    Code(213, "xid_reset", "error", "RESET", "an XID that calls for a reset of the GPU",
+         "Reset the GPU; replace it if the XID comes back"),
+    Code(214, "xid_restart", "error", "RESET", "an XID that calls for a restart of the machine",
+         "Restart the machine; replace the GPU if the XID comes back"),
+    Code(215, "xid_mechanical", "error", "TRIAGE", "an XID that calls for a look at the GPU's cables and seating",
+         "Check power cables and seating of the GPU"),
+    Code(216, "xid_workflow", "error", "ISOLATE", "an XID for which NVIDIA has a workflow",
+         "Follow NVIDIA's workflow for this XID; keep the GPU out of service until then"),
+    Code(217, "xid_application", "error", "MONITOR", "an XID that is an error of the program, unless others come too",
+         "Run again; look at the hardware if the XID comes back"),
+    Code(218, "xid_other", "error", "MONITOR", "an XID without an action", "Look it up in NVIDIA's XID catalogue"),
+    Code(219, "gpu_lost", "presence", "ISOLATE", "the kernel log tells of a GPU that is no longer here",
+         "Find the GPU at that PCI address; reseat or replace it"),
+    Code(220, "sxid_fatal", "switch", "RESET", "an NVSwitch has a fatal error",
+         "Reset all GPUs, and with them the NVSwitches, or restart the machine; if it comes back, have the NVSwitch's "
+         "board and the link looked at"),
+    Code(221, "sxid", "switch", "MONITOR", "an NVSwitch has an error",
+         "Nothing, unless it comes back; then have the link looked at"),
+    Code(222, "counter_unreadable", "error", "TRIAGE", "an error counter can no longer be read",
+         "Look at the kernel log for XIDs of this GPU; reset it"),
+    Code(223, "health_worsened", "error", "TRIAGE", "the health of a GPU got worse",
+         "Look at the kernel log and at `nvidia-smi -q`"),  # what versions before 0.3 recorded
+    # ---------------------------------------------------------------- 3xx wrong data
+    Code(301, "product_wrong", "data", "ISOLATE", "this GPU computes wrongly",
+         "Replace the GPU; if all GPUs do it, look at the driver and the CUDA libraries first"),
+    Code(302, "product_changes", "data", "ISOLATE", "this GPU corrupts results silently", "Replace the GPU"),
+    Code(303, "memory_wrong", "data", "ISOLATE", "this GPU's memory does not hold what is written", "Replace the GPU"),
+    Code(304, "collective_wrong", "data", "TRIAGE", "a collective delivered wrong data",
+         "Look for NVLink and ECC errors of the GPUs that are named (`nvidia-smi nvlink -e`) and replace them"),
+    Code(305, "copy_wrong", "data", "TRIAGE", "data arrived wrong over a link",
+         "Look at the NVLink errors of the GPUs that are named and for XIDs; over PCIe at IOMMU and ACS settings"),
+    Code(306, "replicas_differ", "data", "TRIAGE", "GPUs that train together came to different results",
+         "Look at the checks of collectives and of each GPU"),
+    # ---------------------------------------------------------------- 4xx performance
+    Code(401, "limit_missed", "performance", "TRIAGE", "a figure missed its limit", "Do what the check's text says"),
+    Code(402, "slower_than_peers", "performance", "TRIAGE", "this place is slower than its peers",
+         "Do what the check's text says"),
+    Code(403, "rank_comes_late", "performance", "CONFIG", "the process of this GPU makes all others wait",
+         "Look for what else runs on the processors that it may use"),
+    Code(404, "links_slow", "performance", "TRIAGE", "every link of this GPU is slow",
+         "Look at its NVLinks (`nvidia-smi nvlink -s`); reseat or replace it"),
+    Code(405, "link_slow", "performance", "TRIAGE", "the link between two GPUs is slow",
+         "Look at the NVLinks of both (`nvidia-smi nvlink -s`)"),
+    Code(406, "slows_collectives", "performance", "TRIAGE", "only without this GPU collectives are fast",
+         "Look at its links, clocks and temperature, and at what else runs on it"),
+    # ---------------------------------------------------------------- 5xx processes
+    Code(501, "rank_died", "process", "TRIAGE", "the process of this GPU died",
+         "Look at the kernel log for XIDs and for the out-of-memory killer"),
+    Code(502, "rank_hung", "process", "TRIAGE", "the process of this GPU did not answer",
+         "Look at the kernel log for XIDs of this GPU, and at what its process waited for"),
+    Code(503, "rank_raised", "process", "TRIAGE", "the rank of this GPU raised an error",
+         "Read its error; look at the kernel log for XIDs of this GPU"),
+    # ---------------------------------------------------------------- 6xx the run itself
+    Code(601, "evidence_damaged", "run", "CONFIG", "the evidence could not be kept as it was written",
+         "Run again into a folder that nobody else writes to, on a disk with room"),
+    Code(602, "evidence_contradicts_itself", "run", "CONFIG", "the evidence contradicts itself", "Run again"),
+    Code(603, "telemetry_lost", "run", "CONFIG", "telemetry was not seen all the time", "Run again"),
+    Code(604, "kernel_log_unread", "run", "CONFIG", "lines of the kernel log were not seen", "Run again"),
+    Code(605, "failure_unseen", "run", "CONFIG", "pytest counts a failure of which there is no check",
+         "Read pytest's own output"),
+    Code(606, "run_spoiled", "run", "CONFIG", "something kept the run from being complete",
+         "Run again"),  # what versions before 0.3 recorded
+    # ---------------------------------------------------------------- 9xx an author's own assertions
+    Code(901, "check_failed", "check", "TRIAGE", "a check failed", "Do what the check's text says"),
+)
+# fmt: on
+
+CODES: dict[str, Code] = {code.name: code for code in _ALL}

@@ -1,0 +1,109 @@
+"""Codes of faults are for machines, which keep them for years."""
+
+from collections import Counter
+from typing import get_args
+
+from pytest_gpufleet.model.codes import CODES, Action
+
+# Never shortened, and no number or name in it is changed: somebody's program knows them.
+FROZEN = {
+    101: "gpu_missing",
+    102: "software_unfit",
+    103: "gpu_unlike_others",
+    104: "memory_incomplete",
+    105: "fact_unreadable",
+    106: "foreign_process",
+    107: "harmful_variable",
+    108: "pcie_width_reduced",
+    109: "pcie_generation_reduced",
+    110: "nvlink_down",
+    111: "nvlink_slow",
+    112: "fabric_not_ready",
+    113: "no_peer_access",
+    114: "ecc_off",
+    115: "mig_on",
+    116: "compute_mode_limited",
+    117: "persistence_mode_off",
+    118: "power_limit_lowered",
+    119: "clocks_pinned",
+    120: "recovery_pending",
+    121: "inforom_invalid",
+    122: "shared_memory_small",
+    123: "locked_memory_limited",
+    124: "open_files_limited",
+    125: "processors_slowed",
+    126: "processors_far",
+    127: "network_port_unlike_others",
+    128: "memory_occupied",
+    129: "fact_unexpected",
+    201: "ecc_uncorrected",
+    202: "row_remapping_pending",
+    203: "row_remapping_failed",
+    204: "many_rows_remapped",
+    205: "sram_threshold_exceeded",
+    206: "page_retirement_pending",
+    207: "pcie_replays",
+    208: "nvlink_errors",
+    209: "hardware_slowdown",
+    210: "thermal_slowdown",
+    211: "power_brake",
+    212: "too_hot",
+    213: "xid_reset",
+    214: "xid_restart",
+    215: "xid_mechanical",
+    216: "xid_workflow",
+    217: "xid_application",
+    218: "xid_other",
+    219: "gpu_lost",
+    220: "sxid_fatal",
+    221: "sxid",
+    222: "counter_unreadable",
+    223: "health_worsened",
+    301: "product_wrong",
+    302: "product_changes",
+    303: "memory_wrong",
+    304: "collective_wrong",
+    305: "copy_wrong",
+    306: "replicas_differ",
+    401: "limit_missed",
+    402: "slower_than_peers",
+    403: "rank_comes_late",
+    404: "links_slow",
+    405: "link_slow",
+    406: "slows_collectives",
+    501: "rank_died",
+    502: "rank_hung",
+    503: "rank_raised",
+    601: "evidence_damaged",
+    602: "evidence_contradicts_itself",
+    603: "telemetry_lost",
+    604: "kernel_log_unread",
+    605: "failure_unseen",
+    606: "run_spoiled",
+    901: "check_failed",
+}
+
+
+def test_no_code_is_taken_back():
+    known = {code.number: code.name for code in CODES.values()}
+    assert FROZEN.items() <= known.items()
+
+
+def test_a_number_is_used_once_and_stands_in_its_place():
+    numbers = [code.number for code in CODES.values()]
+    assert numbers == sorted(set(numbers))
+    assert all(code.name == name for name, code in CODES.items())
+
+
+def test_every_code_says_what_it_is_and_what_to_do():
+    categories = {code.category for code in CODES.values()}
+    for code in CODES.values():
+        assert code.action in get_args(Action)
+        assert code.message
+        assert code.next_step
+        assert not (code.message + code.next_step).endswith(".")
+        assert set(code.explains) <= categories - {code.category}
+
+
+def test_messages_are_told_apart():
+    assert Counter(code.message for code in CODES.values()).most_common(1)[0][1] == 1
