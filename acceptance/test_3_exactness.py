@@ -5,10 +5,10 @@ import torch
 
 from pytest_gpufleet import GiB, not_applicable
 from pytest_gpufleet.probes.collectives.exactness import KINDS, exchange
-from pytest_gpufleet.probes.collectives.large import large_all_reduce
+from pytest_gpufleet.probes.collectives.large_all_reduce import large_all_reduce
 from pytest_gpufleet.probes.collectives.repeated import stays_exact, two_at_once
-from pytest_gpufleet.probes.collectives.speed import COLLECTIVES
-from pytest_gpufleet.probes.search import slow_collective
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
+from pytest_gpufleet.probes.search import wrong_data
 
 # Which ranks make groups: as tensor parallelism (neighbours) and data parallelism (every second rank) split a machine.
 GROUPS = {
@@ -33,7 +33,7 @@ def deliver(group, collective, operation="", **how):
     for reason in deliveries[0].refused:
         print(f"{collective} {operation} is not offered with {reason}")
     if any(delivery.wrong for delivery in deliveries):
-        pytest.fail(slow_collective.of_wrong_data(group, deliveries, collective, operation, **how), pytrace=False)
+        pytest.fail(wrong_data.of_wrong_data(group, deliveries, collective, operation, **how), pytrace=False)
     return deliveries
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from pytest_gpufleet import MiB, not_applicable
 from pytest_gpufleet.probes.links.host_copies import ONE_WAY, host_bandwidth
-from pytest_gpufleet.probes.links.pairs import culprit, pair_bandwidth, pair_latency, wrong_data
-from pytest_gpufleet.probes.measure import together
+from pytest_gpufleet.probes.links.pairs import pair_bandwidth, pair_latency, wrong_data
+from pytest_gpufleet.probes.search.slow_pairs import culprit
 
 BUFFER = 512 * MiB
 SMALL_BUFFER = 16 * MiB
@@ -13,12 +13,12 @@ REHEARSAL_BUFFER = MiB
 
 
 @pytest.fixture
-def figures(world, gpu_topology):
+def figures(gpu_topology):
     """figures(copied): its measurements; but first its data, since nobody asks how fast a link is that corrupts it."""
 
     def figures(copied):
         assert_unharmed(copied.wrong, gpu_topology)
-        return together(world, copied.by_rank)
+        return copied.measurements
 
     return figures
 

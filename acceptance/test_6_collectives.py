@@ -3,7 +3,8 @@
 import pytest
 
 from pytest_gpufleet import GiB, KiB, MiB, bus_bandwidth, measure, measure_all, not_applicable
-from pytest_gpufleet.probes.collectives.speed import COLLECTIVES, buffer_bytes, latency, sweep
+from pytest_gpufleet.probes.collectives.speed import buffer_bytes, latency, sweep
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.search import slow_collective
 
 pytestmark = pytest.mark.level("standard")

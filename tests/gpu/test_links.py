@@ -16,12 +16,11 @@ from itertools import combinations
 from pytest_gpufleet import MiB
 from pytest_gpufleet.probes.links import cuda_driver
 from pytest_gpufleet.probes.links.pairs import pair_bandwidth, wrong_data
-from pytest_gpufleet.probes.measure import together
 
 def figures(world, topology, direction):
     copied = pair_bandwidth(world, topology, direction, 512 * MiB)
     assert copied.wrong == {}
-    (measurement,) = together(world, copied.by_rank)
+    (measurement,) = copied.measurements
     return measurement
 """
 
@@ -58,14 +57,14 @@ import pytest
 from pytest_gpufleet.probes.links import pairs
 
 def plant(rank):
-    from pytest_gpufleet.probes.links.cuda_copying import CudaCopier
+    from pytest_gpufleet.probes.links.cuda_copier import CudaCopier
 
     genuine = CudaCopier.seconds
 
     def seconds(self, *args):
         taken = genuine(self, *args)
         if rank.index == 1:
-            pairs._ends.sink.words[-1] ^= 4
+            rank.kept[pairs.ENDS].sink.words[-1] ^= 4
         return taken
 
     CudaCopier.seconds = seconds

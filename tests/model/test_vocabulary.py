@@ -7,7 +7,7 @@ import torch
 
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.vocabulary import CONDITIONS, EXTRAORDINARY, MEASURED_UNDER
-from pytest_gpufleet.probes.collectives import speed
+from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.training import method_comparison, recipes
@@ -16,14 +16,13 @@ from pytest_gpufleet.verdict.profiles.profile import shipped
 # Every probe that makes figures for limits, as the suite calls it, and training out of the ordinary.
 MODULE = """
 from pytest_gpufleet import MiB, bus_bandwidth, measure, measure_all, scaling_efficiency
-from pytest_gpufleet.probes.collectives import speed
+from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.training import method_comparison, loop
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.memory.bandwidth import bandwidth
 from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
 from pytest_gpufleet.probes.training.recipes import Workload
-from pytest_gpufleet.probes.measure import together
 
 
 def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
@@ -42,7 +41,7 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         measure(nccl_group, speed.latency, "all_reduce", 1024),
         measure_all(world, rate.product_rate, "fp32")[0],
         *measure_all(world, bandwidth),
-        *(measurement for each in copied for measurement in together(world, each.by_rank)),
+        *(measurement for each in copied for measurement in each.measurements),
         one,
         every,
         share,
@@ -103,7 +102,7 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
 @pytest.mark.parametrize(
     ("condition", "values"),
     [
-        ("collective", speed.COLLECTIVES),
+        ("collective", table.COLLECTIVES),
         ("precision", rate.PRECISIONS),
         ("recipe", recipes.RECIPES),
         ("model", recipes.MODELS),

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from pytest_gpufleet import GiB
-from pytest_gpufleet.probes.collectives.speed import COLLECTIVES, buffer_bytes
+from pytest_gpufleet.probes.collectives.speed import buffer_bytes
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 
 # doc/PERFORMANCE.md of nccl-tests, for 8 ranks.
 FACTORS = {
@@ -17,7 +18,8 @@ MODULE = """
 import json
 
 from pytest_gpufleet import measure_all
-from pytest_gpufleet.probes.collectives.speed import COLLECTIVES, bus_bandwidth, latency, sweep
+from pytest_gpufleet.probes.collectives.speed import bus_bandwidth, latency, sweep
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 
 def test_figures(nccl_group):
     told = []

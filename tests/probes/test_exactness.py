@@ -13,7 +13,7 @@ from pytest_gpufleet.probes.collectives.exactness import (
     whole_numbers,
     wrong_elements,
 )
-from pytest_gpufleet.probes.collectives.speed import COLLECTIVES
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 
 CPU = torch.device("cpu")
 
@@ -21,7 +21,7 @@ FAULTS = """
 import pytest
 import torch.distributed as dist
 
-from pytest_gpufleet.probes.collectives.large import large_all_reduce
+from pytest_gpufleet.probes.collectives.large_all_reduce import large_all_reduce
 from pytest_gpufleet.probes.collectives.repeated import stays_exact, two_at_once
 
 pytestmark = pytest.mark.fresh_world

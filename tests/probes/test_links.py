@@ -8,7 +8,8 @@ import pytest
 
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.probes.links.pairs import culprit, rounds
+from pytest_gpufleet.probes.links.pairs import rounds
+from pytest_gpufleet.probes.search.slow_pairs import culprit
 from pytest_gpufleet.verdict.judgement import judge
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
@@ -20,7 +21,7 @@ import pytest
 
 def plant(rank, fault):
     import ctypes
-    from pytest_gpufleet.probes.links.copying import HostCopier
+    from pytest_gpufleet.probes.links.copier import HostCopier
 
     genuine = HostCopier.seconds
 
@@ -44,10 +45,9 @@ def fault(world):
 BOOKKEEPING = """
 import ctypes
 import pytest
-from pytest_gpufleet.probes.links.copying import HostCopier
+from pytest_gpufleet.probes.links.copier import HostCopier
 from pytest_gpufleet.probes.links.host_copies import host_bandwidth
 from pytest_gpufleet.probes.links.pairs import pair_bandwidth
-from pytest_gpufleet.probes.measure import together
 
 PAIRS = [(i, j) for i in (1, 2, 3) for j in (1, 2, 3) if i != j]
 
@@ -67,9 +67,9 @@ def three(world):
     three.run(plant)
     return three
 
-def figures(world, copied):
+def figures(copied):
     assert copied.wrong == {}
-    (measurement,) = together(world, copied.by_rank)
+    (measurement,) = copied.measurements
     assert all(len(samples) == 3 for samples in measurement.samples.values())
     return {place: round(value) for place, value in measurement.values.items()}, dict(measurement.conditions)
 
@@ -80,13 +80,13 @@ def figures(world, copied):
 ])
 def test_pairs(three, gpu_topology, direction, expected):
     copied = pair_bandwidth(three, gpu_topology, direction, 4096)
-    assert figures(three, copied) == (expected, {"direction": direction, "link": "host"})
+    assert figures(copied) == (expected, {"direction": direction, "link": "host"})
 
 @pytest.mark.parametrize("at_once", ["one", "all"])
 def test_host(three, at_once):
     copied = host_bandwidth(three, "both", at_once, 4096)
     expected = {f"cpu{i}": 22 * i for i in (1, 2, 3)}
-    assert figures(three, copied) == (expected, {"direction": "both", "at_once": at_once})
+    assert figures(copied) == (expected, {"direction": "both", "at_once": at_once})
 """
 
 

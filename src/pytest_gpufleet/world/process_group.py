@@ -14,8 +14,6 @@ TIMEOUT = timedelta(days=7)
 
 BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
-_groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-
 
 def join(rank: Rank, members: tuple[int, ...], store: str) -> None:
     """Make the process group of `members`. Every rank of the world calls it, in the same order of groups.
@@ -38,12 +36,8 @@ def join(rank: Rank, members: tuple[int, ...], store: str) -> None:
         group = dist.group.WORLD if members == everyone else dist.new_group(list(members), timeout=TIMEOUT)
         if rank.index in members:
             assert isinstance(group, dist.ProcessGroup)
-            _groups[members] = group
+            rank._groups[members] = group
             # The first collective connects the ranks: here, so that no measurement pays for it.
             dist.all_reduce(torch.zeros(1, device=rank.device), group=group)
             if rank.device.type == "cuda":
                 torch.cuda.synchronize()
-
-
-def of(members: tuple[int, ...]) -> dist.ProcessGroup | None:
-    return _groups.get(members)

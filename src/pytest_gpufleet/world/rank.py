@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.world.worker.progress_board import Progress
@@ -48,23 +48,26 @@ class Rank:
     """One process of a world, seen from inside.
 
     `index` and `size` count within the world or subset that runs the function. `device` is this rank's torch device
-    and already the current one. `gpu` is None in a rehearsal.
+    and already the current one. `gpu` is None in a rehearsal. `kept` is what functions leave here for the next call of
+    the same test, by name.
     """
 
     index: int
     size: int
     device: torch.device
     gpu: Gpu | None
-    _group: ProcessGroup | None = field(repr=False)
+    kept: dict[str, Any] = field(repr=False)
+    _groups: dict[tuple[int, ...], ProcessGroup] = field(repr=False)
+    _members: tuple[int, ...] | None = field(repr=False)  # of the group, if it has one
     _progress: Progress = field(repr=False)
     _phase: str = field(default="", repr=False)
 
     @property
     def group(self) -> ProcessGroup:
         """The process group of this world or subset: NCCL on GPUs, Gloo on CPUs."""
-        if self._group is None:
+        if self._members is None:
             raise RuntimeError("this rank has no process group: use the fixture nccl_group instead of world")
-        return self._group
+        return self._groups[self._members]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

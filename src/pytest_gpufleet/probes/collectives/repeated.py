@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpufleet.probes.collectives.exactness import LARGE, OPERATIONS, SHOWN, whole_numbers
-from pytest_gpufleet.probes.collectives.speed import COLLECTIVES
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.timing.all_ranks import agree, seconds, wait
 from pytest_gpufleet.world import process_group
 from pytest_gpufleet.world.rank import Rank

@@ -12,7 +12,9 @@ import torch
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import MiB, metric_under
 from pytest_gpufleet.probes.links import copying
-from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Memory
+from pytest_gpufleet.probes.links.copier import Copier, Copy, Memory
+from pytest_gpufleet.probes.links.copying import Copied
+from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -64,50 +66,47 @@ def host_bandwidth(world: World, direction: Direction, at_once: Literal["one", "
     samples = [each for turn in turns for each in world.subset(turn).run(_samples, direction)]
     wrong = world.run(_wrong)
     world.run(_free)
+    readings = [[Reading(metric, median(each), conditions, each, details={"bytes": nbytes})] for each in samples]
     return Copied(
-        [[Reading(metric, median(each), conditions, each, details={"bytes": nbytes})] for each in samples],
-        {place: text for place, text in zip(world.places, wrong, strict=True) if text},
+        together(world, readings), {place: text for place, text in zip(world.places, wrong, strict=True) if text}
     )
 
 
 @dataclass
 class _Link:
-    """What a rank copies between, from `_prepare` to `_free`: a source and a sink for each direction."""
+    """What a rank copies between: a source and a sink for each direction."""
 
     copier: Copier
     ways: list[tuple[Memory, Memory]]
 
 
-_link: _Link
+LINK = "the link to the host"  # of a rank, which it keeps from `_prepare` to `_free`
 
 
 def _prepare(rank: Rank, direction: Direction, nbytes: int) -> None:
-    global _link
     copier = copying.copier(rank)
     memory = {"host": copier.host_memory, "device": copier.device_memory}
-    _link = _Link(copier, [])
+    link = rank.kept[LINK] = _Link(copier, [])
     for way in WAYS[direction]:
         source, sink = (memory[side](nbytes) for side in way.split(" to "))
         copying.fill(source.words, rank.index)
         sink.words.fill_(copying.BLANK)
-        _link.ways.append((source, sink))
+        link.ways.append((source, sink))
 
 
 def _samples(rank: Rank, direction: Direction) -> tuple[float, ...]:
+    link: _Link = rank.kept[LINK]
+    copies = [Copy(sink.address, source.address, sink.words.nbytes) for source, sink in link.ways]
     with rank.phase(f"copies between host and device: {direction}"):
-        return copying.bandwidth(
-            _link.copier, [Copy(sink.address, source.address, sink.words.nbytes) for source, sink in _link.ways]
-        )
+        return copying.bandwidth(link.copier, copies)
 
 
 def _wrong(rank: Rank) -> str:
     """What did not arrive, in either direction."""
-    sinks = [sink.words for _, sink in _link.ways]
+    sinks = [sink.words for _, sink in rank.kept[LINK].ways]
     texts = [copying.difference(words, copying.fill(torch.empty_like(words), rank.index)) for words in sinks]
     return "; ".join(filter(None, texts))
 
 
 def _free(rank: Rank) -> None:
-    global _link
-    _link.copier.free()
-    del _link
+    rank.kept.pop(LINK).copier.free()

@@ -15,10 +15,12 @@ from typing import Literal
 import torch
 
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import METRICS, Metric, metric_under
 from pytest_gpufleet.probes.links import copying
-from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Memory, Offer
+from pytest_gpufleet.probes.links.copier import Copier, Copy, Memory, Offer
+from pytest_gpufleet.probes.links.copying import Copied
+from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -28,8 +30,6 @@ Samples = tuple[float, ...]
 
 SMALL_BYTES = 16
 SMALL_COPIES = 100
-# A pair this much slower than the fastest is a slow one.
-SLOWER = 0.03
 
 
 def pair_bandwidth(world: World, topology: GpuTopology, direction: Direction, nbytes: int) -> Copied:
@@ -44,7 +44,7 @@ def pair_bandwidth(world: World, topology: GpuTopology, direction: Direction, nb
         samples = {
             (i, j): tuple(map(sum, zip(each, samples[j, i], strict=True))) for (i, j), each in samples.items() if i < j
         }
-    return Copied(_readings(world, metric, {"direction": direction}, nbytes, samples, links), wrong)
+    return Copied(_measurements(world, metric, {"direction": direction}, nbytes, samples, links), wrong)
 
 
 def pair_latency(world: World, topology: GpuTopology) -> Copied:
@@ -53,35 +53,13 @@ def pair_latency(world: World, topology: GpuTopology) -> Copied:
     100 copies one behind the other, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does.
     """
     samples, links, wrong = _over_all_pairs(world, topology, "read", SMALL_BYTES, _microseconds)
-    return Copied(_readings(world, METRICS["pair_latency"], {}, SMALL_BYTES, samples, links), wrong)
+    return Copied(_measurements(world, METRICS["pair_latency"], {}, SMALL_BYTES, samples, links), wrong)
 
 
 def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> dict[str, str]:
     """What every GPU reads wrong from the memory of every other one, by place; empty if all is right."""
     _, _, wrong = _over_all_pairs(world, topology, "both", nbytes, _once)
     return wrong
-
-
-def culprit(figures: Sequence[Mapping[str, float]], topology: GpuTopology) -> str:
-    """Which GPU the slow pairs have in common, in one sentence. `figures`: GB/s by place, for each kind of link."""
-    slow: dict[str, float] = {}
-    others: dict[str, float] = {}
-    for values in figures:
-        enough = (1 - SLOWER) * max(values.values())
-        slow |= {place: value for place, value in values.items() if not value >= enough}
-        others |= {place: value for place, value in values.items() if value >= enough}
-    if not slow:
-        return "no single GPU: all pairs are about equally slow"
-    common = sorted(set.intersection(*(set(place.split("-")) for place in slow)))
-    rates = (
-        f"{min(slow.values()):,.4g} to {max(slow.values()):,.4g} GB/s, all others at least {min(others.values()):,.4g}"
-    )
-    if not common:
-        return f"no single GPU: {', '.join(slow)} are slow and have none in common ({rates})"
-    if len(common) == 2:
-        return f"{topology.identity('-'.join(common))}: only the way between these two is slow ({rates})"
-    own = [place for place in (*slow, *others) if common[0] in place.split("-")]
-    return f"{topology.identity(common[0])}: {len(slow)} of the {len(own)} figures of pairs with it are slow ({rates})"
 
 
 def turns(n: int, topology: GpuTopology) -> list[list[Pair]]:
@@ -145,24 +123,20 @@ def _place(world: World, pair: Pair) -> str:
     return "-".join(world.places[index] for index in pair)
 
 
-def _readings(
+def _measurements(
     world: World,
     metric: Metric,
     conditions: Mapping[str, str],
     nbytes: int,
     samples: Mapping[Pair, Samples],
     links: Mapping[Pair, str],
-) -> list[list[Reading]]:
-    return [
-        [
-            Reading(
-                metric, median(each), {**conditions, "link": links[pair]}, each, _place(world, pair), {"bytes": nbytes}
-            )
-            for pair, each in samples.items()
-            if pair[0] == index
-        ]
-        for index in range(world.size)
-    ]
+) -> list[Measurement]:
+    """The figures of all pairs; those of another kind of link were measured under another condition."""
+    by_rank: list[list[Reading]] = [[] for _ in range(world.size)]
+    for pair, each in samples.items():
+        under = {**conditions, "link": links[pair]}
+        by_rank[pair[0]].append(Reading(metric, median(each), under, each, _place(world, pair), {"bytes": nbytes}))
+    return together(world, by_rank)
 
 
 # ---------------------------------------------------------------- on ranks
@@ -170,7 +144,7 @@ def _readings(
 
 @dataclass
 class _Ends:
-    """What a rank copies between, from `_prepare` to `_free`: memory of its own, and the others' (source, sink)."""
+    """What a rank copies between: memory of its own, and the others' (source, sink)."""
 
     copier: Copier
     source: Memory
@@ -178,25 +152,25 @@ class _Ends:
     others: dict[int, Pair]
 
 
-_ends: _Ends
+ENDS = "the ends of links"  # of a rank, which it keeps from `_prepare` to `_free`
 
 
 def _prepare(rank: Rank, nbytes: int) -> tuple[Offer, Offer]:
-    global _ends
     copier = copying.copier(rank)
-    _ends = _Ends(copier, copier.device_memory(nbytes), copier.device_memory(nbytes), {})
-    copying.fill(_ends.source.words, rank.index)
-    _ends.sink.words.fill_(copying.BLANK)
-    return copier.offer(_ends.source), copier.offer(_ends.sink)
+    ends = rank.kept[ENDS] = _Ends(copier, copier.device_memory(nbytes), copier.device_memory(nbytes), {})
+    copying.fill(ends.source.words, rank.index)
+    ends.sink.words.fill_(copying.BLANK)
+    return copier.offer(ends.source), copier.offer(ends.sink)
 
 
 def _reach(rank: Rank, offers: list[tuple[Offer, Offer]]) -> list[bool]:
     """Reach the memory of all others; for each, whether this is possible without a way through host memory."""
+    ends: _Ends = rank.kept[ENDS]
     for index, (source, sink) in enumerate(offers):
         if index != rank.index:
             with rank.phase(f"reach the memory of rank {index}"):
-                _ends.others[index] = _ends.copier.reach(source), _ends.copier.reach(sink)
-    return [index != rank.index and _ends.copier.reaches_directly(source) for index, (source, _) in enumerate(offers)]
+                ends.others[index] = ends.copier.reach(source), ends.copier.reach(sink)
+    return [index != rank.index and ends.copier.reaches_directly(source) for index, (source, _) in enumerate(offers)]
 
 
 def _copy(
@@ -207,13 +181,14 @@ def _copy(
 ) -> Samples:
     if rank.index not in pairs:
         return ()
+    ends: _Ends = rank.kept[ENDS]
     other = pairs[rank.index]
-    source, sink = _ends.others[other]
-    nbytes = _ends.source.words.nbytes
+    source, sink = ends.others[other]
+    nbytes = ends.source.words.nbytes
     with rank.phase(f"copies between ranks {rank.index} and {other}: {direction}"):
         if direction == "write":
-            return sampled(_ends.copier, [Copy(sink, _ends.source.address, nbytes)])
-        return sampled(_ends.copier, [Copy(_ends.sink.address, source, nbytes)])
+            return sampled(ends.copier, [Copy(sink, ends.source.address, nbytes)])
+        return sampled(ends.copier, [Copy(ends.sink.address, source, nbytes)])
 
 
 def _microseconds(copier: Copier, small: Sequence[Copy]) -> Samples:
@@ -231,15 +206,13 @@ def _difference(rank: Rank, filled: dict[int, int]) -> str:
     if rank.index not in filled:
         return ""
     # Each rank's data differs from that of the others in every word, so what the copy before has left here is noticed.
-    words = _ends.sink.words
+    words = rank.kept[ENDS].sink.words
     return copying.difference(words, copying.fill(torch.empty_like(words), filled[rank.index]))
 
 
 def _leave(rank: Rank) -> None:
-    _ends.copier.leave()
+    rank.kept[ENDS].copier.leave()
 
 
 def _free(rank: Rank) -> None:
-    global _ends
-    _ends.copier.free()
-    del _ends
+    rank.kept.pop(ENDS).copier.free()

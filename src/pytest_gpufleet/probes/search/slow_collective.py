@@ -1,27 +1,21 @@
-"""Who is to blame: what the suite does by itself after collectives were too slow or delivered wrong data.
-
-Both searches say what they found in a sentence or two for the head of the failure, take a minute at most, and never
-fail themselves: the miss that they explain must not get lost.
-"""
+"""Who makes a collective slow: what the suite looks for by itself after one was too slow."""
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from pytest_gpufleet.hardware import environment
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.probes.collectives.exactness import Delivery, exchange
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.links.pairs import Pair
+from pytest_gpufleet.probes.search.deadline import Deadline, failed
 from pytest_gpufleet.probes.search.per_rank_times import launch_seconds, pair_seconds
 from pytest_gpufleet.world.world import World
 
-SECONDS = 60.0
 SLOW = 0.8  # slow is what reaches less than this share of the others
 LATE_SECONDS = 100e-6  # beyond what the others need; a launch takes 20 to 50 us
 LATE_SHARE = 0.3  # of the time of the whole operation: what comes late matters only from there on
@@ -29,7 +23,20 @@ LATE_SHARE = 0.3  # of the time of the whole operation: what comes late matters 
 PAIR_BYTES = 256 * MiB
 LAUNCH_BYTES = 1 * GiB
 GROUP_BYTES = 64 * MiB
-SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Slow:
+    """The collective over `world` that is slow at S = `nbytes`, and how long its cause may be looked for."""
+
+    world: World
+    topology: GpuTopology
+    collective: str
+    nbytes: int
+    deadline: Deadline = field(default_factory=Deadline)
+
+
+Step = tuple[str, str]  # who it is, and if that is not known what was seen
 
 
 def find(world: World, topology: GpuTopology, collective: str, nbytes: int) -> str:
@@ -39,31 +46,23 @@ def find(world: World, topology: GpuTopology, collective: str, nbytes: int) -> s
     Looks at launches, then at all pairs, then leaves out one rank after the other and tries both halves, and stops as
     soon as it knows.
     """
-    clues: list[str] = []
-    until = time.monotonic() + SECONDS
-
-    def run(ranks: World, probe: Callable[..., Any], *args: Any) -> list[Any]:
-        return ranks.run(probe, *args, timeout=_seconds_left(until))
-
+    slow, clues = Slow(world, topology, collective, nbytes), []
     try:
         for step in (_late_rank, _slow_links, _left_out):
-            found, clue = step(world, topology, run, collective, nbytes)
+            found, clue = step(slow)
             if found:
                 return found
             clues += [clue] if clue else []
     except Exception as error:  # whatever it is, the miss comes first
-        clues.append(f"the search for the cause failed: {_first_line(error)}")
+        clues.append(failed(error))
     if steering := [f"{name}={value}" for name, value in environment.relevant().items() if name.startswith("NCCL_")]:
         clues.append(f"variables that steer NCCL are set: {', '.join(steering)}")
     return "\n".join(clues)
 
 
-Run = Callable[..., list[Any]]
-Step = tuple[str, str]  # who it is, and if that is not known what was seen
-
-
-def _late_rank(world: World, topology: GpuTopology, run: Run, collective: str, nbytes: int) -> Step:
-    times: list[tuple[float, float]] = run(world, launch_seconds, collective, min(nbytes, LAUNCH_BYTES))
+def _late_rank(slow: Slow) -> Step:
+    world, nbytes = slow.world, min(slow.nbytes, LAUNCH_BYTES)
+    times: list[tuple[float, float]] = slow.deadline.run(world, launch_seconds, slow.collective, nbytes)
     launched = [launch for launch, _ in times]
     latest = max(range(world.size), key=lambda index: launched[index])
     usual = median(launched[:latest] + launched[latest + 1 :])
@@ -71,46 +70,48 @@ def _late_rank(world: World, topology: GpuTopology, run: Run, collective: str, n
     if late < max(LATE_SECONDS, 2 * usual) or late < LATE_SHARE * times[latest][1]:
         return "", ""
     return (
-        f"{world.name_of(latest)} comes {late * 1e3:.2g} ms late to every {collective}, and all others wait for it: "
-        f"its process needs {launched[latest] * 1e3:.2g} ms to launch one, theirs {usual * 1e3:.2g} ms. Look for what "
-        "else runs on the processors that it may use"
+        f"{world.name_of(latest)} comes {late * 1e3:.2g} ms late to every {slow.collective}, and all others wait for "
+        f"it: its process needs {launched[latest] * 1e3:.2g} ms to launch one, theirs {usual * 1e3:.2g} ms. Look for "
+        "what else runs on the processors that it may use"
     ), ""
 
 
-def _slow_links(world: World, topology: GpuTopology, run: Run, collective: str, nbytes: int) -> Step:
-    size = PAIR_BYTES if world.gpus and nbytes >= MiB else nbytes
+def _slow_links(slow: Slow) -> Step:
+    world = slow.world
+    size = PAIR_BYTES if world.gpus and slow.nbytes >= MiB else slow.nbytes
     seconds: dict[Pair, float] = {}
-    for one in run(world, pair_seconds, topology, size):
+    for one in slow.deadline.run(world, pair_seconds, slow.topology, size):
         for pair, took in one.items():
             seconds[pair] = max(took, seconds.get(pair, 0.0))
     rates = {pair: size / took for pair, took in seconds.items()}
     verb = "reaches" if size >= MiB else "takes"
     if len(rates) == 1:
         return "", f"with two ranks nobody can tell which one it is: their link {verb} {_span(rates.values(), size)}"
-    shares = of_their_kind(rates, {(a, b): _link(world, topology, a, b) for a, b in rates})
+    shares = of_their_kind(rates, {(a, b): _link(slow, a, b) for a, b in rates})
     if (rank := slow_rank(shares)) is not None:
         with_it, others = _split(rates, rank)
         theirs = _span(others, size)
         return f"{world.name_of(rank)}: every pair with it {verb} {_span(with_it, size)}, all others {theirs}", ""
-    slow = slow_pairs(shares)
-    if not slow:
+    few = slow_pairs(shares)
+    if not few:
         return "", f"no single GPU: each of the {len(rates)} pairs {verb} {_span(rates.values(), size)}"
-    fine = _span((rate for pair, rate in rates.items() if pair not in slow), size)
-    if len(slow) == 1:
-        ends = " and ".join(world.name_of(index) for index in slow[0])
-        return f"the link between {ends}: this pair {verb} {_span([rates[slow[0]]], size)}, all others {fine}", ""
-    each = ", ".join(f"{world.places[a]}-{world.places[b]} {_span([rates[a, b]], size)}" for a, b in slow)
-    return "", f"no single GPU: {len(slow)} of {len(rates)} pairs are slow ({each}), each other one {verb} {fine}"
+    fine = _span((rate for pair, rate in rates.items() if pair not in few), size)
+    if len(few) == 1:
+        ends = " and ".join(world.name_of(index) for index in few[0])
+        return f"the link between {ends}: this pair {verb} {_span([rates[few[0]]], size)}, all others {fine}", ""
+    each = ", ".join(f"{world.places[a]}-{world.places[b]} {_span([rates[a, b]], size)}" for a, b in few)
+    return "", f"no single GPU: {len(few)} of {len(rates)} pairs are slow ({each}), each other one {verb} {fine}"
 
 
-def _left_out(world: World, topology: GpuTopology, run: Run, collective: str, nbytes: int) -> Step:
+def _left_out(slow: Slow) -> Step:
     """Bus bandwidth of the collective without each rank, and of both halves."""
+    world, collective = slow.world, slow.collective
     if world.size < 3:
         return "", ""
-    size, everyone = min(nbytes, GROUP_BYTES), range(world.size)
+    size, everyone = min(slow.nbytes, GROUP_BYTES), range(world.size)
 
     def rate(ranks: Iterable[int]) -> float:
-        readings = run(world.subset([*ranks]), bus_bandwidth, collective, size)
+        readings = slow.deadline.run(world.subset([*ranks]), bus_bandwidth, collective, size)
         return min(max(map(float, reading.samples)) for reading in readings)  # noise only makes slower
 
     without = {index: rate(set(everyone) - {index}) for index in everyone}
@@ -128,8 +129,9 @@ def _left_out(world: World, topology: GpuTopology, run: Run, collective: str, nb
     return "", clue
 
 
-def _link(world: World, topology: GpuTopology, a: int, b: int) -> str:
+def _link(slow: Slow, a: int, b: int) -> str:
     """The kind of link of two ranks. Only without a switch do pairs differ by design in the number of their NVLinks."""
+    world, topology = slow.world, slow.topology
     if not world.gpus:
         return ""
     if topology.fabric == "nvlink":
@@ -181,59 +183,3 @@ def _gigabytes(rates: Iterable[float]) -> str:
 def _range(values: Iterable[float], unit: str) -> str:
     texts = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in sorted(values)]
     return f"{texts[0]} {unit}" if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]} {unit}"
-
-
-def _seconds_left(until: float) -> float:
-    """Of the time for a search. TimeoutError before it is over: a call that is cut short ends all ranks."""
-    left = until - time.monotonic()
-    if left < SECONDS / 10:
-        raise TimeoutError(f"it was not done within {SECONDS:g} s")
-    return left
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def of_wrong_data(world: World, deliveries: Sequence[Delivery], collective: str, operation: str, **how: Any) -> str:
-    """Who corrupted what `exchange` delivered, and what was wrong on which rank. Leaves out one rank after the other:
-    if the data are right without one only, it is that one."""
-    lines = [_corrupting_rank(world, deliveries, collective, operation, how)]
-    faults: dict[tuple[str, ...], list[int]] = {}
-    for index, delivery in enumerate(deliveries):
-        if delivery.wrong:
-            faults.setdefault(delivery.wrong, []).append(index)
-    for wrong, ranks in faults.items():
-        names = [world.name_of(index) for index in ranks]
-        lines.append("all ranks alike:" if len(names) == world.size > 1 else f"{'; '.join(names)}:")
-        lines += [f"  {fault}" for fault in wrong[:SHOWN]]
-        if len(wrong) > SHOWN:
-            lines.append(f"  and {len(wrong) - SHOWN} more exchanges; {deliveries[ranks[0]].right} were right")
-    return "\n".join(lines)
-
-
-def _corrupting_rank(
-    world: World, deliveries: Sequence[Delivery], collective: str, operation: str, how: Mapping[str, Any]
-) -> str:
-    seen = [index for index, delivery in enumerate(deliveries) if delivery.wrong]
-    if world.size == 2 and len(seen) == 1:
-        return f"{world.name_of(seen[0])} has wrong data"
-    if world.size == 2:
-        return "both ranks have wrong data: nobody can tell whose fault it is"
-    until = time.monotonic() + SECONDS
-    clean = []
-    try:
-        for index in range(world.size):
-            rest = world.subset([other for other in range(world.size) if other != index])
-            again = rest.run(exchange, collective, operation, timeout=_seconds_left(until), **how)
-            if not any(delivery.wrong for delivery in again):
-                clean.append(index)
-    except Exception as error:  # whatever it is, the wrong data come first
-        return f"the search for the cause failed: {_first_line(error)}"
-    if len(clean) == 1:
-        return f"{world.name_of(clean[0])} corrupts data: only without it everything is right"
-    if len(clean) == 2:
-        return f"the link between {' and '.join(map(world.name_of, clean))} corrupts data: without either all are right"
-    if clean:
-        return f"it did not happen again in groups without {', '.join(map(world.name_of, clean))}"
-    return "wrong data whichever rank is left out: more than one corrupts them, or what lies between them"

@@ -85,15 +85,15 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec) -> None:
             call: Call = connection.receive()
         except EOFError:
             return
-        from pytest_gpufleet.world import process_group
-
         assert state is not None  # the controller sends nothing to a rank that did not start
         rank = Rank(
             index=call.ranks.index(spec.index),
             size=len(call.ranks),
             device=state.device,
             gpu=spec.gpu,
-            _group=process_group.of(call.ranks) if call.with_group else None,
+            kept=state.kept,
+            _groups=state.groups,
+            _members=call.ranks if call.with_group else None,
             _progress=progress,
         )
         body = partial(_run, call, rank, state)

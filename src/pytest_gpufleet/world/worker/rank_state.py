@@ -130,6 +130,8 @@ class RankState:
 
     def __init__(self, device: torch.device, stacks: IO[bytes], output: Output) -> None:
         self.device = device
+        self.kept: dict[str, Any] = {}
+        self.groups: dict[tuple[int, ...], torch.distributed.ProcessGroup] = {}
         self._stacks = stacks
         self._output = output
         self._test = 0
@@ -152,6 +154,7 @@ class RankState:
         if test == self._test:
             return
         self._test = test
+        self.kept.clear()
         os.umask(self._umask)
         self._output.restore()
         self._restore_signals()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.probes.collectives.speed import COLLECTIVES
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.timing.all_ranks import wait
 from pytest_gpufleet.world.rank import Rank
 

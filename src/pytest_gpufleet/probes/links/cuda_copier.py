@@ -17,7 +17,7 @@ import torch
 
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.probes.links import cuda_driver
-from pytest_gpufleet.probes.links.copying import WORD, WORD_BYTES, Copy, Memory, Offer
+from pytest_gpufleet.probes.links.copier import WORD, WORD_BYTES, Copy, Memory, Offer
 from pytest_gpufleet.probes.links.cuda_driver import call
 from pytest_gpufleet.world.rank import Rank
 

@@ -1,0 +1,123 @@
+"""What links are measured with: memory and copies on a rank's kind of device."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+WORD = torch.int64
+WORD_BYTES = WORD.itemsize
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of this rank: its address in this process and its content as int64."""
+
+    address: int
+    words: Tensor
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What another rank needs to reach a memory: a handle, and the CUDA number of the GPU that it is on, if any."""
+
+    handle: bytes
+    device: int = -1
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy from one address to another. They may be of other ranks, where these were reached."""
+
+    destination: int
+    source: int
+    nbytes: int
+
+
+class Copier(Protocol):
+    """Memory and copies of one rank."""
+
+    def device_memory(self, nbytes: int) -> Memory: ...
+
+    def host_memory(self, nbytes: int) -> Memory:
+        """Pinned, and near to the device."""
+
+    def offer(self, memory: Memory) -> Offer:
+        """Let other ranks reach device memory."""
+
+    def reaches_directly(self, offer: Offer) -> bool:
+        """Whether copies go straight from device to device, and not through host memory."""
+
+    def reach(self, offer: Offer) -> int:
+        """The address of another rank's memory in this process."""
+
+    def seconds(self, copies: Sequence[Copy], warm_up: int, timed: int) -> list[float]:
+        """Seconds of one copy, for each of several that run at the same time, `timed` times one behind the other."""
+
+    def leave(self) -> None:
+        """Reach no other rank's memory any more. Before anybody frees what others reach."""
+
+    def free(self) -> None:
+        """Free all memory."""
+
+
+class HostCopier:
+    """Stands in for a GPU in rehearsals: its memory is shared memory, which other ranks map, and copies are memmove."""
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+        self._files: dict[int, int] = {}
+
+    def device_memory(self, nbytes: int) -> Memory:
+        file = os.memfd_create("device memory")
+        os.ftruncate(file, nbytes)
+        memory = self._mapped(f"/proc/self/fd/{file}", nbytes)
+        self._files[memory.address] = file
+        return memory
+
+    def host_memory(self, nbytes: int) -> Memory:
+        return self._kept_memory(torch.empty(nbytes // WORD_BYTES, dtype=WORD))
+
+    def offer(self, memory: Memory) -> Offer:
+        return Offer(f"/proc/{os.getpid()}/fd/{self._files[memory.address]}".encode())
+
+    def reaches_directly(self, offer: Offer) -> bool:
+        return False
+
+    def reach(self, offer: Offer) -> int:
+        path = offer.handle.decode()
+        return self._mapped(path, os.stat(path).st_size).address
+
+    def seconds(self, copies: Sequence[Copy], warm_up: int, timed: int) -> list[float]:
+        taken = []
+        for copy in copies:
+            for _ in range(warm_up):
+                ctypes.memmove(copy.destination, copy.source, copy.nbytes)
+            began = time.perf_counter()
+            for _ in range(timed):
+                ctypes.memmove(copy.destination, copy.source, copy.nbytes)
+            taken.append((time.perf_counter() - began) / timed)
+        return taken
+
+    def leave(self) -> None:
+        pass
+
+    def free(self) -> None:
+        self._kept.clear()
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def _mapped(self, path: str, nbytes: int) -> Memory:
+        return self._kept_memory(torch.from_file(path, shared=True, size=nbytes // WORD_BYTES, dtype=WORD))
+
+    def _kept_memory(self, words: Tensor) -> Memory:
+        self._kept.append(words)
+        return Memory(words.data_ptr(), words)
