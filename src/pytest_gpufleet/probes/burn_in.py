@@ -1,24 +1,52 @@
-"""The burn-in as the controller sees it: turn after turn on all ranks, the first trouble ends it."""
+"""Sustained load: matrix products, reductions, memory patterns and training take turns for as long as wanted.
+
+Every result is compared, bit for bit, with what it must be or with the first one; the first trouble ends it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
+
+import torch
 
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import WORLD, Condition
-from pytest_gpufleet.probes import burn_load
-from pytest_gpufleet.probes.compute.corruption import dissenters
+from pytest_gpufleet.probes.collectives.repeated import stays_exact
+from pytest_gpufleet.probes.compute import corruption
+from pytest_gpufleet.probes.compute.rate import lacking
+from pytest_gpufleet.probes.memory import patterns
+from pytest_gpufleet.probes.timing.all_ranks import agree
+from pytest_gpufleet.probes.training.loop import ddp_of, eager, lap, module_of, precision, release, synthetic_batch
+from pytest_gpufleet.probes.training.recipes import Workload, plan
+from pytest_gpufleet.probes.training.replicas import differences
+from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
 ROUND_SECONDS = 30.0
 ROUNDS = 10  # at least: the last tenth is compared with the first
+PRODUCTS = ("bf16", "fp16", "fp32")  # the first that a device has: tensor cores draw the most power
+# The matrix product that is repeated: a rank keeps its operands and its first result between the turns.
+PRODUCT = "the matrix product of the burn-in"
+RECIPE = "amp"
+SHOWN = 3
 
 # What was done, seconds since the beginning, bytes of host memory of each process: the controller, then the ranks.
 AfterTurn = Callable[[str, float, list[int]], None]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one rank did in one turn. `trouble` says what was wrong, "" if nothing was."""
+
+    rate: float  # in the unit of its load
+    trouble: str
+    resident_bytes: int  # host memory of the process
 
 
 def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measurement]:
@@ -27,19 +55,19 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
     `after_turn` is called after each turn and ends the burn-in if it raises. Raises AssertionError, which names the
     ranks, as soon as a result differs from the first in one bit.
     """
-    _no_trouble(world, "preparing", dissenters(world.run(burn_load.prepare)))
+    _no_trouble(world, "preparing", corruption.dissenters(world.run(_prepare)))
     round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
-    turns: dict[str, list[list[burn_load.Turn]]] = {name: [] for name in burn_load.LOADS}
+    turns: dict[str, list[list[Turn]]] = {name: [] for name in LOADS}
     began = time.monotonic()
-    for name, load in itertools.cycle(burn_load.LOADS.items()):
+    for name, load in itertools.cycle(LOADS.items()):
         if time.monotonic() - began >= seconds and len(turns["training"]) >= 2:
             break
-        results: list[burn_load.Turn] = world.run(burn_load.turn, name, load.share * round_seconds)
+        results: list[Turn] = world.run(_turn, name, load.share * round_seconds)
         turns[name].append(results)
         _no_trouble(world, name, {index: result.trouble for index, result in enumerate(results) if result.trouble})
-        resident = [burn_load.resident_bytes(), *(result.resident_bytes for result in results)]
+        resident = [resident_bytes(), *(result.resident_bytes for result in results)]
         after_turn(name, time.monotonic() - began, resident)
-    world.run(burn_load.put_away)
+    world.run(_put_away)
     products = _by_place(world, turns["matrix products"])
     training = {WORLD: [min(result.rate for result in results) for results in turns["training"]]}
     return [
@@ -55,7 +83,7 @@ def _no_trouble(world: World, what: str, troubles: dict[int, str]) -> None:
         raise AssertionError("\n".join([f"burn-in, {what}:", *lines]))
 
 
-def _by_place(world: World, turns: Sequence[Sequence[burn_load.Turn]]) -> dict[str, list[float]]:
+def _by_place(world: World, turns: Sequence[Sequence[Turn]]) -> dict[str, list[float]]:
     return {place: [results[index].rate for results in turns] for index, place in enumerate(world.places)}
 
 
@@ -82,3 +110,94 @@ def peak_power(world: World, watts: Sequence[float]) -> Measurement:
     pairs = zip(world.gpus, watts, strict=True) if watts else ()
     values = {gpu.place: high / (gpu.power_limit_watts or math.nan) for gpu, high in pairs}
     return Measurement("burn_peak_power", values, {})
+
+
+# ---------------------------------------------------------------- on ranks
+
+
+def _prepare(rank: Rank) -> corruption.Repetition:
+    """Make the matrix product ready; what its first result was, for comparison with that of the other ranks."""
+    with rank.phase("burn-in: preparing"):
+        work = rank.kept[PRODUCT] = corruption.Repeated(rank.device, _product_precision(rank.device))
+        return corruption.Repetition(corruption.kind(rank.device), work.products, 0.0, work.trouble, *work.sums)
+
+
+def _product_precision(device: torch.device) -> str:
+    return next(name for name in PRODUCTS if not lacking(name, device))
+
+
+def _turn(rank: Rank, name: str, seconds: float) -> Turn:
+    """One turn of a load of LOADS, for about so many seconds, after `_prepare`."""
+    with rank.phase(f"burn-in: {name}"):
+        rate, trouble = LOADS[name].run(rank, seconds)
+    return Turn(rate, trouble, resident_bytes())
+
+
+def _put_away(rank: Rank) -> None:
+    """Give back the memory that `_prepare` has taken."""
+    del rank.kept[PRODUCT]
+    release(rank.device)
+
+
+def _products(rank: Rank, seconds: float) -> tuple[float, str]:
+    """TFLOP/s."""
+    work: corruption.Repeated = rank.kept[PRODUCT]
+    return work.run(seconds), work.trouble
+
+
+def _reductions(rank: Rank, seconds: float) -> tuple[float, str]:
+    """Reductions a second."""
+    if rank.size == 1:
+        return 0.0, ""
+    began = time.perf_counter()
+    times, trouble = stays_exact(rank, seconds)
+    return times / (time.perf_counter() - began), trouble
+
+
+def _memory(rank: Rank, seconds: float) -> tuple[float, str]:
+    """Bytes a second, of all memory that is free."""
+    began = time.perf_counter()
+    seen = patterns.hold_patterns(rank, seconds)
+    return seen.tested * seen.sweeps / (time.perf_counter() - began), seen.trouble
+
+
+def _training(rank: Rank, seconds: float) -> tuple[float, str]:
+    """Images a second, all ranks together: ResNet-50, begun anew; in the end all ranks must have the same bits."""
+    rate, unlike = _train(rank, seconds)
+    release(rank.device)
+    return rate, f"parameters differ from the other ranks': {'; '.join(unlike[:SHOWN])}" if unlike else ""
+
+
+def _train(rank: Rank, seconds: float) -> tuple[float, list[str]]:
+    training = plan(RECIPE, Workload(), rank.device)
+    together = rank.size > 1
+    module = ddp_of(rank, training) if together else module_of(rank, training)
+    images, labels = synthetic_batch(rank, training)
+    train = eager(module, training, rank.device)
+    with precision(training.recipe):
+        trial = lap(rank, lambda: train(images, labels), training.recipe.warm_up)
+        count = agree(rank, max(2, int(seconds / trial.mean))) if together else max(2, int(seconds / trial.mean))
+        measured = lap(rank, lambda: train(images, labels), count)
+    rate = count * training.recipe.batch * rank.size / measured.seconds
+    return rate, differences(rank, dict(module.named_parameters())) if together else []
+
+
+@dataclass(frozen=True)
+class Load:
+    share: float  # of the time
+    run: Callable[[Rank, float], tuple[float, str]]  # about so many seconds: the rate, and what was wrong
+
+
+# Products on the tensor cores draw the most power.
+LOADS = {
+    "matrix products": Load(0.6, _products),
+    "all_reduce": Load(0.1, _reductions),
+    "memory patterns": Load(0.1, _memory),
+    "training": Load(0.2, _training),
+}
+
+
+def resident_bytes() -> int:
+    """Host memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pytest_gpufleet.probes.bits import hexadecimal
 from pytest_gpufleet.probes.compute.rate import (
     PRECISIONS,
     REHEARSAL_SHAPES,
@@ -108,7 +109,7 @@ class Repeated:
                 self.wrong += count
                 self.unlike += 1
                 for at in _first(wrong)[: SHOWN - len(self._descriptions)]:
-                    found, wanted = _hexadecimal(result[at]), _hexadecimal(expected[at])
+                    found, wanted = (hexadecimal(int(each[at]), each.element_size()) for each in (result, expected))
                     self._descriptions.append(f"product {number}, {_place(at)} is {found}, expected {wanted}")
 
 
@@ -180,12 +181,6 @@ def _words(tensor: Tensor) -> Tensor:
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(_BITS[tensor.element_size()])
-
-
-def _hexadecimal(element: Tensor) -> str:
-    """An integer's bits: "0x3f80"."""
-    digits = 2 * element.element_size()
-    return f"0x{int(element) & (1 << 4 * digits) - 1:0{digits}x}"
 
 
 def _first(wrong: Tensor) -> list[tuple[int, int]]:

@@ -7,8 +7,8 @@ several shapes, because none is the fastest on every GPU model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import Metric
+from pytest_gpufleet.probes.tf32 import products_in_tf32
 from pytest_gpufleet.probes.timing.one_gpu import samples, seconds_each, warm_up
 from pytest_gpufleet.world.outcomes import not_applicable
 from pytest_gpufleet.world.rank import Rank
@@ -109,15 +110,9 @@ def multiplication(precision: str, a: Tensor, b: Tensor) -> Callable[[], Tensor]
     return lambda: torch.mm(a, b)
 
 
-@contextmanager
-def strictly(precision: str) -> Iterator[None]:
-    """Multiply fp32 in fp32, and only "tf32" in TF32, whatever torch was told before."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = PRECISIONS[precision].tf32
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+def strictly(precision: str) -> AbstractContextManager[None]:
+    """Multiply fp32 in fp32, and only "tf32" in TF32."""
+    return products_in_tf32(PRECISIONS[precision].tf32)
 
 
 def product_rate(rank: Rank, precision: str, shapes: int | None = None) -> list[Reading]:

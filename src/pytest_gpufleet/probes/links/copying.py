@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.probes.links.copier import Copier, Copy, HostCopier
+from pytest_gpufleet.probes.bits import hexadecimal
+from pytest_gpufleet.probes.links.copier import WORD_BYTES, Copier, Copy, HostCopier
 from pytest_gpufleet.probes.links.cuda_copier import CudaCopier
 from pytest_gpufleet.world.rank import Rank
 
@@ -61,5 +62,5 @@ def difference(words: Tensor, expected: Tensor) -> str:
     if not (count := int(wrong.sum())):
         return ""
     first = int(wrong.int().argmax())
-    found, right = (f"{int(each[first]) & 0xFFFF_FFFF_FFFF_FFFF:#018x}" for each in (words, expected))
+    found, right = (hexadecimal(int(each[first]), WORD_BYTES) for each in (words, expected))
     return f"{count:,} of {len(words):,} words of 8 bytes are wrong: word {first:,} is {found}, expected {right}"

@@ -13,11 +13,7 @@ from pytest_gpufleet.probes.timing.one_gpu import samples, warm_up
 from pytest_gpufleet.world.rank import Rank
 
 ARRAY_BYTES = {"cuda": 2 * GiB, "cpu": MiB}  # far larger than any cache
-
-
 WARM_UP_SECONDS = {"cuda": 0.5, "cpu": 0.0}
-
-
 SCALAR = 0.4
 
 

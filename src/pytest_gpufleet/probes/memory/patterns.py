@@ -1,4 +1,4 @@
-"""GPU memory: how fast it is, and whether it holds what was written."""
+"""Whether the memory of a GPU holds what was written."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pytest_gpufleet.model.metric import MiB
+from pytest_gpufleet.probes.bits import hexadecimal
 from pytest_gpufleet.world.rank import Rank
 
 SHARE = 0.96  # of the free memory is tested; the rest is for the block below, its comparison, and the driver
@@ -163,10 +164,10 @@ def _compare(block: Tensor, pattern: Pattern, expected: Tensor, unequal: Tensor)
     descriptions = []
     for index in near[:SHOWN].tolist():
         found, wanted = int(block[index]), int(expected[index])
+        shown = [hexadecimal(word, 8) for word in (found, wanted, found ^ wanted)]
         descriptions.append(
             f"address {begin + 8 * index:#x} (block {begin:#x} to {begin + block.nbytes:#x}) "
-            f"held {_hexadecimal(found)}, expected {_hexadecimal(wanted)}, "
-            f"wrong bits {_hexadecimal(found ^ wanted)}, pattern {pattern.name}"
+            f"held {shown[0]}, expected {shown[1]}, wrong bits {shown[2]}, pattern {pattern.name}"
         )
     return int(unequal.sum()), descriptions
 
@@ -177,7 +178,3 @@ def _free_and_total(device: torch.device) -> tuple[int, int]:
         return REHEARSAL_BYTES, REHEARSAL_BYTES
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)
-
-
-def _hexadecimal(word: int) -> str:
-    return f"0x{word & 2**64 - 1:016x}"

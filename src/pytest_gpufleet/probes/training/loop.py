@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import WORLD, Condition, GiB
+from pytest_gpufleet.probes.tf32 import products_in_tf32
 from pytest_gpufleet.probes.timing.all_ranks import line_up
 from pytest_gpufleet.probes.training import cuda_graph, parallel_methods
 from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Recipe, Workload, make_optimizer, plan
@@ -68,13 +69,9 @@ def release(device: torch.device) -> None:
 @contextmanager
 def precision(recipe: Recipe, *, benchmark: bool = True) -> Iterator[None]:
     """The arithmetic of a recipe, and whether cuDNN tries its algorithms and takes the fastest."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = recipe.tf32
-    try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, allow_tf32=recipe.tf32):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    convolutions = torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, allow_tf32=recipe.tf32)
+    with products_in_tf32(recipe.tf32), convolutions:
+        yield
 
 
 def network(training: Plan, device: torch.device) -> nn.Module:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from pytest_gpufleet.probes.tf32 import products_in_tf32
 from pytest_gpufleet.world.rank import Rank
 
 CLASSES = 4
@@ -63,10 +64,5 @@ def known_input(rank: Rank) -> Tensor:
 @contextmanager
 def full_precision() -> Iterator[None]:
     """fp32 without TF32 and convolutions that repeat to the bit, so that results can be compared."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    with products_in_tf32(False), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        yield
