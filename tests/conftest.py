@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,11 @@ import pytest
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.record import Record, read
 
+ROOT = Path(__file__).parents[1]
+ACCEPTANCE = ROOT / "acceptance"
+EVIDENCE = ROOT / "tests" / "recorded"  # of real machines
+INNER = ROOT / "tests" / "inner"  # test modules that tests give to a pytest of their own
+RECORDED = ("-p", "tests.hardware.recorded")  # options: on a recorded machine
 REPORTS = "runs"  # not pytest-gpufleet's own default, so that a report in a wrong place shows
 SECONDS = 600  # far more than any run takes: a run that hangs must not hang the tests
 # Not what would change results, but where NVLink multicast is switched off it must stay so.
@@ -60,17 +65,17 @@ class FleetRun:
 
 @pytest.fixture(scope="session")
 def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetRun]:
-    """run_pytest(*arguments, files={name: text}, **environment): pytest in a process and a folder of its own."""
+    """run_pytest(*arguments, files={name: text or file}, **environment): pytest in a process and folder of its own."""
 
-    def run(*arguments: object, files: dict[str, str] | None = None, **environment: str) -> FleetRun:
+    def run(*arguments: object, files: Mapping[str, str | Path] | None = None, **environment: str) -> FleetRun:
         root = tmp_path_factory.mktemp("run")
-        for name, text in {"pytest.ini": "[pytest]\n", **(files or {})}.items():
+        for name, content in {"pytest.ini": "[pytest]\n", **(files or {})}.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(dedent(text))
+            (root / name).write_text(content.read_text() if isinstance(content, Path) else dedent(content))
         ended = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, arguments)],
             cwd=root,
-            env={**KEPT, **environment},
+            env={**KEPT, "PYTHONPATH": str(ROOT), **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -84,13 +89,16 @@ def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetR
 
 @pytest.fixture(scope="session")
 def fleet(run_pytest: Callable[..., FleetRun]) -> Callable[..., FleetRun]:
-    """fleet(test_module, *arguments, ranks=2, files={}): a test module rehearsed on CPU ranks."""
+    """fleet(test_module, *arguments, ranks=2, files={}): a test module, as text or a file, rehearsed on CPU ranks."""
 
     def rehearse(
-        module: str, *arguments: object, ranks: int = 2, files: dict[str, str] | None = None, **environment: str
+        module: str | Path,
+        *arguments: object,
+        ranks: int = 2,
+        files: Mapping[str, str | Path] | None = None,
+        **environment: str,
     ) -> FleetRun:
-        files = {"test_inner.py": module, **(files or {})}
         options = (f"--rehearse={ranks}", f"--fleet-dir={REPORTS}")
-        return run_pytest(*options, *arguments, files=files, **environment)
+        return run_pytest(*options, *arguments, files={"test_inner.py": module, **(files or {})}, **environment)
 
     return rehearse

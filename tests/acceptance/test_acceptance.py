@@ -1,14 +1,13 @@
 """The shipped suite itself: a rehearsal of all of it, and what it finds on machines that are broken on purpose."""
 
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pynvml
 import pytest
 
-ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
-HARDWARE = Path(__file__).parents[1] / "hardware"  # holds fake_nvml
+from tests.conftest import ACCEPTANCE, ROOT
+
 FOLDER = "--fleet-dir=runs"
 EXACT, EXACT_TEST = "test_3_exactness.py", "test_collective_is_exact"
 TRAINING, PHASE_3 = "test_7_training.py", "test_phase_3_ranks_stay_identical[every batch]"
@@ -157,11 +156,11 @@ def described(run_pytest):
 
     def run(machine, *arguments):
         plugin = (
-            f"import sys\nfrom fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
-            "from pathlib import Path\nfrom pytest_gpufleet.hardware import locks\nlocks.DEVICES = Path()\n"
+            f"import sys\nfrom tests.hardware.fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
+            "from pathlib import Path\nfrom pytest_gpufleet.hardware import gpu_lock\ngpu_lock.DEVICES = Path()\n"
         )
         inventory = ACCEPTANCE / "test_1_inventory.py"
-        environment = {"PYTHONPATH": f".:{HARDWARE}"}
+        environment = {"PYTHONPATH": f".:{ROOT}"}
         return run_pytest(
             inventory, FOLDER, "-p", "described", *arguments, files={"described.py": plugin}, **environment
         )

@@ -27,7 +27,7 @@ from pytest_gpufleet.hardware.facts import READINGS
 from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.report.terminal.live_table import Live, RunningCheck, table
-from tests.conftest import as_on_a_terminal
+from tests.conftest import RECORDED, ROOT, as_on_a_terminal
 
 DEADLINE = 60
 READING = {
@@ -403,10 +403,9 @@ def test_pytest_shows_the_table_while_a_test_runs(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text("def test_b():\n    print('hidden')\n    input_file = open('go')\n")
     os.mkfifo(tmp_path / "go")
     code = f"import os; os.chdir({str(tmp_path)!r}); import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
-    options = ("--gpus=4", "--fleet-dir=runs", "--fleet-monitor", "--fleet-interval=0.1", "-p", "recorded")
-    recorded = Path(__file__).parents[1] / "hardware"
+    options = ("--gpus=4", "--fleet-dir=runs", "--fleet-monitor", "--fleet-interval=0.1", *RECORDED)
     change = "for gpu in gpus: gpu['power_watts'] = 655.4"
-    terminal = Terminal(code, *options, PYTHONPATH=str(recorded), CHANGE=change)
+    terminal = Terminal(code, *options, PYTHONPATH=str(ROOT), CHANGE=change)
     terminal.until("running: test_a.py::test_b")
     terminal.until("655")
     (tmp_path / "go").open("w").close()

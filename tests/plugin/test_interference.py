@@ -16,10 +16,7 @@ from pytest_gpufleet.plugin import interference
 from pytest_gpufleet.plugin.test_outcome import _outcome
 from pytest_gpufleet.report.page.machine_section import facts
 from pytest_gpufleet.verdict.verdict import conclude
-from tests.conftest import FleetRun
-
-ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
-HARDWARE = Path(__file__).parents[1] / "hardware"
+from tests.conftest import ACCEPTANCE, RECORDED, ROOT, FleetRun
 
 # As a machine that fails each of the checks below, of which something tries to make each pass.
 DEFECTS = """
@@ -167,8 +164,8 @@ def beside_the_suite(run_pytest: Callable[..., FleetRun], tmp_path: Path) -> Cal
         for name, text in {"pytest.ini": "[pytest]\n", **files}.items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(dedent(text))
-        options = ("--gpus=4", "--fleet-dir=runs", "--fleet-interval=10", "-p", "recorded", f"--rootdir={tmp_path}")
-        path = f"{tmp_path}:{HARDWARE}"
+        options = ("--gpus=4", "--fleet-dir=runs", "--fleet-interval=10", *RECORDED, f"--rootdir={tmp_path}")
+        path = f"{tmp_path}:{ROOT}"
         return run_pytest(*options, "-c", tmp_path / "pytest.ini", *arguments, PYTHONPATH=path, **environment)
 
     return run

@@ -1,10 +1,8 @@
 """The fixture judge: it records and returns, and what missed fails the check when its body has ended."""
 
-from pathlib import Path
-
 import pytest
 
-RECORDED = Path(__file__).parents[1] / "hardware"
+from tests.conftest import RECORDED
 
 MODULE = """
     import pytest
@@ -95,8 +93,8 @@ EXPECTED = {
 @pytest.fixture(scope="module")
 def run(run_pytest):
     files = {"test_inner.py": MODULE, "conftest.py": CONFTEST}
-    options = ("--gpus=4", "--fleet-dir=runs", "-p", "recorded", "-W", "error::pytest.PytestWarning")
-    return run_pytest(*options, files=files, PYTHONPATH=str(RECORDED))
+    options = ("--gpus=4", "--fleet-dir=runs", *RECORDED, "-W", "error::pytest.PytestWarning")
+    return run_pytest(*options, files=files)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

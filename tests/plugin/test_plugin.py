@@ -2,14 +2,12 @@
 
 import shlex
 from html import unescape
-from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.plugin import options
+from tests.conftest import RECORDED, REPORTS
 
-REPORTS = "runs"
-RECORDED = Path(__file__).parents[1] / "hardware"
 PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'
 LIMIT = f'{PROFILE}metric = "busbw"\nmin = 1\nunit = "GB/s"\nkind = "data sheet"\nsource = "somebody"\n'
 TRIVIAL = "def test_nothing(): pass"
@@ -118,8 +116,8 @@ def test_a_python_that_leaves_out_assertions_judges_nothing(run_pytest, asked, s
 
 @pytest.mark.parametrize(("gpus", "hidden"), [(2, True), (4, False)])
 def test_gpus_that_are_left_out_are_told(run_pytest, gpus, hidden):
-    options = (f"--gpus={gpus}", f"--fleet-dir={REPORTS}", "-p", "recorded")
-    run = run_pytest(*options, files={"test_inner.py": TRIVIAL}, PYTHONPATH=str(RECORDED))
+    options = (f"--gpus={gpus}", f"--fleet-dir={REPORTS}", *RECORDED)
+    run = run_pytest(*options, files={"test_inner.py": TRIVIAL})
     assert ("2x NVIDIA H200 of the machine's 4 GPUs, level standard" in run.text) == hidden
     assert run.record.run["gpus_present"] == 4
     told = "2 of the machine's 4 GPUs were tested"
@@ -256,8 +254,8 @@ def test_bad_level_is_a_usage_error_that_names_the_test(fleet, marker):
 
 @pytest.mark.parametrize("asked", ["--rehearse=2", "--gpus=4"])
 def test_a_path_that_does_not_exist_gives_no_verdict_on_the_terminal(run_pytest, asked):
-    options = (asked, f"--fleet-dir={REPORTS}", "-p", "recorded")
-    run = run_pytest("nowhere", *options, files={"test_inner.py": TRIVIAL}, PYTHONPATH=str(RECORDED))
+    options = (asked, f"--fleet-dir={REPORTS}", *RECORDED)
+    run = run_pytest("nowhere", *options, files={"test_inner.py": TRIVIAL})
     assert run.status == pytest.ExitCode.USAGE_ERROR
     assert "file or directory not found: nowhere" in run.text
     assert_nothing_was_tested(run)

@@ -14,8 +14,7 @@ from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
-
-RECORDED = str(Path(__file__).parents[1] / "hardware")
+from tests.conftest import RECORDED
 
 MODULE = """
 import os, signal
@@ -171,13 +170,13 @@ def test_memory():
 
 
 def test_a_machine_that_had_a_fault_stays_rejected_and_its_health_is_checked_again(run_pytest):
-    options = ("--gpus=4", "--fleet-dir=runs", "-p", "recorded")
+    options = ("--gpus=4", "--fleet-dir=runs", *RECORDED)
     files = {"test_2_health.py": TOLD_NOW, "test_inner.py": FAULT}
-    first = run_pytest(*options, files=files, PYTHONPATH=RECORDED)
+    first = run_pytest(*options, files=files)
     assert first.status == -9
     folder, files["repaired"] = first.folders[0], ""
     for _ in range(2):  # also when the run that went on is gone on with
-        run = run_pytest(*options, f"--fleet-resume={folder}", files=files, PYTHONPATH=RECORDED)
+        run = run_pytest(*options, f"--fleet-resume={folder}", files=files)
         assert (run.root / "ran").read_text() == "health "
         assert (run.status, run.record.verdict) == (1, "REJECTED"), run.text
         assert set(run.outcomes.values()) == {"passed"}
@@ -349,10 +348,10 @@ for gpu in gpus[2:]:
     ids=["GPUs replaced", "GPUs missing"],
 )
 def test_another_machine_is_told_in_a_sentence_for_each_thing(run_pytest, gpus, change, told):
-    options, files = ("--fleet-dir=runs", "-p", "recorded"), {"test_inner.py": "def test_it(): pass"}
-    first = run_pytest("--gpus=4", *options, files=files, PYTHONPATH=RECORDED)
+    options, files = ("--fleet-dir=runs", *RECORDED), {"test_inner.py": "def test_it(): pass"}
+    first = run_pytest("--gpus=4", *options, files=files)
     again = (f"--gpus={gpus}", *options, f"--fleet-resume={interrupted(first.folders[0])}")
-    run = run_pytest(*again, files=files, PYTHONPATH=RECORDED, CHANGE=change)
+    run = run_pytest(*again, files=files, CHANGE=change)
     assert run.status == 4
     (error, *lines) = run.text.strip().splitlines()
     assert error.endswith("this is not the same machine and setup:")

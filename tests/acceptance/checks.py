@@ -1,0 +1,89 @@
+"""The checks of inventory and health, called with a recorded machine instead of this one: no process, no ranks."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from pytest_gpufleet.hardware.kernel_log import KernelLog
+from pytest_gpufleet.verdict.profiles import profile
+from pytest_gpufleet.world.outcomes import NotApplicable
+from tests.conftest import ACCEPTANCE
+from tests.machines import Recorded
+
+MODULES = ("test_1_inventory", "test_2_health", "test_9_endurance")
+pytest.register_assert_rewrite(*MODULES)
+sys.path.append(str(ACCEPTANCE))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a check ended: "passed", "failed", "skipped" or "not applicable", and what it said."""
+
+    what: str
+    message: str = ""
+
+
+def checks() -> Iterator[tuple[str, Callable[..., None], dict[str, Any]]]:
+    """Every check by its name with its case, and the case as arguments."""
+    for module in map(__import__, MODULES):
+        for name, check in vars(module).items():
+            if not name.startswith("test_"):
+                continue
+            marks = [mark for mark in getattr(check, "pytestmark", ()) if mark.name == "parametrize"]
+            if not marks:
+                yield name, check, {}
+            for argument, values, *_ in (mark.args for mark in marks):
+                yield from ((f"{name}[{value}]", check, {argument: value}) for value in values)
+
+
+def outcomes(here: Recorded, asked: int = 4, **more: Any) -> dict[str, Outcome]:
+    """What every check says of this machine of which `asked` GPUs were asked for. Checks that take a fixture of which
+    nothing is known, such as ranks, are left out; `more` are other fixtures."""
+    fixtures = {
+        "gpus": here.machine.gpus,
+        "machine": here.machine,
+        "gpu_topology": here.topology,
+        "gpu_profile": profile.choose(None, (gpu.name for gpu in here.topology.gpus)),
+        "pytestconfig": SimpleNamespace(getoption={"gpus": asked}.get),
+        **more,
+    }
+    with tempfile.NamedTemporaryFile("w", suffix="-kernel-log") as log:
+        log.write(here.log)
+        log.flush()
+        with mock.patch.object(KernelLog.__init__, "__defaults__", (log.name,)):
+            return {
+                name: _outcome(check, {**fixtures, **case})
+                for name, check, case in checks()
+                if inspect.signature(check).parameters.keys() <= {*fixtures, *case}
+            }
+
+
+def later(here: Recorded) -> Callable[[str], list[Any]]:
+    """The fixture machine_now: the facts of another machine in the place of what this one answers now."""
+    return lambda fact: [gpu[fact] for gpu in here.machine.gpus]
+
+
+def ranks_answer(answers: list[Any]) -> SimpleNamespace:
+    """The fixture world: whatever is run, its ranks answer this."""
+    return SimpleNamespace(run=lambda probe: answers)
+
+
+def _outcome(check: Callable[..., None], fixtures: dict[str, Any]) -> Outcome:
+    try:
+        check(**{name: fixtures[name] for name in inspect.signature(check).parameters})
+    except NotApplicable as end:
+        return Outcome("not applicable", str(end))
+    except pytest.skip.Exception as end:
+        return Outcome("skipped", str(end))
+    except (AssertionError, pytest.fail.Exception) as failure:
+        return Outcome("failed", str(failure))
+    return Outcome("passed")

@@ -1,0 +1,101 @@
+"""On a recorded machine: GPU 2 gets worse in one test after the other. What is worse stays so; only the test in which
+it got worse fails."""
+
+import pytest
+
+from pytest_gpufleet import not_applicable
+from tests.hardware.recorded import Recorded, Unavailable, recorded
+
+FACTS = recorded.gpus[2].facts
+SXID = "nvidia-nvswitch1: SXid (PCI:0000:86:00.0): 20034, "
+
+
+def kernel(line):
+    with open("kernel-log", "a") as log:
+        log.write(line + "\n")
+
+
+def fall_off_the_bus():
+    kernel("NVRM: Xid (PCI:0000:00:08): 79, GPU has fallen off the bus.")
+
+
+@pytest.fixture
+def clock_events():
+    yield lambda reasons: FACTS.update(clock_event_reasons=reasons)
+    FACTS.update(clock_event_reasons=0x1)
+
+
+def test_uncorrectable_error():
+    FACTS["ecc_uncorrected_volatile"] += 1
+
+
+def test_nothing_more():
+    pass
+
+
+@pytest.mark.parametrize("reasons", [0x4, 0x8, 0x20, 0x40, 0x60], ids=hex)
+def test_slowdown(clock_events, reasons):
+    clock_events(reasons)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_few_replays(number):
+    FACTS["pcie_replays"] += 30  # a minute on 16 lanes of generation 5; a shorter check may have as many
+
+
+def test_many_replays():
+    FACTS["pcie_replays"] += 31
+
+
+def test_counter_that_is_gone():
+    FACTS["remapped_rows"] = Unavailable("NVML: GPU is lost", True)
+
+
+def test_counter_that_stays_away():
+    pass
+
+
+def test_xid():
+    kernel("NVRM: Xid (PCI:0000:00:08): 13, pid=7, Graphics Exception")
+
+
+def test_xid_that_only_nvml_tells(monkeypatch):
+    """As in a container that may not read the kernel log."""
+    told = [(2, 79)]
+    monkeypatch.setattr(Recorded, "xids", lambda self: [told.pop()] if told else [])
+
+
+@pytest.mark.parametrize("severity", ["Fatal", "Non-fatal"])
+def test_sxid(severity):
+    kernel(f"{SXID}{severity}, Link 30 LTSSM Fault Up")
+
+
+def test_more_about_an_sxid():
+    """Only the line that tells its severity counts."""
+    kernel(SXID + "Severity 1 Engine instance 30 Sub-engine instance 00")
+    kernel(SXID + "Data {0x10000000, 0x10000000, 0x00000000}")
+
+
+def test_does_not_apply():
+    fall_off_the_bus()
+    not_applicable("no such thing")
+
+
+def test_is_skipped():
+    fall_off_the_bus()
+    pytest.skip()
+
+
+def test_xfails():
+    fall_off_the_bus()
+    pytest.xfail()
+
+
+def test_fails_anyway():
+    fall_off_the_bus()
+    raise ValueError("boom")
+
+
+@pytest.mark.xfail
+def test_is_expected_to_fail():
+    fall_off_the_bus()

@@ -1,0 +1,77 @@
+"""Machines that are not here: H200 that were recorded, with the one fact changed that a test is about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pytest_gpufleet.hardware.facts import Unavailable
+from pytest_gpufleet.model import machine
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.machine import Machine
+
+SNAPSHOTS = Path(__file__).parent / "hardware" / "snapshots"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A machine as it was recorded, after a change: what the inventory reads, and what its kernel log holds."""
+
+    machine: Machine
+    topology: GpuTopology
+    log: str
+
+
+def recorded(change: str = "", snapshot: str = "h200x4") -> Recorded:
+    """The machine of a snapshot. `change` holds Python assignments to `gpus` (the facts of each GPU), `host` and
+    `machine` (`count`, `processes`, `log`, `problems`, `links`, `fabric`).
+
+    `gpufleet snapshot --anonymous` made the snapshots, with schema 1: without the topology. That of h200x4 was added:
+    it is the one that tests/recorded/h200x4-b has of a machine of the same kind. h200x1 stays as it was.
+    """
+    document = json.loads((SNAPSHOTS / f"{snapshot}.json").read_text())
+    taken = machine.from_json(document)
+    gpus: list[dict[str, Any]] = [dict(gpu.facts) for gpu in taken.gpus]
+    for values in gpus:  # a snapshot has no readings of telemetry; these are those of an idle H200
+        values.update(clock_event_reasons=0x1, temperature_c=30, power_watts=75.0)
+    host = dict(taken.host)
+    if "topology" in document:
+        topology = GpuTopology.from_json(document["topology"])
+    else:  # schema 1
+        topology = GpuTopology(links=tuple(tuple("X" if row is gpu else "?" for gpu in gpus) for row in gpus))
+    state = SimpleNamespace(
+        count=len(gpus),
+        processes={gpu.index: gpu.processes for gpu in topology.gpus},
+        log="",
+        problems=topology.problems,
+        links=topology.links,
+        fabric=topology.fabric,
+    )
+    exec(change, {"gpus": gpus, "host": host, "machine": state, "Unavailable": Unavailable})
+    gpus = gpus[: state.count]
+    for values in gpus:
+        if isinstance(values["p2p"], dict):
+            values["p2p"] = {name: row[: state.count] for name, row in values["p2p"].items()}
+    whole = replace(
+        topology,
+        gpus=tuple(_gpu(index, values, state.processes.get(index, ())) for index, values in enumerate(gpus)),
+        problems=tuple(state.problems),
+        links=tuple(map(tuple, state.links)),
+        fabric=state.fabric,
+    )
+    facts = tuple(machine.GpuFacts(index, values) for index, values in enumerate(gpus))
+    return Recorded(replace(taken, host=host, gpus=facts), whole.first(state.count), state.log)
+
+
+def _gpu(index: int, values: dict[str, Any], processes: tuple[str, ...]) -> Gpu:
+    """As the topology tells of a GPU with these facts."""
+    unknown = {"name": "unknown GPU", "uuid": "?", "pci_bus_id": "?", "memory_bytes": 0}
+    told = {
+        field.name: values[field.name]
+        for field in fields(Gpu)
+        if field.name in values and not isinstance(values[field.name], Unavailable)
+    }
+    return Gpu(**{**unknown, **told, "index": index, "processes": tuple(processes)})
