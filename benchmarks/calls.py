@@ -14,8 +14,8 @@ import multiprocessing
 import statistics
 import time
 
-from pytest_gpufleet.plugin.options import Options
-from pytest_gpufleet.run.run import Fleet
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import Options
 
 
 def no_op(rank):
@@ -53,19 +53,21 @@ def main():
     parser.add_argument("--ranks", type=int, default=4, help="CPU ranks, without --gpus")
     asked = parser.parse_args()
     options = Options(gpus=asked.gpus) if asked.gpus else Options(rehearse=asked.ranks)
-    fleet = Fleet(options, ())
-    world, group = fleet.world(with_group=False), fleet.world(with_group=True)
-    print(f"{world.size} ranks: {fleet.headline()}")
+    run = Run(options)
+    world, group = run.ranks.world(with_group=False), run.ranks.world(with_group=True)
+    print(f"{world.size} ranks: {run.ground.headline(run.options.level)}")
     print(f"start by forkserver, first time       {timed(world.run, no_op):8.2f} s")
     print(f"process group, first collective       {timed(group.run, no_op):8.2f} s")
-    fleet.pool.stop()
+    run.ranks.pool.stop()
     print(f"start by forkserver, after a failure  {timed(world.run, no_op):8.2f} s")
     group.run(no_op)
     for name, handle in (("world", world), ("nccl_group", group)):
         times = sorted(timed(handle.run, no_op) * 1e3 for _ in range(1000))
         print(f"no-op {name}.run: median {statistics.median(times):.3f} ms, 95 % {times[949]:.3f} ms")
-    fleet.close()
-    print(f"start by spawn, for comparison        {spawn_seconds([spec.device for spec in fleet.pool.specs]):8.2f} s")
+    run.close()
+    print(
+        f"start by spawn, for comparison        {spawn_seconds([spec.device for spec in run.ranks.pool.specs]):8.2f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "world"))
 
 from faults import CULPRIT, FAULTS, HANG_SECONDS, RANKS, all_reduce, cause
 
-from pytest_gpufleet.plugin.options import Options
-from pytest_gpufleet.run.run import Fleet
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.rank_failure import RankFailure
 
@@ -73,8 +73,8 @@ def no_op(rank):
 
 def freezes(count):
     """What became of each, and the longest time that the controller took."""
-    fleet = Fleet(Options(rehearse=2), ())
-    world = fleet.world(with_group=False)
+    run = Run(Options(rehearse=2))
+    world = run.ranks.world(with_group=False)
     told, slowest = collections.Counter(), 0.0
     for _ in range(count):
         world.run(no_op)
@@ -87,7 +87,7 @@ def freezes(count):
             told[failure.kind] += 1
         slowest = max(slowest, time.monotonic() - began)
         print(f"\r{told.total()} of {count}", end="", file=sys.stderr, flush=True)
-    fleet.close()
+    run.close()
     print(f"\n{count} freezes: {told['hang']} before the answer was out, told as a hang of that rank,")
     print(
         f"{told['exception']} after it, told as its exception; deadline {FREEZE_DEADLINE:g} s, slowest {slowest:.2f} s"
@@ -107,9 +107,9 @@ def main():
 
 
 def table(asked):
-    fleet = Fleet(Options(gpus=asked.gpus) if asked.gpus else Options(rehearse=RANKS), ())
+    run = Run(Options(gpus=asked.gpus) if asked.gpus else Options(rehearse=RANKS))
     shipping.ship_by_value(sys.modules["faults"])
-    group = fleet.world(with_group=True)
+    group = run.ranks.world(with_group=True)
     names = [name for name, fault in FAULTS.items() if asked.gpus or not fault.needs_gpu]
     for number in range(asked.repeat):
         rows = []
@@ -121,14 +121,14 @@ def table(asked):
                 sys.exit(1) if asked.repeat > 1 else rows.append((name, None, 0.0, 0.0))
         if asked.repeat > 1:
             print(f"{number + 1} of {asked.repeat}: all {len(names)} faults caught, named and survived", flush=True)
-    print(f"{group.size} ranks: {fleet.headline()}\n")
+    print(f"{group.size} ranks: {run.ground.headline(run.options.level)}\n")
     print("| fault | detected after | attributed to | working again after |\n| --- | ---: | --- | ---: |")
     for name, culprit, detected, again in rows:
         told = (
             f"rank {culprit.rank} {culprit.state} {culprit.summary}"[:90].rstrip() if culprit else "**not as expected**"
         )
         print(f"| {name} | {detected:.2f} s | {told} | {again:.2f} s |")
-    fleet.close()
+    run.close()
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from statistics import mean, median
 
 from pytest_gpufleet import GiB, measure
 from pytest_gpufleet.hardware.telemetry import Sampler
-from pytest_gpufleet.plugin.options import Options
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.training.loop import train_throughput
 from pytest_gpufleet.probes.training.recipes import Workload
-from pytest_gpufleet.run.run import Fleet
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import Options
 
 TURNS = 5
 SHORT = Workload(warm_up=3, steps=4)  # the first turn has let cuDNN choose
@@ -42,10 +42,10 @@ def main():
     parser.add_argument("--gpus", type=int, default=None, help="default: all")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between samples")
     asked = parser.parse_args()
-    fleet = Fleet(Options(gpus=asked.gpus or "auto"), ())
-    source = fleet.ground.source
+    run = Run(Options(gpus=asked.gpus or "auto"))
+    source = run.ground.source
     if source is None:
-        parser.error(f"there are no GPUs: {fleet.ground.why}")
+        parser.error(f"there are no GPUs: {run.ground.why}")
 
     taken = []
 
@@ -61,9 +61,10 @@ def main():
     time.sleep(IDLE_SECONDS)
     share = (time.process_time() - cpu) / (time.perf_counter() - began)
     running.stop()
-    print(f"{fleet.headline()}: {share:.2%} of a core at {asked.interval:g} s between samples ({len(taken)} samples)")
+    what = f"{share:.2%} of a core at {asked.interval:g} s between samples ({len(taken)} samples)"
+    print(f"{len(run.ground.topology.gpus)} GPUs: {what}")
 
-    group = fleet.world(with_group=True)
+    group = run.ranks.world(with_group=True)
     for name, figure in FIGURES.items():
         figure(group)
         figures = {True: [], False: []}
@@ -79,7 +80,7 @@ def main():
             f"without it the {TURNS} figures differ by {noise:.2%})",
             flush=True,
         )
-    fleet.close()
+    run.close()
 
 
 if __name__ == "__main__":

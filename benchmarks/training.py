@@ -13,13 +13,13 @@ import time
 
 import torch
 
-from pytest_gpufleet.plugin.options import Options
 from pytest_gpufleet.probes.measure import measure_all, scaling_efficiency
 from pytest_gpufleet.probes.training.batch_size import throughput_by_batch
 from pytest_gpufleet.probes.training.loop import train_throughput
 from pytest_gpufleet.probes.training.method_comparison import METHODS, in_words, throughput_by
 from pytest_gpufleet.probes.training.recipes import RECIPES, Workload
-from pytest_gpufleet.run.run import Fleet
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import Options
 
 SECONDS = 1800  # compiling and searching take long
 GLOBAL_BATCHES = (64, 256)  # images a GPU
@@ -140,17 +140,17 @@ def main():
     asked = parser.parse_args()
     if strangers := set(asked.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(strangers))}: there are {', '.join(PARTS)}")
-    fleet = Fleet(Options(gpus=asked.gpus) if asked.gpus else Options(rehearse=asked.ranks), ())
-    group = fleet.world(with_group=True)
-    topology = fleet.ground.topology
-    print(f"{fleet.headline()}, {time.strftime('%Y-%m-%d', time.gmtime())}")
+    run = Run(Options(gpus=asked.gpus) if asked.gpus else Options(rehearse=asked.ranks))
+    group = run.ranks.world(with_group=True)
+    topology = run.ground.topology
+    print(f"{run.ground.headline(run.options.level)}, {time.strftime('%Y-%m-%d', time.gmtime())}")
     versions = {"driver": topology.driver, "CUDA": topology.cuda, "NCCL": topology.nccl, "torch": torch.__version__}
     print(", ".join(f"{name} {version}" for name, version in versions.items() if version), end=", ")
     print(f"Python {platform.python_version()}")
     for name in asked.parts or PARTS:
         part, recipes = PARTS[name]
         part(group, asked.recipes or recipes, Workload(batch=asked.batch))
-    fleet.close()
+    run.close()
 
 
 if __name__ == "__main__":

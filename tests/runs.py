@@ -13,6 +13,7 @@ from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.run.folder import SUMMARY
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
 from pytest_gpufleet.verdict.profiles import profile
@@ -115,7 +116,7 @@ def record(
         verdict, reasons = conclude(evidence.record)
         evidence.add("verdict", verdict=verdict, reasons=reasons, broken="", exit_status=EXIT_STATUS[verdict])
         evidence.seal()
-        (folder / summary.FILE).write_text(summary.text(evidence.record, evidence.sha256))
+        (folder / SUMMARY).write_text(summary.text(evidence.record, evidence.sha256))
     evidence.close()
     return folder
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from pytest_gpufleet.commands.calibrate import CALIBRATE
-from pytest_gpufleet.commands.command import CommandFailed, printing, tell
+from pytest_gpufleet.commands.command import printing, tell
 from pytest_gpufleet.commands.compare import COMPARE
 from pytest_gpufleet.commands.judge import JUDGE
 from pytest_gpufleet.commands.monitor import MONITOR
@@ -18,6 +18,7 @@ from pytest_gpufleet.commands.snapshot import SNAPSHOT
 from pytest_gpufleet.commands.verify import VERIFY
 from pytest_gpufleet.hardware.nvml import NoGpus
 from pytest_gpufleet.report.wording import capitalised
+from pytest_gpufleet.run.refused import Refused
 
 COMMANDS = {
     "snapshot": SNAPSHOT,
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with printing():  # a command without end ends with its reader: `gpufleet monitor --json | head -1`
             status = given.run(given)
-    except (CommandFailed, NoGpus) as error:
+    except (Refused, NoGpus) as error:
         tell(f"gpufleet: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # as of a process that the signal ends: what was not done must not look done

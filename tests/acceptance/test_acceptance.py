@@ -227,11 +227,11 @@ def test_bf16_is_not_asked_of_gpus_before_it(run_pytest):
     from dataclasses import replace
     import pytest
     from pytest_gpufleet import Gpu
-    from pytest_gpufleet.plugin.fixtures import FLEET
+    from pytest_gpufleet.plugin.keys import RUN
 
     @pytest.fixture(autouse=True, scope="session")
     def turing(request):
-        pool = request.config.stash[FLEET].pool
+        pool = request.config.stash[RUN].ranks.pool
         gpu = Gpu(0, "Tesla T4", "GPU-feed", "0000:1b:00.0", 1, compute_capability=(7, 5))
         pool.specs = tuple(replace(spec, gpu=gpu) for spec in pool.specs)
     """

@@ -557,7 +557,7 @@ def test_a_t4_may_slow_down_for_heat_until_its_hardware_does(on_recorded):
 def test_lost_telemetry_is_told_and_leaves_the_verdict_incomplete(on_recorded):
     inner = """
     from pytest_gpufleet.run import health_watch
-    from pytest_gpufleet.plugin.fixtures import FLEET
+    from pytest_gpufleet.plugin.keys import RUN
 
     def broken(self, sample):
         raise RuntimeError("no room for it")
@@ -565,7 +565,7 @@ def test_lost_telemetry_is_told_and_leaves_the_verdict_incomplete(on_recorded):
     health_watch.Guard.note = broken
 
     def test_during(pytestconfig):
-        while not pytestconfig.stash[FLEET].sampler.trouble:
+        while not pytestconfig.stash[RUN].sampling.sampler.trouble:
             pass
     """
     run = on_recorded(inner, "--fleet-interval=0.05")
@@ -576,10 +576,10 @@ def test_lost_telemetry_is_told_and_leaves_the_verdict_incomplete(on_recorded):
 def test_too_hot_during(on_recorded):
     """Also where the device does not tell one of its thresholds."""
     inner = """
-    from pytest_gpufleet.plugin.fixtures import FLEET
+    from pytest_gpufleet.plugin.keys import RUN
 
     def test_during(pytestconfig):
-        while not any(pytestconfig.stash[FLEET].guard._reasons):  # until the first sample of telemetry
+        while not any(pytestconfig.stash[RUN].health._reasons):  # until the first sample of telemetry
             pass
     """
     change = """

@@ -16,9 +16,10 @@ import pytest
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.commands import openssh, signatures
-from pytest_gpufleet.commands.command import CommandFailed
 from pytest_gpufleet.commands.manifest import Manifest
 from pytest_gpufleet.model.record import sha256
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.refused import Refused
 from tests import runs
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen of OpenSSH")
@@ -377,8 +378,8 @@ def test_nothing_is_followed_or_replaced_by_a_signature(stand: Stand, tmp_path: 
     """Somebody puts a link there while the signer types a passphrase."""
     manifest = replace(stand.manifest(), name=CUSTOMER)
     stand.path(CUSTOMER, ".json.sig").symlink_to(tmp_path / "victim")
-    with pytest.raises(CommandFailed, match=r"json\.sig cannot be written: File exists"):
-        signatures.add(stand.folder, manifest, b"")
+    with pytest.raises(Refused, match=r"json\.sig cannot be written: File exists"):
+        signatures.add(RunFolder(stand.folder), manifest, b"")
     assert not (tmp_path / "victim").exists()
     assert not stand.path(CUSTOMER).exists(), "nor is half of a signature left behind"
 

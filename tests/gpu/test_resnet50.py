@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from pytest_gpufleet.model.metric import GiB
-from pytest_gpufleet.plugin.options import Options
 from pytest_gpufleet.probes.measure import measure_all
 from pytest_gpufleet.probes.training import batch_size, cuda_graph, loop, method_comparison
 from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
 from pytest_gpufleet.probes.training.replicas import differences
-from pytest_gpufleet.run.run import Fleet
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.world import shipping
 from tests.gpu.present import COUNT, needs_gpus
 
@@ -26,9 +26,9 @@ pytestmark = needs_gpus(1)
 @pytest.fixture(scope="module")
 def group():
     shipping.ship_by_value(sys.modules[__name__])
-    fleet = Fleet(Options(gpus="all", timeout=COMPILING_SECONDS), ())
-    yield fleet.world(with_group=True)
-    fleet.close()
+    run = Run(Options(gpus="all", timeout=COMPILING_SECONDS))
+    yield run.ranks.world(with_group=True)
+    run.close()
 
 
 def free(rank):

@@ -8,8 +8,8 @@ import pytest
 
 from pytest_gpufleet.hardware import facts
 from pytest_gpufleet.model.machine import GpuFacts
-from pytest_gpufleet.plugin.options import Options
-from pytest_gpufleet.run.run import Fleet
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.verdict.health_rules import expect
 from tests.hardware.fake_nvml import switched
 
@@ -80,7 +80,7 @@ MISSPELT = {
     "machine.gpus[0][...]": lambda name: GpuFacts(0, {"name": "NVIDIA H200"})[name],
     "expect": lambda name: expect([GpuFacts(0, {})], name, 16),
     "expect in a rehearsal": lambda name: expect([], name, 16),
-    "machine_now": Fleet(Options(rehearse=2), ()).read_now,
+    "machine_now": Run(Options(rehearse=2)).ground.read_now,
 }
 
 

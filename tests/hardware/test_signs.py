@@ -8,8 +8,8 @@ import pytest
 
 from pytest_gpufleet.hardware import driver_signs
 from pytest_gpufleet.hardware.driver_signs import signs_of_nvidia
-from pytest_gpufleet.plugin.options import Options
-from pytest_gpufleet.run.run import Fleet
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import Options
 from tests.hardware.fake_nvml import FakeNvml, switched
 
 
@@ -66,16 +66,16 @@ def test_a_machine_whose_gpus_cannot_be_used_is_no_rehearsal(monkeypatch: pytest
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     seen = ["a loaded driver: /proc/driver/nvidia"] if driver is NO_LIBRARY else []
     monkeypatch.setattr(driver_signs, "signs_of_nvidia", lambda: seen)
-    ground = Fleet(Options(gpus="auto"), ()).ground
+    ground = Run(Options(gpus="auto")).ground
     assert ground.rehearsal_ranks == 0
     assert words in ground.topology.problems[0]
     assert "so it is no rehearsal: --rehearse makes one" in ground.topology.problems[1]
-    assert Fleet(Options(rehearse=3), ()).ground.rehearsal_ranks == 3
+    assert Run(Options(rehearse=3)).ground.rehearsal_ranks == 3
 
 
 def test_a_machine_without_nvidia_hardware_is_rehearsed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", NO_LIBRARY)
     monkeypatch.setattr(driver_signs, "signs_of_nvidia", list)
-    ground = Fleet(Options(gpus="auto"), ()).ground
+    ground = Run(Options(gpus="auto")).ground
     assert (ground.rehearsal_ranks, ground.topology.problems) == (2, ())
     assert str(ground.topology).startswith("no GPU: NVML (libnvidia-ml.so.1) was not found")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.run import files
+from pytest_gpufleet.run import disk_space
+from pytest_gpufleet.run.refused import Refused
 
 
 @pytest.mark.parametrize(
@@ -93,5 +94,5 @@ def test_rows_are_appended_to_a_file_and_written_to_a_stream(tmp_path):
 @pytest.mark.parametrize("path", ["there", "nowhere/x.prom"])
 def test_a_textfile_is_no_link(tmp_path, victim, path):
     (tmp_path / "there").symlink_to(victim)
-    with pytest.raises(pytest.UsageError, match="cannot be written"):
-        files.check_textfile(tmp_path / path)
+    with pytest.raises(Refused, match="cannot be written"):
+        disk_space.check_textfile(tmp_path / path)

@@ -9,9 +9,11 @@ import pytest
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import titled
+from pytest_gpufleet.plugin import options
 from pytest_gpufleet.report.page.machine_section import facts
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.run import resume
+from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 from tests.conftest import RECORDED
@@ -223,11 +225,11 @@ def cut_short(folder, *events, limits):
 def gone_on_with(folder, name, limits):
     """What a run amounts to that goes on with the one in `folder` and in which every check passes: its folder, and
     verdict and reasons."""
-    then = resume.load(folder)
-    taken = [{"event": kind, **content} for kind, content in resume.events(folder, then)]
+    then = resume.load(RunFolder(folder))
+    taken = [{"event": kind, **content} for kind, content in resume.events(RunFolder(folder), then)]
     again = cut_short(folder.with_name(name), *taken, limits=limits)
     first, *rest = (again / "evidence.jsonl").read_text().splitlines(keepends=True)
-    begins = {**json.loads(first), "resumed": resume.history(folder, then)}
+    begins = {**json.loads(first), "resumed": resume.history(RunFolder(folder), then)}
     (again / "evidence.jsonl").write_text("".join([json.dumps(begins) + "\n", *rest]))
     return again, *conclude(read(again / "evidence.jsonl"))
 
@@ -273,7 +275,9 @@ def test_telemetry_that_saw_nothing_spoils_the_checks_that_do_not_run_again(tmp_
     sample = {"time": 1.0, "gpus": [{"temperature_c": 30, "power_watts": 75.0}] * 4}
     with (first / "evidence.jsonl").open("a") as file:
         file.write(json.dumps({"event": "telemetry", "sample": sample}) + "\n")
-    spoiled = [content for kind, content in resume.events(first, resume.load(first)) if kind == "spoiled"]
+    spoiled = [
+        content for kind, content in resume.events(RunFolder(first), resume.load(RunFolder(first))) if kind == "spoiled"
+    ]
     assert [each["in_run"] for each in spoiled] == ["first"] * 4
     assert spoiled[0]["why"].endswith("telemetry never had clock_event_reasons: no slowdown would have been seen")
 
@@ -305,7 +309,9 @@ def test_what_else_ran_in_a_run_stands_in_the_reports_of_those_that_go_on_with_i
 def test_what_a_later_version_tells_of_a_run_is_taken_over_too(tmp_path):
     (limits := tmp_path / "limits.toml").write_text(LIMITS)
     first = cut_short(tmp_path / "first", {"event": "omen", "of": "an owl"}, limits=limits)
-    assert ("omen", {"in_run": "first", "of": "an owl"}) in resume.events(first, resume.load(first))
+    assert ("omen", {"in_run": "first", "of": "an owl"}) in resume.events(
+        RunFolder(first), resume.load(RunFolder(first))
+    )
 
 
 def test_other_hardware_is_refused(run_pytest, died):
@@ -360,6 +366,6 @@ def test_another_machine_is_told_in_a_sentence_for_each_thing(run_pytest, gpus, 
 
 def test_a_refusal_steers_no_terminal():
     then = replace(Record(run={"environment": {}}), topology=GpuTopology(driver="\x1b[2J570"))
-    with pytest.raises(pytest.UsageError, match=r"driver was .*570, is 580") as refused:
-        resume.check_same(Path("there"), then, {"environment": {}}, GpuTopology(driver="580"))
+    with pytest.raises(pytest.UsageError, match=r"driver was .*570, is 580") as refused, options.refusals():
+        resume.check_same(RunFolder(Path("there")), then, {"environment": {}}, GpuTopology(driver="580"))
     assert "\x1b" not in str(refused.value)

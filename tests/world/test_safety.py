@@ -54,9 +54,9 @@ def test_strangers(nccl_group):
     print("ports tried:", len(found))
 
 def test_scratch_folder_is_private(nccl_group, pytestconfig):
-    from pytest_gpufleet.plugin.fixtures import FLEET
+    from pytest_gpufleet.plugin.keys import RUN
     nccl_group.run(total)
-    scratch = pytestconfig.stash[FLEET].pool.specs[0].scratch
+    scratch = pytestconfig.stash[RUN].ranks.pool.specs[0].scratch
     assert scratch.stat().st_mode & 0o777 == 0o700
 """
 

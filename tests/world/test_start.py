@@ -8,13 +8,12 @@ from pytest_gpufleet.world.engines.scratch import MARKER
 SICK_DEVICE = """
 import dataclasses
 import pytest
-from pytest_gpufleet.run.run import Fleet
 
 @pytest.fixture(autouse=True, scope="session")
 def sick_device(request):
     # Rank 1 is told to use a GPU that no machine has.
-    from pytest_gpufleet.plugin.fixtures import FLEET
-    pool = request.config.stash[FLEET].pool
+    from pytest_gpufleet.plugin.keys import RUN
+    pool = request.config.stash[RUN].ranks.pool
     sick = dataclasses.replace(pool.specs[1], gpu=GPU, device="cuda:99")
     pool.specs = (pool.specs[0], sick)
 

@@ -6,9 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, CommandFailed, tell
-from pytest_gpufleet.model.record import sha256
-from pytest_gpufleet.run.folder import EVIDENCE, check_output, records_of, write
+from pytest_gpufleet.commands.command import Command, tell
+from pytest_gpufleet.commands.output import check_output, write
+from pytest_gpufleet.commands.recorded import records_of
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.across_runs.calibration import CannotCalibrate, calibrate, too_few
 from pytest_gpufleet.verdict.profiles import profile
 
@@ -16,7 +18,7 @@ MARGIN = 0.95
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="the folders of known-good runs")
+    parser.add_argument("folders", type=RunFolder.of, nargs="+", metavar="DIR", help="the folders of known-good runs")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="the profile to write, a TOML file"
     )
@@ -29,18 +31,18 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> int:
     check_output(given.output)
     if given.output.is_file():
-        raise CommandFailed(f"{given.output} is there already and is left as it is: name another file, or remove it")
+        raise Refused(f"{given.output} is there already and is left as it is: name another file, or remove it")
     runs = records_of(given.folders)
-    sums = {name: sha256(folder / EVIDENCE) for name, folder in zip(runs, given.folders, strict=True)}
+    sums = {name: folder.digest() for name, folder in zip(runs, given.folders, strict=True)}
     try:
         text = calibrate(runs, given.margin, sums)
     except CannotCalibrate as error:
-        raise CommandFailed(f"no profile can be made of these runs: {error}") from None
+        raise Refused(f"no profile can be made of these runs: {error}") from None
     write(given.output, text)
     try:
         written = profile.load(given.output)
     except profile.ProfileError as error:
-        raise CommandFailed(f"the profile was written but is not valid; please report this: {error}") from None
+        raise Refused(f"the profile was written but is not valid; please report this: {error}") from None
     tell(f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile")
     if problem := too_few(runs):
         tell(f"{given.output}: {problem}", file=sys.stderr)

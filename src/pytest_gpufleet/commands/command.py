@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class CommandFailed(Exception):
-    """What the user has to know, in one sentence."""
-
-
 @contextmanager
 def printing() -> Iterator[None]:
     """Around all that a command prints: who reads it may leave early (`gpufleet judge DIR | head -1`), which changes

@@ -6,14 +6,18 @@ import argparse
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, new_console, printing, tell
-from pytest_gpufleet.run.folder import check_output, records_of, write
+from pytest_gpufleet.commands.output import check_output, write
+from pytest_gpufleet.commands.recorded import records_of
+from pytest_gpufleet.run.folder import RunFolder
 
 FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("first", type=Path, metavar="DIR", help="the folder of a run")
-    parser.add_argument("others", type=Path, nargs="+", metavar="DIR", help="the folders of those to compare it with")
+    parser.add_argument("first", type=RunFolder.of, metavar="DIR", help="the folder of a run")
+    parser.add_argument(
+        "others", type=RunFolder.of, nargs="+", metavar="DIR", help="the folders of those to compare it with"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the comparison as HTML")
 
 

@@ -6,15 +6,16 @@ import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, CommandFailed, new_console, printing, tell
-from pytest_gpufleet.model.record import sha256
-from pytest_gpufleet.run.folder import EVIDENCE, check_output, of_anybody, record_of, write
+from pytest_gpufleet.commands.command import Command, new_console, printing, tell
+from pytest_gpufleet.commands.output import check_output, write
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.across_runs.rejudgement import rejudged
 from pytest_gpufleet.verdict.profiles import profile
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run")
+    parser.add_argument("folder", type=RunFolder.of, metavar="DIR", help="the folder of a run")
     parser.add_argument(
         "--fleet-profile", type=Path, metavar="PATH",
         help="limits from this TOML file (default: the shipped ones for this GPU model)",
@@ -26,17 +27,17 @@ def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.terminal import summary_lines
 
     check_output(given.output, [given.fleet_profile])
-    with of_anybody(given.folder):
-        record = record_of(given.folder)
+    with given.folder.of_anybody():
+        record = given.folder.record()
         try:
             limits = profile.choose(given.fleet_profile, {gpu.name for gpu in record.topology.gpus})
             record = rejudged(record, limits)
         except profile.ProfileError as error:
-            raise CommandFailed(f"--fleet-profile: {error}") from None
+            raise Refused(f"--fleet-profile: {error}") from None
         if given.output:
             from pytest_gpufleet.report.page.standalone import page
 
-            write(given.output, page(record, sha256(given.folder / EVIDENCE)))
+            write(given.output, page(record, given.folder.digest()))
         lines = summary_lines.lines(record)
     with printing():
         _print(lines)

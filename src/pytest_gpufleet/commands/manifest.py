@@ -10,11 +10,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.run import summary
-from pytest_gpufleet.run.folder import EVIDENCE, REPORT
+from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY
 
 SCHEMA = 1
-SIGNED = (EVIDENCE, summary.FILE, REPORT)
+SIGNED = (EVIDENCE, SUMMARY, REPORT)
 RUN = ("host", "utc", "verdict")
 MOST_NOTE = 1000
 # What can stand in a file of allowed signers as a principal, means nothing there as a pattern, and is a file name.

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.commands.command import Command, CommandFailed, new_console
+from pytest_gpufleet.commands.command import Command, new_console
+from pytest_gpufleet.commands.output import check_output
 from pytest_gpufleet.hardware import facts, telemetry
 from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.plugin.options import seconds
-from pytest_gpufleet.run.folder import check_output
+from pytest_gpufleet.run.refused import Refused
+from pytest_gpufleet.run.settings import seconds
 
 SILENCE_SECONDS = 30.0  # after which a driver that gives no sample is taken for dead
 
@@ -70,7 +71,7 @@ def _samples(source: facts.Source, interval: float) -> Iterator[Iterator[Sample]
                 yield taken.get(timeout=interval + SILENCE_SECONDS)
             except queue.Empty:
                 trouble = sampler.trouble or "the driver hangs: see the kernel log"
-                raise CommandFailed(f"no answer from the GPUs for {SILENCE_SECONDS:g} s: {trouble}") from None
+                raise Refused(f"no answer from the GPUs for {SILENCE_SECONDS:g} s: {trouble}") from None
 
     sampler.start()
     try:
@@ -133,7 +134,7 @@ def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
         try:
             file = stack.enter_context(safe_files.append_to(path))
         except OSError as error:
-            raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None
+            raise Refused(f"{path} cannot be written: {error.strerror}") from None
         writer = csv.DictWriter(file, ["time", "gpu", "uuid", *facts.READINGS])
         if file.tell() == 0:
             writer.writeheader()

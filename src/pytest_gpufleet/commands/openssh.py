@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import CommandFailed
+from pytest_gpufleet.run.refused import Refused
 
 NAMESPACE = "pytest-gpufleet"  # a signature of something else, like a git commit, is none of a run
 VERSION = "OpenSSH 8.2 or later"
@@ -18,27 +18,27 @@ SECONDS = 30.0  # for what waits for nobody
 
 
 def ssh_keygen() -> str:
-    """The program. CommandFailed if there is none that knows signatures."""
+    """The program. Refused if there is none that knows signatures."""
     program = shutil.which("ssh-keygen")
     if program is None:
-        raise CommandFailed(
+        raise Refused(
             f"signatures need ssh-keygen, which is not on PATH: install {VERSION} "
             "(the package is openssh-client or openssh-clients)"
         )
     if b"-Y find-principals" not in _run(program, "-?").stderr:  # no option tells the version
-        raise CommandFailed(f"{program} is too old to sign, or to check what is signed: install {VERSION}")
+        raise Refused(f"{program} is too old to sign, or to check what is signed: install {VERSION}")
     return program
 
 
 def sign(data: bytes, key: Path) -> bytes:
     """The signature of `data`. ssh-keygen itself asks for a passphrase, a PIN or a touch, on the terminal and for as
-    long as that takes. CommandFailed if nothing was signed."""
+    long as that takes. Refused if nothing was signed."""
     with _files({"manifest": data}) as paths:  # the terminal stays its standard input
         command = [ssh_keygen(), "-q", "-Y", "sign", "-n", NAMESPACE, "-f", str(key), paths["manifest"]]
         status = subprocess.run(command).returncode
         signature = Path(paths["manifest"] + ".sig")
         if status or not signature.exists():
-            raise CommandFailed(f"nothing was signed: ssh-keygen cannot use the key {key}, and says above why")
+            raise Refused(f"nothing was signed: ssh-keygen cannot use the key {key}, and says above why")
         return signature.read_bytes()
 
 
@@ -52,7 +52,7 @@ class AllowedSigners:
 
     @classmethod
     def read(cls, allowed: Path, revoked: Path | None) -> AllowedSigners:
-        """CommandFailed if that cannot be read, or if there is nothing to check signatures with."""
+        """Refused if that cannot be read, or if there is nothing to check signatures with."""
         given = {"allowed": _content(allowed), "revoked": _content(revoked) if revoked else b""}
         return cls(allowed, given, ssh_keygen())
 
@@ -89,7 +89,7 @@ def _files(contents: Mapping[str, bytes]) -> Iterator[dict[str, str]]:
             for name, content in contents.items():
                 (folder / name).write_bytes(content)
         except OSError as error:
-            raise CommandFailed(f"ssh-keygen needs a temporary folder, set TMPDIR to one: {error.strerror}") from None
+            raise Refused(f"ssh-keygen needs a temporary folder, set TMPDIR to one: {error.strerror}") from None
         yield {name: str(folder / name) for name in contents}
 
 
@@ -97,13 +97,13 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CommandFailed(f"{path} cannot be read: {error.strerror}") from None
+        raise Refused(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _run(program: str, *arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run([program, *arguments], input=data, capture_output=True, timeout=SECONDS)
     except OSError as error:
-        raise CommandFailed(f"{program} cannot be run: {error.strerror}") from None
+        raise Refused(f"{program} cannot be run: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise CommandFailed(f"{program} did not end within {SECONDS:g} s") from None
+        raise Refused(f"{program} did not end within {SECONDS:g} s") from None

@@ -6,15 +6,16 @@ import argparse
 from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
-from pytest_gpufleet.commands.command import Command, CommandFailed, tell
-from pytest_gpufleet.model.record import sha256
+from pytest_gpufleet.commands.command import Command, tell
+from pytest_gpufleet.commands.output import check_output, write
 from pytest_gpufleet.run import summary
-from pytest_gpufleet.run.folder import EVIDENCE, REPORT, check_output, of_anybody, record_of, stated_sums, write
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run")
+    parser.add_argument("folder", type=RunFolder.of, metavar="DIR", help="the folder of a run")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report there, and nothing else")
 
 
@@ -23,22 +24,22 @@ def _run(given: argparse.Namespace) -> int:
 
     folder, output = given.folder, given.output
     check_output(output)
-    with of_anybody(folder):
-        record, digest = record_of(folder), sha256(folder / EVIDENCE)
+    with folder.of_anybody():
+        record, digest = folder.record(), folder.digest()
         if record.verdict is None:
             record = settled(record, DIED)
         html, document = page(record, digest), summary.text(record, digest)
     if output is None:
         if signed := signatures.names(folder):
-            raise CommandFailed(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
+            raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
         # A report that belongs to other evidence may be the only trace of what this evidence was before.
-        for name, stated in stated_sums(folder).items():
+        for name, stated in folder.stated_sums().items():
             if stated and stated != digest:
-                raise CommandFailed(f"{folder / name} was made of other evidence: write this report to another -o FILE")
-    write(output or folder / REPORT, html)
+                raise Refused(f"{folder / name} was made of other evidence: write this report to another -o FILE")
+    write(output or folder.report, html)
     if output is None:
-        write(folder / summary.FILE, document)
-    tell(f"{output or folder / REPORT}: {record.verdict}")
+        write(folder.summary, document)
+    tell(f"{output or folder.report}: {record.verdict}")
     return 0
 
 

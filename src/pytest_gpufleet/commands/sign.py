@@ -8,15 +8,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from pytest_gpufleet.commands import openssh, signatures, verify
-from pytest_gpufleet.commands.command import Command, CommandFailed, printing, tell
+from pytest_gpufleet.commands.command import Command, printing, tell
 from pytest_gpufleet.commands.manifest import Manifest, check_name, check_note, of_run
-from pytest_gpufleet.model.record import sha256
-from pytest_gpufleet.run.folder import EVIDENCE, record_of
+from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
+from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.verdict import DIED
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run")
+    parser.add_argument("folder", type=RunFolder.of, metavar="DIR", help="the folder of a run")
     parser.add_argument(
         "--key", type=Path, required=True, metavar="FILE",
         help="an OpenSSH key: the private one, or the public one of a key that ssh-agent holds",
@@ -45,14 +45,14 @@ def _told(check: Callable[[str], str]) -> Callable[[str], str]:
 def _run(given: argparse.Namespace) -> int:
     folder, name = given.folder, given.name
     openssh.ssh_keygen()  # that there is none should be known before anything is read
-    record, digest = record_of(folder), sha256(folder / EVIDENCE)
+    record, digest = folder.record(), folder.digest()
     if record.verdict is None:
-        raise CommandFailed(f"{folder} cannot be signed: {DIED}, so it has no verdict")
+        raise Refused(f"{folder} cannot be signed: {DIED}, so it has no verdict")
     if name in signatures.names(folder):
-        raise CommandFailed(f"{folder} is signed by {name} already; remove that signature's files to sign it anew")
+        raise Refused(f"{folder} is signed by {name} already; remove that signature's files to sign it anew")
     problems, _ = verify.examined(folder, record, digest)
     if problems:
-        raise CommandFailed(f"{folder} cannot be signed: {'; '.join(problems)}")
+        raise Refused(f"{folder} cannot be signed: {'; '.join(problems)}")
     try:
         manifest = Manifest(
             name,
@@ -62,7 +62,7 @@ def _run(given: argparse.Namespace) -> int:
             signatures.sums(folder, digest),
         )
     except ValueError as error:
-        raise CommandFailed(f"{folder} cannot be signed: {error}") from None
+        raise Refused(f"{folder} cannot be signed: {error}") from None
     with printing():  # before somebody gives a passphrase
         tell(f"{folder}: signing as {name}: {', '.join(manifest.run.values())}")
     path = signatures.add(folder, manifest, openssh.sign(manifest.to_bytes(), given.key))

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.commands.command import CommandFailed
 from pytest_gpufleet.commands.manifest import SIGNED, Manifest, check_name, of_run
 from pytest_gpufleet.commands.openssh import AllowedSigners
+from pytest_gpufleet.commands.output import SIGNED_BY
 from pytest_gpufleet.model.record import Record, sha256
-from pytest_gpufleet.run.folder import SIGNED_BY
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.refused import Refused
 
 _ENDINGS = (".json", ".json.sig")
 _MOST_BYTES = 64 << 10  # of one file: a manifest, or the signature of a FIDO key with its certificate, is much shorter
@@ -26,18 +27,18 @@ class Signature:
     text: str = ""
 
 
-def names(folder: Path) -> list[str]:
-    """Who signed a run, as the names of files say it. CommandFailed if that cannot be read."""
+def names(folder: RunFolder) -> list[str]:
+    """Who signed a run, as the names of files say it. Refused if that cannot be read."""
     try:
-        entries = os.listdir(folder)
+        entries = os.listdir(folder.path)
     except OSError as error:
-        raise CommandFailed(f"{folder} cannot be read: {error.strerror}") from None
+        raise Refused(f"{folder} cannot be read: {error.strerror}") from None
     found = {entry.removeprefix(SIGNED_BY) for entry in entries if entry.startswith(SIGNED_BY)}
     return sorted({entry.removesuffix(".sig").removesuffix(".json") for entry in found})
 
 
-def add(folder: Path, manifest: Manifest, signature: bytes) -> Path:
-    """Put a signature into the folder of a run; its manifest's path. CommandFailed if that cannot be done, or if there
+def add(folder: RunFolder, manifest: Manifest, signature: bytes) -> Path:
+    """Put a signature into the folder of a run; its manifest's path. Refused if that cannot be done, or if there
     is one of that name: none is ever replaced."""
     made: list[Path] = []
     try:
@@ -48,11 +49,11 @@ def add(folder: Path, manifest: Manifest, signature: bytes) -> Path:
     except OSError as error:
         for half in made:  # which would be a bad signature
             half.unlink()
-        raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None
+        raise Refused(f"{path} cannot be written: {error.strerror}") from None
     return made[0]
 
 
-def sums(folder: Path, evidence: str) -> dict[str, str]:
+def sums(folder: RunFolder, evidence: str) -> dict[str, str]:
     """SHA-256 of each file that is signed; "" of what is no file. Of the evidence: as it was read."""
     return {SIGNED[0]: evidence} | {name: _sum(folder / name) for name in SIGNED[1:]}
 
@@ -64,7 +65,7 @@ def _sum(path: Path) -> str:
         return ""
 
 
-def check(folder: Path, record: Record, evidence: str, allowed: AllowedSigners | None) -> list[Signature]:
+def check(folder: RunFolder, record: Record, evidence: str, allowed: AllowedSigners | None) -> list[Signature]:
     """Each signature of a run held against the run's files and, if it is known who may sign, against the key.
     `evidence`: its SHA-256. That a signature was removed cannot be seen."""
     signers = names(folder)
@@ -73,7 +74,7 @@ def check(folder: Path, record: Record, evidence: str, allowed: AllowedSigners |
 
 
 def _check(
-    folder: Path, name: str, run: Mapping[str, str], now: Mapping[str, str], allowed: AllowedSigners | None
+    folder: RunFolder, name: str, run: Mapping[str, str], now: Mapping[str, str], allowed: AllowedSigners | None
 ) -> Signature:
     who = f"the signature of {name!a}"
     try:
@@ -104,7 +105,7 @@ def _differences(manifest: Manifest, name: str, run: Mapping[str, str], now: Map
         yield f"is of another {', '.join(changed)} than is here"
 
 
-def _paths(folder: Path, name: str) -> tuple[Path, Path]:
+def _paths(folder: RunFolder, name: str) -> tuple[Path, Path]:
     manifest, signature = (folder / f"{SIGNED_BY}{name}{ending}" for ending in _ENDINGS)
     return manifest, signature
 

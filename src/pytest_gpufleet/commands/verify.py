@@ -9,17 +9,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
-from pytest_gpufleet.commands.command import Command, CommandFailed, printing, tell
+from pytest_gpufleet.commands.command import Command, printing, tell
 from pytest_gpufleet.commands.openssh import AllowedSigners
-from pytest_gpufleet.model.record import Record, sha256
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run import summary
-from pytest_gpufleet.run.folder import EVIDENCE, REPORT, as_written, is_judgement, of_anybody, stated_sums, text_of
+from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
+from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run")
+    parser.add_argument("folder", type=RunFolder.of, metavar="DIR", help="the folder of a run")
     parser.add_argument(
         "--allowed-signers", type=Path, metavar="FILE",
         help="check signatures: who may sign, with which keys, as ssh-keygen(1) has it; one signature must be there",
@@ -32,10 +33,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> int:
     folder = given.folder
     if given.revoked_keys and not given.allowed_signers:
-        raise CommandFailed("--revoked-keys is about signatures, which only --allowed-signers checks")
+        raise Refused("--revoked-keys is about signatures, which only --allowed-signers checks")
     allowed = AllowedSigners.read(given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
-    with of_anybody(folder):
-        record, digest = as_written(folder), sha256(folder / EVIDENCE)
+    with folder.of_anybody():
+        record, digest = folder.as_written(), folder.digest()
         died = record.verdict is None
         record = settled(record, DIED) if died else record
         problems, told = examined(folder, record, digest, allowed)
@@ -53,7 +54,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def examined(
-    folder: Path, record: Record, digest: str, allowed: AllowedSigners | None = None
+    folder: RunFolder, record: Record, digest: str, allowed: AllowedSigners | None = None
 ) -> tuple[list[str], list[str]]:
     """What does not belong together in the folder of a run, and what its signatures that are good say."""
     signed = signatures.check(folder, record, digest, allowed)
@@ -63,29 +64,29 @@ def examined(
     return problems, [each.text for each in signed if each.text]
 
 
-def _problems(folder: Path, record: Record, digest: str) -> Iterator[str]:
+def _problems(folder: RunFolder, record: Record, digest: str) -> Iterator[str]:
     yield from (f"the evidence contradicts itself: {told}" for told in contradictions(record))
-    for name, stated in stated_sums(folder).items():
+    for name, stated in folder.stated_sums().items():
         if stated is None:
             yield f"{name} is missing"
-        elif name == REPORT and is_judgement(folder):
+        elif name == REPORT and folder.is_judgement():
             yield f"{name} is not the run's own, but a later judgement of its figures: `gpufleet report` writes its own"
         elif not stated:
             yield f"{name} does not say of which evidence it was made"
         elif stated != digest:
             yield f"{name} was made of other evidence: it says SHA-256 {stated}, {EVIDENCE} has {digest}"
-        elif name == summary.FILE:
-            yield from _contradictions(json.loads(text_of(folder / name) or ""), record, digest)
+        elif name == SUMMARY:
+            yield from _contradictions(json.loads(folder.text_of(name) or ""), record, digest)
 
 
 def _contradictions(given: dict[str, object], record: Record, digest: str) -> Iterator[str]:
     """What a summary that was made of this very evidence says differently: somebody changed it by hand."""
     if given.get("schema") != summary.SCHEMA:
-        yield f"{summary.FILE} has schema {given.get('schema')}, but this version of the program knows {summary.SCHEMA}"
+        yield f"{SUMMARY} has schema {given.get('schema')}, but this version of the program knows {summary.SCHEMA}"
         return
     expected = json.loads(summary.text(record, digest))
     if wrong := [name for name in {**expected, **given} if given.get(name) != expected.get(name)]:
-        yield f"{summary.FILE} does not say what the evidence says: {', '.join(wrong)}"
+        yield f"{SUMMARY} does not say what the evidence says: {', '.join(wrong)}"
 
 
 VERIFY = Command(

@@ -15,17 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import _pytest
 import pytest
 
 import pytest_gpufleet
 from pytest_gpufleet.model import suite
 from pytest_gpufleet.model.levels import check_name
-from pytest_gpufleet.plugin.fixtures import ENDED
+from pytest_gpufleet.plugin import compat
+from pytest_gpufleet.plugin.keys import ENDED, REACHED
 from pytest_gpufleet.redaction import command
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.run.run import Fleet
+    from pytest_gpufleet.run.run import Run
 
 # Hooks by which a failure can be made to pass, or a body be left out. What only sees items before they run is not among
 # them: a check that is deselected, skipped, replaced or given other arguments shows. Those of the second kind are
@@ -48,7 +48,7 @@ AT_COLLECTION = (
 
 # Packages with such hooks, or with fixtures, that leave the outcome of a check of the suite alone, and why.
 HARMLESS = {
-    "_pytest": "pytest itself",
+    compat.PACKAGE.name: "pytest itself",
     "pytest_gpufleet": "this plugin",
     "pytest_html": "adds links and images to reports",
     "pytest_metadata": "tells of what ran",
@@ -70,7 +70,6 @@ HARMLESS = {
 }
 
 KNOWN = pytest.StashKey[tuple[str, ...]]()
-REACHED = pytest.StashKey[bool]()  # whether the body of a check of the suite was called
 
 
 def what_ran(config: pytest.Config) -> dict[str, Any]:
@@ -79,7 +78,7 @@ def what_ran(config: pytest.Config) -> dict[str, Any]:
     plugins, conftests = [], []
     for name, plugin in config.pluginmanager.list_name_plugin():
         file = _file(plugin)
-        if plugin is None or _package(plugin) in ("_pytest", "pytest_gpufleet"):
+        if plugin is None or _package(plugin) in (compat.PACKAGE.name, "pytest_gpufleet"):
             continue
         if Path(file).name == suite.CONFTEST:
             conftests.append({"file": file, "sha256": suite.digest(Path(file))})
@@ -143,7 +142,7 @@ def _hooks(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
 
 
 def _fixtures(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
-    for name, definitions in item._fixtureinfo.name2fixturedefs.items():  # type: ignore[attr-defined]
+    for name, definitions in compat.fixture_definitions(item).items():
         if file := _of_others(definitions[-1].func, item):
             yield "fixture", name, file
 
@@ -177,7 +176,7 @@ def _known_places(config: pytest.Config) -> tuple[str, ...]:
     installed: a file of any name can say that it is one of theirs."""
     if KNOWN not in config.stash:
         folders = {str(dist.locate_file("")) for _, dist in config.pluginmanager.list_plugin_distinfo()}
-        folders |= {str(Path(str(own.__file__)).parents[1]) for own in (_pytest, pytest_gpufleet)}
+        folders |= {str(compat.PACKAGE.parent), str(Path(str(pytest_gpufleet.__file__)).parents[1])}
         config.stash[KNOWN] = tuple(
             str(Path(folder, package)) + end for folder in folders for package in HARMLESS for end in ("/", ".py")
         )
@@ -202,8 +201,8 @@ def _file(plugin: object) -> str:
 class Witness:
     """Sees from within that the bodies of the suite's checks run, and tells what else ran."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._session: pytest.Session | None = None
         self._told: list[dict[str, Any]] = []
 
@@ -213,13 +212,13 @@ class Witness:
         if not is_of_the_suite(pyfuncitem):
             return None
         with witnessed(pyfuncitem):
-            pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+            pyfuncitem.obj(**compat.arguments(pyfuncitem))
         return True
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._session = session
-        self._fleet.record_event("session", **what_ran(session.config))
+        self._run.record_event("session", **what_ran(session.config))
         self._tell()
 
     @pytest.hookimpl(tryfirst=True)  # before the verdict
@@ -232,4 +231,4 @@ class Witness:
             news = [each for each in interference(self._session) if each not in self._told]
             self._told += news
             if news:
-                self._fleet.record_event("interference", found=news)
+                self._run.record_event("interference", found=news)

@@ -1,25 +1,21 @@
-"""Options, markers and hooks of pytest-gpufleet: wiring, no logic. The fixtures are in `fixtures`.
+"""Options, markers and hooks of pytest-gpufleet: wiring. The fixtures are in `fixtures`.
 
 Loaded in every pytest run of an environment, so nothing heavy is imported before it is used.
 """
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model import levels
-from pytest_gpufleet.plugin import fixtures, options
-from pytest_gpufleet.plugin.fixtures import ENDED, FINDINGS, FLEET, ONLY_LIMITS
-from pytest_gpufleet.run.run import Fleet
-
-PHASES = pytest.StashKey[list[tuple[pytest.TestReport, BaseException | None]]]()
-
-ON_RANKS = pytest.StashKey[bool]()  # the body of an spmd test was sent to the ranks
+from pytest_gpufleet.plugin import compat, fixtures, options, ownership
+from pytest_gpufleet.plugin.keys import ENDED, FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
+from pytest_gpufleet.plugin.screen import Screen
+from pytest_gpufleet.run.run import Run
 
 MARKERS = (
     "spmd: run the body of this test on every rank; its argument `rank` says which one it is",
@@ -48,12 +44,22 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
-    fleet = config.stash[FLEET] = Fleet(options.from_config(config), config.invocation_params.args)
+    screen = config.stash[SCREEN] = Screen()
+    run = config.stash[RUN] = Run(options.from_config(config), screen.tell)
     # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
-    config.add_cleanup(fleet.interruption.pass_on)
-    config.add_cleanup(fleet.close)  # this one first
-    if not fleet.options.makes_a_run:
-        return
+    config.add_cleanup(run.interruption.pass_on)
+    config.add_cleanup(run.close)  # this one first
+    if run.options.asked:
+        from pytest_gpufleet.plugin import selection
+
+        config.pluginmanager.register(selection, "gpufleet-selection")
+    if run.options.makes_a_run:
+        _refuse_what_spoils_a_run(config)
+        with options.refusals():
+            _open(config, run)
+
+
+def _refuse_what_spoils_a_run(config: pytest.Config) -> None:
     if config.getoption("dist", "no") != "no":  # xdist sets it for -n too
         raise pytest.UsageError(
             "-n and --dist do not go together with --gpus or --rehearse: several workers would share the GPUs and "
@@ -64,22 +70,27 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"the report is written by pytest-{plugin}: leave out -p no:{plugin}")
     if parts := [name for name in config.getoption("plugins") if name.startswith("no:gpufleet")]:
         raise pytest.UsageError(f"a run takes all parts of pytest-gpufleet: leave out -p {parts[0]}")
+
+
+def _open(config: pytest.Config, run: Run) -> None:
+    """Start the run, with all that makes its report."""
     from pytest_gpufleet.plugin import html_report, interference
     from pytest_gpufleet.plugin.report_files import ReportFiles
     from pytest_gpufleet.report.page import summary_html
+    from pytest_gpufleet.run.opening import open_run
 
-    report_files = ReportFiles(fleet, config)
-    fleet.open()
-    assert fleet.evidence is not None
+    report_files = ReportFiles(run, config)
+    open_run(run, config.invocation_params.args)
+    assert run.evidence is not None
     page = report_files.put_into_the_folder()
     config.option.self_contained_html = True
     config.option.css.append(str(summary_html.stylesheet()))
     # Of hooks that are called last, the first one registered is called last.
     config.pluginmanager.register(report_files, "gpufleet-report-files")
     each = bool(config.getini("generate_report_on_test"))
-    config.pluginmanager.register(html_report.HtmlReport(fleet.evidence, page, each), "gpufleet-html")
-    config.pluginmanager.register(WithoutConfig(fleet), "gpufleet-without-config")
-    config.pluginmanager.register(interference.Witness(fleet), "gpufleet-witness")
+    config.pluginmanager.register(html_report.HtmlReport(run.evidence, page, each), "gpufleet-html")
+    config.pluginmanager.register(WithoutConfig(run), "gpufleet-without-config")
+    config.pluginmanager.register(interference.Witness(run), "gpufleet-witness")
 
 
 @pytest.hookimpl(trylast=True, optionalhook=True)
@@ -101,21 +112,25 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, in
         if ended.code:
             raise
         status = 0
-    fleet = config.stash.get(FLEET, None)
-    return status if status is None or fleet is None else fleet.final_status(status)
+    run = config.stash.get(RUN, None)
+    if not status and run is not None and run.evidence is not None:
+        from pytest_gpufleet.run import conclusion
+
+        return conclusion.final_status(run)
+    return status
 
 
 class WithoutConfig:
     """Hooks that pytest does not tell what session they are of."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if not isinstance(excinfo.value, pytest.Session.Interrupted):  # pytest's own, for errors in the collection
-            self._fleet.interruption.hear()
+            self._run.interruption.hear()
         if isinstance(excinfo.value, pytest.exit.Exception):
-            self._fleet.exited = f"pytest.exit() ended the run: {excinfo.value.msg}"
+            self._run.exited = f"pytest.exit() ended the run: {excinfo.value.msg}"
 
     @pytest.hookimpl(tryfirst=True)  # before anybody shows it
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -123,7 +138,7 @@ class WithoutConfig:
 
         redaction.hide_in(report)
         if report.failed:
-            self._fleet.not_imported.append(report.nodeid)
+            self._run.not_imported.append(report.nodeid)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)  # before xdist's own answer
@@ -133,88 +148,46 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    fleet = session.config.stash[FLEET]
-    if fleet.evidence is not None:
-        reporter = session.config.pluginmanager.getplugin("terminalreporter")  # there is none with -p no:terminal
-        # Not sys.stdout, which is captured while tests run.
-        fleet.watch(reporter._tw._file if reporter else io.StringIO())
+    config, run, screen = session.config, session.config.stash[RUN], session.config.stash[SCREEN]
+    if run.evidence is not None:
+        screen.open(compat.terminal(config), run.open_things)
+        _tell_prometheus(run)
+        # A burn-in is long: whoever waits for it sees how far it is, and how hot.
+        if run.ground.source is not None and (run.options.monitor or run.options.level == "burnin"):
+            screen.draw(run.ground.topology, run.options.folder, run.open_things)
+        run.watch(screen.show)
+
+
+def _tell_prometheus(run: Run, exit_status: int | None = None) -> None:
+    """Replace Prometheus' textfile, if one was asked for. No exit status: the run goes on."""
+    if run.options.prometheus is not None and run.evidence is not None:
+        from pytest_gpufleet.report import prometheus
+
+        record = replace(run.evidence.record, exit_status=exit_status)
+        run.write(run.options.prometheus, lambda path: prometheus.write(path, record))
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    fleet = config.stash[FLEET]
-    if not fleet.options.makes_a_run:
+    run = config.stash[RUN]
+    if not run.options.makes_a_run:
         return None
-    resumed = f"; {len(fleet.carried)} checks carried over from {fleet.options.resume}" if fleet.options.resume else ""
-    return f"gpufleet: {fleet.headline()}{resumed}"
+    resumed = f"; {len(run.carried)} checks carried over from {run.options.resume}" if run.options.resume else ""
+    return f"gpufleet: {run.ground.headline(run.options.level)}{resumed}"
 
 
 # ---------------------------------------------------------------- running tests
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.stash[FLEET].options.asked:  # markers of these names may be somebody else's
-        return
-    level = config.stash[FLEET].options.level
-    carried = config.stash[FLEET].carried
-    if carried:
-        from pytest_gpufleet.model import suite
-
-        items[:] = [item for item in items if suite.shipped().known_as(item.nodeid) not in carried]
-    items.sort(key=lambda item: item.get_closest_marker("at_the_end") is not None)
-    above = [item for item in items if not levels.includes(level, _level(item))]
-    if above:
-        config.hook.pytest_deselected(items=above)
-        items[:] = [item for item in items if item not in above]
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    fleet = session.config.stash[FLEET]
-    if fleet.evidence is not None:
-        from pytest_gpufleet.model import suite
-
-        if names := suite.altered({item.path for item in session.items}):
-            fleet.record_event("suite", altered=names)
-
-
-def _level(item: pytest.Item) -> str:
-    marker = item.get_closest_marker("level")
-    if marker is None:
-        return "quick"
-    if marker.args not in [(name,) for name in levels.LEVELS]:
-        raise pytest.UsageError(f"{item.nodeid}: level() takes one of {', '.join(levels.LEVELS)}")
-    return str(marker.args[0])
-
-
-def pytest_deselected(items: list[pytest.Item]) -> None:
-    for config in {item.config for item in items}:
-        fleet = config.stash[FLEET]
-        if not fleet.options.asked:
-            continue
-        wanted = [item.nodeid for item in items if levels.includes(fleet.options.level, _level(item))]
-        if wanted:  # what the level does not ask for is not missing
-            fleet.record_event("deselected", checks=wanted)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    fleet = item.config.stash[FLEET]
-    fleet.interruption.before_test()
-    fleet.record_event("check_started", check=item.nodeid)
-    if fleet.evidence is not None:
+    run, of_the_suite = item.config.stash[RUN], False
+    run.interruption.before_test()
+    run.record_event("check_started", check=item.nodeid)
+    if run.evidence is not None:
         from pytest_gpufleet.model import suite
 
-        if suite.belongs(item.path):
-            fleet.begin_check_of_the_suite()
-        else:
-            fleet.foreign_test = item.nodeid
-    if (pool := fleet.pool_in_use) is not None:
-        pool.begin_test()
-        if pool.started and pool.used_by and not fleet.foreign_test:
-            fleet.record_event("fresh_world", check=item.nodeid, after=pool.used_by)
-            pool.stop()
-        elif item.get_closest_marker("fresh_world"):
-            pool.stop()
+        of_the_suite = suite.belongs(item.path)
+    run.ranks.begin_test(item.nodeid, of_the_suite, fresh=item.get_closest_marker("fresh_world") is not None)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
@@ -223,31 +196,31 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
     Its own timer stays behind it, for a test that hangs in the controller.
     """
-    if not fixtures.uses_ranks(item):
+    if not ownership.uses_ranks(item):
         return None
     import pytest_timeout
 
-    item.config.stash[FLEET].test_deadline = time.monotonic() + settings.timeout
+    item.config.stash[RUN].ranks.test_deadline = time.monotonic() + settings.timeout
     return bool(pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout + 5)))
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
-    item.config.stash[FLEET].test_deadline = None
+    item.config.stash[RUN].ranks.test_deadline = None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an spmd body on the ranks."""
     __tracebackhide__ = True
-    if not fixtures.is_spmd(pyfuncitem):
+    if not ownership.is_spmd(pyfuncitem):
         return None
     from pytest_gpufleet.plugin import interference, spmd
 
-    fleet = pyfuncitem.config.stash[FLEET]
+    ranks = pyfuncitem.config.stash[RUN].ranks
     pyfuncitem.stash[ON_RANKS] = True
     with interference.witnessed(pyfuncitem):
-        spmd.run_body(pyfuncitem, fleet.world(with_group=fixtures.ours(pyfuncitem, "nccl_group")))
+        spmd.run_body(pyfuncitem, ranks.world(with_group=ownership.ours(pyfuncitem, "nccl_group")))
     return True
 
 
@@ -255,21 +228,21 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """When the body has ended: what missed a limit fails the test, and so does what got worse in the GPUs' health."""
     __tracebackhide__ = True
-    fleet, item.stash[ENDED] = item.config.stash[FLEET], None
+    run, item.stash[ENDED] = item.config.stash[RUN], None
     try:
         yield
         ended = item.stash[ENDED]  # somebody else has kept it
     except BaseException as error:
         ended = error
-    if ended is None and fixtures.is_spmd(item) and not item.stash.get(ON_RANKS, False):
+    if ended is None and ownership.is_spmd(item) and not item.stash.get(ON_RANKS, False):
         ended = pytest.fail.Exception(
             "this spmd test ran on no rank: another plugin has called its body", pytrace=False
         )
-    if (missed := fixtures.limit_missed(item)) is not None and _is_no_failure(ended):
+    if (missed := _limit_missed(item)) is not None and _is_no_failure(ended):
         if ended is None:
             item.stash[ONLY_LIMITS] = missed
         ended = missed
-    if problems := fleet.check_health(item.nodeid):
+    if problems := run.check_health(item.nodeid):
         from pytest_gpufleet.run.health_watch import HealthWorsened
 
         if _is_no_failure(ended):
@@ -279,6 +252,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     item.stash[ENDED] = ended
     if ended is not None:
         raise ended
+
+
+def _limit_missed(item: pytest.Item) -> BaseException | None:
+    """The failure that judge() owes a test, once."""
+    if MISSED not in item.stash:
+        return None
+    from pytest_gpufleet.plugin.judging import limit_missed
+
+    return limit_missed(item)
 
 
 def _is_no_failure(ended: BaseException | None) -> bool:
@@ -293,15 +275,15 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    fleet = item.config.stash[FLEET]
+    run = item.config.stash[RUN]
     # What ended the body stays, also if somebody else took it away on its way here.
     kept = item.stash.get(ENDED, None) if call.when == "call" else None
     error = call.excinfo.value if call.excinfo else kept
-    if error is not None and fleet.pool_in_use is not None:
+    if error is not None and run.ranks.in_use is not None:
         from pytest_gpufleet.plugin import spmd
 
         spmd.explain(item, error, report)
-    if fleet.evidence is not None:
+    if run.evidence is not None:
         from pytest_gpufleet import redaction
         from pytest_gpufleet.plugin import test_outcome
 
@@ -310,41 +292,46 @@ def pytest_runtest_makereport(
         phases = item.stash.setdefault(PHASES, [])
         phases.append((report, error))
         if report.when == "teardown":
-            fleet.record_event("check_finished", check=test_outcome.finished(item, phases), **fleet.activity())
+            activity = {"telemetry": run.sampling.end_of_check()} if run.sampling is not None else {}
+            run.record_event("check_finished", check=test_outcome.finished(item, phases), **activity)
     return report
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-html writes the report and pytest prints the summary
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    fleet = session.config.stash[FLEET]
-    if fleet.evidence is not None:
-        if fleet.sampler is not None:
-            fleet.sampler.stop()
-        fleet.check_health("the end of the run")
-        session.exitstatus = fleet.exit_status = fleet.conclude(exitstatus)
+    run = session.config.stash[RUN]
+    if run.evidence is not None:
+        from pytest_gpufleet.run import conclusion
+
+        if run.sampling is not None:
+            run.sampling.stop()
+        run.check_health("the end of the run")
+        status = conclusion.conclude(run, exitstatus)
+        _tell_prometheus(run, status)
+        session.exitstatus = run.exit_status = status or (conclusion.INCOMPLETE if run.unwritten else 0)
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    fleet = config.stash[FLEET]
-    if fleet.evidence is not None:
+    run = config.stash[RUN]
+    if run.evidence is not None:
         from pytest_gpufleet.report.terminal import summary_lines
         from pytest_gpufleet.verdict.verdict import RESUMABLE
 
-        record = fleet.evidence.record
+        record = run.evidence.record
         terminalreporter.section("gpufleet", sep="=")
         if exitstatus == pytest.ExitCode.USAGE_ERROR and not record.started:
             terminalreporter.write_line("nothing was tested, because of the error that pytest tells below", red=True)
             return
         for text, markup in summary_lines.lines(record):
             terminalreporter.write_line(text, **markup)
-        for trouble in filter(None, [fleet.evidence.trouble, *fleet.unwritten]):
+        for trouble in filter(None, [run.evidence.trouble, *run.unwritten]):
             if trouble not in record.reasons:
                 terminalreporter.write_line(trouble, red=True)
         if record.broken in RESUMABLE:
-            terminalreporter.write_line(f"go on with: --fleet-resume {fleet.folder}")
-        if not fleet.no_report:
-            terminalreporter.write_line(f"report: {config.getoption('htmlpath', None) or fleet.folder}")
-        elif fleet.evidence.path.exists():
-            terminalreporter.write_line(f"evidence: {fleet.evidence.path}")
-    elif fleet.pool_in_use is not None and fleet.ground.rehearsal_ranks:
-        terminalreporter.write_line(f"gpufleet: {fleet.headline()}")
+            terminalreporter.write_line(f"go on with: --fleet-resume {run.folder}")
+        if not run.no_report:
+            terminalreporter.write_line(f"report: {config.getoption('htmlpath', None) or run.folder}")
+        elif run.evidence.path.exists():
+            terminalreporter.write_line(f"evidence: {run.evidence.path}")
+    elif run.ranks.in_use is not None and run.ground.rehearsal_ranks:
+        terminalreporter.write_line(f"gpufleet: {run.ground.headline(run.options.level)}")

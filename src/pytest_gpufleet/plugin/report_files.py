@@ -12,20 +12,22 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.run import files
-from pytest_gpufleet.run.run import Fleet
+from pytest_gpufleet.plugin import compat
+from pytest_gpufleet.run import disk_space
+from pytest_gpufleet.run.folder import JUNIT, REPORT
+from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 # By the attribute of pytest's options that says where the file is to be, and the option that sets it.
-WRITTEN = {"htmlpath": ("--html", "report.html"), "xmlpath": ("--junitxml", "junit.xml")}
+WRITTEN = {"htmlpath": ("--html", REPORT), "xmlpath": ("--junitxml", JUNIT)}
 
 
 class ReportFiles:
     """Hooks around those who write. What was asked for elsewhere is a copy."""
 
-    def __init__(self, fleet: Fleet, config: pytest.Config) -> None:
-        """UsageError if something was asked for that could not be written in the end."""
-        self._fleet = fleet
+    def __init__(self, run: Run, config: pytest.Config) -> None:
+        """Refused if something was asked for that could not be written in the end."""
+        self._run = run
         self._option = config.option
         self._junit: Any = None  # its plugin, where there is no room for the report
         self._copies: dict[Path, Path] = {}
@@ -33,16 +35,16 @@ class ReportFiles:
         for name, (option, file) in WRITTEN.items():
             if given := getattr(config.option, name, None):
                 self._asked[file] = Path(os.path.expandvars(given)).expanduser().absolute()  # as they read it
-                files.check_copy(option, self._asked[file])
+                disk_space.check_copy(option, self._asked[file])
 
     def put_into_the_folder(self) -> Path:
         """Have both files written into the folder of the run, and tell where report.html will be."""
-        folder = self._fleet.folder.absolute()
+        folder = self._run.folder.path.absolute()
         self._copies = {folder / file: copy for file, copy in self._asked.items()}
         for name, (_, file) in WRITTEN.items():
             if hasattr(self._option, name):  # else pytest has no such plugin
-                setattr(self._option, name, str(self._fleet.folder / file))
-        return folder / WRITTEN["htmlpath"][1]
+                setattr(self._option, name, str(self._run.folder / file))
+        return folder / REPORT
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -50,27 +52,19 @@ class ReportFiles:
         try:
             return (yield)
         finally:
-            self._fleet.interruption.finishing = True
-            if not self._fleet.report_can_be_written():
-                for plugin in session.config.pluginmanager.get_plugins():
-                    if type(plugin).__module__ == "_pytest.junitxml":
-                        from _pytest.junitxml import xml_key
-
-                        del session.config.stash[xml_key]  # by which it would be unregistered again
-                        session.config.pluginmanager.unregister(plugin)
-                        self._junit = plugin
-                    elif type(plugin).__module__ == "pytest_html.selfcontained_report":
-                        session.config.pluginmanager.unregister(plugin)
+            self._run.interruption.finishing = True
+            if not self._run.report_can_be_written():
+                self._junit = compat.stop_report_writers(session.config)
 
     @pytest.hookimpl(wrapper=True, trylast=True)  # when all have written, and before the terminal tells what
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         yield
         if self._junit is not None:
-            self._fleet.write(Path(self._junit.logfile), self._write_junit)
+            self._run.write(Path(self._junit.logfile), self._write_junit)
         for written, copy in self._copies.items():
             if written.exists():
-                self._fleet.write(copy, partial(_copy, written))
-        if self._fleet.unwritten:
+                self._run.write(copy, partial(_copy, written))
+        if self._run.unwritten:
             session.exitstatus = session.exitstatus or EXIT_STATUS["INCOMPLETE"]
 
     def _write_junit(self, path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.rank_failure import RankFailure
 from pytest_gpufleet.world.world import World
@@ -52,7 +53,7 @@ class Body:
 def run_body(item: pytest.Function, world: World) -> None:
     """Run the body of an spmd test on every rank of `world`. Raises what World.run raises."""
     __tracebackhide__ = True
-    given = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    given = compat.arguments(item)
     filled_in = [name for name in given if name in FILLED_IN and isinstance(given[name], FILLED_IN[name][0])]
     fixtures = {name: value for name, value in given.items() if name not in filled_in}
     for rank, returned in enumerate(world.run(Body(item.obj, item.name), filled_in=filled_in, fixtures=fixtures)):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model.check import Check, FailedBy
-from pytest_gpufleet.plugin.fixtures import ONLY_LIMITS
-from pytest_gpufleet.plugin.interference import REACHED, is_of_the_suite
+from pytest_gpufleet.plugin.interference import is_of_the_suite
+from pytest_gpufleet.plugin.keys import ONLY_LIMITS, REACHED, Phases
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.run.health_watch import HealthWorsened
 from pytest_gpufleet.verdict.judgement import LimitMissed
@@ -19,9 +19,6 @@ from pytest_gpufleet.world.rank_failure import RankFailure
 
 MESSAGE_LIMIT = 20_000
 NOT_RUN = "its body was not run"
-
-# Setup, call and teardown of one test: pytest's report of each and what was raised in it.
-Phases = list[tuple[pytest.TestReport, BaseException | None]]
 
 
 def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:

@@ -1,89 +1,145 @@
-"""The folders that runs leave behind."""
+"""The folder of a run, and the files in it."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.commands.command import CommandFailed
-from pytest_gpufleet.model.record import Record, read
-from pytest_gpufleet.run import summary
+from pytest_gpufleet.model.record import Record, read, sha256
+from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.contradictions import contradictions
 
-EVIDENCE = "evidence.jsonl"
-REPORT = "report.html"
-LEFT_BY_A_RUN = (EVIDENCE, summary.FILE, REPORT, "junit.xml")
+EVIDENCE, SUMMARY, REPORT, JUNIT = "evidence.jsonl", "summary.json", "report.html", "junit.xml"
+REPORT_BYTES = 4 << 20
 MOST_BYTES = 256 << 20  # of a report or a summary
-SIGNED_BY = "signed-by-"  # how the files of a signature begin
 
 # As the report's template writes them. No message of a check can look so: they are escaped.
 _SUM_IN_REPORT = re.compile(r'<code id="fleet-sha256">([0-9a-f]{64})</code>')
 _JUDGED_AGAIN = '<code id="fleet-sha256-judged-again">'
 
 
-def record_of(folder: Path) -> Record:
-    """The record of the run in `folder`. CommandFailed if there is none, or if it contradicts itself."""
-    record = as_written(folder)
-    with of_anybody(folder):
-        found = contradictions(record)
-    if found:
-        more = f" (and {len(found) - 1} more: see `gpufleet verify`)" if len(found) > 1 else ""
-        raise CommandFailed(f"{folder}: the evidence contradicts itself: {found[0]}{more}")
-    return record
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
 
+    @classmethod
+    def of(cls, text: str) -> RunFolder:
+        return cls(Path(text))
 
-def as_written(folder: Path) -> Record:
-    """The record of the run in `folder`, whether it contradicts itself or not. CommandFailed if there is none."""
-    path = folder / EVIDENCE
-    try:
-        record = read(path)
-    except OSError as error:
-        raise CommandFailed(f"{folder} is not the folder of a run: {path} cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise CommandFailed(f"{folder}: the evidence is damaged: {error}") from None
-    if not record.run:
-        raise CommandFailed(f"{folder} is not the folder of a run: {path} does not begin with one")
-    return record
+    @classmethod
+    def make(cls, parent: Path, name: str) -> RunFolder:
+        """A folder that no other run has, not even one that starts in the same second. Refused if there is none."""
+        for number in itertools.count(1):
+            folder = parent / (name if number == 1 else f"{name}-{number}")
+            try:
+                folder.mkdir(parents=True)
+                return cls(folder)
+            except OSError as error:
+                if not folder.is_dir():  # else another run was here first
+                    raise Refused(
+                        f"the report folder {folder} cannot be written ({error.strerror}): choose another with "
+                        "--fleet-dir"
+                    ) from None
+        raise AssertionError("unreachable")
 
+    def __str__(self) -> str:
+        return str(self.path)
 
-@contextmanager
-def of_anybody(folder: Path) -> Iterator[None]:
-    """Around what is made of evidence, which has the form of a run's and may still say what no run ever would."""
-    try:
-        yield
-    except CommandFailed:
-        raise
-    except Exception as error:
-        raise CommandFailed(
-            f"{folder}: nothing can be made of its evidence, which no run wrote so: {error!r}"
-        ) from None
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
 
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
 
-def records_of(folders: Sequence[Path]) -> dict[str, Record]:
-    """The records of several runs by a name for each: its folder's, or the path where that is not clear enough."""
-    short = [folder.resolve().name for folder in folders]
-    names = short if len(set(short)) == len(short) else [str(folder) for folder in folders]
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise CommandFailed("the same folder is given twice")
-    return {name: record_of(folder) for name, folder in zip(names, folders, strict=True)}
+    @property
+    def evidence(self) -> Path:
+        return self.path / EVIDENCE
 
+    @property
+    def summary(self) -> Path:
+        return self.path / SUMMARY
 
-def stated_sums(folder: Path) -> dict[str, str | None]:
-    """The SHA-256 of the evidence that report and summary of a run say they were made of.
+    @property
+    def report(self) -> Path:
+        return self.path / REPORT
 
-    None where there is no such file, "" where it says nothing.
-    """
-    texts = {name: text_of(folder / name) for name in _SUMS}
-    return {name: None if text is None else _SUMS[name](text) for name, text in texts.items()}
+    def no_room(self) -> str:
+        """Why the report cannot be written here, in a folder that is made again if it is gone; "" if it can."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path) as file:
+                file.write(bytes(REPORT_BYTES))
+        except OSError as error:
+            return f"the report cannot be written to {self}: {error.strerror}"
+        return ""
 
+    def record(self) -> Record:
+        """The record of the run. Refused if there is none, or if it contradicts itself."""
+        record = self.as_written()
+        with self.of_anybody():
+            found = contradictions(record)
+        if found:
+            more = f" (and {len(found) - 1} more: see `gpufleet verify`)" if len(found) > 1 else ""
+            raise Refused(f"{self}: the evidence contradicts itself: {found[0]}{more}")
+        return record
 
-def is_judgement(folder: Path) -> bool:
-    """Whether the report of a run is none, but a later judgement of its figures by `gpufleet judge`."""
-    return _JUDGED_AGAIN in (text_of(folder / REPORT) or "")
+    def as_written(self) -> Record:
+        """The record of the run, whether it contradicts itself or not. Refused if there is none."""
+        try:
+            record = read(self.evidence)
+        except OSError as error:
+            raise Refused(
+                f"{self} is not the folder of a run: {self.evidence} cannot be read ({error.strerror})"
+            ) from None
+        except ValueError as error:
+            raise Refused(f"{self}: the evidence is damaged: {error}") from None
+        if not record.run:
+            raise Refused(f"{self} is not the folder of a run: {self.evidence} does not begin with one")
+        return record
+
+    @contextmanager
+    def of_anybody(self) -> Iterator[None]:
+        """Around what is made of evidence, which has the form of a run's and may still say what no run ever would."""
+        try:
+            yield
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(f"{self}: nothing can be made of its evidence, which no run wrote so: {error!r}") from None
+
+    def digest(self) -> str:
+        """SHA-256 of the evidence."""
+        return sha256(self.evidence)
+
+    def stated_sums(self) -> dict[str, str | None]:
+        """The SHA-256 of the evidence that report and summary say they were made of.
+
+        None where there is no such file, "" where it says nothing.
+        """
+        texts = {name: self.text_of(name) for name in _SUMS}
+        return {name: None if text is None else _SUMS[name](text) for name, text in texts.items()}
+
+    def is_judgement(self) -> bool:
+        """Whether the report is none, but a later judgement of the run's figures by `gpufleet judge`."""
+        return _JUDGED_AGAIN in (self.text_of(REPORT) or "")
+
+    def text_of(self, name: str) -> str | None:
+        """What a file of the run says, None if it is not there. Refused if it cannot be read."""
+        try:
+            with safe_files.open_regular(self / name, MOST_BYTES) as file:
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise Refused(f"{self / name} cannot be read: {error.strerror}") from None
 
 
 def _in_report(page: str) -> str:
@@ -98,36 +154,4 @@ def _in_summary(document: str) -> str:
         return ""
 
 
-_SUMS = {REPORT: _in_report, summary.FILE: _in_summary}
-
-
-def text_of(path: Path) -> str | None:
-    """What a run's own file says, None if it is not there. CommandFailed if it cannot be read."""
-    try:
-        with safe_files.open_regular(path, MOST_BYTES) as file:
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise CommandFailed(f"{path} cannot be read: {error.strerror}") from None
-
-
-def check_output(output: Path | None, inputs: Iterable[Path | None] = ()) -> None:
-    """CommandFailed if `output` is a file that only a run itself writes, or one of the `inputs` of a command."""
-    if output is None:
-        return
-    target = output.resolve()
-    # A judgement in the place of a report that is missing would be taken for it.
-    left = target.name in LEFT_BY_A_RUN or target.name.startswith(SIGNED_BY)
-    if left and any((target.parent / name).exists() for name in (EVIDENCE, summary.FILE)):
-        raise CommandFailed(f"{output} belongs to the run in {target.parent} and is left as it is: name another file")
-    if target.exists() and any(path is not None and path.exists() and path.samefile(target) for path in inputs):
-        raise CommandFailed(f"{output} is what this command reads and is left as it is: name another file")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file that was asked for. CommandFailed if that cannot be done."""
-    try:
-        safe_files.write_text(path, text)
-    except OSError as error:
-        raise CommandFailed(f"{path} cannot be written: {error.strerror}") from None
+_SUMS = {REPORT: _in_report, SUMMARY: _in_summary}

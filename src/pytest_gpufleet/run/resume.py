@@ -7,18 +7,14 @@ that failed are named beside a new verdict.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from pytest_gpufleet.commands.command import CommandFailed
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
-from pytest_gpufleet.model.record import Record, sha256
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.record import events as recorded_events
-from pytest_gpufleet.report.wording import clean
-from pytest_gpufleet.run.folder import EVIDENCE, record_of, stated_sums
+from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
+from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.verdict import CUT_SHORT
 
@@ -60,28 +56,28 @@ MADE_AGAIN = (
 )  # fmt: skip
 
 
-def load(folder: Path) -> Record:
-    """The record of the run in `folder`. UsageError if there is none, if it is not as that run left it, or if the run
+def load(folder: RunFolder) -> Record:
+    """The record of the run in `folder`. Refused if there is none, if it is not as that run left it, or if the run
     came to its end with an answer."""
     try:
-        record, digest = record_of(folder), sha256(folder / EVIDENCE)
-        others = [name for name, stated in stated_sums(folder).items() if stated and stated != digest]
-    except (OSError, CommandFailed) as error:
-        raise pytest.UsageError(clean(f"--fleet-resume: {error}")) from None
+        record, digest = folder.record(), folder.digest()
+        others = [name for name, stated in folder.stated_sums().items() if stated and stated != digest]
+    except (OSError, Refused) as error:
+        raise Refused(f"--fleet-resume: {error}") from None
     if others:
-        raise pytest.UsageError(
+        raise Refused(
             f"--fleet-resume {folder}: {' and '.join(others)} was made of other evidence: {EVIDENCE} was changed later"
         )
     if record.verdict in ("ACCEPTED", "REJECTED") and record.exit_status not in CUT_SHORT:
-        raise pytest.UsageError(
+        raise Refused(
             f"--fleet-resume {folder}: that run came to its end ({record.verdict}): there is nothing to resume; "
             "start a new run"
         )
     return record
 
 
-def check_same(folder: Path, then: Record, run: dict[str, Any], topology: GpuTopology) -> None:
-    """UsageError that names what differs between the run to resume and this one, a line each."""
+def check_same(folder: RunFolder, then: Record, run: dict[str, Any], topology: GpuTopology) -> None:
+    """Refused that names what differs between the run to resume and this one, a line each."""
     differences = [
         _differs(what, before, now)
         for what, before, now in (
@@ -94,7 +90,7 @@ def check_same(folder: Path, then: Record, run: dict[str, Any], topology: GpuTop
     differences += _gpus(then.topology.gpus, topology.gpus)
     if differences:
         told = "\n".join(f"  {difference}" for difference in differences)
-        raise pytest.UsageError(clean(f"--fleet-resume {folder}: this is not the same machine and setup:\n{told}"))
+        raise Refused(f"--fleet-resume {folder}: this is not the same machine and setup:\n{told}")
 
 
 def _differs(what: str, before: object, now: object) -> str:
@@ -141,17 +137,13 @@ def _facts(gpu: Gpu) -> list[object]:
     return [getattr(gpu, name) for name in GPU_FACTS]
 
 
-def history(folder: Path, then: Record) -> list[dict[str, Any]]:
+def history(folder: RunFolder, then: Record) -> list[dict[str, Any]]:
     """The runs that a new one goes on with, the first one first: name, begin, and the checks that failed there, also
     those that missed a limit and did not come to their end."""
     failed = [check.id for check in then.checks.values() if check.outcome == "failed"]
     failed += [finding.check for finding in then.findings if finding.state == "missed"]
-    told = {"run": _name(folder), "utc": then.run.get("utc"), "failed": list(dict.fromkeys(failed))}
+    told = {"run": folder.name, "utc": then.run.get("utc"), "failed": list(dict.fromkeys(failed))}
     return [*then.run.get("resumed", []), told]
-
-
-def _name(folder: Path) -> str:
-    return folder.resolve().name
 
 
 def _passed(then: Record) -> set[str]:
@@ -166,12 +158,12 @@ def _passed(then: Record) -> set[str]:
     }
 
 
-def events(folder: Path, then: Record) -> list[tuple[str, dict[str, Any]]]:
+def events(folder: RunFolder, then: Record) -> list[tuple[str, dict[str, Any]]]:
     """The events by which the new run's evidence takes over checks that need not run again, and all that was told of
     the run as a whole: what spoiled it spoils the new one. Each says which run it is of."""
-    passed, name = _passed(then), _name(folder)
+    passed, name = _passed(then), folder.name
     taken = []
-    for event in recorded_events(folder / EVIDENCE):
+    for event in recorded_events(folder.evidence):
         content = {key: value for key, value in event.items() if key not in ("t", "event")}
         match event:
             case {"event": "finding", "finding": {"check": check}}:

@@ -12,7 +12,6 @@ from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.record import Record
 
-FILE = "summary.json"
 SCHEMA = 1
 
 RUN = (

@@ -1,52 +1,34 @@
-"""The files that a run leaves behind: where they go, and whether they can be written."""
+"""Whether what a run is to write can be written: Refused before it begins, not a loss when it ends."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import tempfile
 from pathlib import Path
 
-import pytest
-
+from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.safe_files import STREAMS, open_regular
 
-REPORT_BYTES = 4 << 20
 TEMPORARY_BYTES = 64 << 20  # the photographs that the suite has decoded take 23 MB, all else less
 TEXTFILE = b"# HELP gpufleet_"  # how a textfile of ours begins
 
 
-def new_folder(parent: Path, name: str) -> Path:
-    """A folder that no other run has, not even one that starts in the same second. UsageError if it cannot be made."""
-    for number in itertools.count(1):
-        folder = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except OSError as error:
-            if not folder.is_dir():  # else another run was here first
-                raise pytest.UsageError(
-                    f"the report folder {folder} cannot be written ({error.strerror}): choose another with --fleet-dir"
-                ) from None
-    raise AssertionError("unreachable")
-
-
 def check_temporary() -> None:
-    """UsageError if there is no room for temporary files, without which checks would fail that say nothing of a GPU."""
+    """Refused if there is no room for temporary files, without which checks would fail that say nothing of a GPU."""
     folder = os.environ.get("TMPDIR", "/tmp")
     try:
         folder = tempfile.gettempdir()
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, TEMPORARY_BYTES)
     except OSError as error:
-        raise pytest.UsageError(
+        raise Refused(
             f"there is no room for temporary files in {folder}: {error.strerror}; "
             f"make {TEMPORARY_BYTES >> 20} MiB free there, or set TMPDIR to another folder"
         ) from None
 
 
 def check_copy(option: str, path: Path) -> None:
-    """UsageError if what an option asks for could not be put in its place when the run is over."""
+    """Refused if what an option asks for could not be put in its place when the run is over."""
     problem = "it is a folder" if path.is_dir() else ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,11 +37,11 @@ def check_copy(option: str, path: Path) -> None:
     except OSError as error:
         problem = str(error.strerror)
     if problem:
-        raise pytest.UsageError(f"{option} {path} cannot be written: {problem}")
+        raise Refused(f"{option} {path} cannot be written: {problem}")
 
 
 def check_textfile(path: Path | None) -> None:
-    """UsageError if Prometheus' textfile could not be put in its place, or if it would replace something else."""
+    """Refused if Prometheus' textfile could not be put in its place, or if it would replace something else."""
     if path is None:
         return
     problem: str | None = "it is a folder" if path.is_dir() else None
@@ -71,7 +53,7 @@ def check_textfile(path: Path | None) -> None:
     except OSError as error:
         problem = error.strerror
     if problem:
-        raise pytest.UsageError(f"--fleet-prometheus {path} cannot be written: {problem}")
+        raise Refused(f"--fleet-prometheus {path} cannot be written: {problem}")
 
 
 def _is_textfile(path: Path) -> bool:
@@ -80,14 +62,3 @@ def _is_textfile(path: Path) -> bool:
             return file.read(len(TEXTFILE)) in (TEXTFILE, b"")
     except OSError:
         return False
-
-
-def no_room(folder: Path) -> str:
-    """Why the report cannot be written to the run's folder, which is made again if it is gone; "" if it can."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(REPORT_BYTES))
-    except OSError as error:
-        return f"the report cannot be written to {folder}: {error.strerror}"
-    return ""

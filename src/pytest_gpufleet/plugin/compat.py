@@ -1,0 +1,60 @@
+"""What this plugin takes from pytest and its plugins beyond their public names; a test holds each in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import _pytest
+import pytest
+
+PACKAGE = Path(str(_pytest.__file__)).parent  # of pytest's own hooks and fixtures
+_JUNIT, _HTML = "_pytest.junitxml", "pytest_html.selfcontained_report"  # where their writers are defined
+
+
+def fixture_definitions(item: pytest.Item) -> Mapping[str, Sequence[pytest.FixtureDef[Any]]]:
+    """The fixtures of a test by name; of each name all that there are, the one it gets last."""
+    definitions: Mapping[str, Sequence[pytest.FixtureDef[Any]]] = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+    return definitions
+
+
+def arguments(item: pytest.Function) -> dict[str, Any]:
+    """What a test's function is called with."""
+    return {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+
+
+def terminal(config: pytest.Config) -> TextIO | None:
+    """Where pytest shows its progress; None with -p no:terminal. Not sys.stdout, which is captured while tests run."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    stream: TextIO | None = reporter._tw._file if reporter else None
+    return stream
+
+
+def stop_report_writers(config: pytest.Config) -> Any:
+    """Keep pytest-html and junitxml from writing at the end. The plugin of junitxml, if there is one, which can still
+    be called."""
+    junit = None
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__module__ == _JUNIT:
+            from _pytest.junitxml import xml_key
+
+            del config.stash[xml_key]  # by which it would be unregistered again
+            junit = plugin
+        elif type(plugin).__module__ != _HTML:
+            continue
+        config.pluginmanager.unregister(plugin)
+    return junit
+
+
+def takes_no_argument_alone(parser: pytest.Parser, option: str, value: str) -> None:
+    """Read `option` without "=" as `option=value`: argparse would take the path behind it for its argument."""
+
+    def completed(arguments: Sequence[Any]) -> list[str]:
+        given = [str(each) for each in arguments]
+        end = given.index("--") if "--" in given else len(given)
+        return [f"{option}={value}" if each == option else each for each in given[:end]] + given[end:]
+
+    for name in ("parse", "parse_known_and_unknown_args"):
+        parse = getattr(parser, name)
+        setattr(parser, name, lambda args, namespace=None, parse=parse: parse(completed(args), namespace))

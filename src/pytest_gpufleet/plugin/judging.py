@@ -1,0 +1,77 @@
+"""judge(), the assertion of figures: it records and returns, and what was missed fails the test at its end."""
+
+from __future__ import annotations
+
+import reprlib
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.model.finding import Finding
+    from pytest_gpufleet.verdict.judgement import LimitMissed
+
+
+class Judge:
+    """What the fixture `judge` gives."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._item = item
+
+    def __call__(
+        self,
+        *measurements: Measurement,
+        shown: Iterable[Measurement] = (),
+        required: bool = True,
+        on_miss: Callable[[], str] | None = None,
+    ) -> None:
+        """Hold each of the measurements against its limit and its peers, and record all. TypeError for what is no
+        Measurement, ValueError for none."""
+        __tracebackhide__ = True
+        run, item, shown = self._item.config.stash[RUN], self._item, tuple(shown)
+        for each in (*measurements, *shown):
+            if not isinstance(each, Measurement):
+                raise TypeError(f"judge() takes Measurements, not {reprlib.repr(each)}")
+        if not measurements:
+            raise ValueError("judge() was given no measurement: nothing was judged")
+        findings = run.judged(item.nodeid, measurements, required) + run.judged(item.nodeid, shown, False)
+        item.stash.setdefault(FINDINGS, []).extend(findings)
+        for finding in findings:
+            item.user_properties += finding.properties()
+            run.record_event("finding", finding=finding.to_json())
+            _tell(item.config, finding)
+        if now := [finding for finding in findings if finding.state == "missed"]:
+            missed, causes = item.stash.setdefault(MISSED, ([], []))
+            missed += now
+            causes += [on_miss()] if on_miss else []
+
+
+def limit_missed(item: pytest.Item) -> LimitMissed | None:
+    """The failure that judge() owes a test, once; None if nothing missed."""
+    missed, causes = item.stash.get(MISSED, ([], []))
+    item.stash[MISSED] = ([], [])
+    if not missed:
+        return None
+    from pytest_gpufleet.verdict.judgement import LimitMissed
+
+    return LimitMissed(missed, item.config.stash[RUN].ground.topology, "\n".join(filter(None, causes)))
+
+
+def _tell(config: pytest.Config, finding: Finding) -> None:
+    """Call the hooks of others. What goes wrong in them is theirs, and says nothing about the machine."""
+    try:
+        config.hook.pytest_gpufleet_finding(finding=finding, config=config)
+    except (KeyboardInterrupt, pytest.exit.Exception):
+        raise
+    except BaseException as error:  # pytest.skip and pytest.fail too
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")  # with -W error it would fail the check after all
+            what = f"pytest_gpufleet_finding of a conftest or plugin raised {type(error).__name__}: {error}"
+            warnings.warn(
+                f"{what}; it may have missed {finding.measurement.metric}", pytest.PytestWarning, stacklevel=3
+            )

@@ -1,0 +1,30 @@
+"""What this plugin keeps in the stashes of pytest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpufleet.plugin.screen import Screen
+from pytest_gpufleet.run.run import Run
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.model.finding import Finding
+
+# Of the configuration.
+RUN = pytest.StashKey[Run]()
+SCREEN = pytest.StashKey[Screen]()
+
+# Of a test: what judge() found; of that, what missed and no phase of the test has failed for yet, with the causes that
+# were found; and the LimitMissed of a test that did all that it had to do.
+FINDINGS: pytest.StashKey[list[Finding]] = pytest.StashKey()
+MISSED: pytest.StashKey[tuple[list[Finding], list[str]]] = pytest.StashKey()
+ONLY_LIMITS = pytest.StashKey[BaseException]()
+# What ended its body, whatever others make of it (None if nothing did); whether its body was called, and on ranks.
+ENDED = pytest.StashKey["BaseException | None"]()
+REACHED = pytest.StashKey[bool]()
+ON_RANKS = pytest.StashKey[bool]()
+# Setup, call and teardown: pytest's report of each and what was raised in it.
+Phases = list[tuple[pytest.TestReport, BaseException | None]]
+PHASES = pytest.StashKey[Phases]()

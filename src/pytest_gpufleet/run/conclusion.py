@@ -1,0 +1,81 @@
+"""The end of a run: its verdict, on record, and the exit status that goes with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_gpufleet import safe_files
+from pytest_gpufleet.run import summary
+from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.verdict.contradictions import contradictions
+from pytest_gpufleet.verdict.verdict import CUT_SHORT, ENDED_BY, EXIT_STATUS, settled
+
+INCOMPLETE = EXIT_STATUS["INCOMPLETE"]
+UNSEEN_FAILURE = "pytest counts a failure of which there is no check"
+MOST_FILES = 3
+TESTS_FAILED, INTERRUPTED, NOTHING_COLLECTED = 1, 2, 5  # as pytest.ExitCode has them
+
+
+def conclude(run: Run, status: int) -> int:
+    """Record the verdict; the exit status that goes with it. `status` is pytest's own: that of a session which it cut
+    short stays."""
+    assert run.evidence is not None
+    evidence = run.evidence
+    if status == NOTHING_COLLECTED and run.carried:
+        status = 0
+    if run.sampling is not None:
+        run.sampling.note_lost()
+    failed = any(check.outcome == "failed" for check in evidence.record.checks.values())
+    if status == TESTS_FAILED and not failed:
+        evidence.spoil(UNSEEN_FAILURE)
+    if found := contradictions(evidence.record):
+        evidence.spoil(f"the evidence contradicts itself: {found[0]}")
+    evidence.compare()
+    broken = _not_imported(run) or _cut_short(run, status) or evidence.trouble
+    status = _settle(run, evidence, broken, status)
+    document = summary.text(evidence.record, evidence.sha256)
+    run.write(run.folder.summary, lambda path: safe_files.write_text(path, document))
+    return status or (INCOMPLETE if evidence.trouble or run.unwritten else 0)
+
+
+def _settle(run: Run, evidence: Evidence, broken: str, status: int) -> int:
+    """The verdict is the last event of the evidence."""
+    ended = settled(evidence.record, broken)
+    if status not in CUT_SHORT:
+        status = ended.exit_status or status  # never 0 where pytest's own is not
+    run.record_event("verdict", verdict=ended.verdict, reasons=ended.reasons, broken=broken, exit_status=status)
+    if late := evidence.seal():
+        # The file says what was the verdict before; all else tells this one.
+        ended = settled(replace(evidence.record, spoiled=[*evidence.record.spoiled, late]), broken)
+        status = status or ended.exit_status or 0
+        evidence.record = replace(ended, exit_status=status)
+    return status
+
+
+def exited_early(run: Run) -> int:
+    """The exit status of a process that ends before the run does."""
+    status = run.exit_status or INCOMPLETE
+    run.tell(f"os._exit(0) was called: the run ends here, with exit status {status}")
+    return status
+
+
+def final_status(run: Run) -> int:
+    """The exit status of this process, whatever others have made a 0 of."""
+    return INCOMPLETE if run.exit_status is None else run.exit_status
+
+
+def _not_imported(run: Run) -> str:
+    """Which test files could not be imported, for which pytest has the same exit status as for Ctrl-C."""
+    if run.interruption.heard or not run.not_imported:
+        return ""
+    files, more = run.not_imported[:MOST_FILES], len(run.not_imported) - MOST_FILES
+    which = ", ".join(files) + (f" and {more} more" if more > 0 else "")
+    return f"a test file could not be imported, so its checks are missing: {which}"
+
+
+def _cut_short(run: Run, status: int) -> str:
+    """Why the session did not come to its end, for which pytest has one exit status whatever signal it was."""
+    if status == INTERRUPTED and run.interruption.deadly:
+        return ENDED_BY[run.interruption.deadly.name]
+    return CUT_SHORT.get(status) or run.exited

@@ -1,0 +1,95 @@
+"""What a run stands on: GPUs, or CPU ranks in their place."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pytest_gpufleet.hardware import driver_signs, facts, host, nvml
+from pytest_gpufleet.hardware.facts import Source
+from pytest_gpufleet.model import machine
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.machine import Machine
+from pytest_gpufleet.run.refused import Refused
+from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a run stands on: GPUs and what is known of them, or CPU ranks and why there are no GPUs."""
+
+    topology: GpuTopology
+    rehearsal_ranks: int  # 0: a real run
+    source: Source | None = None  # NVML, while the run lasts
+
+    @property
+    def why(self) -> str:
+        """Why there are no GPUs."""
+        return self.topology.absent
+
+    @property
+    def size(self) -> int:
+        """How many ranks there can be."""
+        return self.rehearsal_ranks or len(self.topology.gpus)
+
+    @cached_property
+    def machine(self) -> Machine:
+        """Everything about the GPUs of this run and their host."""
+        if self.source is None:
+            return Machine((), host.read())
+        return machine.take(self.source, tuple(gpu.index for gpu in self.topology.gpus))
+
+    @cached_property
+    def gpus_present(self) -> int:
+        """How many GPUs the machine has, with those that are left out of this run; 0 in a rehearsal."""
+        return facts.gpus_present() if self.source is not None else 0
+
+    def read_now(self, fact: str) -> list[Any]:
+        """A fact of every GPU at this moment."""
+        facts.check_name(fact)
+        return [values[fact] for values in facts.read_all(self.source, {fact: None})] if self.source else []
+
+    def headline(self, level: str) -> str:
+        """One line on what a run of this level stands on."""
+        if self.rehearsal_ranks:
+            return f"REHEARSAL on {self.rehearsal_ranks} CPU ranks, no GPU is tested ({self.why})"
+        if not self.topology.gpus:
+            return f"no GPU: {self.why}"
+        models, count = {gpu.name for gpu in self.topology.gpus}, len(self.topology.gpus)
+        part = f" of the machine's {self.gpus_present} GPUs" if self.gpus_present > count else ""
+        return f"{count}x {' / '.join(sorted(models))}{part}, level {level}"
+
+    @classmethod
+    def without_gpus(cls, *why: str, ranks: int = 0) -> Ground:
+        return cls(GpuTopology(problems=() if ranks else why, absent="; ".join(why), **nvml.software()), ranks)
+
+
+def find(options: Options, stack: ExitStack) -> Ground:
+    """What the options ask for and the machine has; NVML stays open until `stack` is closed. Refused for --gpus all
+    without any."""
+    if options.rehearse:
+        return Ground.without_gpus("--rehearse was given", ranks=options.rehearse)
+    wanted = options.gpus if isinstance(options.gpus, int) else None
+    try:
+        source, topology = stack.enter_context(facts.open_source(wanted))
+    except nvml.NoGpus as reason:
+        if options.gpus == "all":
+            raise Refused(f"--gpus all: {reason}") from None
+        if options.gpus == "auto":
+            return _instead_of_gpus(reason)
+        return Ground.without_gpus(str(reason))
+    return Ground(topology, 0, source)
+
+
+def _instead_of_gpus(reason: nvml.NoGpus) -> Ground:
+    """What --gpus auto stands on without GPUs: a rehearsal only where nothing speaks for NVIDIA hardware, since a
+    server whose driver is dead must not pass for a machine without GPUs."""
+    seen = driver_signs.signs_of_nvidia()
+    if not isinstance(reason, nvml.NoDriver):
+        seen.append("an installed driver")
+    if not seen:
+        return Ground.without_gpus(str(reason), ranks=REHEARSAL_RANKS)
+    found = f"this machine shows NVIDIA hardware ({'; '.join(seen)}), so it is no rehearsal: --rehearse makes one"
+    return Ground.without_gpus(str(reason), found)

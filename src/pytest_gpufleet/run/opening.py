@@ -1,0 +1,83 @@
+"""The begin of a run that was asked for: what can be checked is checked, and its evidence starts."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib.metadata import version
+from typing import Any
+
+from pytest_gpufleet.hardware.environment import of_this_process, relevant
+from pytest_gpufleet.model import machine
+from pytest_gpufleet.model.record import SCHEMA
+from pytest_gpufleet.model.suite import shipped
+from pytest_gpufleet.redaction import command
+from pytest_gpufleet.run import conclusion, disk_space, early_exit, resume
+from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.verdict.given_limits import as_given
+
+Carried = list[tuple[str, dict[str, Any]]]
+
+
+def open_run(run: Run, arguments: Sequence[str]) -> None:
+    """Give `run` a folder and evidence. Refused before anything expensive starts. `arguments`: pytest's."""
+    disk_space.check_temporary()
+    disk_space.check_textfile(run.options.prometheus)
+    profile, ground, started = run.profile, run.ground, datetime.now(timezone.utc)
+    run.ranks.environment = of_this_process()
+    header = _header(run, arguments, started)
+    header["resumed"], carried = _resumed(run, header)
+    run.lock()
+    folder = RunFolder.make(run.options.folder, f"{header['host']}-{started:%Y%m%dT%H%M%SZ}")
+    run.folder, run.evidence = folder, Evidence(folder.evidence)
+    run.record_event("run", **header)
+    run.record_event("topology", topology=asdict(ground.topology))
+    if profile and run.options.profile:
+        given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
+        run.record_event("profile", profile=asdict(given))
+    run.record_event("machine", machine=machine.to_json(ground.machine))
+    run.record_event("suite", manifest=shipped().to_json())
+    for name, content in carried:
+        run.record_event(name, **content)
+    run.carried = set(map(shipped().known_as, run.evidence.record.checks))
+    run.last_things.enter_context(early_exit.noticed(lambda: conclusion.exited_early(run)))
+
+
+def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, Any]:
+    """What evidence says of its run first."""
+    options, ground, profile = run.options, run.ground, run.profile
+    return {
+        "schema": SCHEMA,
+        "host": socket.gethostname(),
+        "utc": started.isoformat(timespec="seconds"),
+        "command": command(["pytest", *arguments]),
+        "level": options.level,
+        "burn_in_seconds": run.burn_in_seconds if options.level == "burnin" else 0,
+        "gpus": str(options.gpus),
+        "gpus_present": ground.gpus_present,
+        "rehearsal": bool(ground.rehearsal_ranks),
+        "rehearsal_because": ground.why if ground.rehearsal_ranks else "",
+        "ranks": ground.size,
+        "profile": profile.name if profile else None,
+        "profile_sha256": hashlib.sha256(profile.path.read_bytes()).hexdigest() if profile else None,
+        "environment": relevant(),
+        "python": platform.python_version(),
+        "pytest": version("pytest"),
+        "plugin": version("pytest-gpufleet"),
+    }
+
+
+def _resumed(run: Run, header: dict[str, Any]) -> tuple[list[dict[str, Any]], Carried]:
+    """The runs that this one goes on with, and the events that it takes over from them."""
+    if run.options.resume is None:
+        return [], []
+    folder = RunFolder(run.options.resume)
+    then = resume.load(folder)
+    resume.check_same(folder, then, header, run.ground.topology)
+    return resume.history(folder, then), resume.events(folder, then)

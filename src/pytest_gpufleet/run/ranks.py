@@ -1,0 +1,96 @@
+"""The ranks of a run: made when the first test needs them, and shared by all."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_gpufleet.run.refused import Refused
+
+# This module is loaded in every pytest run: all else is imported where it is used.
+if TYPE_CHECKING:
+    from pytest_gpufleet.run.run import Run
+    from pytest_gpufleet.world.pool import Pool
+    from pytest_gpufleet.world.rank import RankSpec
+    from pytest_gpufleet.world.world import World
+
+
+class Ranks:
+    """Nothing here touches a GPU before a test does."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.test_deadline: float | None = None  # monotonic time, where pytest-timeout sets one
+        self.foreign_test = ""  # the running test, if it is none of the suite
+        self.environment: dict[str, str] = {}  # what of it steers drivers and libraries, when the run began
+
+    @cached_property
+    def pool(self) -> Pool:
+        """Refused without a GPU, or if somebody else has one of them."""
+        from pytest_gpufleet.redaction import throughout
+        from pytest_gpufleet.world.engines.local import LocalEngine
+        from pytest_gpufleet.world.pool import Pool
+
+        run = self._run
+        if not run.ground.size:
+            raise Refused(f"there is no GPU to run on: {run.ground.why}")
+        run.lock()
+        return Pool(
+            LocalEngine(),
+            self._specs(),
+            run.options.timeout,
+            test_deadline=lambda: self.test_deadline,
+            foreign_test=lambda: self.foreign_test,
+            on_event=lambda name, **content: run.record_event(name, **throughout(content)),
+        )
+
+    def _specs(self) -> list[RankSpec]:
+        from pytest_gpufleet.world.rank import RankSpec
+
+        ground = self._run.ground
+        threads = max(1, (os.cpu_count() or 1) // ground.size) if ground.rehearsal_ranks else None
+        return [
+            RankSpec(
+                index=index,
+                size=ground.size,
+                device="cpu" if ground.rehearsal_ranks else f"cuda:{index}",
+                gpu=None if ground.rehearsal_ranks else ground.topology.gpus[index],
+                scratch=Path(),
+                environment={},
+                cpu_threads=threads,
+            )
+            for index in range(ground.size)
+        ]
+
+    @property
+    def in_use(self) -> Pool | None:
+        """The pool if a test has used it, else None."""
+        return self.__dict__.get("pool")
+
+    def world(self, with_group: bool) -> World:
+        from pytest_gpufleet.world.world import World
+
+        return World(self.pool, with_group)
+
+    def begin_test(self, test: str, of_the_suite: bool, fresh: bool) -> None:
+        """A test of the suite finds ranks that no other test has used, and an environment that no other test, and no
+        import of its file, has changed. `fresh`: a test asks for new ranks itself."""
+        self.foreign_test = "" if of_the_suite else test
+        if of_the_suite:
+            from pytest_gpufleet.hardware.environment import put_back
+
+            put_back(self.environment)
+        if (pool := self.in_use) is None:
+            return
+        pool.begin_test()
+        if pool.started and pool.used_by and of_the_suite:
+            self._run.record_event("fresh_world", check=test, after=pool.used_by)
+            pool.stop()
+        elif fresh:
+            pool.stop()
+
+    def close(self) -> None:
+        if self.in_use is not None:
+            self.in_use.close()

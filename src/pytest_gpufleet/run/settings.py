@@ -1,0 +1,85 @@
+"""What a run was asked for, and how its settings are read from text."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+REHEARSAL_RANKS = 2
+LONGEST_INTERVAL_SECONDS = 10.0  # a slowdown that lasts for less can go unseen
+DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Gpus = int | Literal["all", "auto"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for. `asked`: it is to be a run of its own. `listing`: pytest only shows what there is."""
+
+    gpus: Gpus = "auto"
+    rehearse: int | None = None
+    level: str = "standard"
+    profile: Path | None = None
+    folder: Path = Path("reports")
+    timeout: float = 300.0  # seconds, as all times here
+    resume: Path | None = None
+    interval: float = 1.0
+    monitor: bool = False
+    prometheus: Path | None = None
+    burn_in: float | None = None
+    asked: bool = False
+    listing: bool = False
+
+    @property
+    def makes_a_run(self) -> bool:
+        """Whether there is a run with evidence, report and verdict."""
+        return self.asked and not self.listing
+
+
+def gpu_count(text: str) -> Gpus:
+    if text == "all":
+        return "all"
+    if text == "auto":
+        return "auto"
+    return _at_least_one(text, "a number of GPUs (1 or more), all or auto")
+
+
+def rank_count(text: str) -> int:
+    return _at_least_one(text, "a number of CPU ranks (1 or more), as in --rehearse=4")
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def interval(text: str) -> float:
+    value = seconds(text)
+    if value > LONGEST_INTERVAL_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is more than {LONGEST_INTERVAL_SECONDS:g} seconds: a GPU that slows down would go unseen"
+        )
+    return value
+
+
+def duration(text: str) -> float:
+    """Seconds of "90s", "15m", "2h" or "3d"."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in DURATIONS or not number.isascii() or not number.isdigit() or int(number) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no duration: write a whole number and s, m, h or d, like 15m or 72h"
+        )
+    return float(int(number) * DURATIONS[unit])
+
+
+def _at_least_one(text: str, wanted: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+    return int(text)
