@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from pytest_gpufleet import Measurement, measure, measure_all, not_applicable, scaling_efficiency
+from pytest_gpufleet import WORLD, Measurement, measure, measure_all, not_applicable, scaling_efficiency
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.probes.training.batch_size import FILLED, fill_memory, throughput_by_batch
 from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
@@ -106,7 +106,7 @@ def test_data_parallel_ddp_and_fsdp(nccl_group, judge, resnet):
         method: measure_all(world, throughput_by, method, recipe, resnet, places=places)
         for method, world in worlds.items()
     }
-    throughput = {method: figures[0].values["world"] for method, figures in compared.items()}
+    throughput = {method: figures[0].values[WORLD] for method, figures in compared.items()}
     memory = {method: figure.values for method, figures in compared.items() for figure in figures[1:]}
     for method, figures in compared.items():
         about = {"in_short": in_words(throughput, memory)} if method == next(iter(compared)) else {}
@@ -168,7 +168,7 @@ def _scaling(nccl_group, resnet, recipe, some_gpus, **options):
 
 
 def _communication(measurements):
-    shares = (each.values["world"] for each in measurements if each.metric == "communication_share")
+    shares = (each.values[WORLD] for each in measurements if each.metric == "communication_share")
     return "".join(f"Of a step on all GPUs {share:.1%} is communication." for share in shares)
 
 

@@ -13,6 +13,7 @@ import time
 
 import torch
 
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import measure_all, scaling_efficiency
 from pytest_gpufleet.probes.training.batch_size import throughput_by_batch
 from pytest_gpufleet.probes.training.loop import train_throughput
@@ -33,7 +34,7 @@ def table(heads, rows):
 
 
 def value(measurement):
-    return measurement.values["world"]
+    return measurement.values[WORLD]
 
 
 def gibibytes(values):

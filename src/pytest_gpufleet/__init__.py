@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.limit import Limit
     from pytest_gpufleet.model.measurement import Measurement, Reading
     from pytest_gpufleet.model.metric import GiB, KiB, Metric, MiB
+    from pytest_gpufleet.model.place import WORLD, Pair, Place
     from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
     from pytest_gpufleet.probes.measure import measure, measure_all, scaling_efficiency
     from pytest_gpufleet.verdict.health_rules import expect
@@ -33,6 +34,7 @@ _HOME = {
     "bus_bandwidth": "probes.collectives.speed",
     **dict.fromkeys(("KiB", "MiB", "GiB", "Metric"), "model.metric"),
     **dict.fromkeys(("Measurement", "Reading"), "model.measurement"),
+    **dict.fromkeys(("Pair", "Place", "WORLD"), "model.place"),
     **dict.fromkeys(("measure", "measure_all", "scaling_efficiency"), "probes.measure"),
     "Finding": "model.finding",
     "Limit": "model.limit",
@@ -41,6 +43,7 @@ _HOME = {
 }
 
 __all__ = [
+    "WORLD",
     "Finding",
     "GiB",
     "Gpu",
@@ -51,6 +54,8 @@ __all__ = [
     "Measurement",
     "Metric",
     "MiB",
+    "Pair",
+    "Place",
     "Rank",
     "RankFailure",
     "RankReport",

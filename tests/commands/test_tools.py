@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import read, sha256
 from pytest_gpufleet.report.page import summary_html
 from pytest_gpufleet.run import summary
@@ -646,7 +647,7 @@ def test_prometheus_can_read_what_a_run_writes(rehearsed: FleetRun) -> None:
         "passed": 1, "failed": 0, "skipped": 0, "not applicable": 1,
     }  # fmt: skip
     ((labels, value),) = found["gpufleet_figure"]
-    assert value == rehearsed.record.findings[0].measurement.values["world"]
+    assert value == rehearsed.record.findings[0].measurement.values[WORLD]
     assert labels["metric"] == "busbw"
     assert labels["condition_collective"] == "all_reduce"
     assert "gpufleet_limit" not in found

@@ -85,7 +85,7 @@ def test_own_checks_run_and_are_on_record(rehearsed: FleetRun) -> None:
 def test_own_figure_is_on_record_and_in_the_report(rehearsed: FleetRun) -> None:
     measurement = _sorting(rehearsed)
     assert (measurement.unit, measurement.definition.title) == ("Mkeys/s", "sorting")
-    assert set(measurement.values) == {"cpu0", "cpu1"}
+    assert set(map(str, measurement.values)) == {"cpu0", "cpu1"}
     assert {len(samples) for samples in measurement.samples.values()} == {5}
     page = _text_of_report(rehearsed)
     assert [title for title in (EXACT, SAME, FAST, SORTING) if title not in page] == []

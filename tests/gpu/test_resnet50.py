@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import measure_all
 from pytest_gpufleet.probes.training import batch_size, cuda_graph, loop, method_comparison
 from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
@@ -83,8 +84,8 @@ def test_peak_is_faster_than_amp_and_its_memory_comes_back(group):
     before = group.run(free)
     fast, share = measure_all(group, loop.train_throughput, "peak", asked, communication=True)
     after = group.run(free)
-    assert fast.values["world"] > amp.values["world"]
-    assert share.values["world"] < 0.2
+    assert fast.values[WORLD] > amp.values[WORLD]
+    assert share.values[WORLD] < 0.2
     assert all(now > 0.98 * then for then, now in zip(before, after, strict=True))
 
 

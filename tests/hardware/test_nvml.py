@@ -10,6 +10,7 @@ import torch
 
 from pytest_gpufleet.hardware import facts, host
 from pytest_gpufleet.hardware.nvml import NoGpus, read_topology
+from pytest_gpufleet.model import place
 from tests.hardware.fake_nvml import ANSWERS, FakeNvml, linked, plain, switched
 
 
@@ -31,7 +32,7 @@ def test_facts_of_a_gpu(read):
     topology = read(switched(8))
     gpu = topology.gpus[1]
     assert len(topology.gpus) == 8
-    assert (gpu.index, gpu.place, gpu.name, gpu.uuid) == (1, "gpu1", "NVIDIA H200", gpu.uuid)
+    assert (gpu.index, gpu.place, gpu.name, gpu.uuid) == (1, place.gpu(1), "NVIDIA H200", gpu.uuid)
     assert (gpu.serial, gpu.board_part_number, gpu.vbios) == ("1654324001", "692-2G520-0282-000", "96.00.A5.00.1A")
     assert (gpu.pci_bus_id, gpu.memory_bytes, gpu.compute_capability) == ("00000000:2B:00.0", 150754820096, (9, 0))
     assert (gpu.pcie_generation, gpu.pcie_generation_max, gpu.pcie_width, gpu.pcie_width_max) == (1, 5, 8, 16)

@@ -69,9 +69,10 @@ MODULE = """
 """
 CONFTEST = """
     import pytest
+    from pytest_gpufleet import WORLD
 
     def pytest_gpufleet_finding(finding):
-        if finding.measurement.values == {"world": 7.0}:
+        if finding.measurement.values == {WORLD: 7.0}:
             pytest.skip("no dashboard")
 """
 # Outcome, what failed it, and how many figures are on record.

@@ -5,6 +5,7 @@ from html import unescape
 
 import pytest
 
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.plugin import options
 from tests.conftest import RECORDED, REPORTS
 
@@ -403,4 +404,4 @@ def test_hook_hears_of_every_finding(fleet):
     run = fleet(module, "-s", files={"conftest.py": conftest})
     assert "heard of busbw not judged" in run.text
     (finding,) = run.record.findings
-    assert finding.measurement.values == {"world": 1.5}
+    assert finding.measurement.values == {WORLD: 1.5}

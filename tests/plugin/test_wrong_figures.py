@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pytest_gpufleet import Measurement, Metric, Reading
+from pytest_gpufleet.model.place import WORLD, Place
 from tests.conftest import FleetRun
 
 # The body of each check, and what its failure says.
@@ -38,7 +39,7 @@ WRONG = {
     "condition_name": ("Reading(SORTING, 5.0, {3: 4})", "names in the conditions of sort_rate must be texts, not 3"),
     "conditions_text": ("Reading(SORTING, 5.0, 'fast')", "the conditions of sort_rate must be a dict like"),
     "detail_dtype": ("Reading(SORTING, 5.0, {}, details={'dtype': torch.half})", '"dtype" in the details of sort_rate'),
-    "place_number": ("Reading(SORTING, 5.0, {}, place=3)", 'the place of sort_rate must be a text like "world", not 3'),
+    "place_number": ("Reading(SORTING, 5.0, {}, place=3)", 'be a place or its text, like "gpu0" or "world", not 3'),
     "metric_number": ("Reading(7, 5.0, {})", "the metric of a Reading must be a Metric or the name of one, not 7"),
     "values_number": ("judge(Measurement('busbw', 5.0, {}))", "the value of busbw must be given by place, like"),
     "values_none": (
@@ -119,8 +120,8 @@ def test_a_wrong_check_says_what_is_wrong(run: FleetRun, name: str) -> None:
 
 def test_a_tensor_without_dimensions_is_a_number(run: FleetRun) -> None:
     (finding,) = run.record.findings
-    assert finding.measurement.values == {"cpu0": 5.0, "cpu1": 5.0}
-    assert finding.measurement.samples == {"cpu0": (1.0, 1.0), "cpu1": (1.0, 1.0)}
+    assert finding.measurement.values == {Place(0, "cpu", 0): 5.0, Place(0, "cpu", 1): 5.0}
+    assert finding.measurement.samples == dict.fromkeys(finding.measurement.values, (1.0, 1.0))
     assert finding.measurement.conditions == {"keys": 8}
 
 
@@ -128,7 +129,7 @@ def test_a_tensor_without_dimensions_is_a_number(run: FleetRun) -> None:
 def test_every_kind_of_number_is_a_float(five: float) -> None:
     reading = Reading("busbw", five, {}, [five])
     measurement = Measurement("busbw", {"world": five}, {"keys": five}, {"world": [five]})
-    for value in (reading.value, *reading.samples, *measurement.values.values(), *measurement.samples["world"]):
+    for value in (reading.value, *reading.samples, *measurement.values.values(), *measurement.samples[WORLD]):
         assert (type(value), value) == (float, 5.0)
     assert type(measurement.conditions["keys"]) in (int, float)
 

@@ -17,7 +17,7 @@ FACTORS = {
 MODULE = """
 import json
 
-from pytest_gpufleet import measure_all
+from pytest_gpufleet import WORLD, measure_all
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth, latency, sweep
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 
@@ -29,8 +29,8 @@ def test_figures(nccl_group):
     told += measure_all(nccl_group, sweep, bus_bandwidth, "all_gather", [65536], in_place=True)
     for one in told:
         assert one.definition.unit == {"busbw": "GB/s", "collective_latency": "us"}[one.metric]
-        assert len(one.samples["world"]) == {"busbw": 3, "collective_latency": 5}[one.metric]
-        assert one.values["world"] > 0
+        assert len(one.samples[WORLD]) == {"busbw": 3, "collective_latency": 5}[one.metric]
+        assert one.values[WORLD] > 0
     with open("figures.json", "w") as file:
         json.dump([[one.metric, dict(one.conditions)] for one in told], file)
 
@@ -46,7 +46,7 @@ def test_a_slow_rank_counts(nccl_group):
         return latency(rank, "all_to_all", 8)
 
     (one,) = measure_all(nccl_group, slow)
-    assert one.values["world"] > 10_000
+    assert one.values[WORLD] > 10_000
 """
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import gpu, read
 from pytest_gpufleet.probes.links.pairs import rounds
 from pytest_gpufleet.probes.search.slow_pairs import culprit
 from pytest_gpufleet.verdict.judgement import judge
@@ -71,7 +72,7 @@ def figures(copied):
     assert copied.wrong == {}
     (measurement,) = copied.measurements
     assert all(len(samples) == 3 for samples in measurement.samples.values())
-    return {place: round(value) for place, value in measurement.values.items()}, dict(measurement.conditions)
+    return {str(place): round(value) for place, value in measurement.values.items()}, dict(measurement.conditions)
 
 @pytest.mark.parametrize("direction, expected", [
     ("read", {f"cpu{i}-cpu{j}": 10 * i + j for i, j in PAIRS}),
@@ -134,7 +135,7 @@ def machine(gpus=8, link="NV18"):
 def figures(slow, gpus=8):
     """390 GB/s for every pair, but `slow` ones."""
     places = (f"gpu{i}-gpu{j}" for i in range(gpus) for j in range(gpus) if i != j)
-    return {place: slow(place) or 390.0 for place in places}
+    return {read(place): slow(place) or 390.0 for place in places}
 
 
 @pytest.mark.parametrize(
@@ -159,4 +160,4 @@ def test_a_gpu_with_slow_links_is_slower_than_its_peers_without_any_limit():
     values = figures(lambda place: 370.0 if "gpu5" in place else None)
     finding = judge(Measurement("pair_bandwidth", values, {}), None, machine(), "check", rehearsal=False)
     assert finding.state == "missed"
-    assert finding.slower_than_peers.keys() == {place for place in values if "gpu5" in place}
+    assert finding.slower_than_peers.keys() == {place for place in values if gpu(5) in place.parts}

@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_gpufleet import measure, measure_all
+from pytest_gpufleet import WORLD, Place, measure, measure_all
 from pytest_gpufleet.probes.training import loader, cuda_graph, recipes, loop
 from pytest_gpufleet.probes.training.recipes import Workload, plan
 from pytest_gpufleet.probes.training.replicas import differences
@@ -79,7 +79,7 @@ def throughput(rank, slow, *args, **options):
 
 def test_a_slow_rank_is_named(nccl_group):
     alone = measure(nccl_group, throughput, [1], "amp", QUICK, together=False)
-    assert alone.values["cpu1"] < alone.values["cpu0"]
+    assert alone.values[Place(0, "cpu", 1)] < alone.values[Place(0, "cpu", 0)]
     together, _ = measure_all(nccl_group, throughput, [1], "amp", QUICK, communication=True)
     assert together.details["slowest"].startswith("rank 1 with "), together.details
 
@@ -121,7 +121,7 @@ def slow_network(rank, *args, **options):
 
 def test_communication_has_its_share(nccl_group):
     _, share = measure_all(nccl_group, slow_network, "peak", QUICK, communication=True)
-    assert 0.2 < share.values["world"] < 1.0, share
+    assert 0.2 < share.values[WORLD] < 1.0, share
 
 
 def fed(rank, folder):

@@ -17,6 +17,7 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page.summary_html import summary
 from pytest_gpufleet.run.evidence import Evidence
@@ -206,7 +207,7 @@ def rejected_record(folder: Path) -> Record:
         conditions = finding.measurement.conditions
         if conditions["collective"] == "all_reduce" and finding.limit:
             measurement = Measurement("busbw", {"world": 301.27}, conditions, {"world": (300.9, 301.27, 302.0)})
-            slow.append(Finding(BANDWIDTH, measurement, "missed", finding.limit, ("world",)))
+            slow.append(Finding(BANDWIDTH, measurement, "missed", finding.limit, (WORLD,)))
         else:
             slow.append(finding)
     alone = tuple(7093.0 if index == 5 else value for index, value in enumerate(ALONE))

@@ -17,6 +17,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, KiB, MiB
+from pytest_gpufleet.model.place import WORLD, Pair, Where, gpu
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profiles.profile import Profile
@@ -24,7 +25,7 @@ from tests import runs
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 GPUS = range(8)
-PAIRS = [f"gpu{i}-gpu{j}" for i in GPUS for j in GPUS if i != j]
+PAIRS = [Pair(gpu(i), gpu(j)) for i in GPUS for j in GPUS if i != j]
 START = 1795166043.0
 SUITE = replace(
     runs.SUITE,
@@ -61,16 +62,16 @@ class Run:
         self._noise = random.Random(5)
 
     def each(self, check: str, metric: str, value: float, required: bool = True, **conditions: Any) -> None:
-        self._measured(check, metric, [f"gpu{i}" for i in GPUS], value, required, conditions)
+        self._measured(check, metric, [gpu(i) for i in GPUS], value, required, conditions)
 
     def pairs(self, check: str, metric: str, value: float, **conditions: Any) -> None:
         self._measured(check, metric, PAIRS, value, True, conditions)
 
     def all(self, check: str, metric: str, value: float, required: bool = True, **conditions: Any) -> None:
-        self._measured(check, metric, ["world"], value, required, conditions)
+        self._measured(check, metric, [WORLD], value, required, conditions)
 
     def _measured(
-        self, name: str, metric: str, places: list[str], value: float, required: bool, conditions: Any
+        self, name: str, metric: str, places: list[Where], value: float, required: bool, conditions: Any
     ) -> None:
         check = f"acceptance/{name}"
         samples = {place: self._samples(metric, place, value) for place in places}
@@ -89,8 +90,8 @@ class Run:
             cause = found if metric in ("pair_bandwidth", "busbw") else ""
             self.failed[check] = str(LimitMissed([finding], self.topology, cause))
 
-    def _samples(self, metric: str, place: str, value: float) -> tuple[float, ...]:
-        factor = self.bad.get(metric, 1.0) if place == "world" or "gpu5" in place.split("-") else 1.0
+    def _samples(self, metric: str, place: Where, value: float) -> tuple[float, ...]:
+        factor = self.bad.get(metric, 1.0) if place == WORLD or gpu(5) in place.parts else 1.0
         place_noise = 1 + 0.008 * (self._noise.random() - 0.5)
         return tuple(value * factor * place_noise * (1 + 0.002 * (self._noise.random() - 0.5)) for _ in range(3))
 

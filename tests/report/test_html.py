@@ -226,8 +226,8 @@ def test_customers_limits_are_marked(accepted: Record) -> None:
 @pytest.mark.parametrize("verdict", ["ACCEPTED", "REJECTED", "INCOMPLETE", "SURPRISE"])
 def test_hostile_text_is_shown_not_run(verdict: str) -> None:
     metric = Metric(HOSTILE, HOSTILE, "higher", HOSTILE)
-    place, conditions = {HOSTILE: 1.0}, {HOSTILE: HOSTILE, "bytes": HOSTILE}
-    measurement = Measurement(HOSTILE, place, conditions, {}, {HOSTILE: HOSTILE}, metric)
+    conditions = {HOSTILE: HOSTILE, "bytes": HOSTILE}
+    measurement = Measurement(HOSTILE, {"world": 1.0}, conditions, {}, {HOSTILE: HOSTILE}, metric)
     several = Measurement(HOSTILE, {"gpu0": 1.0, "gpu1": 2.0}, {HOSTILE: HOSTILE}, {}, {}, metric)
     record = Record(
         run={"host": HOSTILE, "command": HOSTILE, "environment": {HOSTILE: HOSTILE}},

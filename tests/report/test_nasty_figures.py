@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from pytest_gpufleet.model import place
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.limit import Limit
@@ -77,7 +78,7 @@ def assert_shown_everywhere(figures: Iterator[float]) -> None:
     samples = [{"time": float(at), "gpus": [{"power_watts": next(figures)} for _ in PLACES]} for at in range(4)]
     record = Record(run={"host": "x"}, findings=findings(figures), checks=checks, verdict="REJECTED", telemetry=samples)
     assert "fleet-verdict" in summary_html.summary(record)
-    assert svgs(samples, PLACES, []) is not None
+    assert svgs(samples, [place.gpu(index) for index in range(3)], []) is not None
     list(summary_lines.lines(record))
     html_columns.row(["<td>testId</td>"], record.findings)
     comparison_section.page(compare({"one": record, "other": record}))

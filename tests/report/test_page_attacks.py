@@ -119,7 +119,7 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
 
 def poisoned(name: str) -> Record:
     """A recorded run with a payload behind every text that is not one of our own words."""
-    words = {"event", "outcome", "state", "sense", "level", "better", "failed_by", "metric", "t", "verdict"}
+    words = {"event", "outcome", "state", "sense", "level", "better", "failed_by", "metric", "missed", "t", "verdict"}
     record = Record()
     for line in (RECORDED / name / "evidence.jsonl").read_text(encoding="utf-8").splitlines():
         record.add(_each_string(json.loads(line), lambda text: text + PAYLOAD, words))

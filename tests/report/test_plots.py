@@ -11,6 +11,7 @@ import pytest
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page.method_table import comparison
 from pytest_gpufleet.report.plots import draw
@@ -53,7 +54,7 @@ def test_bars_name_every_gpu_its_figure_and_what_missed(bad_gpu: Record) -> None
     gemm = drawn["Matrix product, by GPU"]
     slow = next(finding for finding in bad_gpu.findings if finding.measurement.metric == "gemm")
     assert {f"GPU {index}" for index in range(8)} <= words_in(gemm)
-    assert {f"{slow.measurement.values['gpu5']:.2f}", "missed", "limit", "median"} <= words_in(gemm)
+    assert {f"{slow.measurement.values[gpu(5)]:.2f}", "missed", "limit", "median"} <= words_in(gemm)
     assert "url(#" in gemm  # hatched, for paper without colour
     assert "missed" not in words_in(drawn["Memory bandwidth, by GPU"])
 
@@ -64,7 +65,7 @@ def test_scaling_says_what_share_of_the_ideal_is_reached(standard: Record) -> No
     assert {"resnet50, fp32", "resnet50, peak", "ideal: nothing lost", "limit", "1", "2", "4", "8"} <= words
     eight = next(f for f in standard.findings if f.measurement.conditions.get("ranks") == 8 and _amp(f))
     one = next(f for f in standard.findings if f.measurement.conditions.get("ranks") == 1 and _amp(f))
-    share = eight.measurement.values["world"] / one.measurement.values["world"] / 8
+    share = eight.measurement.values[WORLD] / one.measurement.values[WORLD] / 8
     assert f"{100 * share:.3g} %" in words
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.model import place
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -31,7 +32,7 @@ def stand(record: Record) -> dict[str, dict[str, str]]:
     parts = groups(record)
     rows = standings(record, parts, blames(record))
     return {
-        part.title: {row.gpu.place if row.gpu else "machine": row.cells[column].text for row in rows}
+        part.title: {str(row.gpu.place) if row.gpu else "machine": row.cells[column].text for row in rows}
         for column, part in enumerate(parts)
     }
 
@@ -46,8 +47,13 @@ def failed(message: str, check: str = LINKS) -> list[Check]:
 
 
 def pairs(*slow: str) -> Finding:
-    values = {place: 12.0 if place in slow else 394.0 for place in PAIRS}
-    return Finding(LINKS, Measurement("pair_bandwidth", values, {"direction": "read"}), "missed", missed=slow)
+    values = {pair: 12.0 if pair in slow else 394.0 for pair in PAIRS}
+    return Finding(
+        LINKS,
+        Measurement("pair_bandwidth", values, {"direction": "read"}),
+        "missed",
+        missed=tuple(map(place.read, slow)),
+    )
 
 
 def test_healthy_machine_is_ok_everywhere(standard: Record) -> None:
@@ -85,8 +91,8 @@ def test_pairs_point_to_the_gpu_that_they_share(
     finding = pairs(*slow)
     message = str(LimitMissed([finding], GpuTopology())) if finding.limit else "bandwidth between two GPUs (x): slow"
     blame = only(record_of(findings=[finding], checks=failed(message)))
-    assert sorted(blame.named) == sorted(named)
-    assert {f"gpu{index}" for index in beside} <= set(blame.beside)
+    assert sorted(blame.named) == sorted(map(place.read, named))
+    assert {place.gpu(index) for index in beside} <= set(blame.beside)
     assert blame.everybody == everybody
 
 
@@ -111,7 +117,7 @@ def test_story_of_a_failure_blames_who_failed_and_not_who_tells_it(
     ranks = [(5 + number) % 8 for number in range(8)]
     reports = tuple(story(rank, state, gpus[rank]) for rank, state in zip(ranks, states, strict=True))
     record = record_of(checks=failed(str(RankFailure("exception", "test_x", reports))))
-    assert only(record) == Blame(tuple(named), {}, everybody)
+    assert only(record) == Blame(tuple(map(place.read, named)), {}, everybody)
     assert stand(record)["Links"]["gpu3"] == ("unclear" if everybody else "—" if named else "ok").replace("—", "")
 
 
@@ -131,12 +137,12 @@ def test_only_lines_that_begin_with_a_gpu_accuse_it(
     record_of: RecordOf, accepted: Record, message: str, named: list[str]
 ) -> None:
     text = message.format(*(gpu.identity for gpu in accepted.topology.gpus))
-    assert list(only(record_of(checks=failed(text))).named) == named
+    assert list(only(record_of(checks=failed(text))).named) == [place.read(name) for name in named]
 
 
 def test_what_all_ranks_missed_together_marks_the_machine(record_of: RecordOf) -> None:
     check = "acceptance/test_6_collectives.py::test_bus_bandwidth[all_reduce-64MiB]"
-    finding = Finding(check, Measurement("busbw", {"world": 12.0}, {"bytes": 8}), "missed", missed=("world",))
+    finding = Finding(check, Measurement("busbw", {"world": 12.0}, {"bytes": 8}), "missed", missed=(place.WORLD,))
     other = Check("acceptance/test_1_inventory.py::test_shared_memory_is_large_enough", "failed", 0.1, message="64 MB")
     record = record_of(findings=[finding], checks=[*failed("", check), other], verdict="REJECTED")
     cells = stand(record)
@@ -167,7 +173,7 @@ def test_a_neighbour_explains_slow_figures_and_no_fault_of_the_hardware() -> Non
     assert f"GPU 2 (serial {gpu.serial}) is named in 1 of them." in told
 
     # Another GPU that is slow has no neighbour to blame.
-    slow = Finding(LINKS, Measurement("pair_latency", {"gpu3": 9.0}, {}), "missed", missed=("gpu3",))
+    slow = Finding(LINKS, Measurement("pair_latency", {"gpu3": 9.0}, {}), "missed", missed=(place.gpu(3),))
     record.findings.append(slow)
     assert f"GPU 3 (serial {record.topology.gpus[3].serial}) is named in 1 of them." in why(record)
 

@@ -10,11 +10,12 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_gpufleet.hardware.telemetry import SLOW_BEAT
+from pytest_gpufleet.model import place
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.report.plots.telemetry_plots import svgs
 
 START = 1795166043.0  # 09:14:03 UTC
-PLACES = [f"gpu{index}" for index in range(8)]
+PLACES = [place.gpu(index) for index in range(8)]
 TITLES = [
     "GPU utilisation",
     "GPU memory used",
@@ -97,11 +98,11 @@ def test_a_long_run_stays_small_and_keeps_its_peaks() -> None:
 def test_what_no_gpu_told_has_no_plot_and_a_gap_breaks_the_line() -> None:
     run = samples(12, memory_temperature_c=None)
     assert [title for title, _ in svgs(run, PLACES, [])] == [title for title in TITLES if title != TITLES[3]]
-    whole = dict(svgs(run, ["gpu0"], []))["Power"]
+    whole = dict(svgs(run, PLACES[:1], []))["Power"]
     for second in range(3, 3 + SLOW_BEAT):
         run[second]["gpus"][0] = dict.fromkeys(gpu())
     run[11]["gpus"] = []
-    broken = dict(svgs(run, ["gpu0"], []))["Power"]
+    broken = dict(svgs(run, PLACES[:1], []))["Power"]
     lines = [max(re.findall(r' d="([^"]+)"', svg), key=lambda d: (d.count("M"), len(d))) for svg in (whole, broken)]
     assert [line.count("M") for line in lines] == [1, 2]
 
@@ -109,7 +110,7 @@ def test_what_no_gpu_told_has_no_plot_and_a_gap_breaks_the_line() -> None:
 def test_slow_readings_are_a_line_too() -> None:
     """PCIe traffic is in every fifth sample only; as a real run recorded it."""
     run = read(Path(__file__).parents[1] / "recorded" / "h200x4-neighbour" / "evidence.jsonl")
-    drawn = dict(svgs(run.telemetry, ["gpu0"], []))
+    drawn = dict(svgs(run.telemetry, PLACES[:1], []))
     title = TITLES[-1]
     line = max(re.findall(r' d="([^"]+)"', drawn[title]), key=len)
     assert line.count("M") == 1
@@ -143,13 +144,13 @@ def test_of_too_many_files_the_longest_are_named() -> None:
 def test_any_name_can_be_drawn() -> None:
     hostile = "a/test_<b>&$x^2$\x1b[31m.py::test_x", "test_" + "long_" * 30 + ".py", "", "no_python::x"
     run = [(name, START + second, START + second + 1) for second, name in enumerate(hostile)]
-    words = words_in(svgs(samples(5), ["gpu0"], run)[0][1])
+    words = words_in(svgs(samples(5), PLACES[:1], run)[0][1])
     assert "<b>&$x^2$" in words
     assert "long long lon..." in words
 
 
 def test_checks_beyond_the_samples_and_many_gpus() -> None:
-    places = [f"gpu{index}" for index in range(16)]
+    places = [place.gpu(index) for index in range(16)]
     before_and_after = [("test_a.py::x", START - 50, START + 1), ("test_b.py::x", START + 900, START + 999)]
     svg = svgs(samples(5), places, before_and_after)[0][1]
     assert {"GPU 15", "a", "b"} <= set(words_in(svg))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.place import WORLD, read
 from pytest_gpufleet.report import wording
 
 
@@ -40,6 +41,6 @@ def test_conditions_come_in_the_order_of_speech_and_unknown_ones_are_named() -> 
 
 
 def test_places() -> None:
-    assert wording.place("gpu0-gpu5") == "GPU 0 to GPU 5"
-    assert wording.place("world") == "all ranks together"
-    assert wording.place("rank3") == "rank3"
+    assert wording.place(read("gpu0-gpu5")) == "GPU 0 to GPU 5"
+    assert wording.place(WORLD) == "all ranks together"
+    assert wording.place(read("cpu3")) == "cpu3"

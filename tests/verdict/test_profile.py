@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import asdict
 from html import unescape
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, KiB, Metric, MiB
+from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.vocabulary import CONDITIONS, FACTS, KINDS, MEASURED_UNDER
 from pytest_gpufleet.report.page.summary_html import summary
@@ -330,7 +330,7 @@ def test_who_reads_a_finding_sees_whose_the_limit_is(tmp_path):
 
 def test_evidence_from_before_there_were_contracts_can_be_read():
     found = judge(busbw(**ALL_REDUCE), for_gpu(H200), GpuTopology(), "test_a.py::test_it", rehearsal=False)
-    old = json.loads(json.dumps(asdict(found)))
+    old = json.loads(json.dumps(found.to_json()))
     del old["limit"]["contract"]
     assert Finding.from_json(old) == found
 
@@ -353,7 +353,7 @@ def test_a_limit_for_a_figure_of_an_authors_own_check(tmp_path):
     conditions = {"model": "our own", "batch": 0, "load": 0.5, "bytes": 8 * GiB, "more": True}
     slow = Measurement("decode_rate", {"gpu0": 999.0}, conditions, definition=metric)
     assert profile.limit_for(slow) is profile.limits[0]
-    assert judge(slow, profile, GpuTopology(), "test_a.py::test_it", rehearsal=False).missed == ("gpu0",)
+    assert judge(slow, profile, GpuTopology(), "test_a.py::test_it", rehearsal=False).missed == (gpu(0),)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.place import WORLD, gpu
+from pytest_gpufleet.model.place import read as at
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, of_version, shipped, titled
 from pytest_gpufleet.verdict.contradictions import contradictions
@@ -48,20 +50,25 @@ def judged(values, limits=(FLOOR,), metric="busbw", topology=CARDS, **options):
 
 
 def each(*values):
-    return {f"gpu{i}": value for i, value in enumerate(values)}
+    return {gpu(i): value for i, value in enumerate(values)}
 
 
 @pytest.mark.parametrize(
     ("values", "limit", "state", "missed"),
     [
         (100.0, FLOOR, "met", ()),
-        (99.999, FLOOR, "missed", ("world",)),
-        (math.nan, FLOOR, "missed", ("world",)),
-        (-math.inf, FLOOR, "missed", ("world",)),
+        (99.999, FLOOR, "missed", (WORLD,)),
+        (math.nan, FLOOR, "missed", (WORLD,)),
+        (-math.inf, FLOOR, "missed", (WORLD,)),
         (100.0, CEILING, "met", ()),
-        (100.001, CEILING, "missed", ("world",)),
-        (math.nan, CEILING, "missed", ("world",)),
-        ({"gpu0-gpu1": 120.0, "gpu0-gpu2": 80.0, "gpu1-gpu2": math.nan}, FLOOR, "missed", ("gpu0-gpu2", "gpu1-gpu2")),
+        (100.001, CEILING, "missed", (WORLD,)),
+        (math.nan, CEILING, "missed", (WORLD,)),
+        (
+            {"gpu0-gpu1": 120.0, "gpu0-gpu2": 80.0, "gpu1-gpu2": math.nan},
+            FLOOR,
+            "missed",
+            (at("gpu0-gpu2"), at("gpu1-gpu2")),
+        ),
     ],
 )
 def test_a_limit_is_met_or_missed_by_every_place(values, limit, state, missed):
@@ -95,12 +102,12 @@ def test_a_figure_that_is_not_required_still_misses_its_limit():
 @pytest.mark.parametrize(
     ("values", "slower"),
     [
-        (each(1000, 1001, 999, 950, 1000, 1002, 998, 1000), {"gpu3": 0.05}),
+        (each(1000, 1001, 999, 950, 1000, 1002, 998, 1000), {gpu(3): 0.05}),
         (each(1000, 1001, 999, 971, 1000, 1002, 998, 1000), {}),  # within the tolerance of 3 %
         (each(1000, 1001, 999, 1200, 1000, 1002, 998, 1000), {}),  # faster is no fault
-        (each(1000, 1000, 1000, 1000, 1000, 1000, 900, 950), {"gpu6": 0.1, "gpu7": 0.05}),
+        (each(1000, 1000, 1000, 1000, 1000, 1000, 900, 950), {gpu(6): 0.1, gpu(7): 0.05}),
         (each(1000, 900), {}),  # of two, nobody can say which one is off
-        (each(1000, 1000, 900), {"gpu2": 0.1}),
+        (each(1000, 1000, 900), {gpu(2): 0.1}),
     ],
 )
 def test_a_gpu_slower_than_its_peers_is_found_though_the_limit_is_met(values, slower):
@@ -112,7 +119,7 @@ def test_a_gpu_slower_than_its_peers_is_found_though_the_limit_is_met(values, sl
 
 def test_peers_are_gpus_of_the_same_model():
     mixed = machine("Fast", "Fast", "Fast", "Slow", "Slow", "Slow")
-    assert judged(each(1000, 1000, 1000, 500, 500, 450), [], SOLO, mixed).slower_than_peers.keys() == {"gpu5"}
+    assert judged(each(1000, 1000, 1000, 500, 500, 450), [], SOLO, mixed).slower_than_peers.keys() == {gpu(5)}
 
 
 def test_peers_are_compared_where_no_limit_is_known():
@@ -125,12 +132,12 @@ def test_a_gpu_without_a_figure_fails_whoever_its_peers_are(slow):
     values = each(*(math.nan if i == slow else 1000.0 for i in range(4)))
     finding = judged(values, [], SOLO)
     assert finding.state == "missed"
-    assert finding.slower_than_peers.keys() == {f"gpu{slow}"}
+    assert finding.slower_than_peers.keys() == {gpu(slow)}
 
 
 def test_nobody_is_slower_than_peers_that_reach_nothing():
     assert judged(each(0, 0, 0, 1000), [], SOLO).state == "not judged"
-    assert judged(each(0, 0, 0, math.nan), [], SOLO).slower_than_peers == {"gpu3": 1.0}
+    assert judged(each(0, 0, 0, math.nan), [], SOLO).slower_than_peers == {gpu(3): 1.0}
 
 
 def test_metrics_of_the_whole_world_have_no_peers():
@@ -370,7 +377,7 @@ def test_manifests_of_versions_that_recorded_none_are_kept(version, count):
 
 def test_a_missed_limit_alone_is_no_acceptance():
     record = run()
-    missed = Finding(ANY, Measurement("busbw", {"world": 1.0}, {}), "missed", FLOOR, ("world",), reason="1 place")
+    missed = Finding(ANY, Measurement("busbw", {"world": 1.0}, {}), "missed", FLOOR, (WORLD,), reason="1 place")
     record.findings.append(missed)  # by a test that caught LimitMissed
     assert conclude(record)[0] == "REJECTED"
 

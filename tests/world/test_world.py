@@ -10,6 +10,7 @@ SHARED = """
     import pytest
     import torch
     import torch.distributed as dist
+    from pytest_gpufleet import Place
 
     def pids(world):
         return world.run(lambda rank: os.getpid())
@@ -187,13 +188,13 @@ def test_subsets_and_groups(fleet):
     def test_subset_is_counted_anew_in_ascending_order(nccl_group, ranks):
         subset = nccl_group.subset(ranks)
         assert subset.size == 2
-        assert subset.places == ("cpu1", "cpu3")
+        assert subset.places == (Place(0, "cpu", 1), Place(0, "cpu", 3))
         assert pids(subset) == pids(nccl_group)[1::2]
         assert subset.run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
 
     def test_subset_of_a_subset(nccl_group):
         nested = nccl_group.subset([0, 2, 3]).subset([1, 2])
-        assert nested.places == ("cpu2", "cpu3")
+        assert nested.places == (Place(0, "cpu", 2), Place(0, "cpu", 3))
         assert nested.name_of(1).startswith("rank 3 of 4")
         assert nested.run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
         assert nested.subset([1]).run(total) == [(0, 1, 0, 1.0)]

@@ -112,7 +112,7 @@ def _json(topology: GpuTopology, running: Callable[[], str]) -> Show:
     def show(sample: Sample) -> None:
         gpus = [
             {
-                "gpu": gpu.place,
+                "gpu": str(gpu.place),
                 "name": gpu.name,
                 "uuid": gpu.uuid,
                 "memory_bytes": gpu.memory_bytes,
@@ -141,7 +141,7 @@ def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
 
         def show(sample: Sample) -> None:
             for gpu, readings in zip(topology.gpus, sample.gpus, strict=True):
-                writer.writerow({"time": sample.time, "gpu": gpu.place, "uuid": gpu.uuid, **readings})
+                writer.writerow({"time": sample.time, "gpu": str(gpu.place), "uuid": gpu.uuid, **readings})
             file.flush()
 
         yield show

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import Where, read
 
 State = Literal["met", "missed", "not judged", "for information"]
 
@@ -25,8 +27,8 @@ class Finding:
     measurement: Measurement
     state: State
     limit: Limit | None = None
-    missed: tuple[str, ...] = ()
-    slower_than_peers: Mapping[str, float] | None = None
+    missed: tuple[Where, ...] = ()
+    slower_than_peers: Mapping[Where, float] | None = None
     reason: str = ""
     required: bool = True
 
@@ -44,16 +46,18 @@ class Finding:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(codec.plain(self))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Finding:
+        slower = data["slower_than_peers"]
         return cls(
             **{
                 **data,
                 "measurement": Measurement.from_json(data["measurement"]),
                 "limit": Limit(**data["limit"]) if data["limit"] else None,
-                "missed": tuple(data["missed"]),
+                "missed": tuple(map(read, data["missed"])),
+                "slower_than_peers": slower if slower is None else {read(at): far for at, far in slower.items()},
             }
         )
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from pytest_gpufleet.model import place
+from pytest_gpufleet.model.place import Place, Where
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -30,9 +33,9 @@ class Gpu:
     processes: tuple[str, ...] = ()
 
     @property
-    def place(self) -> str:
-        """The place of this GPU's values in measurements: "gpu3"."""
-        return f"gpu{self.index}"
+    def place(self) -> Place:
+        """The place of this GPU's values in measurements."""
+        return place.gpu(self.index)
 
     @property
     def identity(self) -> str:
@@ -68,18 +71,18 @@ class GpuTopology:
         links = tuple(row[:count] for row in self.links[:count])
         return replace(self, gpus=self.gpus[:count], links=links)
 
-    def identity(self, place: str) -> str:
-        """What stands behind a place ("gpu3", "gpu0-gpu5", "world"): the identity of every GPU in it."""
+    def identity(self, where: Where) -> str:
+        """What stands behind a place: the identity of every GPU in it."""
         by_place = {gpu.place: gpu.identity for gpu in self.gpus}
-        return " and ".join(by_place.get(part, part) for part in place.split("-"))
+        return " and ".join(by_place.get(part, str(part)) for part in where.parts)
 
-    def kind(self, place: str) -> tuple[str, ...]:
+    def kind(self, where: Where) -> tuple[str, ...]:
         """What a place has to be compared with: GPUs of its model; pairs of such GPUs with its kind of link.
 
         The number of NVLinks is not part of it: a pair that has lost links stands beside those that have not.
         """
         positions = {gpu.place: position for position, gpu in enumerate(self.gpus)}
-        found = [positions[part] for part in place.split("-") if part in positions]
+        found = [positions[part] for part in where.parts if part in positions]
         models = sorted(self.gpus[position].name for position in found)
         link = self.links[found[0]][found[1]].rstrip("0123456789") if len(found) == 2 else ""
         return (*models, link)

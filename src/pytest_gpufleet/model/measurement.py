@@ -7,9 +7,13 @@ import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
+from pytest_gpufleet.model import place
 from pytest_gpufleet.model.metric import METRICS, Condition, Metric, conditions, number, numbers
+from pytest_gpufleet.model.place import Where
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -17,15 +21,15 @@ class Reading:
     """What a probe measured on one rank.
 
     `metric` is the name of one of METRICS, or a Metric of your own. `value` is in the metric's unit; `samples` are the
-    repetitions it is the median of. `place` is None for this rank's own GPU, "world" where all ranks measured one thing
-    together (then the worst rank's value counts), or what else was measured, like the pair "gpu0-gpu5".
+    repetitions it is the median of. `place` (or its text, like "gpu0-gpu5") is None for this rank's own GPU, WORLD
+    where all ranks measured one thing together (then the worst rank's value counts), or what else was measured.
     """
 
     metric: str | Metric
     value: float
     conditions: Mapping[str, Condition]
     samples: tuple[float, ...] = ()
-    place: str | None = None
+    place: Where | None = None
     details: Mapping[str, Condition] = field(default_factory=dict)  # shown, never matched against limits
 
     def __post_init__(self) -> None:
@@ -33,9 +37,8 @@ class Reading:
         name = self.metric.name if isinstance(self.metric, Metric) else self.metric
         if not isinstance(name, str):
             raise TypeError(f"the metric of a Reading must be a Metric or the name of one, not {reprlib.repr(name)}")
-        if not isinstance(self.place, str | None):
-            raise TypeError(f'the place of {name} must be a text like "world", not {reprlib.repr(self.place)}')
         checked = {
+            "place": None if self.place is None else _where(self.place, f"the place of {name}"),
             "value": number(self.value, f"the value of {name}"),
             "samples": numbers(self.samples, f"the samples of {name}"),
             "conditions": conditions(self.conditions, f"the conditions of {name}"),
@@ -49,16 +52,16 @@ class Reading:
 class Measurement:
     """A metric's value for every place, and the conditions it was measured under.
 
-    `values` maps a place ("gpu3", "gpu0-gpu5", "node", "world") to a value in the metric's unit; `samples` holds the
-    repetitions behind each value; `conditions` decide which limit applies; `details` are only shown. `definition` says
-    what the metric is, so that evidence can be read where nobody knows the check that it comes from; left out, it is
-    the one of METRICS. ValueError if there is none.
+    `values` maps a place (or its text: "gpu3", "gpu0-gpu5", "node", "world") to a value in the metric's unit; `samples`
+    holds the repetitions behind each value; `conditions` decide which limit applies; `details` are only shown.
+    `definition` says what the metric is, so that evidence can be read where nobody knows the check that it comes from;
+    left out, it is the one of METRICS. ValueError if there is none.
     """
 
     metric: str
-    values: Mapping[str, float]
+    values: Mapping[Where, float]
     conditions: Mapping[str, Condition]
-    samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    samples: Mapping[Where, tuple[float, ...]] = field(default_factory=dict)
     details: Mapping[str, Condition] = field(default_factory=dict)
     definition: Metric = None  # type: ignore[assignment]  # __post_init__ fills it in
 
@@ -83,12 +86,12 @@ class Measurement:
         return self.definition.unit
 
     @property
-    def worst(self) -> tuple[str, float]:
+    def worst(self) -> tuple[Where, float]:
         """The place that did worst, and its value. NaN is worse than any number."""
         return min(self.values.items(), key=lambda item: goodness(item[1], self.definition))
 
     @property
-    def spread(self) -> dict[str, float]:
+    def spread(self) -> dict[Where, float]:
         """(highest - lowest) / median of the samples behind each value, for places with at least two."""
         return {
             place: (max(samples) - min(samples)) / abs(median(samples))
@@ -107,10 +110,18 @@ class Measurement:
         )
 
 
-def _by_place(given: Mapping[str, Any], checked: Callable[[Any, str], Any], what: str) -> dict[str, Any]:
-    if not isinstance(given, Mapping) or not all(isinstance(place, str) for place in given):
+def _by_place(given: Mapping[Any, Any], checked: Callable[[Any, str], V], what: str) -> dict[Where, V]:
+    if not isinstance(given, Mapping):
         raise TypeError(f'{what} must be given by place, like {{"gpu0": 1.5}}, not {reprlib.repr(given)}')
-    return {place: checked(value, f"{what} at {place}") for place, value in given.items()}
+    return {_where(at, f"the places of {what}"): checked(value, f"{what} at {at}") for at, value in given.items()}
+
+
+def _where(given: Any, what: str) -> Where:
+    if isinstance(given, Where):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f'{what} must be a place or its text, like "gpu0" or "world", not {reprlib.repr(given)}')
+    return place.read(given)
 
 
 def goodness(value: float, metric: Metric) -> float:

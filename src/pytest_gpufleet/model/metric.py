@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 Condition = str | int | float | bool
 BETTER = ("higher", "lower")
-WORLD = "world"
 
 KiB = 1 << 10
 MiB = 1 << 20

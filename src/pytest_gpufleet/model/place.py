@@ -3,45 +3,73 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import Final
 
 NODE = re.compile(r"node(\d+)/")
 DEVICE = re.compile(r"([a-z]+)(\d+)")
 
 
-@dataclass(frozen=True, order=True)
-class Place:
+class Where:
+    """A Place or a Pair: a value, compared and sorted by the devices that it consists of.
+
+    No dataclass, which msgspec would take apart: in JSON it is a text, also as a key (see `codec`).
+    """
+
+    __slots__ = ()
+
+    @property
+    def parts(self) -> tuple[Place, ...]:
+        raise NotImplementedError
+
+    def _key(self) -> tuple[tuple[int, str, int], ...]:
+        return tuple((part.node, part.kind, part.index) for part in self.parts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Where) and self._key() == other._key()
+
+    def __lt__(self, other: Where) -> bool:
+        return self._key() < other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return write(self)
+
+
+class Place(Where):
     """A device of a node (`kind` "gpu", or "cpu" for a rank of a rehearsal; `index` counts on its node), a node
     (`kind` "node"), or everything (WORLD)."""
 
-    node: int
-    kind: str
-    index: int = 0
+    __slots__ = ("index", "kind", "node")
+
+    def __init__(self, node: int, kind: str, index: int = 0) -> None:
+        self.node: Final = node
+        self.kind: Final = kind
+        self.index: Final = index
 
     @property
     def parts(self) -> tuple[Place, ...]:
         return (self,)
 
-    def __str__(self) -> str:
-        return write(self)
+    @property
+    def is_device(self) -> bool:
+        return self.kind not in ("node", "world")
 
 
-@dataclass(frozen=True, order=True)
-class Pair:
-    """Two devices and what lies between them."""
+class Pair(Where):
+    """Two devices and what lies between them, from the first to the second."""
 
-    first: Place
-    second: Place
+    __slots__ = ("first", "second")
+
+    def __init__(self, first: Place, second: Place) -> None:
+        self.first: Final = first
+        self.second: Final = second
 
     @property
     def parts(self) -> tuple[Place, ...]:
         return (self.first, self.second)
 
-    def __str__(self) -> str:
-        return write(self)
-
-
-Where = Place | Pair
 
 WORLD = Place(0, "world")
 
@@ -54,8 +82,9 @@ def write(where: Where) -> str:
     """A place as evidence has it: "gpu3", "gpu0-gpu5", "node", "world"; of a node after the first "node1/gpu3"."""
     if isinstance(where, Pair):
         return f"{write(where.first)}-{write(where.second)}"
+    assert isinstance(where, Place)
     node = f"node{where.node}" if where.node else ""
-    if where.kind in ("world", "node"):
+    if not where.is_device:
         return node or where.kind
     return f"{node}/{where.kind}{where.index}" if node else f"{where.kind}{where.index}"
 

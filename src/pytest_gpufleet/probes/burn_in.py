@@ -9,14 +9,15 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import WORLD, Condition
+from pytest_gpufleet.model.metric import Condition
+from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.collectives.repeated import stays_exact
 from pytest_gpufleet.probes.compute import corruption
 from pytest_gpufleet.probes.compute.rate import lacking
@@ -69,11 +70,11 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
         after_turn(name, time.monotonic() - began, resident)
     world.run(_put_away)
     products = _by_place(world, turns["matrix products"])
-    training = {WORLD: [min(result.rate for result in results) for results in turns["training"]]}
+    slowest = [min(result.rate for result in results) for results in turns["training"]]
     return [
         _sustained(products, world.size, seconds),
         _retention("matrix products", products),
-        _retention("training", training),
+        _retention("training", {WORLD: slowest}),
     ]
 
 
@@ -83,18 +84,18 @@ def _no_trouble(world: World, what: str, troubles: dict[int, str]) -> None:
         raise AssertionError("\n".join([f"burn-in, {what}:", *lines]))
 
 
-def _by_place(world: World, turns: Sequence[Sequence[Turn]]) -> dict[str, list[float]]:
+def _by_place(world: World, turns: Sequence[Sequence[Turn]]) -> dict[Where, list[float]]:
     return {place: [results[index].rate for results in turns] for index, place in enumerate(world.places)}
 
 
-def _sustained(rates: dict[str, list[float]], ranks: int, seconds: float) -> Measurement:
+def _sustained(rates: Mapping[Where, list[float]], ranks: int, seconds: float) -> Measurement:
     """The rate of each GPU over the whole burn-in, for comparison with its peers."""
     conditions: dict[str, Condition] = {"work": "burn-in", "seconds": round(seconds), "ranks": ranks}
     samples = {place: tuple(each) for place, each in rates.items()}
     return Measurement("gemm", {place: median(each) for place, each in rates.items()}, conditions, samples)
 
 
-def _retention(work: str, rates: dict[str, list[float]]) -> Measurement:
+def _retention(work: str, rates: Mapping[Where, list[float]]) -> Measurement:
     """The rate in the last tenth of the turns over that in the first tenth after the first turn, which warms up."""
     values = {}
     for place, each in rates.items():
@@ -108,7 +109,7 @@ def peak_power(world: World, watts: Sequence[float]) -> Measurement:
     """The highest power that telemetry saw, of each GPU's limit."""
     # Without any sample there are no watts, and then nothing was measured.
     pairs = zip(world.gpus, watts, strict=True) if watts else ()
-    values = {gpu.place: high / (gpu.power_limit_watts or math.nan) for gpu, high in pairs}
+    values: dict[Where, float] = {gpu.place: high / (gpu.power_limit_watts or math.nan) for gpu, high in pairs}
     return Measurement("burn_peak_power", values, {})
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytest_gpufleet.model.measurement import Measurement, Reading
-from pytest_gpufleet.model.metric import METRICS, WORLD, Metric
+from pytest_gpufleet.model.metric import METRICS, Metric
+from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.world.world import World
 
 
@@ -60,7 +61,7 @@ def _together(world: World, group: list[tuple[int, Reading]]) -> Measurement:
         )
     definition = first.metric if isinstance(first.metric, Metric) else METRICS.get(first.metric)
     sign = -1 if definition and definition.better == "lower" else 1
-    chosen: dict[str, Reading] = {}
+    chosen: dict[Where, Reading] = {}
     for index, reading in group:
         place = reading.place or world.places[index]
         # Of several readings of one place the worst counts, and NaN is the worst.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict.judgement import halves
@@ -35,10 +36,10 @@ class Blame:
     explains it.
     """
 
-    named: tuple[str, ...] = ()
-    beside: dict[str, str] = field(default_factory=dict)
+    named: tuple[Place, ...] = ()
+    beside: dict[Place, Place] = field(default_factory=dict)
     everybody: bool = False
-    shared: tuple[str, ...] = ()
+    shared: tuple[Place, ...] = ()
 
 
 def blames(record: Record) -> dict[str, Blame]:
@@ -48,7 +49,7 @@ def blames(record: Record) -> dict[str, Blame]:
         if finding.state == "missed":
             missed.setdefault(finding.check, []).append(finding)
     failed = [check_id for check_id, check in record.checks.items() if check.outcome == "failed"]
-    places = [gpu.place for gpu in record.topology.gpus]
+    places = [one.place for one in record.topology.gpus]
     neighbours = occupied(record)
     return {
         check_id: _explained(blame, check_id, record.checks.get(check_id), neighbours)
@@ -57,16 +58,16 @@ def blames(record: Record) -> dict[str, Blame]:
     }
 
 
-def occupied(record: Record) -> dict[str, tuple[str, ...]]:
+def occupied(record: Record) -> dict[Place, tuple[str, ...]]:
     """The GPUs on which somebody else computed before the run's ranks started, by place, each with the processes."""
-    return {gpu.place: gpu.processes for gpu in record.topology.gpus if gpu.processes}
+    return {one.place: one.processes for one in record.topology.gpus if one.processes}
 
 
 def sees_neighbours(check_id: str) -> bool:
     return levels.check_name(check_id) == "test_1_inventory.py::test_no_foreign_process"
 
 
-def _explained(blame: Blame, check_id: str, check: Check | None, neighbours: Collection[str]) -> Blame:
+def _explained(blame: Blame, check_id: str, check: Check | None, neighbours: Collection[Place]) -> Blame:
     """The same without the GPUs that a neighbour explains.
 
     A second program on a GPU makes its figures miss limits and peers. It explains nothing else: no counter, no XID and
@@ -87,14 +88,14 @@ def cause(check: Check, findings: Iterable[Finding]) -> str:
     return before if figures else ""
 
 
-def times_named(blames: Iterable[Blame]) -> Counter[str]:
+def times_named(blames: Iterable[Blame]) -> Counter[Place]:
     """How many checks name each GPU, by its place."""
     return Counter(place for blame in blames for place in blame.named)
 
 
-def _blame(check: Check | None, findings: list[Finding], places: list[str]) -> Blame:
+def _blame(check: Check | None, findings: list[Finding], places: list[Place]) -> Blame:
     missed = [place for finding in findings for place in (*finding.missed, *(finding.slower_than_peers or ()))]
-    parts = [[part for part in place.split("-") if part in places] for place in missed]
+    parts = [[part for part in place.parts if part in places] for place in missed]
     named = [pair[0] for pair in parts if len(pair) == 1]
     pairs = [(pair[0], pair[1]) for pair in parts if len(pair) == 2]
     everybody = any(not pair for pair in parts)
@@ -107,7 +108,7 @@ def _blame(check: Check | None, findings: list[Finding], places: list[str]) -> B
     culprits = _cover([pair for pair in pairs if not set(pair) & set(named)], places)
     everybody = everybody or culprits is None
     named = list(dict.fromkeys((*named, *(culprits or ()))))
-    beside = {}
+    beside: dict[Place, Place] = {}
     for pair in pairs:
         for place, other in (pair, pair[::-1]):
             if other in named and place not in named:
@@ -115,9 +116,9 @@ def _blame(check: Check | None, findings: list[Finding], places: list[str]) -> B
     return Blame(tuple(named), beside, everybody and not named)
 
 
-def _cover(pairs: list[tuple[str, str]], places: list[str]) -> list[str] | None:
+def _cover(pairs: list[tuple[Place, Place]], places: list[Place]) -> list[Place] | None:
     """The fewest GPUs that explain these bad pairs, the one with the most first; None if it could be any of all."""
-    cover: list[str] = []
+    cover: list[Place] = []
     left = pairs
     while left:
         counts = Counter(place for pair in left for place in pair)
@@ -130,16 +131,16 @@ def _cover(pairs: list[tuple[str, str]], places: list[str]) -> list[str] | None:
     return cover
 
 
-def _accused(message: str) -> tuple[list[list[str]], bool]:
+def _accused(message: str) -> tuple[list[list[Place]], bool]:
     """The places of the GPUs that each line of a message accuses, and whether it accuses all ranks at once."""
     stories = _RANK.findall(message)
     if stories:
         size, first, state = stories[0]
         # The first one to fail stands first. Others that raised by themselves are wrong too; that others died, hang or
         # have returned is what came of it.
-        ranks = dict.fromkeys(gpu for _, gpu, its in stories if its == state == "raised") or {first: None}
+        ranks = dict.fromkeys(index for _, index, its in stories if its == state == "raised") or {first: None}
         if len(ranks) == int(size) > 1:
             return [], True
-        return [[f"gpu{gpu}"] for gpu in ranks], False
+        return [[gpu(int(index))] for index in ranks], False
     subjects = (dict.fromkeys(_GPU.findall(subject)) for subject in _ACCUSED.findall(message))
-    return [[f"gpu{gpu}" for gpu in subject] for subject in subjects], False
+    return [[gpu(int(index)) for index in subject] for subject in subjects], False

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.accused import Blame
@@ -60,7 +61,7 @@ def standings(record: Record, groups: Sequence[Group], blames: Mapping[str, Blam
     return [*rows, Standing(None, tuple(_machine_cell(group, blames, places) for group in groups))]
 
 
-def _gpu_cell(place: str, group: Group, blames: Mapping[str, Blame]) -> Cell:
+def _gpu_cell(place: Place, group: Group, blames: Mapping[str, Blame]) -> Cell:
     blamed = _blamed(group, blames)
     if checks := [check for check, blame in blamed.items() if place in blame.named]:
         return Cell("failed", "failed" if len(checks) == 1 else f"failed {len(checks)}x", checks[0])
@@ -73,14 +74,14 @@ def _gpu_cell(place: str, group: Group, blames: Mapping[str, Blame]) -> Cell:
         if blame.everybody:
             return Cell("unclear", "unclear", check)
     states = {
-        finding.state for finding in group.findings if any(place in at.split("-") for at in finding.measurement.values)
+        finding.state for finding in group.findings if any(place in at.parts for at in finding.measurement.values)
     }
     if "not judged" in states:
         return Cell("not judged", "not judged")
     return Cell("ok", "ok") if states & {"met", "missed"} or "passed" in _outcomes(group) else Cell("", "")
 
 
-def _machine_cell(group: Group, blames: Mapping[str, Blame], gpus: Collection[str]) -> Cell:
+def _machine_cell(group: Group, blames: Mapping[str, Blame], gpus: Collection[Place]) -> Cell:
     """Failures that name no GPU; else what is still open and not told in the row of a GPU; else that all is well."""
     if checks := [check for check, blame in _blamed(group, blames).items() if not (blame.named or blame.shared)]:
         return Cell("failed", "failed" if len(checks) == 1 else f"failed {len(checks)}x", checks[0])
@@ -88,7 +89,7 @@ def _machine_cell(group: Group, blames: Mapping[str, Blame], gpus: Collection[st
     if not outcomes:
         return Cell("not run", "not run")
     unjudged = [place for each in group.findings if each.state == "not judged" for place in each.measurement.values]
-    elsewhere = any(part not in gpus for place in unjudged for part in place.split("-"))
+    elsewhere = any(part not in gpus for place in unjudged for part in place.parts)
     if elsewhere or outcomes & {"skipped", "unfinished"}:
         return Cell("not judged", "not judged")
     return Cell("ok", "ok") if "passed" in outcomes else Cell("", "")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 
@@ -53,7 +54,7 @@ def _miss(finding: Finding, record: Record) -> Miss:
         wording.title(finding),
         ", ".join(wording.conditions(finding)),
         _where(places),
-        tuple(by_place[part] for part in places[0].split("-") if part in by_place) if len(places) == 1 else (),
+        tuple(by_place[part] for part in places[0].parts if part in by_place) if len(places) == 1 else (),
         value,
         f"{wording.span(slower.values(), 'ratio', 3)} worse than its peers" if slower else "",
         text,
@@ -62,9 +63,8 @@ def _miss(finding: Finding, record: Record) -> Miss:
     )
 
 
-def _where(places: tuple[str, ...]) -> str:
-    parts = [place.split("-") for place in places]
-    common = set.intersection(*map(set, parts)) if parts else set()
-    if len(places) > 1 and len(common) == 1 and all(len(pair) == 2 for pair in parts):
+def _where(places: tuple[Where, ...]) -> str:
+    common = set.intersection(*(set(place.parts) for place in places)) if places else set()
+    if len(places) > 1 and len(common) == 1 and all(isinstance(place, Pair) for place in places):
         return f"{len(places)} pairs with {wording.place(common.pop())}"
     return wording.places(places)

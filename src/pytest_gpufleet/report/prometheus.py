@@ -17,6 +17,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pytest_gpufleet import safe_files
+from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS
@@ -67,7 +68,7 @@ def write(path: Path, record: Record) -> None:
     )
     serials = {gpu.place: gpu.serial or "" for gpu in record.topology.gpus}
     measured = [
-        ({**_labels(figure), "place": place, "serial": _serial(place, serials)}, value)
+        ({**_labels(figure), "place": str(place), "serial": _serial(place, serials)}, value)
         for figure, values in figures(record.findings).items()
         for place, value in values.items()
     ]
@@ -98,5 +99,5 @@ def _labels(figure: Figure) -> dict[str, str]:
     return {"metric": figure.name, "unit": figure.metric.unit, **conditions}
 
 
-def _serial(place: str, serials: Mapping[str, str]) -> str:
-    return "-".join(serials[part] for part in place.split("-") if part in serials)
+def _serial(where: Where, serials: Mapping[Place, str]) -> str:
+    return "-".join(serials[part] for part in where.parts if part in serials)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.limit import Limit
-from pytest_gpufleet.model.metric import METRICS, WORLD, Condition, Metric
+from pytest_gpufleet.model.metric import METRICS, Condition, Metric
+from pytest_gpufleet.model.place import WORLD, Where
 
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
-PLACES = {WORLD: "all ranks together"}
 SYMBOLS = {
     "met": "✓",
     "missed": "✗",
@@ -202,12 +202,14 @@ def metric(finding: Finding) -> Metric:
     return finding.measurement.definition
 
 
-def place(name: str) -> str:
+def place(where: Where) -> str:
     """A place as people say it: "GPU 3", "GPU 0 to GPU 5", "all ranks together"."""
-    return PLACES.get(name) or " to ".join(re.sub(r"^gpu(\d+)$", r"GPU \1", part) for part in name.split("-"))
+    if where == WORLD:
+        return "all ranks together"
+    return " to ".join(f"GPU {part.index}" if part.kind == "gpu" else str(part) for part in where.parts)
 
 
-def worst(finding: Finding) -> tuple[str, float] | None:
+def worst(finding: Finding) -> tuple[Where, float] | None:
     """The place a reader should look at first, and its value; None where nothing was measured."""
     values = finding.measurement.values
     blamed = finding.missed or tuple(finding.slower_than_peers or ())
@@ -218,9 +220,8 @@ def worst(finding: Finding) -> tuple[str, float] | None:
     return min(candidates, key=lambda item: -math.inf if math.isnan(item[1]) else sign * item[1], default=None)
 
 
-def places(names: Iterable[str], most: int = 4) -> str:
+def places(every: Sequence[Where], most: int = 4) -> str:
     """Several places as people say them: "GPU 1, GPU 3", "GPU 0 to GPU 5, GPU 1 to GPU 5 and 12 more"."""
-    every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(place(name) for name in every[:most]) + more
 

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 
 SCHEMA = 1
@@ -32,7 +34,7 @@ def summary(record: Record, sha256: str) -> dict[str, Any]:
         "evidence_sha256": sha256,
         "run": {name: record.run.get(name) for name in RUN} | _because(record),
         "software": {name: getattr(record.topology, name) for name in SOFTWARE},
-        "gpus": [{name: getattr(gpu, name) for name in GPU} for gpu in record.topology.gpus],
+        "gpus": [{name: codec.plain(getattr(gpu, name)) for name in GPU} for gpu in record.topology.gpus],
         "counts": {
             "checks": dict(Counter(check.outcome for check in record.checks.values())),
             "findings": dict(Counter(str(finding.state) for finding in record.findings)),
@@ -84,12 +86,12 @@ def _finding(finding: Finding) -> dict[str, Any]:
             "contract": limit.contract,
         },
         "state": finding.state,
-        "missed": list(finding.missed),
+        "missed": codec.plain(finding.missed),
         "worse_than_peers": _numbers(finding.slower_than_peers or {}),
         "reason": finding.reason,
     }
 
 
-def _numbers(values: Mapping[str, float]) -> dict[str, float | None]:
+def _numbers(values: Mapping[Where, float]) -> dict[str, float | None]:
     """JSON has no NaN and no infinity: null, which no reader takes for a good figure."""
-    return {place: value if math.isfinite(value) else None for place, value in values.items()}
+    return {str(place): value if math.isfinite(value) else None for place, value in values.items()}

@@ -6,7 +6,6 @@ signatures are for.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS, metric_under
+from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import of_version
 from pytest_gpufleet.verdict.judgement import against, unsteady
@@ -26,7 +26,6 @@ from pytest_gpufleet.verdict.profiles.profile import Profile
 from pytest_gpufleet.verdict.profiles.profile_file import SENSES
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, EXIT_STATUS, settled
 
-_GPU = re.compile(r"gpu\d+")
 SAID = ("host", "utc", "level", "rehearsal", "ranks", "plugin")  # by a run of any version
 COUNT = "test_1_inventory.py::test_gpu_count"
 
@@ -84,12 +83,13 @@ def _findings(record: Record) -> Iterator[str]:
         if rehearsal:
             again = Finding(finding.check, finding.measurement, "not judged")
         if _judged(finding) != _judged(again):
-            _, *places = _judged(again)
-            at = f" at {', '.join(dict.fromkeys(place for each in places for place in each))}" if any(places) else ""
+            _, *missed = _judged(again)
+            places = dict.fromkeys(str(place) for each in missed for place in each)
+            at = f" at {', '.join(places)}" if places else ""
             yield f"{_told(finding)} is {finding.state}, but by its values and its limit it is {again.state}{at}"
 
 
-def _judged(finding: Finding) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def _judged(finding: Finding) -> tuple[str, tuple[Where, ...], tuple[Where, ...]]:
     return finding.state, finding.missed, tuple(finding.slower_than_peers or ())
 
 
@@ -134,17 +134,17 @@ def _places(record: Record) -> Iterator[str]:
     known = {gpu.place for gpu in record.topology.gpus}
     if record.run.get("rehearsal"):
         return
-    measured: dict[tuple[str, str], set[str]] = defaultdict(set)
+    measured: dict[tuple[str, str], set[Where]] = defaultdict(set)
     for finding in record.findings:
-        parts = [part for place in finding.measurement.values for part in place.split("-")]
-        if strangers := {part for part in parts if _GPU.fullmatch(part)} - known:
+        parts = {part for place in finding.measurement.values for part in place.parts}
+        if strangers := {part for part in parts if part.kind == "gpu"} - known:
             yield f"{_told(finding)} was measured on {min(strangers)}, which is not there"
         # What is only shown may be of one GPU alone.
         if finding.state != "for information" and check_name(finding.check) in record.suite.checks:
             measured[finding.check, finding.measurement.metric] |= finding.measurement.values.keys()
     for (check, metric), places in measured.items():
-        if metric != "spread" and places and all(_GPU.match(place) for place in places):
-            pairs = {frozenset(place.split("-")) for place in places if "-" in place}
+        if metric != "spread" and places and all(place.parts[0].kind == "gpu" for place in places):
+            pairs = {frozenset(place.parts) for place in places if isinstance(place, Pair)}
             all_pairs = len(known) * (len(known) - 1) // 2
             if (pairs and len(pairs) != all_pairs) or (not pairs and places != known):
                 yield f"{check}: {metric} was not measured everywhere: it has figures of {len(places)} places"

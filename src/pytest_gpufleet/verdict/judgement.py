@@ -11,6 +11,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.verdict.profiles.profile import Profile
 
 MIN_PEERS = 3  # with two, nobody can say which one is off
@@ -102,7 +103,7 @@ def unsteady(finding: Finding) -> Finding | None:
     return Finding(finding.check, spread, "missed", limit, missed, {}, _missed_reason(len(missed), 0))
 
 
-def _slower_than_peers(measurement: Measurement, topology: GpuTopology) -> dict[str, float]:
+def _slower_than_peers(measurement: Measurement, topology: GpuTopology) -> dict[Where, float]:
     """Places worse than the median of their peers by more than the metric's tolerance, and by what fraction.
 
     Peers are GPUs of the same model, and pairs of such GPUs that are linked in the same way.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.world.worker.progress_board import Progress
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class RankSpec:
     cpu_threads: int | None = None
 
     @property
-    def place(self) -> str:
-        return self.gpu.place if self.gpu else f"cpu{self.index}"
+    def place(self) -> Place:
+        return self.gpu.place if self.gpu else Place(0, "cpu", self.index)
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.world.pool import Pool
 
 
@@ -36,8 +37,8 @@ class World:
         return tuple(gpu for gpu in gpus if gpu is not None)
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """The place of each rank's own figures: "gpu3", in a rehearsal "cpu3"."""
+    def places(self) -> tuple[Place, ...]:
+        """The place of each rank's own figures: its GPU, in a rehearsal "cpu3"."""
         return tuple(self._pool.specs[rank].place for rank in self._ranks)
 
     def name_of(self, index: int) -> str:

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from pytest_gpufleet.hardware.environment import steering
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import WORLD, Condition
+from pytest_gpufleet.model.metric import Condition
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES, Collective
 from pytest_gpufleet.probes.timing.all_ranks import Timing, timing
 from pytest_gpufleet.world.rank import Rank

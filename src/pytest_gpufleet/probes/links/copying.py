@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.bits import hexadecimal
 from pytest_gpufleet.probes.links.copier import WORD_BYTES, Copier, Copy, HostCopier
 from pytest_gpufleet.probes.links.cuda_copier import CudaCopier
@@ -28,7 +29,7 @@ class Copied:
     """What copies over links gave: their figures, and what is wrong with the data, by place."""
 
     measurements: list[Measurement]
-    wrong: dict[str, str]
+    wrong: dict[Where, str]
 
 
 def copier(rank: Rank) -> Copier:

@@ -14,9 +14,11 @@ from typing import Literal
 
 import torch
 
+from pytest_gpufleet.model import place
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import METRICS, Metric, metric_under
+from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.copier import Copier, Copy, Memory, Offer
 from pytest_gpufleet.probes.links.copying import Copied
@@ -56,7 +58,7 @@ def pair_latency(world: World, topology: GpuTopology) -> Copied:
     return Copied(_measurements(world, METRICS["pair_latency"], {}, SMALL_BYTES, samples, links), wrong)
 
 
-def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> dict[str, str]:
+def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> dict[Where, str]:
     """What every GPU reads wrong from the memory of every other one, by place; empty if all is right."""
     _, _, wrong = _over_all_pairs(world, topology, "both", nbytes, _once)
     return wrong
@@ -87,10 +89,10 @@ def _over_all_pairs(
     direction: Direction,
     nbytes: int,
     sampled: Callable[[Copier, Sequence[Copy]], Samples],
-) -> tuple[dict[Pair, Samples], dict[Pair, str], dict[str, str]]:
+) -> tuple[dict[Pair, Samples], dict[Pair, str], dict[Where, str]]:
     """Copy over every pair. For each: what `sampled` made of it, and its kind of link; by place: data that is wrong."""
     samples: dict[Pair, Samples] = {}
-    wrong: dict[str, str] = {}
+    wrong: dict[Where, str] = {}
     direct = world.run(_reach, world.run(_prepare, nbytes))
     for pairs in turns(world.size, topology):
         back = [(j, i) for i, j in pairs]
@@ -108,19 +110,19 @@ def _over_all_pairs(
     return samples, {(i, j): _link(topology, _place(world, (i, j)), direct[i][j]) for i, j in samples}, wrong
 
 
-def _link(topology: GpuTopology, place: str, direct: bool) -> str:
+def _link(topology: GpuTopology, where: Where, direct: bool) -> str:
     """The kind of link: "NVLink", or the PCIe ancestor in common; "host" where data goes through host memory.
 
     GPUs with NVLinks between them must use them, so a pair that does not is still held against NVLink.
     """
-    link = topology.kind(place)[-1]
+    link = topology.kind(where)[-1]
     if link == "NV":
         return "NVLink"
     return link if direct else "host"
 
 
-def _place(world: World, pair: Pair) -> str:
-    return "-".join(world.places[index] for index in pair)
+def _place(world: World, pair: Pair) -> Where:
+    return place.Pair(*(world.places[index] for index in pair))
 
 
 def _measurements(

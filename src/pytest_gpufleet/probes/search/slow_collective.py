@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from pytest_gpufleet.hardware import environment
+from pytest_gpufleet.model import place
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
@@ -137,7 +138,7 @@ def _link(slow: Slow, a: int, b: int) -> str:
     if topology.fabric == "nvlink":
         at = {gpu.place: position for position, gpu in enumerate(topology.gpus)}
         return topology.links[at[world.places[a]]][at[world.places[b]]]
-    return topology.kind(f"{world.places[a]}-{world.places[b]}")[-1]
+    return topology.kind(place.Pair(world.places[a], world.places[b]))[-1]
 
 
 def of_their_kind(rates: Mapping[Pair, float], links: Mapping[Pair, str]) -> dict[Pair, float]:

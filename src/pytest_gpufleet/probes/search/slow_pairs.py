@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.place import Pair, Where
 
 # A pair this much slower than the fastest is a slow one.
 SLOWER = 0.03
 
 
-def culprit(figures: Sequence[Mapping[str, float]], topology: GpuTopology) -> str:
+def culprit(figures: Sequence[Mapping[Where, float]], topology: GpuTopology) -> str:
     """Which GPU the slow pairs have in common, in one sentence. `figures`: GB/s by place, for each kind of link."""
-    slow: dict[str, float] = {}
-    others: dict[str, float] = {}
+    slow: dict[Where, float] = {}
+    others: dict[Where, float] = {}
     for values in figures:
         enough = (1 - SLOWER) * max(values.values())
         slow |= {place: value for place, value in values.items() if not value >= enough}
         others |= {place: value for place, value in values.items() if value >= enough}
     if not slow:
         return "no single GPU: all pairs are about equally slow"
-    common = sorted(set.intersection(*(set(place.split("-")) for place in slow)))
+    common = sorted(set.intersection(*(set(place.parts) for place in slow)))
     rates = (
         f"{min(slow.values()):,.4g} to {max(slow.values()):,.4g} GB/s, all others at least {min(others.values()):,.4g}"
     )
     if not common:
-        return f"no single GPU: {', '.join(slow)} are slow and have none in common ({rates})"
+        return f"no single GPU: {', '.join(map(str, slow))} are slow and have none in common ({rates})"
     if len(common) == 2:
-        return f"{topology.identity('-'.join(common))}: only the way between these two is slow ({rates})"
-    own = [place for place in (*slow, *others) if common[0] in place.split("-")]
+        return f"{topology.identity(Pair(*common))}: only the way between these two is slow ({rates})"
+    own = [place for place in (*slow, *others) if common[0] in place.parts]
     return f"{topology.identity(common[0])}: {len(slow)} of the {len(own)} figures of pairs with it are slow ({rates})"

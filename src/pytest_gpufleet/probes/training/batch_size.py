@@ -11,7 +11,8 @@ from typing import TypeVar
 import torch
 
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import WORLD, GiB
+from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.training.loop import (
     SAMPLES,
     ddp_of,

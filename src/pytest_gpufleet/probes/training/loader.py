@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchvision import datasets, transforms
 
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import WORLD
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.training.loop import (
     SAMPLES,
     ddp_of,

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import WORLD, Condition, GiB
+from pytest_gpufleet.model.metric import Condition, GiB
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.tf32 import products_in_tf32
 from pytest_gpufleet.probes.timing.all_ranks import line_up
 from pytest_gpufleet.probes.training import cuda_graph, parallel_methods

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import WORLD, GiB
+from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.training import parallel_methods
 from pytest_gpufleet.probes.training.loop import (
     SAMPLES,
@@ -31,7 +32,7 @@ BATCH = 256  # a GPU
 
 @returns_memory
 def throughput_by(
-    rank: Rank, method: str, recipe: str, workload: Workload = USUAL, *, places: Sequence[str]
+    rank: Rank, method: str, recipe: str, workload: Workload = USUAL, *, places: Sequence[Where]
 ) -> list[Reading]:
     """Images/s of training on the GPUs at `places` by one of METHODS, and the memory that it takes on each.
 
@@ -75,7 +76,7 @@ def _by(method: str, rank: Rank, module: WithLoss, gpus: int) -> nn.Module:
     return parallel_methods.threaded(rank, module, gpus)
 
 
-def in_words(throughput: Mapping[str, float], memory: Mapping[str, Mapping[str, float]]) -> str:
+def in_words(throughput: Mapping[str, float], memory: Mapping[str, Mapping[Where, float]]) -> str:
     """What a comparison says to a person: images/s of each method, GiB on each place of each method."""
     fastest = max(throughput, key=lambda method: throughput[method])
     parts = [f"{METHODS[fastest]} trains fastest"]

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.standalone import render
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure
@@ -93,7 +94,7 @@ def _outliers(comparison: Comparison) -> Table:
     rows = (
         (
             outlier.run,
-            outlier.identity if outlier.identity != outlier.place else wording.place(outlier.place),
+            outlier.identity if outlier.identity != str(outlier.place) else wording.place(outlier.place),
             _what(outlier.figure),
             wording.quantity(outlier.value, outlier.figure.metric.unit),
             wording.quantity(outlier.reference, outlier.figure.metric.unit),
@@ -127,7 +128,7 @@ def _cell(row: Row, index: int) -> str:
     if worst is None:
         return "—"
     value = wording.quantity(worst[1], row.figure.metric.unit)
-    return value if worst[0] == "world" else f"{value} ({wording.place(worst[0])})"
+    return value if worst[0] == WORLD else f"{value} ({wording.place(worst[0])})"
 
 
 def _change(row: Row) -> str:

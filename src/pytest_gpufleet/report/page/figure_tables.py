@@ -7,18 +7,17 @@ curve was measured; else one figure a row.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.limit import Limit
-from pytest_gpufleet.model.metric import METRICS, WORLD
+from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.place import WORLD, Place, Where
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.limit_sources import Sources
 
-ONE_GPU = re.compile(r"[a-z]+(\d+)")  # "gpu3", in a rehearsal "cpu3"
 FEWEST_SIZES = 3
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
 Column = TypeVar("Column")
@@ -85,13 +84,7 @@ def tables(findings: Sequence[Finding], sources: Sources) -> list[Table]:
 def per_gpu(finding: Finding) -> bool:
     """Whether several GPUs (or CPU ranks) have a figure of their own."""
     values = finding.measurement.values
-    return len(values) > 1 and all(ONE_GPU.fullmatch(place) for place in values)
-
-
-def number_of(place: str) -> tuple[int, str]:
-    """What places are sorted by: the number of the GPU."""
-    found = ONE_GPU.fullmatch(place)
-    return (int(found[1]) if found else 0, place)
+    return len(values) > 1 and all(isinstance(place, Place) and place.is_device for place in values)
 
 
 def for_information(finding: Finding) -> bool:
@@ -118,7 +111,7 @@ def told_apart(findings: Sequence[Finding], without: str = "") -> tuple[str, lis
 
 def _by_gpu(findings: Sequence[Finding], sources: Sources) -> list[Table]:
     """A column for each GPU; the limit is one for all of them."""
-    places = sorted({place for finding in findings for place in finding.measurement.values}, key=number_of)
+    places = sorted({place for finding in findings for place in finding.measurement.values})
     shared, names = told_apart(findings)
     result = []
     for some in _pages(places):
@@ -187,7 +180,7 @@ def _row(finding: Finding, name: str, cells: tuple[Cell, ...]) -> Row:
     return Row(name, details, cells, for_information(finding))
 
 
-def _figure(finding: Finding, place: str, in_row: bool = False, sources: Sources | None = None) -> Cell:
+def _figure(finding: Finding, place: Where, in_row: bool = False, sources: Sources | None = None) -> Cell:
     """The figure of one place. `in_row`: limit and state have columns of their own."""
     values, unit = finding.measurement.values, wording.metric(finding).unit
     if place not in values:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import WORLD
+from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.report import wording
 
 METHOD = "method"
@@ -23,16 +23,15 @@ class Method:
     rate: float
     share: float
     efficiency: float | None
-    memory: Mapping[str, float]
+    memory: Mapping[Where, float]
 
     @property
     def texts(self) -> tuple[str, str, str, str]:
         """Throughput, share of the fastest, efficiency and memory, in words."""
         efficiency = wording.percent(self.efficiency) if self.efficiency is not None else ""
-        fullest = max(self.memory, key=lambda place: self.memory[place], default="")
         memory = wording.span(self.memory.values(), "GiB", 3) if self.memory else ""
         uneven = self.memory and max(self.memory.values()) > 1.05 * min(self.memory.values())
-        where = f", most on {wording.place(fullest)}" if uneven else ""
+        where = f", most on {wording.place(max(self.memory, key=self.memory.__getitem__))}" if uneven else ""
         return f"{wording.number(self.rate)} images/s", wording.percent(self.share), efficiency, memory + where
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.figure_tables import ONE_GPU
 
 
 @dataclass(frozen=True)
@@ -36,26 +36,21 @@ def matrices(findings: Sequence[Finding]) -> list[Matrix]:
 
 
 def _is_pairs(finding: Finding) -> bool:
-    return all(_pair(place) for place in finding.measurement.values)
-
-
-def _pair(place: str) -> tuple[str, str] | None:
-    first, _, second = place.partition("-")
-    return (first, second) if ONE_GPU.fullmatch(first) and ONE_GPU.fullmatch(second) else None
+    return all(isinstance(place, Pair) for place in finding.measurement.values)
 
 
 def _matrix(finding: Finding) -> Matrix:
     metric, given = wording.metric(finding), finding.measurement.values
-    values = {pair: value for place, value in given.items() if (pair := _pair(place))}
-    bad = {_pair(place) for place in (*finding.missed, *(finding.slower_than_peers or ()))}
+    values = {place.parts: value for place, value in given.items()}
+    bad = {place.parts for place in (*finding.missed, *(finding.slower_than_peers or ()))}
     if not any(pair[::-1] in values for pair in values):  # each pair was measured once, for both directions
-        bad |= {pair[::-1] for pair in bad if pair}
+        bad |= {pair[::-1] for pair in bad}
         values |= {pair[::-1]: value for pair, value in values.items()}
-    places = sorted({place for pair in values for place in pair}, key=lambda place: (len(place), place))
+    places = sorted({place for pair in values for place in pair})
     numbers = [value for value in values.values() if not math.isnan(value)]
     largest = max((value for value in numbers if math.isfinite(value)), default=0.0)
 
-    def cell(pair: tuple[str, str]) -> Cell:
+    def cell(pair: tuple[Place, ...]) -> Cell:
         if pair not in values:
             return Cell("", None, False)
         value = values[pair]

@@ -11,8 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.figure_tables import for_information, number_of, per_gpu, told_apart
+from pytest_gpufleet.report.page.figure_tables import for_information, per_gpu, told_apart
 from pytest_gpufleet.report.plots import canvas
 
 COLUMNS = 3
@@ -45,7 +46,7 @@ def _drawn(findings: Sequence[Finding]) -> tuple[str, str]:
     caption = wording.capitalised(metric.title) + ("" if "GPU" in metric.title else ", by GPU")
     scale, unit = (100, "%") if metric.unit == "ratio" else (1, metric.unit)
     shared, names = told_apart(findings)
-    places = sorted({place for finding in findings for place in finding.measurement.values}, key=number_of)
+    places = sorted({place for finding in findings for place in finding.measurement.values})
     with canvas.style(caption):
         height = 0.1 + BAR * len(places)
         figure, axes = canvas.panels(len(findings), COLUMNS, height, legend=True)
@@ -62,7 +63,7 @@ def _drawn(findings: Sequence[Finding]) -> tuple[str, str]:
         return caption, canvas.svg(figure, f"{caption}: {'; '.join(filter(None, names))}. {shared}")
 
 
-def _panel(axes: Any, finding: Finding, places: Sequence[str], scale: float) -> None:
+def _panel(axes: Any, finding: Finding, places: Sequence[Where], scale: float) -> None:
     given = finding.measurement.values
     values = {place: value * scale for place, value in given.items() if canvas.drawable(value) is not None}
     bad = {*finding.missed, *(finding.slower_than_peers or ())}

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.metric import WORLD
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.plots import canvas
 

@@ -12,6 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pytest_gpufleet.hardware.telemetry import SLOW_BEAT
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.plots import canvas
 
@@ -68,7 +69,7 @@ QUANTITIES = (
 )
 
 
-def svgs(samples: Sequence[Mapping[str, Any]], places: Sequence[str], checks: Checks) -> list[tuple[str, str]]:
+def svgs(samples: Sequence[Mapping[str, Any]], places: Sequence[Place], checks: Checks) -> list[tuple[str, str]]:
     """(title, SVG) for each quantity that any GPU told, over the whole run; nothing with fewer than two samples.
 
     `samples` are {"time": seconds since the epoch, "gpus": [{reading: value or None}, ...]} in the order in which they
@@ -138,7 +139,7 @@ def _decimated(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _svg(
     quantity: Quantity,
-    lines: Mapping[str, list[tuple[float, float]]],
+    lines: Mapping[Place, list[tuple[float, float]]],
     stripes: Sequence[Stripe],
     start: float,
     length: float,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.metric import Condition, Metric
+from pytest_gpufleet.model.place import Where
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ def judged(findings: Iterable[Finding]) -> Iterator[Finding]:
     return (finding for finding in findings if finding.required or finding.limit is not None)
 
 
-def figures(findings: Iterable[Finding]) -> dict[Figure, dict[str, float]]:
+def figures(findings: Iterable[Finding]) -> dict[Figure, dict[Where, float]]:
     """Each figure and its value for every place, in the order of the findings; the worst one if it was measured twice.
 
     How far samples spread is left out: it says how good a figure is and is none itself.
     """
-    result: dict[Figure, dict[str, float]] = {}
+    result: dict[Figure, dict[Where, float]] = {}
     for finding in findings:
         measurement = finding.measurement
         if measurement.metric == "spread":

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures, judged
 
@@ -25,7 +26,7 @@ class Outlier:
     """
 
     run: str
-    place: str
+    place: Where
     identity: str
     figure: Figure
     value: float
@@ -41,7 +42,7 @@ class Row:
     """
 
     figure: Figure
-    worst: tuple[tuple[str, float] | None, ...]
+    worst: tuple[tuple[Where, float] | None, ...]
     median: float
     spread: float
     outliers: int
@@ -85,7 +86,7 @@ def compare(runs: Mapping[str, Record]) -> Comparison:
     return Comparison(runs, tuple(notes), tuple(rows), tuple(outliers))
 
 
-def _outliers(figure: Figure, values: Mapping[str, Mapping[str, float]], runs: Mapping[str, Record]) -> list[Outlier]:
+def _outliers(figure: Figure, values: Mapping[str, Mapping[Where, float]], runs: Mapping[str, Record]) -> list[Outlier]:
     found = []
     for place in dict.fromkeys(place for of_run in values.values() for place in of_run):
         at_place = {name: of_run[place] for name, of_run in values.items() if place in of_run}
@@ -117,7 +118,7 @@ def worse_ones(values: Mapping[str, float], figure: Figure) -> dict[str, tuple[f
     return {name: (reference, fraction) for name, fraction in worse.items() if fraction > tolerance}
 
 
-def _row(figure: Figure, values: Mapping[str, Mapping[str, float]], runs: Mapping[str, Record], outliers: int) -> Row:
+def _row(figure: Figure, values: Mapping[str, Mapping[Where, float]], runs: Mapping[str, Record], outliers: int) -> Row:
     numbers = [value for of_run in values.values() for value in of_run.values() if math.isfinite(value)] or [math.nan]
     middle = median(numbers)
     return Row(
@@ -129,7 +130,7 @@ def _row(figure: Figure, values: Mapping[str, Mapping[str, float]], runs: Mappin
     )
 
 
-def _worst(figure: Figure, values: Mapping[str, float]) -> tuple[str, float] | None:
+def _worst(figure: Figure, values: Mapping[Where, float]) -> tuple[Where, float] | None:
     if not values:
         return None
     worst = figure.worst(values.values())
@@ -161,7 +162,7 @@ def _owners(values: Mapping[str, str]) -> str:
 def _exchanged(runs: Mapping[str, Record]) -> list[str]:
     """Places of one host that another GPU came to between two runs."""
     notes = []
-    seen: dict[tuple[str, str], tuple[str, str]] = {}
+    seen: dict[tuple[str, Where], tuple[str, str]] = {}
     for name, record in runs.items():
         for gpu in record.topology.gpus:
             at = (str(record.run.get("host")), gpu.place)
