@@ -15,15 +15,15 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet import __version__
 from pytest_gpufleet.model import levels, suite
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.plugin.plugin import _level
+from pytest_gpufleet.plugin.selection import level_of
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict.judgement import STEADY
 from pytest_gpufleet.verdict.profiles import profile
@@ -127,7 +127,7 @@ def suite_of_now() -> suite.Suite:
         assert isinstance(item, pytest.Function)
         cases[levels.check_name(item.nodeid)].append(item)
     return suite.Suite(
-        version("pytest-gpufleet"),
+        __version__,
         {name: _suite_check(items) for name, items in cases.items()},
         {path.name: suite.digest(path) for path in sorted([*ACCEPTANCE.glob("*.py"), ACCEPTANCE / suite.INI])},
     )
@@ -137,7 +137,7 @@ def _suite_check(items: list[pytest.Function]) -> suite.SuiteCheck:
     first = items[0]
     figures = first.get_closest_marker("figures")
     return suite.SuiteCheck(
-        _level(first),
+        level_of(first),
         (inspect.getdoc(first.function) or "").partition("\n")[0],
         tuple(item.callspec.id for item in items if hasattr(item, "callspec")),
         figures.args if figures else (),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.world.rank_failure import RankFailure, RankReport
     from pytest_gpufleet.world.world import World
 
+__version__ = "0.3.0"
+
 _HOME = {
     **dict.fromkeys(("Gpu", "GpuTopology"), "model.gpu"),
     **dict.fromkeys(("RankFailure", "RankReport"), "world.rank_failure"),

@@ -1,4 +1,4 @@
-"""The command `gpufleet`."""
+"""The command `gpufleet`. Nothing that it loads needs pytest, torch or a GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from pytest_gpufleet import __version__
 from pytest_gpufleet.commands.calibrate import CALIBRATE
 from pytest_gpufleet.commands.command import printing, tell
 from pytest_gpufleet.commands.compare import COMPARE
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Looks after machines full of GPUs.",
         epilog="Each COMMAND has a --help of its own.",
     )
+    parser.add_argument("--version", action="version", version=f"pytest-gpufleet {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         epilog = " ".join(filter(None, (STATUSES, command.statuses)))
@@ -59,7 +61,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # as of a process that the signal ends: what was not done must not look done
         return 128 + signal.SIGINT
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

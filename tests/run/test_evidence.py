@@ -7,12 +7,11 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet import cli
+from pytest_gpufleet import __version__, cli
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Condition, metric_under
@@ -183,7 +182,7 @@ def test_a_figure_whose_places_are_no_peers_contradicts_nothing(
 ) -> None:
     machine = replace(runs.topology("node7"), fabric=fabric)
     measurement = Measurement(metric, {place: 5.0}, conditions, definition=metric_under(metric, conditions, fabric))
-    record = Record(run={"plugin": version("pytest-gpufleet")}, topology=machine, started=["test_x"])
+    record = Record(run={"plugin": __version__}, topology=machine, started=["test_x"])
     record.findings = [Finding("test_x", measurement, "for information", required=False)]
     assert [told for told in contradictions(record) if "is not defined" in told] == []
     # Whoever takes the comparison with peers away from a figure that has one is seen.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
+from pytest_gpufleet import __version__
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, printing, tell
 from pytest_gpufleet.commands.openssh import AllowedSigners
@@ -46,7 +46,7 @@ def _run(given: argparse.Namespace) -> int:
         if not problems:
             verdict = f"{record.verdict}; {DIED}" if died else record.verdict
             tell(f"{folder}: evidence, report and summary belong together, SHA-256 {digest}: {verdict}")
-            if (made_by := record.run.get("plugin")) != version("pytest-gpufleet"):
+            if (made_by := record.run.get("plugin")) != __version__:
                 tell(f"{folder}: made by pytest-gpufleet {made_by}, of which it is not known here what limits it had")
         for line in told:
             tell(f"{folder}: {line}")

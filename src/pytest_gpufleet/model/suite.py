@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pytest_gpufleet import __version__
 from pytest_gpufleet.model import levels
 
 # `python docs/make_checks.py` writes it; a test holds it to acceptance/. It stands in a file of its own, since a check
@@ -86,7 +86,7 @@ def shipped() -> Suite:
 @cache
 def of_version(name: str | None) -> Suite:
     """The manifest of a version that recorded none, of this one for None. One without checks if nobody knows it."""
-    if name is None or name == version("pytest-gpufleet"):
+    if name is None or name == __version__:
         return shipped()
     kept = {path.stem: path for path in EARLIER.glob("*.json")}
     return _read(kept[name]) if name in kept else Suite(name)

@@ -14,7 +14,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if run.carried:
         items[:] = [item for item in items if suite.shipped().known_as(item.nodeid) not in run.carried]
     items.sort(key=lambda item: item.get_closest_marker("at_the_end") is not None)
-    above = [item for item in items if not levels.includes(run.options.level, _level(item))]
+    above = [item for item in items if not levels.includes(run.options.level, level_of(item))]
     if above:
         config.hook.pytest_deselected(items=above)
         items[:] = [item for item in items if item not in above]
@@ -28,12 +28,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for config in {item.config for item in items}:
         run = config.stash[RUN]
-        wanted = [item.nodeid for item in items if levels.includes(run.options.level, _level(item))]
+        wanted = [item.nodeid for item in items if levels.includes(run.options.level, level_of(item))]
         if wanted:  # what the level does not ask for is not missing
             run.record_event("deselected", checks=wanted)
 
 
-def _level(item: pytest.Item) -> str:
+def level_of(item: pytest.Item) -> str:
     marker = item.get_closest_marker("level")
     if marker is None:
         return "quick"

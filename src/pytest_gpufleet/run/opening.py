@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
+from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware.environment import of_this_process, relevant
 from pytest_gpufleet.model import machine
 from pytest_gpufleet.model.record import SCHEMA
@@ -69,7 +70,7 @@ def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, 
         "environment": relevant(),
         "python": platform.python_version(),
         "pytest": version("pytest"),
-        "plugin": version("pytest-gpufleet"),
+        "plugin": __version__,
     }
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import version
 
+from pytest_gpufleet import __version__
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.limit import Limit
@@ -36,14 +36,9 @@ def contradictions(record: Record) -> list[str]:
     return [*record.contradictions, *(told for rule in rules for told in rule(record))]
 
 
-@cache
-def _this_version() -> str:
-    return version("pytest-gpufleet")  # which reads a file
-
-
 def _same_version(record: Record) -> bool:
     """Whether limits, metrics and wordings are those of this version; others may have had others."""
-    return bool(record.run.get("plugin") == _this_version())
+    return bool(record.run.get("plugin") == __version__)
 
 
 def _suite(record: Record) -> Iterator[str]:

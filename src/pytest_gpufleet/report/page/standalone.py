@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
+from pytest_gpufleet import __version__
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
@@ -40,5 +39,5 @@ def render(template: str, **content: object) -> str:
     return (
         summary_html.templates()
         .get_template(template)
-        .render(policy=content_policy.meta(), style=style, version=version("pytest-gpufleet"), **content)
+        .render(policy=content_policy.meta(), style=style, version=__version__, **content)
     )
