@@ -284,7 +284,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(arguments: list[str], status:
 
 
 def test_no_gpu_is_one_sentence() -> None:
-    command = [sys.executable, "-m", "pytest_gpufleet.cli", "monitor"]
+    command = [sys.executable, "-m", "pytest_gpufleet", "monitor"]
     hidden = environment(CUDA_VISIBLE_DEVICES="")
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=hidden)
     assert (done.returncode, done.stdout) == (1, "")

@@ -336,7 +336,7 @@ def test_ssh_keygen_itself_asks_for_the_passphrase(
 def test_a_key_that_only_the_agent_has(stand: Stand, tmp_path: Path) -> None:
     shutil.copy(stand.key("customer"), tmp_path / "secret")
     shutil.copy(stand.key("customer.pub"), tmp_path / "public.pub")
-    sign = f"{sys.executable} -m pytest_gpufleet.cli sign {stand.folder} --key public.pub --as {CUSTOMER}"
+    sign = f"{sys.executable} -m pytest_gpufleet sign {stand.folder} --key public.pub --as {CUSTOMER}"
     subprocess.run(
         ["ssh-agent", "sh", "-c", f"ssh-add -q secret && rm secret && {sign}"], cwd=tmp_path, check=True, timeout=120
     )

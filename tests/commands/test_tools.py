@@ -790,7 +790,7 @@ def test_a_reader_that_leaves_early_changes_nothing(
     ]
     page = tmp_path / "page.html"
     options = {"judge": ["--fleet-profile", limits, "-o", page], "compare": ["-o", page]}.get(command, [])
-    line = [sys.executable, "-m", "pytest_gpufleet.cli", command, *map(str, [*folders, *options])]
+    line = [sys.executable, "-m", "pytest_gpufleet", command, *map(str, [*folders, *options])]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()  # before anything is printed
         assert process.stderr.read() == ""

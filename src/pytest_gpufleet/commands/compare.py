@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, new_console, printing, tell
-from pytest_gpufleet.commands.output import check_output, write
 from pytest_gpufleet.commands.recorded import records_of
+from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.run.folder import RunFolder
 
 FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is

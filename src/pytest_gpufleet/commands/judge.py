@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, new_console, printing, tell
-from pytest_gpufleet.commands.output import check_output, write
+from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.across_runs.rejudgement import rejudged

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.command import Command, new_console
-from pytest_gpufleet.commands.output import check_output
+from pytest_gpufleet.commands.writing import check_output
 from pytest_gpufleet.hardware import facts, telemetry
 from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.model.gpu import GpuTopology

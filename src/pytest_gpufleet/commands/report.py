@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, tell
-from pytest_gpufleet.commands.output import check_output, write
+from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.refused import Refused

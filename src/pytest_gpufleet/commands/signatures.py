@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.manifest import SIGNED, Manifest, check_name, of_run
 from pytest_gpufleet.commands.openssh import AllowedSigners
-from pytest_gpufleet.commands.output import SIGNED_BY
+from pytest_gpufleet.commands.writing import SIGNED_BY
 from pytest_gpufleet.model.record import Record, sha256
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.refused import Refused

@@ -1,0 +1,141 @@
+"""The house as docs/architecture.md draws it: what may know what, how long things are, and what they are called."""
+
+import ast
+import sys
+from collections import Counter
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+SRC = Path(__file__).parents[1] / "src"
+PACKAGE = SRC / "pytest_gpufleet"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# What each room may import beside itself and the leaves; plugin and commands stand on top.
+LEAVES = {"safe_files", "redaction", "__init__"}
+ROOMS = {
+    "model": set(),
+    "hardware": {"model"},
+    "world": {"model", "hardware"},
+    "probes": {"model", "hardware", "world"},
+    "verdict": {"model"},
+    "report": {"model", "verdict"},
+    "run": {"model", "hardware", "world", "verdict"},
+    "plugin": {"model", "hardware", "world", "probes", "verdict", "report", "run"},
+    "commands": {"model", "hardware", "verdict", "report", "run"},
+    "cli": {"commands", "hardware", "report", "run"},
+    "__main__": {"cli"},
+}
+NOT_YET = {  # what is still to go: nothing is added here
+    ("model.given_limits", "verdict.profiles.profile"),
+    ("model.given_limits", "verdict.profiles.profile_file"),
+    ("model.machine", "hardware.facts"),
+    ("model.machine", "hardware.host"),
+    ("report.plots.telemetry_plots", "hardware.telemetry"),
+    ("report.terminal.live_table", "hardware.telemetry"),
+    ("report.terminal.progress_lines", "hardware.telemetry"),
+    ("verdict.blind", "hardware.facts"),
+    ("verdict.health_rules", "hardware.facts"),
+    ("verdict.health_rules", "hardware.kernel_log"),
+    ("verdict.health_rules", "world.outcomes"),
+}
+STILL_KNOW_PYTEST = {"verdict.blind", "world.outcomes", "world.worker.introspection", "world.worker.main"}
+STILL_LONG = {"hardware.facts", "model.record", "plugin.plugin", "report.terminal.live_table", "world.pool"}
+STILL_TWICE = {"given_limits"}
+VAGUE = ("utils", "helpers", "common", "base", "manager")
+MOST_LINES_OF_A_MODULE, MOST_LINES_OF_A_FUNCTION = 300, 50
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def imports(path: Path) -> frozenset[tuple[str, bool]]:
+    """The modules that a module imports, wherever in it, and whether for its types alone."""
+    found: set[tuple[str, bool]] = set()
+
+    def walk(node: ast.AST, typing: bool) -> None:
+        typing = typing or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        if isinstance(node, ast.Import):
+            found.update((alias.name, typing) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add((whole if whole in MODULES else str(node.module), typing))
+        for child in ast.iter_child_nodes(node):
+            walk(child, typing)
+
+    walk(ast.parse(path.read_text()), False)
+    return frozenset(found)
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+def room(module: str) -> str:
+    return [*module.split("."), "__init__"][1]
+
+
+def test_no_room_knows_what_stands_to_its_right():
+    wrong = {
+        f"{name} -> {imported}"
+        for name, path in MODULES.items()
+        for imported, _ in imports(path)
+        if imported in MODULES and room(name) not in LEAVES
+        if room(imported) not in {room(name)} | LEAVES | ROOMS[room(name)]
+    }
+    assert wrong <= {f"pytest_gpufleet.{here} -> pytest_gpufleet.{there}" for here, there in NOT_YET}
+
+
+def test_no_modules_import_each_other():
+    graph = {
+        name: {imported for imported, typing in imports(path) if imported in MODULES and not typing}
+        for name, path in MODULES.items()
+        if name != "pytest_gpufleet"  # which loads all of its names late
+    }
+    for imported in graph.values():
+        imported.discard("pytest_gpufleet")
+    TopologicalSorter(graph).prepare()
+
+
+def outside(module: str) -> set[str]:
+    return {name.partition(".")[0] for name, _ in imports(MODULES[module])} - {
+        *sys.stdlib_module_names,
+        "pytest_gpufleet",
+    }
+
+
+def test_the_model_needs_the_standard_library_and_msgspec_alone():
+    assert set().union(*(outside(name) for name in MODULES if room(name) == "model")) <= {"msgspec"}
+
+
+def test_pytest_is_known_to_its_plugin_alone_and_its_private_names_to_one_module():
+    knowing = {name for name in MODULES if {"pytest", "_pytest"} & outside(name)}
+    elsewhere = {name.removeprefix("pytest_gpufleet.") for name in knowing if room(name) != "plugin"}
+    assert elsewhere <= STILL_KNOW_PYTEST
+    private = {name.removeprefix("pytest_gpufleet.") for name in knowing if "_pytest" in outside(name)}
+    assert private - STILL_KNOW_PYTEST == {"plugin.compat"}
+
+
+def test_one_name_is_one_thing():
+    stems = Counter(path.stem for path in FILES if path.stem != "__init__")
+    assert {stem for stem, count in stems.items() if count > 1} <= STILL_TWICE
+
+
+def test_names_say_something():
+    assert [path for path in PACKAGE.rglob("*") if any(vague in path.stem for vague in VAGUE)] == []
+
+
+def test_no_module_and_no_function_is_long():
+    modules = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    functions = {
+        f"{name}.{node.name}": node.end_lineno - node.lineno + 1
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    long = {name.removeprefix("pytest_gpufleet.") for name, lines in modules.items() if lines > MOST_LINES_OF_A_MODULE}
+    assert long <= STILL_LONG
+    assert {name: lines for name, lines in functions.items() if lines > MOST_LINES_OF_A_FUNCTION} == {}
