@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,15 +65,20 @@ class FleetRun:
         return check
 
 
+def lay_out(root: Path, files: Mapping[str, str | Path]) -> Path:
+    """Write files by their names, with a text or the content of another file, and an ini file."""
+    for name, content in {"pytest.ini": "[pytest]\n", **files}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content.read_text() if isinstance(content, Path) else dedent(content))
+    return root
+
+
 @pytest.fixture(scope="session")
 def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetRun]:
     """run_pytest(*arguments, files={name: text or file}, **environment): pytest in a process and folder of its own."""
 
     def run(*arguments: object, files: Mapping[str, str | Path] | None = None, **environment: str) -> FleetRun:
-        root = tmp_path_factory.mktemp("run")
-        for name, content in {"pytest.ini": "[pytest]\n", **(files or {})}.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(content.read_text() if isinstance(content, Path) else dedent(content))
+        root = lay_out(tmp_path_factory.mktemp("run"), files or {})
         ended = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, arguments)],
             cwd=root,
@@ -88,9 +95,45 @@ def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetR
 
 
 @pytest.fixture(scope="session")
+def run_here(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetRun]:
+    """run_here(*arguments, files={}, **environment): as run_pytest, but in this process, where torch is loaded once.
+
+    Not for tests that end their process, change what is loaded in it, or are about what it loads.
+    """
+
+    def run(*arguments: object, files: Mapping[str, str | Path] | None = None, **environment: str) -> FleetRun:
+        root, text = lay_out(tmp_path_factory.mktemp("run"), files or {}), io.StringIO()
+        before = set(sys.modules)
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(text), redirect_stderr(text):
+            patch.chdir(root)
+            patch.setattr(sys, "path", [str(root), *sys.path])
+            for name in os.environ.keys() - KEPT.keys():
+                patch.delenv(name)
+            for name, value in {"COLUMNS": "80", **environment}.items():
+                patch.setenv(name, value)
+            # unraisableexception collects garbage for as long as all the rest takes.
+            status = pytest.main(["-p", "no:cacheprovider", "-p", "no:unraisableexception", *map(str, arguments)])
+        for name in sys.modules.keys() - before:
+            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(root)):
+                del sys.modules[name]
+        return FleetRun(int(status), text.getvalue(), root)
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def fleet(run_pytest: Callable[..., FleetRun]) -> Callable[..., FleetRun]:
     """fleet(test_module, *arguments, ranks=2, files={}): a test module, as text or a file, rehearsed on CPU ranks."""
+    return rehearsal(run_pytest)
 
+
+@pytest.fixture(scope="session")
+def fleet_here(run_here: Callable[..., FleetRun]) -> Callable[..., FleetRun]:
+    """The same in this process."""
+    return rehearsal(run_here)
+
+
+def rehearsal(run: Callable[..., FleetRun]) -> Callable[..., FleetRun]:
     def rehearse(
         module: str | Path,
         *arguments: object,
@@ -99,6 +142,6 @@ def fleet(run_pytest: Callable[..., FleetRun]) -> Callable[..., FleetRun]:
         **environment: str,
     ) -> FleetRun:
         options = (f"--rehearse={ranks}", f"--fleet-dir={REPORTS}")
-        return run_pytest(*options, *arguments, files={"test_inner.py": module, **(files or {})}, **environment)
+        return run(*options, *arguments, files={"test_inner.py": module, **(files or {})}, **environment)
 
     return rehearse

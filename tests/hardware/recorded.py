@@ -7,8 +7,11 @@ about it: see tests/machines.py.
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from pytest_gpufleet.hardware import facts, host
 from pytest_gpufleet.hardware.facts import FactError, Unavailable
@@ -43,9 +46,16 @@ def open_source(wanted=None):
     yield Recorded(wanted), here.topology if wanted is None else here.topology.first(wanted)
 
 
-facts.open_source = open_source
-facts.gpus_present = lambda: len(recorded.gpus)
-host.read = lambda: dict(recorded.host)
+patch = pytest.MonkeyPatch()
+patch.setattr(facts, "open_source", open_source)
+patch.setattr(facts, "gpus_present", lambda: len(recorded.gpus))
+patch.setattr(host, "read", lambda: dict(recorded.host))
 log = Path("kernel-log")
 log.write_text(here.log)
-KernelLog.__init__.__defaults__ = (str(log),)
+patch.setattr(KernelLog.__init__, "__defaults__", (str(log),))
+
+
+def pytest_unconfigure():
+    """The process may be that of another pytest, which goes on."""
+    patch.undo()
+    del sys.modules[__name__]

@@ -92,10 +92,10 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def run(run_pytest):
+def run(run_here):
     files = {"test_inner.py": MODULE, "conftest.py": CONFTEST}
     options = ("--gpus=4", "--fleet-dir=runs", *RECORDED, "-W", "error::pytest.PytestWarning")
-    return run_pytest(*options, files=files)
+    return run_here(*options, files=files)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

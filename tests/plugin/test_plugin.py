@@ -39,8 +39,8 @@ LISTED = """
         ("--setup-plan", ["SETUP    S world", "test_inner.py::test_alone"]),
     ],
 )
-def test_pytest_explains_and_makes_no_run(run_pytest, option, words):
-    run = run_pytest(option, "--rehearse=2", f"--fleet-dir={REPORTS}", files={"test_inner.py": LISTED})
+def test_pytest_explains_and_makes_no_run(run_here, option, words):
+    run = run_here(option, "--rehearse=2", f"--fleet-dir={REPORTS}", files={"test_inner.py": LISTED})
     assert run.status == 0
     assert [word for word in words if word not in run.text] == []
     assert [word for word in ("REHEARSAL", "= gpufleet =") if word in run.text] == []
@@ -50,6 +50,16 @@ def test_pytest_explains_and_makes_no_run(run_pytest, option, words):
 @pytest.mark.parametrize("name", sorted({*options.LISTINGS} - {"cacheshow"}))  # that is not there with no:cacheprovider
 def test_options_that_only_list_are_pytests_own(pytestconfig, name):
     assert not pytestconfig.getoption(name)
+
+
+BAD_FILES = {
+    "test_inner.py": TRIVIAL,
+    "file": "",
+    "broken.toml": "name = broken",
+    "unit.toml": LIMIT.replace("GB/s", "parsecs"),
+    "metric.toml": LIMIT.replace("busbw", "busbv"),
+    "twice.toml": LIMIT + LIMIT.removeprefix(PROFILE.removesuffix("[[limit]]\n")),
+}
 
 
 @pytest.mark.parametrize(
@@ -84,19 +94,17 @@ def test_options_that_only_list_are_pytests_own(pytestconfig, name):
         ("--rehearse --fleet-dir=file/deep", ["file/deep", "cannot be written", "--fleet-dir"]),
     ],
 )
-def test_bad_input_ends_with_one_sentence_before_anything_starts(run_pytest, arguments, words):
-    run = run_pytest(
-        f"--fleet-dir={REPORTS}",
-        *shlex.split(arguments),
-        files={
-            "test_inner.py": TRIVIAL,
-            "file": "",
-            "broken.toml": "name = broken",
-            "unit.toml": LIMIT.replace("GB/s", "parsecs"),
-            "metric.toml": LIMIT.replace("busbw", "busbv"),
-            "twice.toml": LIMIT + LIMIT.removeprefix(PROFILE.removesuffix("[[limit]]\n")),
-        },
-    )
+def test_bad_input_ends_with_one_sentence_before_anything_starts(run_here, arguments, words):
+    run = run_here(f"--fleet-dir={REPORTS}", *shlex.split(arguments), files=BAD_FILES)
+    assert_one_sentence(run, words)
+
+
+def test_bad_input_ends_a_process_with_one_sentence(run_pytest):
+    run = run_pytest("--rehearse", "--fleet-profile=broken.toml", f"--fleet-dir={REPORTS}", files=BAD_FILES)
+    assert_one_sentence(run, ["broken.toml", "not valid TOML", "line 1"])
+
+
+def assert_one_sentence(run, words):
     (error,) = (line for line in run.text.splitlines() if all(word in line for word in words))
     assert "error: " in error.lower()
     assert run.status == pytest.ExitCode.USAGE_ERROR
@@ -114,9 +122,9 @@ def test_a_python_that_leaves_out_assertions_judges_nothing(run_pytest, asked, s
 
 
 @pytest.mark.parametrize(("gpus", "hidden"), [(2, True), (4, False)])
-def test_gpus_that_are_left_out_are_told(run_pytest, gpus, hidden):
+def test_gpus_that_are_left_out_are_told(run_here, gpus, hidden):
     options = (f"--gpus={gpus}", f"--fleet-dir={REPORTS}", *RECORDED)
-    run = run_pytest(*options, files={"test_inner.py": TRIVIAL})
+    run = run_here(*options, files={"test_inner.py": TRIVIAL})
     assert ("2x NVIDIA H200 of the machine's 4 GPUs, level standard" in run.text) == hidden
     assert run.record.run["gpus_present"] == 4
     told = "2 of the machine's 4 GPUs were tested"
@@ -124,16 +132,16 @@ def test_gpus_that_are_left_out_are_told(run_pytest, gpus, hidden):
     assert (f"{told}." in unescape((run.folders[0] / "report.html").read_text())) == hidden
 
 
-def test_more_gpus_than_there_are_run_on_those_present_and_reject(run_pytest):
+def test_more_gpus_than_there_are_run_on_those_present_and_reject(run_here):
     files = {"test_inner.py": "def test_count(gpu_topology): assert len(gpu_topology.gpus) == 99"}
-    run = run_pytest("--gpus", "99", f"--fleet-dir={REPORTS}", files=files)
+    run = run_here("--gpus", "99", f"--fleet-dir={REPORTS}", files=files)
     assert run.status == 1
     assert run.record.verdict == "REJECTED"
     assert run.outcomes == {"test_count": "failed"}
 
 
-def test_a_run_without_tests_accepts_nothing(run_pytest):
-    run = run_pytest("--gpus", "99", f"--fleet-dir={REPORTS}")
+def test_a_run_without_tests_accepts_nothing(run_here):
+    run = run_here("--gpus", "99", f"--fleet-dir={REPORTS}")
     assert run.status == pytest.ExitCode.NO_TESTS_COLLECTED
     assert run.record.verdict == "INCOMPLETE"
     assert "no test was selected" in run.record.reasons
@@ -203,12 +211,12 @@ def test_plain_run_may_use_the_world_and_makes_no_report(run_pytest):
 
 
 @pytest.mark.parametrize("arguments", [["-n", "auto"], ["-n", "logical"], ["-n", "0"]], ids=" ".join)
-def test_n_auto_runs_serially(fleet, arguments):
+def test_n_auto_runs_serially(fleet_here, arguments):
     module = """
         def test_serial(monkeypatch, pytestconfig):
             assert not hasattr(pytestconfig, "workerinput")
     """
-    run = fleet(module, *arguments)
+    run = fleet_here(module, *arguments)
     assert run.status == 0, run.text
     assert run.outcomes == {"test_serial": "passed"}
 
@@ -221,7 +229,7 @@ def test_n_auto_runs_serially(fleet, arguments):
         ("burnin", {"test_unmarked", "test_quick", "test_standard", "test_burnin"}),
     ],
 )
-def test_level_selects_itself_and_those_below(fleet, level, expected):
+def test_level_selects_itself_and_those_below(fleet_here, level, expected):
     module = """
         import pytest
 
@@ -236,15 +244,15 @@ def test_level_selects_itself_and_those_below(fleet, level, expected):
         @pytest.mark.level("burnin")
         def test_burnin(): pass
     """
-    run = fleet(module, f"--fleet-level={level}", "-k", "not unmarked")
+    run = fleet_here(module, f"--fleet-level={level}", "-k", "not unmarked")
     assert set(run.outcomes) == expected - {"test_unmarked"}
     # What is above the level is not missing.
     assert [name.rsplit("::", 1)[-1] for name in run.record.deselected] == ["test_unmarked"]
 
 
 @pytest.mark.parametrize("marker", ["level('turbo')", "level()", "level('quick', 'standard')"])
-def test_bad_level_is_a_usage_error_that_names_the_test(fleet, marker):
-    run = fleet(f"import pytest\n@pytest.mark.{marker}\ndef test_levelled(): pass")
+def test_bad_level_is_a_usage_error_that_names_the_test(fleet_here, marker):
+    run = fleet_here(f"import pytest\n@pytest.mark.{marker}\ndef test_levelled(): pass")
     assert run.status == pytest.ExitCode.USAGE_ERROR
     assert "test_inner.py::test_levelled: level() takes one of quick, standard, burnin" in run.text
     assert "Traceback" not in run.text
@@ -252,9 +260,9 @@ def test_bad_level_is_a_usage_error_that_names_the_test(fleet, marker):
 
 
 @pytest.mark.parametrize("asked", ["--rehearse=2", "--gpus=4"])
-def test_a_path_that_does_not_exist_gives_no_verdict_on_the_terminal(run_pytest, asked):
+def test_a_path_that_does_not_exist_gives_no_verdict_on_the_terminal(run_here, asked):
     options = (asked, f"--fleet-dir={REPORTS}", *RECORDED)
-    run = run_pytest("nowhere", *options, files={"test_inner.py": TRIVIAL})
+    run = run_here("nowhere", *options, files={"test_inner.py": TRIVIAL})
     assert run.status == pytest.ExitCode.USAGE_ERROR
     assert "file or directory not found: nowhere" in run.text
     assert_nothing_was_tested(run)
@@ -299,7 +307,7 @@ def test_no_gpu_is_told_first_and_its_consequences_once(run_pytest):
     assert page.count('<article class="fleet-failure"') == 2
 
 
-def test_markers_and_fixtures_shape_the_world(fleet):
+def test_markers_and_fixtures_shape_the_world(fleet_here):
     module = """
         import os
         import pytest
@@ -363,7 +371,7 @@ def test_markers_and_fixtures_shape_the_world(fleet):
             assert gpu_topology.gpus == world.gpus == ()
             assert gpu_topology.torch
     """
-    run = fleet(module)
+    run = fleet_here(module)
     assert run.outcomes == {
         "test_start": "passed",
         "test_cut": "passed",
@@ -383,14 +391,14 @@ def test_markers_and_fixtures_shape_the_world(fleet):
     assert len(run.record.worlds) == 2
 
 
-def test_the_ground_of_a_run_is_said_first_and_last(fleet):
-    run = fleet(TRIVIAL)
+def test_the_ground_of_a_run_is_said_first_and_last(fleet_here):
+    run = fleet_here(TRIVIAL)
     assert "gpufleet: REHEARSAL on 2 CPU ranks" in run.text.split("collected")[0]
     assert "REHEARSAL" in run.text.split("test_inner.py", 1)[1]
     assert run.status == 0
 
 
-def test_hook_hears_of_every_finding(fleet):
+def test_hook_hears_of_every_finding(fleet_here):
     conftest = """
         def pytest_gpufleet_finding(finding, config):
             print("heard of", finding.measurement.metric, finding.state)
@@ -401,7 +409,7 @@ def test_hook_hears_of_every_finding(fleet):
         def test_figure(world, judge):
             judge(measure(world, lambda rank: Reading("busbw", 1.5 + rank.index, {}, place="world")))
     """
-    run = fleet(module, "-s", files={"conftest.py": conftest})
+    run = fleet_here(module, "-s", files={"conftest.py": conftest})
     assert "heard of busbw not judged" in run.text
     (finding,) = run.record.findings
     assert finding.measurement.values == {WORLD: 1.5}
