@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.plugin import compat, fixtures, options, ownership
+from pytest_gpufleet.plugin import compat, fixtures, options, ownership, telling
 from pytest_gpufleet.plugin.keys import ENDED, FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
 from pytest_gpufleet.plugin.screen import Screen
 from pytest_gpufleet.run.run import Run
@@ -38,6 +38,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
     pluginmanager.add_hookspecs(hookspecs)
     pluginmanager.register(fixtures, "gpufleet-fixtures")
+    pluginmanager.register(telling, "gpufleet-telling")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-html and junitxml read their paths
@@ -74,7 +75,7 @@ def _refuse_what_spoils_a_run(config: pytest.Config) -> None:
 
 def _open(config: pytest.Config, run: Run) -> None:
     """Start the run, with all that makes its report."""
-    from pytest_gpufleet.plugin import html_report, interference
+    from pytest_gpufleet.plugin import html_report, interference, session_end
     from pytest_gpufleet.plugin.report_files import ReportFiles
     from pytest_gpufleet.report.page import summary_html
     from pytest_gpufleet.run.opening import open_run
@@ -89,7 +90,7 @@ def _open(config: pytest.Config, run: Run) -> None:
     config.pluginmanager.register(report_files, "gpufleet-report-files")
     each = bool(config.getini("generate_report_on_test"))
     config.pluginmanager.register(html_report.HtmlReport(run.evidence, page, each), "gpufleet-html")
-    config.pluginmanager.register(WithoutConfig(run), "gpufleet-without-config")
+    config.pluginmanager.register(session_end.SessionEnd(run), "gpufleet-session-end")
     config.pluginmanager.register(interference.Witness(run), "gpufleet-witness")
 
 
@@ -120,27 +121,6 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, in
     return status
 
 
-class WithoutConfig:
-    """Hooks that pytest does not tell what session they are of."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        if not isinstance(excinfo.value, pytest.Session.Interrupted):  # pytest's own, for errors in the collection
-            self._run.interruption.hear()
-        if isinstance(excinfo.value, pytest.exit.Exception):
-            self._run.exited = f"pytest.exit() ended the run: {excinfo.value.msg}"
-
-    @pytest.hookimpl(tryfirst=True)  # before anybody shows it
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        from pytest_gpufleet import redaction
-
-        redaction.hide_in(report)
-        if report.failed:
-            self._run.not_imported.append(report.nodeid)
-
-
 @pytest.hookimpl(tryfirst=True, optionalhook=True)  # before xdist's own answer
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """`-n auto` means no workers: there is one set of GPUs."""
@@ -165,14 +145,6 @@ def _tell_prometheus(run: Run, exit_status: int | None = None) -> None:
 
         record = replace(run.evidence.record, exit_status=exit_status)
         run.write(run.options.prometheus, lambda path: prometheus.write(path, record))
-
-
-def pytest_report_header(config: pytest.Config) -> str | None:
-    run = config.stash[RUN]
-    if not run.options.makes_a_run:
-        return None
-    resumed = f"; {len(run.carried)} checks carried over from {run.options.resume}" if run.options.resume else ""
-    return f"gpufleet: {run.ground.headline(run.options.level)}{resumed}"
 
 
 # ---------------------------------------------------------------- running tests
@@ -309,29 +281,3 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         status = conclusion.conclude(run, exitstatus)
         _tell_prometheus(run, status)
         session.exitstatus = run.exit_status = status or (conclusion.INCOMPLETE if run.unwritten else 0)
-
-
-def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    run = config.stash[RUN]
-    if run.evidence is not None:
-        from pytest_gpufleet.report.terminal import summary_lines
-        from pytest_gpufleet.verdict.verdict import RESUMABLE
-
-        record = run.evidence.record
-        terminalreporter.section("gpufleet", sep="=")
-        if exitstatus == pytest.ExitCode.USAGE_ERROR and not record.started:
-            terminalreporter.write_line("nothing was tested, because of the error that pytest tells below", red=True)
-            return
-        for text, markup in summary_lines.lines(record):
-            terminalreporter.write_line(text, **markup)
-        for trouble in filter(None, [run.evidence.trouble, *run.unwritten]):
-            if trouble not in record.reasons:
-                terminalreporter.write_line(trouble, red=True)
-        if record.broken in RESUMABLE:
-            terminalreporter.write_line(f"go on with: --fleet-resume {run.folder}")
-        if not run.no_report:
-            terminalreporter.write_line(f"report: {config.getoption('htmlpath', None) or run.folder}")
-        elif run.evidence.path.exists():
-            terminalreporter.write_line(f"evidence: {run.evidence.path}")
-    elif run.ranks.in_use is not None and run.ground.rehearsal_ranks:
-        terminalreporter.write_line(f"gpufleet: {run.ground.headline(run.options.level)}")

@@ -1,0 +1,43 @@
+"""What a run says on the terminal of pytest: what it stands on, and in the end its verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.plugin.keys import RUN
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    run = config.stash[RUN]
+    if not run.options.makes_a_run:
+        return None
+    resumed = f"; {len(run.carried)} checks carried over from {run.options.resume}" if run.options.resume else ""
+    return f"gpufleet: {run.ground.headline(run.options.level)}{resumed}"
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    run = config.stash[RUN]
+    if run.evidence is not None:
+        from pytest_gpufleet.report.terminal import summary_lines
+        from pytest_gpufleet.verdict.verdict import RESUMABLE
+
+        record = run.evidence.record
+        terminalreporter.section("gpufleet", sep="=")
+        if exitstatus == pytest.ExitCode.USAGE_ERROR and not record.started:
+            terminalreporter.write_line("nothing was tested, because of the error that pytest tells below", red=True)
+            return
+        for text, markup in summary_lines.lines(record):
+            terminalreporter.write_line(text, **markup)
+        for trouble in filter(None, [run.evidence.trouble, *run.unwritten]):
+            if trouble not in record.reasons:
+                terminalreporter.write_line(trouble, red=True)
+        if record.broken in RESUMABLE:
+            terminalreporter.write_line(f"go on with: --fleet-resume {run.folder}")
+        if not run.no_report:
+            terminalreporter.write_line(f"report: {config.getoption('htmlpath', None) or run.folder}")
+        elif run.evidence.path.exists():
+            terminalreporter.write_line(f"evidence: {run.evidence.path}")
+    elif run.ranks.in_use is not None and run.ground.rehearsal_ranks:
+        terminalreporter.write_line(f"gpufleet: {run.ground.headline(run.options.level)}")
