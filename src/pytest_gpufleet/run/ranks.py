@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpufleet.run.refused import Refused
@@ -13,7 +12,7 @@ from pytest_gpufleet.run.refused import Refused
 if TYPE_CHECKING:
     from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.world.pool import Pool
-    from pytest_gpufleet.world.rank import RankSpec
+    from pytest_gpufleet.world.rank_spec import RankSpec
     from pytest_gpufleet.world.world import World
 
 
@@ -47,7 +46,7 @@ class Ranks:
         )
 
     def _specs(self) -> list[RankSpec]:
-        from pytest_gpufleet.world.rank import RankSpec
+        from pytest_gpufleet.world.rank_spec import RankSpec
 
         ground = self._run.ground
         threads = max(1, (os.cpu_count() or 1) // ground.size) if ground.rehearsal_ranks else None
@@ -55,10 +54,11 @@ class Ranks:
             RankSpec(
                 index=index,
                 size=ground.size,
+                node=0,
+                local_index=index,
+                local_size=ground.size,
                 device="cpu" if ground.rehearsal_ranks else f"cuda:{index}",
                 gpu=None if ground.rehearsal_ranks else ground.topology.gpus[index],
-                scratch=Path(),
-                environment={},
                 cpu_threads=threads,
             )
             for index in range(ground.size)

@@ -2,72 +2,34 @@
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from pytest_gpufleet.world.engines.protocol import Death, Engine
+from pytest_gpufleet.world.answers import Answers
+from pytest_gpufleet.world.call import Call, Members, ranks_text
+from pytest_gpufleet.world.engines.protocol import Death, Engine, Trace
 from pytest_gpufleet.world.outcomes import Outcome
-from pytest_gpufleet.world.rank import RankSpec
 from pytest_gpufleet.world.rank_failure import FailureKind, RankFailure, RankReport, failure_type
-from pytest_gpufleet.world.worker import flight_recorder, progress_board
+from pytest_gpufleet.world.rank_spec import RankSpec
+from pytest_gpufleet.world.worker import flight_recorder
 
-STACK_SECONDS = 0.3
-STACK_BYTES = 32 * 1024
-OUTPUT_BYTES = 8 * 1024
-OWN_FRAMES = re.compile(r"pytest_gpufleet/(spmd|world/progress)\.py")
-
-
-@dataclass
-class Answers:
-    """What came back from the ranks of one call so far."""
-
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-    deaths: dict[int, Death] = field(default_factory=dict)
-
-    @property
-    def ranks(self) -> set[int]:
-        return self.outcomes.keys() | self.deaths.keys()
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.deaths) or any(outcome.kind == "raised" for outcome in self.outcomes.values())
+# The death of one rank makes others raise (their connection is gone), often before it is seen: it comes first.
+ORDER = {"died": 0, "raised": 1, "running": 2, "returned": 3}
 
 
-def diagnose(engine: Engine, specs: Mapping[int, RankSpec], answers: Answers, what: str, timeout: float) -> RankFailure:
-    """The failure of a call on the ranks of `specs`. Ranks that have not answered are asked for their stacks, so this
-    takes up to STACK_SECONDS; the ranks are still alive afterwards."""
-    missing = sorted(specs.keys() - answers.ranks)
-    stacks = _stacks(engine, {rank: specs[rank] for rank in missing})
-    reports = []
-    for rank, spec in specs.items():
-        at = progress_board.read(spec.file("progress"))
-        common: dict[str, Any] = {"rank": rank, "name": spec.name, "phase": at.phase, "phase_seconds": at.seconds}
-        outcome, death = answers.outcomes.get(rank), answers.deaths.get(rank)
-        if death is not None:
-            common |= {"state": "died", "summary": death.how}
-            # A fatal signal leaves the stack that faulthandler wrote.
-            common |= {"stack": _stack(spec), "output": _tail(spec.file("output"), OUTPUT_BYTES)}
-        elif outcome is None:
-            common |= {"state": "running", "summary": engine.state(rank), "stack": stacks[rank]}
-            common |= {"output": _tail(spec.file("output"), OUTPUT_BYTES)}
-        elif outcome.kind == "raised":
-            common |= {"state": "raised", "summary": _summary(outcome), "ended": outcome.ended}
-            common |= {"traceback": outcome.traceback, "output": outcome.output}
-        else:
-            common = {"rank": rank, "name": spec.name, "state": "returned", "summary": "", "output": outcome.output}
-        reports.append(RankReport(**common))
-    arrivals = _arrivals(specs)
-    # The death of one rank makes others raise (their connection is gone), often before it is seen: it comes first.
-    # Of those that hang, first the ones that others wait for.
-    order = {"died": 0, "raised": 1, "running": 2, "returned": 3}
-    late = {rank for arrival in arrivals for rank in arrival.late}
-    reports.sort(key=lambda report: (order[report.state], report.ended, report.rank not in late, report.rank))
+def diagnose(engine: Engine, specs: Sequence[RankSpec], call: Call, answers: Answers, timeout: float) -> RankFailure:
+    """The failure of a call that had `timeout` seconds. The ranks are still alive afterwards."""
+    ranks = sorted({*call.ranks, *answers.deaths})
+    missing = [rank for rank in ranks if rank not in answers.ranks]
     kind: FailureKind = "crash" if answers.deaths else "exception" if answers.failed else "hang"
-    notes: list[str] = []
+    # Who has come to which collective is compared after a hang, also with those that have returned.
+    traces = engine.examine(ranks if kind == "hang" else [rank for rank in ranks if rank not in answers.outcomes])
+    arrivals = [arrival for members in call.groups for arrival in _arrivals(members, traces, missing)]
+    reports = [_report(specs[rank], answers, traces) for rank in ranks]
+    # Of those that hang, first the ones that others wait for.
+    late = {rank for arrival in arrivals for rank in arrival.late}
+    reports.sort(key=lambda report: (ORDER[report.state], report.seconds, report.rank not in late, report.rank))
+    what, notes = call.name, []
     if kind == "hang":
         what = f"{what}: no answer within {timeout:g} s from {ranks_text(missing)}"
         notes = [arrival.text for arrival in arrivals]
@@ -75,53 +37,54 @@ def diagnose(engine: Engine, specs: Mapping[int, RankSpec], answers: Answers, wh
     return failure(kind, what, tuple(reports), tuple(notes))
 
 
-def _stacks(engine: Engine, specs: Mapping[int, RankSpec]) -> dict[int, str]:
-    for rank in specs:
-        engine.interrupt(rank)
-    deadline = time.monotonic() + STACK_SECONDS
-    sizes: dict[int, int] = {}
-    while specs and time.monotonic() < deadline:
-        now = {rank: _size(spec.file("stack")) for rank, spec in specs.items()}
-        if all(now.values()) and now == sizes:
-            break  # all have written, and nobody is still writing
-        sizes = now
-        time.sleep(0.02)
-    return {rank: _stack(spec) for rank, spec in specs.items()}
+def _report(spec: RankSpec, answers: Answers, traces: Mapping[int, Trace]) -> RankReport:
+    if death := answers.deaths.get(spec.index):
+        return _of_the_dead(spec, death, traces[spec.index])
+    if outcome := answers.outcomes.get(spec.index):
+        return _of_an_answer(spec, outcome)
+    trace = traces[spec.index]
+    return RankReport(
+        spec.index, spec.name, "running", trace.state,
+        phase=trace.phase, phase_seconds=trace.seconds, stack=trace.stack, output=trace.output,
+    )  # fmt: skip
 
 
-def _stack(spec: RankSpec) -> str:
-    """What faulthandler wrote, without the frames that lead to the test's own code."""
-    blocks = _tail(spec.file("stack"), STACK_BYTES).split("\n\n")
-    kept = []
-    for block in blocks:
-        lines = block.splitlines()
-        own = next((i for i, line in enumerate(lines) if "pytest_gpufleet/world/worker/main.py" in line), len(lines))
-        if own < len(lines) and lines[own].endswith("in _wait_for_requests"):
-            continue  # the thread behind engine.interrupt
-        lines = [line for line in lines[:own] if not OWN_FRAMES.search(line)]
-        if len(lines) > 1 or block.startswith("Fatal"):
-            kept.append("\n".join(lines))
-    return "\n\n".join(kept)
+def _of_the_dead(spec: RankSpec, death: Death, trace: Trace) -> RankReport:
+    return RankReport(
+        spec.index, spec.name, "died", death.reason, phase=trace.phase, stack=trace.stack, output=trace.output
+    )
+
+
+def _of_an_answer(spec: RankSpec, outcome: Outcome) -> RankReport:
+    if outcome.kind != "raised":
+        return RankReport(spec.index, spec.name, "returned", "", output=outcome.output)
+    return RankReport(
+        spec.index, spec.name, "raised", _summary(outcome),
+        seconds=outcome.seconds, phase=outcome.phase, traceback=outcome.traceback, output=outcome.output,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """Who has come to the last collective of a call, and the ranks that have not."""
+    """Who has come to the last collective of a group, and the ranks that have not."""
 
     text: str
     late: tuple[int, ...]
 
 
-def _arrivals(specs: Mapping[int, RankSpec]) -> list[Arrival]:
-    """As torch.distributed and as torch's flight recorder saw it, as far as they did."""
-    called = {rank: progress_board.read(spec.file("progress")) for rank, spec in specs.items()}
+def _arrivals(members: Members, traces: Mapping[int, Trace], missing: Iterable[int]) -> Iterator[Arrival]:
+    """As torch.distributed and as torch's flight recorder saw it, as far as they did; nothing of a group of which every
+    rank has answered."""
+    if not {*members} & {*missing}:
+        return
+    known = {rank: traces[rank] for rank in members if rank in traces}
     sources = {
-        "torch.distributed": {rank: (at.collective, at.number) for rank, at in called.items()},
-        "flight recorder": flight_recorder.last_collectives(
-            {rank: spec.file("flight") for rank, spec in specs.items()}
-        ),
+        "torch.distributed": {rank: (trace.collective, trace.number) for rank, trace in known.items()},
+        "flight recorder": flight_recorder.last_collectives({rank: trace.recorder for rank, trace in known.items()}),
     }
-    return [_arrival(source, last) for source, last in sources.items() if any(number for _, number in last.values())]
+    for source, last in sources.items():
+        if any(number for _, number in last.values()):
+            yield _arrival(source, last)
 
 
 def _arrival(source: str, last: Mapping[int, tuple[str, int]]) -> Arrival:
@@ -136,26 +99,7 @@ def _arrival(source: str, last: Mapping[int, tuple[str, int]]) -> Arrival:
     return Arrival(text, late)
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """ "rank 3", "ranks 0, 2" """
-    numbers = sorted(ranks)
-    return f"rank {numbers[0]}" if len(numbers) == 1 else "ranks " + ", ".join(map(str, numbers))
-
-
 def _summary(outcome: Outcome) -> str:
     text = outcome.error_text.strip()
     line = text.splitlines()[0] if text else ""
     return f"{outcome.error_type.removeprefix('builtins.')}: {line[:300]}"
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _tail(path: Path, limit: int) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - limit))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

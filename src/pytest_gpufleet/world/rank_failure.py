@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import signal
 import sys
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,15 +16,15 @@ State = Literal["returned", "raised", "died", "running"]
 class RankReport:
     """One rank's own story of a call that failed.
 
-    `state`: it returned, raised, died, or was still running when the world was ended. `ended` is the monotonic time
-    at which it raised.
+    `state`: it returned, raised, died, or was still running when the world was ended. `seconds`: how long it had run
+    when it raised.
     """
 
     rank: int
     name: str
     state: State
     summary: str  # one line: the exception, the signal, or nothing
-    ended: float = 0.0
+    seconds: float = 0.0
     phase: str = ""
     phase_seconds: float = 0.0
     traceback: str = ""
@@ -63,6 +62,12 @@ class RankFailure(Exception):
     def headline(self) -> str:
         first = self.reports[0]
         return f"{first.headline}\n({self.what})" if self.what else first.headline
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """The failure as evidence has it."""
+        ranks = [{"rank": report.rank, "name": report.name, "story": report.headline} for report in self.reports]
+        return {"kind": self.kind, "what": self.what, "headline": self.headline, "ranks": ranks}
 
     def __str__(self) -> str:
         # Of two bases the rank's exception type might have another idea, as KeyError has.
@@ -106,15 +111,3 @@ def failure_type(original: str) -> type[RankFailure]:
 
 def _loaded(module: str) -> dict[str, object]:
     return vars(sys.modules[module]) if module in sys.modules else {}
-
-
-def exit_summary(exitcode: int) -> str:
-    """What an exit status means in words; a negative one is a signal."""
-    if exitcode == -signal.SIGKILL:
-        return "by SIGKILL (somebody killed it; the kernel's out-of-memory killer does so too: see dmesg)"
-    if exitcode >= 0:
-        return f"with exit status {exitcode}"
-    try:
-        return f"by {signal.Signals(-exitcode).name} ({signal.strsignal(-exitcode)})"
-    except ValueError:
-        return f"by signal {-exitcode}"

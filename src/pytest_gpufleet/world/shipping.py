@@ -1,4 +1,4 @@
-"""Functions on their way to the ranks, and results on their way back."""
+"""Functions on their way to the ranks, and results on their way back: values as bytes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ import os
 import pickle
 import pkgutil
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
-
-# Above this a payload travels as a file: a socket holds a small message even when nobody reads it, so that neither side
-# has to wait for a peer that hangs.
-INLINE_BYTES = 8 * 1024
-
-Parcel = bytes | Path
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -42,36 +34,36 @@ def _named(name: str) -> Any:
         return None
 
 
-def pack(value: Any, folder: Path) -> Parcel:
-    """Pickle a value, functions and classes of test modules included; a large one goes to a file in `folder`."""
+def pack(value: Any) -> bytes:
+    """Pickle a value, functions and classes of test modules included."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    if buffer.tell() <= INLINE_BYTES:
-        return buffer.getvalue()
-    descriptor, name = tempfile.mkstemp(dir=folder, suffix=".parcel")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(buffer.getbuffer())
-    return Path(name)
+    return buffer.getvalue()
 
 
-def unpack(parcel: Parcel) -> Any:
-    if isinstance(parcel, bytes):
-        return pickle.loads(parcel)
-    with parcel.open("rb") as file:
-        return pickle.load(file)
+def unpack(packed: bytes) -> Any:
+    return pickle.loads(packed)
 
 
-def discard(parcel: Parcel) -> None:
-    if isinstance(parcel, Path):
-        parcel.unlink(missing_ok=True)
+def pack_work(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """What a Call has as `work`. TypeError, which names the values that are to blame, if it cannot be pickled."""
+    __tracebackhide__ = True
+    try:
+        return pack((function, args, kwargs))
+    except Exception as error:  # pickling runs the objects' own code, which may raise anything
+        parts = {describe(function): function, **{f"argument {i + 1}": arg for i, arg in enumerate(args)}}
+        for key, value in kwargs.items():
+            parts |= value if isinstance(value, dict) else {key: value}
+        reasons = "; ".join(_unsendable(parts)) or str(error)
+        raise TypeError(f"cannot be sent to the ranks: {reasons}") from None
 
 
-def unsendable(values: dict[str, Any]) -> list[str]:
+def _unsendable(values: dict[str, Any]) -> list[str]:
     """The names of the values that cannot be pickled, each with the reason."""
     reasons = []
     for name, value in values.items():
         try:
-            _Pickler(io.BytesIO()).dump(value)
+            pack(value)
         except Exception as error:  # pickling runs the objects' own code, which may raise anything
             reasons.append(f"{name} ({type(value).__name__}): {error}")
     return reasons

@@ -8,7 +8,10 @@ from typing import Any, NoReturn
 
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.world import shipping
+from pytest_gpufleet.world.call import Call, Members, local_sizes
 from pytest_gpufleet.world.pool import Pool
+from pytest_gpufleet.world.rank_spec import RankSpec
 
 
 class World:
@@ -17,14 +20,18 @@ class World:
     Without `ranks` it has those that the running test may use: all, or as many as its marker world_size says.
     """
 
-    def __init__(self, pool: Pool, with_group: bool, ranks: tuple[int, ...] | None = None) -> None:
+    def __init__(self, pool: Pool, with_group: bool, ranks: Members | None = None) -> None:
         self._pool = pool
         self._with_group = with_group
         self._chosen = ranks
 
     @property
-    def _ranks(self) -> tuple[int, ...]:
+    def _ranks(self) -> Members:
         return self._pool.everyone[: self._pool.limit] if self._chosen is None else self._chosen
+
+    @property
+    def _specs(self) -> list[RankSpec]:
+        return [self._pool.specs[rank] for rank in self._ranks]
 
     @property
     def size(self) -> int:
@@ -33,19 +40,28 @@ class World:
     @property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPU of each rank; empty in a rehearsal."""
-        gpus = (self._pool.specs[rank].gpu for rank in self._ranks)
-        return tuple(gpu for gpu in gpus if gpu is not None)
+        return tuple(spec.gpu for spec in self._specs if spec.gpu is not None)
 
     @property
     def places(self) -> tuple[Place, ...]:
         """The place of each rank's own figures: its GPU, in a rehearsal "cpu3"."""
-        return tuple(self._pool.specs[rank].place for rank in self._ranks)
+        return tuple(spec.place for spec in self._specs)
 
     def name_of(self, index: int) -> str:
         """ "rank 3 of 8, GPU 3 NVIDIA H200, serial ..." """
-        return self._pool.specs[self._ranks[index]].name
+        return self._specs[index].name
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
+    @property
+    def nodes(self) -> tuple[World, ...]:
+        """The ranks of each node, as a world of its own."""
+        by_node: dict[int, list[int]] = {}
+        for index, spec in enumerate(self._specs):
+            by_node.setdefault(spec.node, []).append(index)
+        return tuple(self.subset(by_node[node]) for node in sorted(by_node))
+
+    def run(
+        self, function: Callable[..., Any], /, *args: Any, timeout: float | None = None, **kwargs: Any
+    ) -> list[Any]:
         """Run `function(rank, *args, **kwargs)` on every rank; the results by rank.
 
         Closures and local functions work: code and values are sent by cloudpickle. A tensor on a GPU comes back as its
@@ -55,9 +71,42 @@ class World:
         another, and the deadline of each begins with it.
         """
         __tracebackhide__ = True
+        return self.each([self], function, *args, timeout=timeout, **kwargs)[0]
+
+    def each(
+        self,
+        groups: Sequence[Sequence[int] | World],
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> list[list[Any]]:
+        """As `run`, on several groups of ranks at the same time; for each group its results by rank.
+
+        A group is the ranks of a `subset`, or such a subset itself: `world.each([[0, 1], [2, 3]], probe)` measures two
+        pairs at once, `world.each(world.nodes, probe)` every node. In each of them ranks count from 0 and have a
+        process group of their own. A rank that is in none of them does nothing; ValueError if one is in two.
+        """
+        __tracebackhide__ = True
         if timeout is not None and not 0 < timeout < math.inf:
             raise ValueError(f"timeout is a number of seconds above 0, not {timeout}")
-        return self._pool.call(self._ranks, self._with_group, timeout, function, args, kwargs)
+        members = tuple(self._members(group) for group in groups)
+        ranks = [rank for group in members for rank in group]
+        if len(set(ranks)) < len(ranks):
+            raise ValueError(f"groups that run at the same time share no rank, as {_shown(groups)} do")
+        sizes = local_sizes(self._pool.specs[rank] for rank in ranks)
+        work = shipping.pack_work(function, args, kwargs)
+        call = Call(shipping.describe(function), members, sizes, self._with_group, work)
+        results = self._pool.call(call, timeout)
+        return [[results[rank] for rank in group] for group in members]
+
+    def _members(self, group: Sequence[int] | World) -> Members:
+        if not isinstance(group, World):
+            return self.subset(group)._ranks
+        if not {*group._ranks} <= {*self._ranks}:
+            raise ValueError(f"ranks {list(group._ranks)} are not all of this world")
+        return group._ranks
 
     def subset(self, ranks: Sequence[int]) -> World:
         """Fewer ranks, in ascending order: the same processes, counted anew from 0, with a group of their own.
@@ -71,3 +120,7 @@ class World:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("world and nccl_group stay in the controller; on a rank, use its argument `rank`")
+
+
+def _shown(groups: Sequence[Sequence[int] | World]) -> str:
+    return " and ".join(str(list(group._ranks if isinstance(group, World) else group)) for group in groups)

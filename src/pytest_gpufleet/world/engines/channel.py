@@ -1,21 +1,23 @@
-"""Messages between the controller and one rank, over a socket pair that has no name.
+"""Parcels between the controller and one rank, over a socket pair that has no name.
 
-A message is a header, which is a mark and a length, and a pickle. The rank's end blocks. The controller's end never
-does, whatever the rank sends or does not read.
+A message is a header, which is a mark and a length, and a body: the parcel itself, or the name of the file that a large
+one lies in. The rank's end blocks. The controller's end never does, whatever the rank sends or does not read.
 """
 
 from __future__ import annotations
 
-import pickle
+import os
 import socket
 import struct
+import tempfile
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
-MARK = b"gpuf"
+PARCEL, FILE = b"gpuf", b"gpuF"
 HEADER = struct.Struct("!4sI")
-# A message of a rank holds some text at most: values that may be large travel as files (see shipping.py).
-MOST_BYTES = 1 << 20
+# Above this a parcel travels as a file: a socket holds a small message even when nobody reads it, so that neither side
+# has to wait for a peer that hangs.
+INLINE_BYTES = 8 * 1024
 READ_BYTES = 1 << 18
 READS = 16  # at a time: more than a socket buffers, and a rank that never stops sending keeps nobody here
 
@@ -24,24 +26,38 @@ class Garbled(Exception):
     """What a rank sent is no message."""
 
 
-def encode(content: Any) -> bytes:
-    body = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
-    return HEADER.pack(MARK, len(body)) + body
+def message(parcel: bytes) -> bytes:
+    return HEADER.pack(PARCEL, len(parcel)) + parcel
+
+
+def message_of_file(path: Path) -> bytes:
+    name = os.fsencode(path)
+    return HEADER.pack(FILE, len(name)) + name
+
+
+def in_file(parcel: bytes, folder: Path) -> Path:
+    descriptor, name = tempfile.mkstemp(dir=folder, suffix=".parcel")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(parcel)
+    return Path(name)
 
 
 class RankEnd:
-    """The rank's end: both ways block."""
+    """The rank's end: both ways block. Large parcels go to files in `folder`."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, folder: Path) -> None:
         self._end = end
+        self._folder = folder
 
-    def send(self, content: Any) -> None:
-        self._end.sendall(encode(content))
+    def send(self, parcel: bytes) -> None:
+        large = len(parcel) > INLINE_BYTES
+        self._end.sendall(message_of_file(in_file(parcel, self._folder)) if large else message(parcel))
 
-    def receive(self) -> Any:
-        """The next message of the controller. EOFError if it has closed its end."""
-        _, length = HEADER.unpack(self._exactly(HEADER.size))
-        return pickle.loads(self._exactly(length))
+    def receive(self) -> bytes:
+        """The next parcel of the controller. EOFError if it has closed its end."""
+        mark, length = HEADER.unpack(self._exactly(HEADER.size))
+        body = bytes(self._exactly(length))
+        return body if mark == PARCEL else Path(os.fsdecode(body)).read_bytes()
 
     def _exactly(self, count: int) -> bytearray:
         received = bytearray(count)
@@ -54,11 +70,12 @@ class RankEnd:
 
 
 class ControllerEnd:
-    """The controller's end: nothing here waits for the rank."""
+    """The controller's end: nothing here waits for the rank, whose large parcels lie in `folder`."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, folder: Path) -> None:
         end.setblocking(False)
         self._end = end
+        self._folder = folder
         self._unsent = bytearray()
         self._received = bytearray()
 
@@ -73,8 +90,8 @@ class ControllerEnd:
         """Whether the rank has yet to read something before the rest can be sent: call `flush` when it is writable."""
         return bool(self._unsent)
 
-    def send(self, content: Any) -> None:
-        self._unsent += encode(content)
+    def send(self, message: bytes) -> None:
+        self._unsent += message
         self.flush()
 
     def flush(self) -> None:
@@ -86,12 +103,12 @@ class ControllerEnd:
         except OSError:  # the rank is gone, which shows when it is read
             self._unsent.clear()
 
-    def receive(self) -> list[Any]:
-        """The messages that are complete by now. What has come of the next one is kept.
+    def receive(self) -> list[bytes]:
+        """The parcels that are complete by now. What has come of the next one is kept.
 
         EOFError once the rank has closed its end and all is read. Garbled if what came is no message.
         """
-        messages: list[Any] = []
+        parcels: list[bytes] = []
         for _ in range(READS):
             try:
                 chunk = self._end.recv(READ_BYTES)
@@ -100,30 +117,32 @@ class ControllerEnd:
             except OSError:  # a connection that was reset
                 chunk = b""
             if not chunk:
-                if messages:
+                if parcels:
                     break  # its end is told the next time
                 raise EOFError
             self._received += chunk
-            messages += self._complete()
-        return messages
+            parcels += self._complete()
+        return parcels
 
-    def _complete(self) -> Iterator[Any]:
+    def _complete(self) -> Iterator[bytes]:
         while len(self._received) >= HEADER.size:
             mark, length = HEADER.unpack_from(self._received)
-            if mark != MARK or length > MOST_BYTES:
+            if mark not in (PARCEL, FILE) or length > INLINE_BYTES:
                 raise Garbled("it sent what is no message")
             end = HEADER.size + length
             if len(self._received) < end:
                 break
             body = bytes(self._received[HEADER.size : end])
             del self._received[:end]
-            yield _unpickled(body)
+            yield body if mark == PARCEL else self._taken(Path(os.fsdecode(body)))
 
-
-def _unpickled(body: bytes) -> Any:
-    # A pickle runs code. This one comes from a process that we have started ourselves, as the same user, through a
-    # socket pair that nobody else can open. Nothing else in this project's controller is unpickled.
-    try:
-        return pickle.loads(body)
-    except (Exception, SystemExit) as error:
-        raise Garbled(f"it sent a message that cannot be unpickled ({type(error).__name__})") from None
+    def _taken(self, path: Path) -> bytes:
+        """The parcel in a file, which is removed."""
+        try:
+            if path.parent != self._folder:
+                raise Garbled("it sent a parcel from elsewhere")
+            parcel = path.read_bytes()
+            path.unlink()
+        except (OSError, ValueError):  # a name with a null byte is a ValueError
+            raise Garbled("it sent a parcel that cannot be read") from None
+        return parcel

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import pickle
 import select
 import signal
 import socket
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import NoReturn
 
 from pytest_gpufleet.world.engines import processes
@@ -174,13 +176,14 @@ def _become_rank(connection: int, lifeline: int) -> NoReturn:
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        end = RankEnd(socket.socket(fileno=connection))
+        end = socket.socket(fileno=connection)
         # Before the function that it is to run is imported.
-        sys.path[:], sys.argv, folder = end.receive()
+        sys.path[:], sys.argv, folder, scratch = pickle.loads(RankEnd(end, Path()).receive())
         with suppress(OSError):  # it was removed, or this user may not enter it: the fork server's own then
             os.chdir(folder)
-        main, spec = end.receive()
-        main(end, lifeline, spec)
+        parcels = RankEnd(end, scratch)
+        main, *told = pickle.loads(parcels.receive())
+        main(parcels, lifeline, *told)
         status = 0
     except BaseException:
         traceback.print_exc()

@@ -6,27 +6,40 @@ import atexit
 import contextlib
 import itertools
 import os
+import pickle
 import selectors
 import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from pytest_gpufleet.world.engines import processes
+from pytest_gpufleet.world.engines import channel, processes, scratch
 from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled
 from pytest_gpufleet.world.engines.forkserver import Forkserver
-from pytest_gpufleet.world.engines.protocol import Death, Message
-from pytest_gpufleet.world.rank import RankSpec
-from pytest_gpufleet.world.rank_failure import exit_summary
+from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
+from pytest_gpufleet.world.engines.rank_files import RankFiles, wait_for_stacks
+from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.worker import main
 
 PRELOAD = ["torch", "torch.distributed", "cloudpickle", "pytest", main.__name__]
 NEWS_SECONDS = 0.2  # the connection of a dying rank closes a moment before its exit status is there
 TURN_SECONDS = 0.005  # between two looks at what is still alive
 END_SECONDS = 1.0  # for ranks to go when the controller ends
+# What ranks find in their environment unless the controller has something else there.
+# CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does. *_SOCKET_IFNAME: NCCL and Gloo listen on loopback only. The
+# heartbeat is torch's own deadline for a stuck NCCL watchdog; ours comes first. The buffer is the flight recorder of
+# NCCL, which is read after a hang; torch before 2.8 knows it by its second name only.
+DEFAULTS = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(7 * 24 * 3600),
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+}
 
 
 @dataclass
@@ -37,6 +50,7 @@ class _Rank:
     request: int
     connection: ControllerEnd
     lifeline: int
+    files: RankFiles
     pid: int = 0
     exitcode: int | None = None
     lost: bool = False
@@ -49,6 +63,8 @@ class LocalEngine:
         self._ranks: list[_Rank] = []
         self._requests = itertools.count()
         self._server: Forkserver | None = None
+        self._scratch: scratch.Scratch | None = None
+        self._sent: dict[Path, set[int]] = {}  # parcels in files, and the ranks that have not answered to them yet
         self._unkillable: set[int] = set()
         atexit.register(self._end)
         os.register_at_fork(after_in_child=self._let_go)
@@ -57,24 +73,49 @@ class LocalEngine:
         self._give_up_a_stuck_server()  # it may have come to harm while nobody needed it
         if self._server is None:
             self._server = Forkserver(PRELOAD)
+        scratch.sweep()
+        self._scratch = made = scratch.make()
         self._ranks = []
         for spec in specs:
             ours, theirs = socket.socketpair()
             held, lifeline = os.pipe()
-            connection, request = ControllerEnd(ours), next(self._requests)
-            self._ranks.append(_Rank(request, connection, lifeline))
+            connection, request = ControllerEnd(ours, made.path), next(self._requests)
+            files = RankFiles(made.path, made.sockets, spec.index)
+            self._ranks.append(_Rank(request, connection, lifeline, files))
             try:
                 self._server.fork(request, theirs.fileno(), held)
             finally:
                 theirs.close()
                 os.close(held)
-            connection.send((sys.path, sys.argv, _folder()))
-            connection.send((main.main, spec))
+            connection.send(_pickled(sys.path, sys.argv, _folder(), made.path))
+            connection.send(_pickled(main.main, spec, files, self.environment(spec)))
 
-    def submit(self, rank: int, message: Any) -> None:
-        self._ranks[rank].connection.send(message)
+    def environment(self, spec: RankSpec) -> dict[str, str]:
+        """All that the controller has, DEFAULTS where it has nothing, and what torchrun sets."""
+        counted = {
+            "RANK": spec.index,
+            "LOCAL_RANK": spec.local_index,
+            "WORLD_SIZE": spec.size,
+            "LOCAL_WORLD_SIZE": spec.local_size,
+        }
+        return {**DEFAULTS, **os.environ, **{name: str(number) for name, number in counted.items()}}
 
-    def wait(self, timeout: float) -> list[Message | Death]:
+    def rendezvous(self) -> str:
+        assert self._scratch is not None
+        return f"file://{self._scratch.store}"
+
+    def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
+        ranks = set(ranks)
+        message = channel.message(parcel)
+        if len(parcel) > channel.INLINE_BYTES:
+            assert self._scratch is not None
+            path = channel.in_file(parcel, self._scratch.path)
+            self._sent[path] = set(ranks)
+            message = channel.message_of_file(path)
+        for rank in ranks:
+            self._ranks[rank].connection.send(message)
+
+    def wait(self, timeout: float) -> list[Answer | Death]:
         assert self._server is not None
         with selectors.PollSelector() as selector:
             selector.register(self._server, selectors.EVENT_READ)
@@ -98,24 +139,33 @@ class LocalEngine:
                     rank.pid, rank.exitcode = news.pid, news.exitcode
         except EOFError:
             exitcode = self._server.exitcode()
-            how = "" if exitcode is None else f", which died {exit_summary(exitcode)}"
+            how = "" if exitcode is None else f", which died {processes.exit_summary(exitcode)}"
             return f"with the process that all ranks are forked from{how}"
         return ""
 
-    def _collect(self, index: int) -> list[Message | Death]:
+    def _collect(self, index: int) -> list[Answer | Death]:
         rank = self._ranks[index]
-        events: list[Message | Death] = []
+        events: list[Answer | Death] = []
         over, how = rank.exitcode is not None, ""  # asked first: what it sent before it died comes before its death
         rank.connection.flush()
         try:
-            events = [Message(index, content) for content in rank.connection.receive()]
+            events = [Answer(index, parcel) for parcel in rank.connection.receive()]
         except EOFError:
             over, how = True, self._why_closed(rank)
         except Garbled as garbled:
             over, how = True, f"for its controller: {garbled}"
         if over:
-            events.append(self._lose(index, how or exit_summary(rank.exitcode or 0)))
+            events.append(self._lose(index, how or processes.exit_summary(rank.exitcode or 0)))
+        elif events:
+            self._remove_what_was_read(index)
         return events
+
+    def _remove_what_was_read(self, index: int) -> None:
+        for path, ranks in list(self._sent.items()):
+            ranks.discard(index)
+            if not ranks:
+                path.unlink(missing_ok=True)
+                del self._sent[path]
 
     def _why_closed(self, rank: _Rank) -> str:
         """ "" if the rank has ended, which its exit status tells."""
@@ -136,29 +186,36 @@ class LocalEngine:
         self._ranks[index].lost = True
         return Death(index, how)
 
-    def interrupt(self, rank: int) -> None:
-        if (process := self._ranks[rank]).pid and process.exitcode is None:
+    def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
+        known = {rank: self._ranks[rank] for rank in ranks}
+        asked = [each for each in known.values() if each.pid and each.exitcode is None]
+        for each in asked:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGUSR2)
-                os.kill(process.pid, signal.SIGUSR1)
+                os.kill(each.pid, signal.SIGUSR2)
+                os.kill(each.pid, signal.SIGUSR1)
+        wait_for_stacks([each.files for each in asked])
+        return {rank: each.files.trace(self._state(each)) for rank, each in known.items()}
 
-    def state(self, rank: int) -> str:
-        if self._server is None or rank >= len(self._ranks):  # it was not even asked for
+    def _state(self, rank: _Rank) -> str:
+        if rank.pid:
+            return processes.trouble(rank.pid)
+        if self._server is None:
             return ""
-        if pid := self._ranks[rank].pid:
-            return processes.trouble(pid)
         return f"before it was forked from process {self._server.pid} {processes.trouble(self._server.pid)}".rstrip()
 
-    def kill(self, timeout: float) -> list[int]:
+    def kill(self, timeout: float) -> dict[int, str]:
         until = time.monotonic() + timeout
         while (alive := self._alive()) and time.monotonic() < until:
             processes.kill(alive)
             while any(map(processes.look, alive)) and time.monotonic() < until:
                 time.sleep(TURN_SECONDS)
         self._unkillable |= alive
-        left = [index for index, rank in enumerate(self._ranks) if rank.pid in alive]
+        left = {index: self._state(rank) for index, rank in enumerate(self._ranks) if rank.pid in alive}
         self._give_up_a_stuck_server()
         self._close_connections()
+        made, self._scratch = self._scratch, None
+        if made is not None:
+            made.remove()
         return left
 
     def _alive(self) -> set[int]:
@@ -178,6 +235,7 @@ class LocalEngine:
             self._server = None
 
     def _close_connections(self) -> None:
+        self._sent.clear()
         while self._ranks:  # each once, wherever Ctrl-C comes
             rank = self._ranks.pop()
             rank.connection.close()
@@ -186,6 +244,9 @@ class LocalEngine:
     def _let_go(self) -> None:
         """In a process that was forked from the controller: it must neither use the ranks nor keep them alive."""
         self._close_connections()
+        made, self._scratch = self._scratch, None
+        if made is not None:
+            made.let_go()
         if self._server is not None:
             self._server.let_go()
             self._server = None
@@ -194,6 +255,10 @@ class LocalEngine:
         self.kill(END_SECONDS)
         if self._server is not None:
             self._server.kill()
+
+
+def _pickled(*told: object) -> bytes:
+    return channel.message(pickle.dumps(told, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def _folder() -> str:

@@ -66,3 +66,15 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+def exit_summary(exitcode: int) -> str:
+    """What an exit status means in words; a negative one is a signal."""
+    if exitcode == -signal.SIGKILL:
+        return "by SIGKILL (somebody killed it; the kernel's out-of-memory killer does so too: see dmesg)"
+    if exitcode >= 0:
+        return f"with exit status {exitcode}"
+    try:
+        return f"by {signal.Signals(-exitcode).name} ({signal.strsignal(-exitcode)})"
+    except ValueError:
+        return f"by signal {-exitcode}"

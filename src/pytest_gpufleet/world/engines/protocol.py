@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from pytest_gpufleet.world.rank import RankSpec
+from pytest_gpufleet.world.rank_spec import RankSpec
 
 
 @dataclass(frozen=True)
-class Message:
-    """A rank sent something."""
+class Answer:
+    """What a rank has sent: a pickled Outcome."""
 
     rank: int
-    content: Any
+    parcel: bytes
 
 
 @dataclass(frozen=True)
 class Death:
-    """A rank process is gone, or of no more use. `how` goes on where "rank 3 died" ends: "by SIGSEGV (...)"."""
+    """A rank process is gone, or of no more use. `reason` goes on where "rank 3 died" ends: "by SIGSEGV (...)"."""
 
     rank: int
-    how: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What can be seen of a rank from outside, be it alive, stuck or dead.
+
+    It is in `phase` for `seconds`, and has called `number` collectives in this call, `collective` last. `stack`: of all
+    its Python threads, or as a fatal signal found it. `output`: the end of what it printed. `recorder`: torch's flight
+    recorder, as JSON. `state`: what is unusual about its process, "(stopped by a signal)".
+    """
+
+    phase: str = ""
+    seconds: float = 0.0
+    collective: str = ""
+    number: int = 0
+    stack: str = ""
+    output: str = ""
+    recorder: str = ""
+    state: str = ""
 
 
 class Engine(Protocol):
-    """Starts, feeds and kills rank processes. Waiting for a whole call, deadlines and diagnosis live above it."""
+    """Starts, feeds, examines and kills rank processes, on whatever machines. Waiting for a whole call, deadlines and
+    diagnosis live above it. Nothing here waits for a rank longer than it says."""
 
     def start(self, specs: Sequence[RankSpec]) -> None:
-        """Start one process for each spec. Does not wait for them: each sends a first message when it is ready."""
+        """Start one process for each spec. Does not wait for them: each answers the call START when it is ready."""
 
-    def submit(self, rank: int, message: Any) -> None:
-        """Send a message to a rank, without waiting for it. A rank that is gone shows in `wait`, not here."""
+    def environment(self, spec: RankSpec) -> dict[str, str]:
+        """Everything that a rank finds in its environment when it starts."""
 
-    def wait(self, timeout: float) -> list[Message | Death]:
+    def rendezvous(self) -> str:
+        """By which init_method of torch.distributed the ranks that were started last find each other."""
+
+    def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
+        """Send a pickled Call to ranks, which answer it once each. A rank that is gone shows in `wait`, not here."""
+
+    def wait(self, timeout: float) -> list[Answer | Death]:
         """What happened on any rank, as soon as anything did; [] after `timeout` seconds. A death is told once."""
 
-    def interrupt(self, rank: int) -> None:
-        """Have a rank write its Python stacks to its "stack" file, and NCCL's flight recorder to its "flight" file."""
+    def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
+        """What these ranks are doing, or did last. Asks those that live for their stacks, for a moment at most."""
 
-    def state(self, rank: int) -> str:
-        """What is unusual about a rank's process, for a report: "(stopped by a signal)"; "" if nothing is."""
-
-    def kill(self, timeout: float) -> list[int]:
-        """End every rank with SIGKILL; the ranks that are still there after `timeout` seconds."""
+    def kill(self, timeout: float) -> dict[int, str]:
+        """End every rank with SIGKILL. Those that are still there after `timeout` seconds, with their state."""

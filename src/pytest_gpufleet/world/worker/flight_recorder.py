@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 
-def last_collectives(dumps: Mapping[int, Path]) -> dict[int, tuple[str, int]]:
+def last_collectives(dumps: Mapping[int, str]) -> dict[int, tuple[str, int]]:
     """By rank the last collective in its dump with its state, and its number: ("nccl:all_reduce, started", 7).
 
     All of one process group, the last that any rank used, since every group counts for itself.
     """
-    entries = {rank: _collectives(path) for rank, path in dumps.items()}
+    entries = {rank: _collectives(dump) for rank, dump in dumps.items()}
     newest = max((entry for each in entries.values() for entry in each), key=_created, default={})
     group = newest.get("process_group")
     return {
@@ -21,10 +20,10 @@ def last_collectives(dumps: Mapping[int, Path]) -> dict[int, tuple[str, int]]:
     }
 
 
-def _collectives(path: Path) -> list[dict[str, Any]]:
+def _collectives(dump: str) -> list[dict[str, Any]]:
     try:
-        entries = json.loads(path.read_text()).get("entries", [])
-    except (OSError, ValueError):
+        entries = json.loads(dump).get("entries", [])
+    except ValueError:  # there is none, or it was cut off
         return []
     return [entry for entry in entries if not entry.get("is_p2p")]
 

@@ -6,6 +6,7 @@ import faulthandler
 import fcntl
 import multiprocessing
 import os
+import pickle
 import select
 import signal
 import sys
@@ -13,17 +14,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpufleet.world.call import START, Call
 from pytest_gpufleet.world.engines.channel import RankEnd
+from pytest_gpufleet.world.engines.rank_files import RankFiles
 from pytest_gpufleet.world.outcomes import NotApplicable, Outcome
-from pytest_gpufleet.world.rank import Rank, RankSpec
-from pytest_gpufleet.world.shipping import Parcel, pack, unpack
+from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.rank_spec import RankSpec
+from pytest_gpufleet.world.shipping import pack, unpack
 from pytest_gpufleet.world.worker import introspection
 from pytest_gpufleet.world.worker.output import Output
 from pytest_gpufleet.world.worker.progress_board import Progress
@@ -41,34 +44,21 @@ OWN_FILES = {__file__, str(Path(__file__).parents[2] / "plugin" / "spmd.py")}
 TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not flood the report
 
 
-@dataclass(frozen=True)
-class Call:
-    """Run `parcel`, a packed (function, args, kwargs), on `ranks`, with or without their process group. `number`: no
-    other call of this world has it, and its answer bears it. `test`: no other test of this session has it."""
-
-    number: int
-    test: int
-    name: str
-    ranks: tuple[int, ...]
-    with_group: bool
-    parcel: Parcel
-
-
-def main(connection: RankEnd, lifeline: int, spec: RankSpec) -> None:
+def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, environment: dict[str, str]) -> None:
     """The whole life of a rank process."""
     _end_with_the_controller(lifeline)
     os.environ.clear()
-    os.environ.update(spec.environment)
-    _keep_sockets_in(spec.sockets / f"rank{spec.index}")
-    output = Output(spec.file("output"))
-    stacks = spec.file("stack").open("wb")
+    os.environ.update(environment)
+    _keep_sockets_in(files.sockets / f"rank{spec.index}")
+    output = Output(files.output)
+    stacks = files.stack.open("wb")
     faulthandler.enable(stacks)
     # Written in C and without the GIL: it answers even while a C extension holds the GIL.
     faulthandler.register(signal.SIGUSR1, stacks)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which then ends the ranks
-    _write_flight_recorder_on_request(spec.file("flight"))
+    _write_flight_recorder_on_request(files.recorder)
     introspection.install()
-    progress = Progress(spec.file("progress"))
+    progress = Progress(files.progress)
 
     state: RankState | None = None
 
@@ -79,42 +69,45 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec) -> None:
 
         state = RankState(device, stacks, output)
 
-    connection.send(_perform(0, "start", progress, prepare, spec.scratch, output))
+    def answer(number: int, name: str, body: Callable[[], Any]) -> None:
+        connection.send(pickle.dumps(_perform(number, name, progress, body, output)))
+
+    answer(START, "start", prepare)
     while True:
         try:
-            call: Call = connection.receive()
+            call: Call = pickle.loads(connection.receive())
         except EOFError:
             return
         assert state is not None  # the controller sends nothing to a rank that did not start
-        rank = Rank(
-            index=call.ranks.index(spec.index),
-            size=len(call.ranks),
-            device=state.device,
-            gpu=spec.gpu,
-            kept=state.kept,
-            _groups=state.groups,
-            _members=call.ranks if call.with_group else None,
-            _progress=progress,
-        )
-        body = partial(_run, call, rank, state)
-        answer = _perform(call.number, call.name, progress, body, spec.scratch, output)
-        connection.send(answer)
+        answer(call.number, call.name, partial(_run, call, spec, state, progress))
 
 
-def _run(call: Call, rank: Rank, state: RankState) -> Any:
+def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress) -> Any:
     state.before_call(call.test)
-    function, args, kwargs = unpack(call.parcel)
+    members = call.group_of(spec.index)
+    rank = Rank(
+        index=members.index(spec.index),
+        size=len(members),
+        node=spec.node,
+        local_size=call.local_sizes[spec.node],
+        device=state.device,
+        gpu=spec.gpu,
+        kept=state.kept,
+        _groups=state.groups,
+        _members=members if call.with_group else None,
+        _progress=progress,
+    )
+    function, args, kwargs = unpack(call.work)
     return function(rank, *args, **kwargs)
 
 
-def _perform(
-    number: int, name: str, progress: Progress, body: Callable[[], Any], scratch: Path, output: Output
-) -> Outcome:
+def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any], output: Output) -> Outcome:
     """Run one call. However it ends, it becomes an Outcome; after a failure the phase stays for the report."""
     progress.begin(name)
+    began = time.monotonic()
     ending: dict[str, Any]
     try:
-        ending = {"kind": "returned", "result": _pack_result(_as_one_process(body), scratch)}
+        ending = {"kind": "returned", "result": _pack_result(_as_one_process(body))}
     except NotApplicable as skip:
         ending = {"kind": "not applicable", "error_text": _clip(str(skip))}
     except pytest.skip.Exception as skip:
@@ -122,8 +115,8 @@ def _perform(
     except pytest.xfail.Exception as xfail:
         ending = {"kind": "xfailed", "error_text": _clip(str(xfail))}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the story must get out
-        ending = {"kind": "raised", **_story(error)}
-    return Outcome(call=number, output=output.take(), ended=time.monotonic(), **ending)
+        ending = {"kind": "raised", "phase": progress.now, **_story(error)}
+    return Outcome(call=number, output=output.take(), seconds=time.monotonic() - began, **ending)
 
 
 def _as_one_process(body: Callable[[], Any]) -> Any:
@@ -137,9 +130,9 @@ def _as_one_process(body: Callable[[], Any]) -> Any:
             os._exit(0)
 
 
-def _pack_result(result: Any, scratch: Path) -> Parcel:
+def _pack_result(result: Any) -> bytes:
     try:
-        return pack(result, scratch)
+        return pack(result)
     except Exception as error:  # pickling runs the object's own code, which may raise anything
         raise TypeError(f"the result ({type(result).__name__}) cannot be sent back: {error}") from None
 

@@ -1,4 +1,4 @@
-"""How far a rank has come, in memory shared with the controller: readable even while the rank hangs or is dead."""
+"""How far a rank has come, in memory shared with its engine: readable even while the rank hangs or is dead."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import mmap
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any
+
+from pytest_gpufleet.world.engines.protocol import Trace
 
 _SLOT = struct.Struct("=dIH")  # monotonic time, a count, length of the text that follows
 _SLOT_BYTES = 512
@@ -24,7 +25,9 @@ COLLECTIVES = (
 
 
 class Progress:
-    """A rank's current phase and the last collective it called in the current call."""
+    """A rank's current phase (`now`) and the last collective it called in the current call."""
+
+    now = ""
 
     def __init__(self, path: Path) -> None:
         with path.open("w+b") as file:
@@ -39,6 +42,7 @@ class Progress:
         self.phase(call)
 
     def phase(self, name: str) -> None:
+        self.now = name
         self._write(_PHASE, 0, name)
 
     def call_collectives(self, module: Any) -> None:
@@ -60,24 +64,15 @@ class Progress:
         self._memory[slot : slot + _SLOT.size + len(data)] = _SLOT.pack(time.monotonic(), count, len(data)) + data
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """What a rank was doing: its phase and for how many seconds, the last collective it called and its number."""
-
-    phase: str = ""
-    seconds: float = 0.0
-    collective: str = ""
-    number: int = 0
-
-
-def read(path: Path) -> Snapshot:
+def read(path: Path) -> Trace:
+    """Phase and collective of the rank that writes this file, on the machine that it runs on."""
     try:
         memory = path.read_bytes()
     except OSError:
-        return Snapshot()
+        return Trace()
     phase, _, seconds = _slot(memory, _PHASE)
     collective, number, _ = _slot(memory, _COLLECTIVE)
-    return Snapshot(phase, seconds, collective, number)
+    return Trace(phase, seconds, collective, number)
 
 
 def _slot(memory: bytes, at: int) -> tuple[str, int, float]:

@@ -24,6 +24,7 @@ from typing import IO, Any
 import torch
 import torch.distributed
 
+from pytest_gpufleet.world.call import Members
 from pytest_gpufleet.world.worker.output import Output
 
 ROUTINES = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
@@ -131,7 +132,7 @@ class RankState:
     def __init__(self, device: torch.device, stacks: IO[bytes], output: Output) -> None:
         self.device = device
         self.kept: dict[str, Any] = {}
-        self.groups: dict[tuple[int, ...], torch.distributed.ProcessGroup] = {}
+        self.groups: dict[Members, torch.distributed.ProcessGroup] = {}
         self._stacks = stacks
         self._output = output
         self._test = 0

@@ -1,0 +1,33 @@
+"""What a rank is: told to its engine and to its process before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_gpufleet.model import place
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.place import Place
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """Rank `index` of `size`, which is rank `local_index` of the `local_size` on its node. `device` is a torch device
+    of that node ("cuda:3", "cpu"), `gpu` the GPU behind it; None in a rehearsal."""
+
+    index: int
+    size: int
+    node: int
+    local_index: int
+    local_size: int
+    device: str
+    gpu: Gpu | None
+    cpu_threads: int | None = None
+
+    @property
+    def place(self) -> Place:
+        return place.gpu(self.gpu.index, self.node) if self.gpu else Place(self.node, "cpu", self.local_index)
+
+    @property
+    def name(self) -> str:
+        where = self.gpu.identity if self.gpu else "CPU"
+        return f"rank {self.index} of {self.size}, {where}"
