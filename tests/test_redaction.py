@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import timeit
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from pytest_gpufleet.redaction import command, redacted, throughout
-from pytest_gpufleet.world.rank import RankSpec
 
 RECORDED = Path(__file__).parent / "recorded"
 LONG = "s3k'ret/long+value==\\"  # as it stands in the environment
@@ -110,11 +108,6 @@ def test_a_command_line_tells_options_and_hides_what_they_promise() -> None:
     given = "a/ --metadata token 1234 -o api_key=s3k --db-password 1234 --proxy=http://u:s3k@h -k token x.py::a[b=c]"
     shown = "a/ --metadata token (hidden) -o api_key=(hidden) --db-password (hidden) --proxy=http://(hidden)@h"
     assert command(given.split()) == f"{shown} -k token x.py::a[b=c]"
-
-
-def test_a_rank_does_not_tell_its_environment() -> None:
-    spec = RankSpec(0, 1, "cpu", None, Path(), {})
-    assert "s3k" not in repr(replace(spec, environment={"ANYTHING": "s3k"}))
 
 
 ATTACK = """

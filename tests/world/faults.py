@@ -125,8 +125,8 @@ def answers(sent: Callable[[bytes], bytes], then: Callable[[], object]):
     """Of its answer the rank sends what `sent` makes of it, and does `then`."""
 
     def act(rank):
-        def send(self, content):
-            self._end.sendall(sent(channel.encode(content)))
+        def send(self, parcel):
+            self._end.sendall(sent(channel.message(parcel)))
             then()
 
         channel.RankEnd.send = send

@@ -1,51 +1,65 @@
 """What the controller makes of bytes from a rank, whatever they are, without waiting for it."""
 
-import pickle
 import socket
-import sys
 
 import pytest
 
-from pytest_gpufleet.world.engines.channel import HEADER, MARK, MOST_BYTES, ControllerEnd, Garbled, RankEnd, encode
+from pytest_gpufleet.world.engines.channel import (
+    FILE,
+    HEADER,
+    INLINE_BYTES,
+    PARCEL,
+    ControllerEnd,
+    Garbled,
+    RankEnd,
+    in_file,
+    message,
+    message_of_file,
+)
 
-
-class Exits:
-    def __reduce__(self):
-        return sys.exit, (3,)
+LARGE = b"x" * (INLINE_BYTES + 1)
 
 
 @pytest.fixture
-def ends():
+def ends(tmp_path):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield ControllerEnd(ours), theirs
+        yield ControllerEnd(ours, tmp_path), theirs
 
 
-def framed(body):
-    return HEADER.pack(MARK, len(body)) + body
-
-
-def test_messages_arrive_whole_however_they_are_cut(ends):
+def test_parcels_arrive_whole_however_they_are_cut(ends):
     controller, rank = ends
-    sent = encode("one") + encode({"two": "x" * 100_000})
+    sent = message(b"one") + message(b"x" * INLINE_BYTES)
     received = []
-    for start in range(0, len(sent), 7919):
-        rank.sendall(sent[start : start + 7919])
+    for start in range(0, len(sent), 797):
+        rank.sendall(sent[start : start + 797])
         received += controller.receive()
-    assert received == ["one", {"two": "x" * 100_000}]
+    assert received == [b"one", b"x" * INLINE_BYTES]
     assert controller.receive() == []
-    rank.sendall(encode("last") + MARK)  # half of another: its rank ends here
+    rank.sendall(message(b"last") + PARCEL)  # half of another: its rank ends here
     rank.close()
-    assert controller.receive() == ["last"]
+    assert controller.receive() == [b"last"]
     with pytest.raises(EOFError):
         controller.receive()
 
 
+def test_a_large_parcel_lies_in_a_file_until_it_is_read(ends, tmp_path):
+    controller, rank = ends
+    end = RankEnd(rank, tmp_path)
+    end.send(LARGE)
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [len(LARGE)]
+    assert controller.receive() == [LARGE]
+    assert list(tmp_path.iterdir()) == []
+    controller.send(message_of_file(in_file(LARGE, tmp_path)))  # of several ranks, none of which may remove it
+    assert end.receive() == LARGE
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 @pytest.mark.parametrize(
     "sent",
-    [b"\xff" * 64, HEADER.pack(MARK, 2**31 - 1), HEADER.pack(MARK, MOST_BYTES + 1), framed(b"no pickle"), framed(b""),
-     framed(pickle.dumps(Exits()))],
-    ids=["garbage", "2 GB", "too long", "no pickle", "nothing", "exits"],
+    [b"\xff" * 64, HEADER.pack(PARCEL, 2**31 - 1), HEADER.pack(PARCEL, INLINE_BYTES + 1),
+     message_of_file("/etc/hostname"), message_of_file("no such file"), HEADER.pack(FILE, 3) + b"a\0b"],
+    ids=["garbage", "2 GB", "too long", "a file of somebody else", "no file", "no name of a file"],
 )  # fmt: skip
 def test_garbage_is_told(ends, sent):
     controller, rank = ends
@@ -54,11 +68,17 @@ def test_garbage_is_told(ends, sent):
         controller.receive()
 
 
+def test_a_file_that_is_gone_is_told(ends, tmp_path):
+    controller, rank = ends
+    rank.sendall(message_of_file(tmp_path / "gone.parcel"))
+    with pytest.raises(Garbled):
+        controller.receive()
+
+
 def test_sending_waits_for_nobody(ends):
     controller, rank = ends
-    large = "x" * (8 << 20)  # more than any socket holds
-    controller.send(large)
-    controller.send("small")
+    sent = message(b"x" * (8 << 20)) + message(b"small")  # more than any socket holds
+    controller.send(sent)
     assert controller.has_unsent
     rank.setblocking(False)
     received = bytearray()
@@ -67,19 +87,19 @@ def test_sending_waits_for_nobody(ends):
         controller.flush()
     rank.setblocking(True)
     rank.settimeout(60)
-    while len(received) < len(encode(large)) + len(encode("small")):
+    while len(received) < len(sent):
         received += rank.recv(1 << 20)
-    assert received == encode(large) + encode("small")
+    assert received == sent
     rank.close()
-    controller.send("too late")
+    controller.send(message(b"too late"))
     assert not controller.has_unsent
 
 
-def test_a_rank_gets_what_it_is_sent_and_hears_of_the_end(ends):
+def test_a_rank_gets_what_it_is_sent_and_hears_of_the_end(ends, tmp_path):
     controller, rank = ends
-    controller.send([1, "two"])
-    end = RankEnd(rank)
-    assert end.receive() == [1, "two"]
+    controller.send(message(b"one"))
+    end = RankEnd(rank, tmp_path)
+    assert end.receive() == b"one"
     controller.close()
     with pytest.raises(EOFError):
         end.receive()

@@ -1,10 +1,11 @@
-"""Which deadline ends a hang, and that it is told by rank."""
+"""Which deadline of pytest's and of ours ends a hang, and that it is told by rank."""
 
 import pytest
 
 HANG = """
 import pytest, time
 
+@pytest.mark.timeout(0)
 def test_before(world):  # starting the ranks is not part of any limit below
     world.run(lambda rank: None)
 
@@ -12,7 +13,7 @@ def hang(rank):
     if rank.index == 1:
         time.sleep(3600)
 
-def test_hang(world):
+def test_default(world):
     world.run(hang)
 
 @pytest.mark.timeout(1)
@@ -22,32 +23,50 @@ def test_marker(world):
 def test_call(world):
     world.run(hang, timeout=1.25)
 
+def test_of_all_tests(world):
+    world.run(hang, timeout=60)
+
+@pytest.mark.timeout(0)
 def test_after(world):
     assert world.run(lambda rank: rank.index) == [0, 1]
 """
 
 
+@pytest.fixture(scope="module")
+def hangs(fleet):
+    return fleet(HANG, "--fleet-timeout=1.5", "--timeout=10")
+
+
 @pytest.mark.parametrize(
-    ("selected", "arguments", "limit"),
+    ("name", "limit"),
     [
-        ("test_hang", ["--fleet-timeout=1.5"], "1.5 s"),
-        ("test_call", ["--fleet-timeout=60"], "1.25 s"),
-        ("test_hang", ["--timeout=3"], "no answer within"),
-        ("test_marker", [], "no answer within"),
+        ("test_default", "1.5 s"),
+        ("test_call", "1.25 s"),
+        ("test_of_all_tests", "no answer within"),
+        ("test_marker", "no answer within"),
     ],
     ids=["--fleet-timeout", "timeout=", "--timeout", "marker"],
 )
-def test_the_rank_that_hangs_is_named(fleet, selected, arguments, limit):
-    run = fleet(HANG, *arguments, "-k", f"test_before or {selected} or test_after")
-    assert run.outcomes == {"test_before": "passed", selected: "failed", "test_after": "passed"}, run.text
-    message = run.check(selected).message
+def test_the_rank_that_hangs_is_named(hangs, name, limit):
+    message = hangs.check(name).message
     assert message.startswith("rank 1 of 2")
     assert limit in message
     assert "in hang" in message
+    assert (hangs.check("test_before").outcome, hangs.check("test_after").outcome) == ("passed", "passed")
 
 
 def test_a_hang_in_the_controller_is_left_to_pytest_timeout(fleet):
-    module = "def test_hang(world):\n    world.run(lambda rank: None)\n    while True: pass\n"
-    run = fleet(module, "--timeout=4")
-    assert run.outcomes == {"test_hang": "failed"}
+    module = """
+    import pytest
+
+    def test_before(world):
+        world.run(lambda rank: None)
+
+    @pytest.mark.timeout(1)
+    def test_hang(world):
+        while True:
+            pass
+    """
+    run = fleet(module)
+    assert run.outcomes == {"test_before": "passed", "test_hang": "failed"}
     assert "Timeout" in run.check("test_hang").message

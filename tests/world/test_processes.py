@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -11,11 +12,8 @@ import pytest
 
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.engines import processes, scratch
-from pytest_gpufleet.world.engines.channel import RankEnd, encode
+from pytest_gpufleet.world.engines.channel import RankEnd, message
 from pytest_gpufleet.world.engines.forkserver import Forkserver
-from pytest_gpufleet.world.engines.protocol import Message
-from pytest_gpufleet.world.outcomes import Outcome
-from pytest_gpufleet.world.pool import Pool
 
 ATTACKS = """
 import os, resource, signal, socket, subprocess, sys, threading, time
@@ -42,36 +40,6 @@ def test_two_threads_get_their_own_results(world):
     for thread in threads:
         thread.join()
     assert got == {0: [(0, 0), (1, 0)], 1: [(0, 1), (1, 1)], 2: [(0, 2)], 3: [(0, 3)]}
-    assert pids(world) == before
-
-def test_a_thread_that_is_left_behind_keeps_nobody(world):
-    told = []
-    ready = threading.Event()
-
-    def hang(rank):
-        time.sleep(3600)
-
-    def left_behind():
-        ready.set()
-        with pytest.raises(RuntimeError, match="stopped by another thread"):
-            world.run(hang)
-        told.append("ended")
-
-    world.run(lambda rank: None)
-    thread = threading.Thread(target=left_behind)
-    thread.start()
-    ready.wait()
-    while not world._pool._caller:
-        pass
-    world._pool.stop()
-    thread.join(60)
-    assert told == ["ended"]
-
-def test_a_timeout_is_a_number_of_seconds(world):
-    before = pids(world)
-    for timeout in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="a number of seconds above 0, not"):
-            world.run(lambda rank: None, timeout=timeout)
     assert pids(world) == before
 
 def test_modules_that_are_more(world):
@@ -206,39 +174,11 @@ def test_attacks_on_the_processes_of_a_world(fleet, tmp_path):
     assert [path for path in folder.iterdir() if not path.name.startswith("pytest-of-")] == []
 
 
-def test_a_module_by_its_name_is_itself_again(tmp_path):
+def test_a_module_by_its_name_is_itself_again():
     import torch
 
     for module in (torch.backends.cudnn, torch.backends, torch.ops, torch.ops.aten):
-        assert shipping.unpack(shipping.pack(module, tmp_path)) is module
-
-
-class EngineOfAStoppedController:
-    """Its process does not run from the moment it waits until after the deadline, and the answer comes meanwhile."""
-
-    waited = False
-
-    def submit(self, rank, message):
-        self.number = message.number
-
-    def wait(self, timeout):
-        if not self.waited:
-            self.waited = True
-            time.sleep(timeout)
-            return []
-        return [Message(0, Outcome(call=self.number, kind="returned", output="", ended=0.0, result=b""))]
-
-
-def test_an_answer_that_came_while_the_controller_was_stopped_is_no_hang():
-    pool = Pool(EngineOfAStoppedController(), [], timeout=0.01)
-    assert pool._round((0,), "body", False, b"", 0.01).keys() == {0}
-
-
-def test_a_thread_that_a_test_has_left_behind_starts_no_ranks_after_the_last_test():
-    pool = Pool(None, [], timeout=1)
-    pool.close()
-    with pytest.raises(RuntimeError, match="after the last test"):
-        pool.call((), False, None, print, (), {})
+        assert shipping.unpack(shipping.pack(module)) is module
 
 
 STOPPED_AT_ITS_START = """
@@ -267,20 +207,21 @@ def test_a_fork_server_that_never_starts_a_rank_ends_with_the_deadline(fleet):
     assert "(stopped by a signal)" in message
 
 
-def tells_its_child(pipe, lifeline, spec):
+def tells_its_child(connection, lifeline):
     child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
-    pipe.send((os.getpid(), child.pid))
+    connection.send(pickle.dumps((os.getpid(), child.pid)))
     time.sleep(3600)
 
 
-def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hearing_its_news():
+def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hearing_its_news(tmp_path):
     server = Forkserver([])
     ours, theirs = socket.socketpair()
     held, lifeline = os.pipe()
     with ours, theirs:
         server.fork(0, theirs.fileno(), held)
-        ours.sendall(encode((sys.path, sys.argv, os.getcwd())) + encode((tells_its_child, None)))
-        pids = [server.pid, *RankEnd(ours).receive()]
+        for told in ((sys.path, sys.argv, os.getcwd(), tmp_path), (tells_its_child,)):
+            ours.sendall(message(pickle.dumps(told)))
+        pids = [server.pid, *pickle.loads(RankEnd(ours, tmp_path).receive())]
         assert all(map(processes.look, pids))
         server._control.close()
         deadline = time.monotonic() + 60
@@ -366,17 +307,18 @@ def test_what_another_user_made_is_not_swept(shared, monkeypatch):
     assert left.exists()
 
 
-def test_a_folder_is_short_enough_for_sockets_and_goes_as_a_whole(shared, monkeypatch):
+def test_a_folder_is_short_and_plain_enough_for_sockets_and_goes_as_a_whole(shared, monkeypatch):
     monkeypatch.setattr(scratch, "MOST_PATH_BYTES", len(str(shared)) + 50)
     made = scratch.make()
     assert made.sockets == made.path
-    deep = shared / ("x" * 100)
-    deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
-    long = scratch.make()
-    assert long.path.parent == deep
-    assert long.sockets.parent == shared
-    for each in (made, long):
+    others = []
+    for name in ("x" * 100, "a?b#c", "\udcff"):
+        (shared / name).mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(shared / name))
+        others.append(scratch.make())
+        assert others[-1].path.parent == shared / name
+        assert others[-1].sockets.parent == others[-1].store.parent.parent == shared
+    for each in (made, *others):
         assert all(path.stat().st_mode & 0o777 == 0o700 for path in (each.path, each.sockets))
         each.remove()
     assert list(shared.rglob("gpufleet-*")) == []

@@ -53,11 +53,9 @@ def test_strangers(nccl_group):
     assert nccl_group.run(total) == [3, 3]
     print("ports tried:", len(found))
 
-def test_scratch_folder_is_private(nccl_group, pytestconfig):
-    from pytest_gpufleet.plugin.keys import RUN
-    nccl_group.run(total)
-    scratch = pytestconfig.stash[RUN].ranks.pool.specs[0].scratch
-    assert scratch.stat().st_mode & 0o777 == 0o700
+def test_the_files_of_ranks_are_private(nccl_group):
+    for output in nccl_group.run(lambda rank: os.readlink("/proc/self/fd/1")):
+        assert Path(output).parent.stat().st_mode & 0o777 == 0o700
 """
 
 

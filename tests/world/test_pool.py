@@ -1,0 +1,395 @@
+"""Starts, deadlines, grace, kills and groups, on an engine without processes."""
+
+import os
+import pickle
+import threading
+
+import pytest
+
+from pytest_gpufleet import RankFailure
+from pytest_gpufleet.world import pool as pool_module
+from pytest_gpufleet.world.answers import GRACE_SECONDS
+from pytest_gpufleet.world.attempts import MAX_FAILED_STARTS
+from pytest_gpufleet.world.engines.protocol import Engine, Trace
+from pytest_gpufleet.world.outcomes import Outcome
+
+from .fake_engine import Dies, FakeEngine, Hangs, Sends, Takes, specs, world_of
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return FakeEngine()
+
+
+def told(failure):
+    """Of each rank, the one to blame first, how it ended."""
+    return [(report.rank, report.state) for report in failure.value.reports]
+
+
+def hangs_on_1(rank):
+    if rank.index == 1:
+        raise Hangs
+
+
+# ---------------------------------------------------------------- deadlines
+
+
+@pytest.mark.parametrize(
+    ("options", "timeout", "seconds"),
+    [
+        ({}, None, 10.0),
+        ({}, 1.25, 1.25),
+        ({"test_deadline": lambda: 3.0}, None, 3.0),
+        ({"test_deadline": lambda: 3.0}, 1.25, 1.25),
+    ],
+    ids=["default", "of the call", "of the test", "of the call before that of the test"],
+)
+def test_the_first_deadline_ends_a_hang_and_names_the_rank(engine, options, timeout, seconds):
+    world = world_of(engine, 2, **options)
+    with pytest.raises(RankFailure) as failure:
+        world.run(hangs_on_1, timeout=timeout)
+    assert (failure.value.kind, told(failure)) == ("hang", [(1, "running"), (0, "returned")])
+    assert (engine.now, engine.examined, engine.kills) == (seconds, [0, 1], 1)
+    assert f"no answer within {seconds:g} s from rank 1" in failure.value.what
+
+
+def test_the_next_call_finds_fresh_ranks(engine):
+    world = world_of(engine, 2)
+    for body in (hangs_on_1, ends_one_after_the_other):
+        with pytest.raises(RankFailure):
+            world.run(body)
+    assert world.run(lambda rank: rank.index) == [0, 1]
+    assert engine.starts == 3
+
+
+def test_starting_is_no_part_of_a_deadline(engine):
+    engine.starting = lambda rank: Takes(40.0)
+    assert world_of(engine, 2, timeout=1.0).run(lambda rank: rank.index) == [0, 1]
+    assert engine.now == 40.0
+
+
+def test_ranks_that_do_not_come_up_end_with_a_deadline_of_their_own(engine):
+    engine.starting = lambda rank: Takes(1e9)
+    with pytest.raises(RankFailure) as failure:
+        world_of(engine, 2, timeout=1.0).run(lambda rank: None)
+    assert (failure.value.kind, engine.now) == ("hang", pool_module.MIN_START_SECONDS)
+    assert failure.value.what.startswith("start of the ranks")
+
+
+def test_an_answer_that_came_while_the_controller_was_stopped_is_no_hang(engine):
+    """It does not run from the moment it waits until after the deadline, and the answer comes meanwhile."""
+    world, wait = world_of(engine, 1), engine.wait
+    world.run(lambda rank: None)
+
+    def stopped(timeout):
+        engine.wait = wait
+        engine.now += 100
+        return []
+
+    engine.wait = stopped
+    assert world.run(lambda rank: "an answer") == ["an answer"]
+
+
+def test_a_timeout_is_a_number_of_seconds(engine):
+    for timeout in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="a number of seconds above 0, not"):
+            world_of(engine, 1).run(lambda rank: None, timeout=timeout)
+    assert engine.starts == 0
+
+
+# ---------------------------------------------------------------- failures
+
+
+def ends_one_after_the_other(rank):
+    return Takes(*[(2.0,), (1.0, ValueError("first")), (1.3, KeyError("second")), (1.5,)][rank.index])
+
+
+def test_after_the_first_failure_the_others_have_a_moment_to_tell_their_story(engine):
+    with pytest.raises(ValueError, match="first") as failure:
+        world_of(engine, 4).run(ends_one_after_the_other)
+    assert told(failure) == [(1, "raised"), (2, "raised"), (0, "running"), (3, "running")]
+    assert engine.now == 1.0 + GRACE_SECONDS
+    assert engine.examined == [0, 3]
+
+
+def test_a_death_comes_before_what_it_makes_others_raise(engine):
+    def body(rank):
+        return Takes(0.2, Dies("by SIGKILL")) if rank.index else Takes(0.1, ConnectionError("reset by peer"))
+
+    with pytest.raises(RankFailure) as failure:
+        world_of(engine, 2).run(body)
+    assert (failure.value.kind, told(failure)) == ("crash", [(1, "died"), (0, "raised")])
+    assert failure.value.reports[0].summary == "by SIGKILL"
+
+
+def test_a_rank_that_was_not_in_the_call_dies(engine):
+    world = world_of(engine, 3)
+    world.run(lambda rank: None)
+    engine.then(2, Takes(1.0, Dies("by SIGSEGV")))
+    with pytest.raises(RankFailure) as failure:
+        world.subset([0]).run(lambda rank: Takes(5.0))
+    assert told(failure) == [(2, "died"), (0, "running")]
+
+
+@pytest.mark.parametrize(
+    ("parcel", "says"),
+    [(b"no pickle", "cannot be unpickled"), (b"", "cannot be unpickled"), (pickle.dumps("text"), "is no answer")],
+)
+def test_what_is_no_answer_is_the_death_of_its_rank(engine, parcel, says):
+    with pytest.raises(RankFailure, match=says) as failure:
+        world_of(engine, 2).run(lambda rank: Sends(parcel) if rank.index else None)
+    assert (failure.value.kind, told(failure)) == ("crash", [(1, "died"), (0, "returned")])
+
+
+class Exits:
+    def __reduce__(self):
+        return exit, (3,)
+
+
+def test_what_exits_when_it_is_unpickled_is_the_death_of_its_rank(engine):
+    parcel = pickle.dumps(Exits())
+    with pytest.raises(RankFailure, match="SystemExit"):
+        world_of(engine, 1).run(lambda rank: Sends(parcel))
+
+
+def test_an_answer_to_a_call_that_is_over_counts_for_nothing(engine):
+    world = world_of(engine, 1)
+    world.run(lambda rank: None)
+    engine.then(0, Sends(pickle.dumps(Outcome("returned", 1))))
+    assert world.run(lambda rank: "mine") == ["mine"]
+
+
+def test_of_those_that_hang_the_ones_that_others_wait_for_come_first(engine):
+    engine.traces = {rank: Trace("training", 7.0, "all_reduce", 3 if rank != 2 else 2) for rank in range(4)}
+    with pytest.raises(RankFailure) as failure:
+        world_of(engine, 4).run(lambda rank: Takes(1e9))
+    assert [rank for rank, _ in told(failure)] == [2, 0, 1, 3]
+    assert failure.value.notes == (
+        "torch.distributed: ranks 0, 1, 3 arrived at collective number 3 (all_reduce); "
+        "rank 2 did not: only at number 2 (all_reduce)",
+    )
+    assert failure.value.reports[0].headline == 'rank 2 of 4, CPU: running in phase "training" for 7.0 s'
+
+
+def test_what_a_run_hears_of_a_failure(engine):
+    heard = []
+    with pytest.raises(ZeroDivisionError):
+        world_of(engine, 2, on_event=lambda name, **content: heard.append((name, content))).run(lambda rank: 1 / 0)
+    (started, _), (failed, content) = heard
+    assert (started, failed, content["kind"]) == ("world_started", "failure", "exception")
+    assert [each["rank"] for each in content["ranks"]] == [0, 1]
+
+
+# ---------------------------------------------------------------- starts, joins and kills
+
+
+def test_a_rank_that_dies_while_it_starts_is_named_and_a_hopeless_start_is_not_tried_for_ever(engine):
+    engine.starting = lambda rank: Dies("with exit status 11") if rank else None
+    world = world_of(engine, 2)
+    for _ in range(MAX_FAILED_STARTS + 2):
+        with pytest.raises(RankFailure, match="rank 1 of 2, CPU: died with exit status 11"):
+            world.run(lambda rank: None)
+    assert engine.starts == engine.kills == MAX_FAILED_STARTS
+
+
+def test_failed_starts_count_in_a_row(engine):
+    world = world_of(engine, 1)
+    for _ in range(2):
+        engine.starting = lambda rank: Dies("at first")
+        for _ in range(MAX_FAILED_STARTS - 1):
+            with pytest.raises(RankFailure, match="at first"):
+                world.run(lambda rank: None)
+        engine.starting = lambda rank: None
+        assert world.run(lambda rank: rank.index) == [0]
+        world._pool.stop()
+
+
+def test_a_process_group_that_never_comes_up_is_not_tried_by_every_test(engine):
+    engine.joining = lambda rank: RuntimeError("no such interface")
+    group = world_of(engine, 2, with_group=True)
+    for _ in range(MAX_FAILED_STARTS + 2):
+        with pytest.raises(RankFailure, match="no such interface"):
+            group.run(lambda rank: None)
+    assert engine.starts == MAX_FAILED_STARTS
+    assert type(group)(group._pool, False).run(lambda rank: rank.index) == [0, 1]
+
+
+def test_groups_are_joined_once_in_the_order_of_their_use_and_again_in_a_fresh_world(engine):
+    group = world_of(engine, 4, with_group=True)
+    group.run(lambda rank: rank.group)
+    group.subset([3, 1]).run(lambda rank: rank.group)
+    assert group.each([[0, 1], [1 + 1, 3]], lambda rank: rank.group) == [[(0, 1)] * 2, [(2, 3)] * 2]
+    group.run(lambda rank: None)
+    assert engine.joined == [(0, 1, 2, 3), (1, 3), (0, 1), (2, 3)]
+    group._pool.stop()
+    group.each([[1, 3], [0]], lambda rank: None)
+    assert engine.joined[4:] == [(1, 3), (0,)]
+
+
+def test_a_rank_that_cannot_be_killed_ends_the_use_of_its_gpu(engine):
+    world = world_of(engine, 2)
+    engine.unkillable = {1: "(in a system call that cannot be interrupted)"}
+    with pytest.raises(ZeroDivisionError):
+        world.run(lambda rank: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(RankFailure, match=r"rank 1 of 2, CPU: running and could not be killed within 10 s \(in a"):
+            world.run(lambda rank: None)
+    assert engine.starts == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_whatever_ends_the_wait_ends_the_ranks(engine, error):
+    world = world_of(engine, 1)
+    world.run(lambda rank: None)
+
+    def interrupted(timeout):
+        del engine.wait
+        raise error
+
+    engine.wait = interrupted
+    with pytest.raises(error):
+        world.run(lambda rank: None)
+    assert engine.kills == 1
+    assert world.run(lambda rank: "fresh") == ["fresh"]
+
+
+def test_a_test_that_is_none_of_the_suite_leaves_its_name_on_the_ranks(engine):
+    running = "test_theirs"
+    world = world_of(engine, 1, foreign_test=lambda: running)
+    world.run(lambda rank: None)
+    running = ""
+    world.run(lambda rank: None)
+    assert world._pool.used_by == "test_theirs"
+    world._pool.stop()
+    world.run(lambda rank: None)
+    assert world._pool.used_by == ""
+
+
+# ---------------------------------------------------------------- who calls
+
+
+def test_a_thread_that_is_left_behind_keeps_nobody(engine):
+    world, ended = world_of(engine, 1, timeout=1e12), []
+    waiting = threading.Event()
+    wait = engine.wait
+
+    def left_behind():
+        with pytest.raises(RuntimeError, match="stopped by another thread"):
+            world.run(lambda rank: Takes(1e12))
+        ended.append(True)
+
+    engine.wait = lambda timeout: waiting.set() or wait(timeout)
+    thread = threading.Thread(target=left_behind)
+    thread.start()
+    waiting.wait()
+    world._pool.stop()
+    thread.join(60)
+    assert ended == [True]
+
+
+def test_a_thread_that_a_test_has_left_behind_starts_no_ranks_after_the_last_test(engine):
+    world = world_of(engine, 1)
+    world._pool.close()
+    with pytest.raises(RuntimeError, match="after the last test"):
+        world.run(print)
+    assert engine.starts == 0
+
+
+def test_a_call_within_a_call_of_the_same_thread_is_refused(engine):
+    world = world_of(engine, 1)
+    engine.starting = lambda rank: world.run(print)
+    with pytest.raises(RankFailure, match="was not yet done"):
+        world.run(print)
+
+
+def test_a_process_that_a_test_forks_neither_uses_ranks_nor_ends_them(engine):
+    world = world_of(engine, 1)
+    world.run(lambda rank: None)
+    child = os.fork()
+    if child == 0:
+        try:
+            with pytest.raises(RuntimeError, match="in a process that a test has forked"):
+                world.run(lambda rank: None)
+            world._pool.stop()
+            os._exit(engine.kills)
+        finally:
+            os._exit(99)
+    assert os.waitpid(child, 0)[1] == 0
+    assert world.run(lambda rank: rank.index) == [0]
+
+
+# ---------------------------------------------------------------- groups at the same time
+
+
+def place(rank):
+    return rank.index, rank.size
+
+
+@pytest.mark.parametrize(
+    ("groups", "sizes"),
+    [
+        ([[0, 1], [2, 3], [4, 5]], [2, 2, 2]),
+        ([[3, 4, 5], [0, 1, 2]], [3, 3]),
+        ([[5], [0, 2, 4, 1]], [1, 4]),
+        ([range(6)], [6]),
+        ([], []),
+    ],
+    ids=["pairs", "halves", "uneven, and one rank does nothing", "all in one", "none"],
+)
+def test_groups_count_from_0_and_results_come_in_their_order(engine, groups, sizes):
+    results = world_of(engine, 6).each(groups, place)
+    assert results == [[(index, size) for index in range(size)] for size in sizes]
+
+
+def test_groups_of_a_subset_are_counted_within_it(engine):
+    subset = world_of(engine, 6, with_group=True).subset([1, 3, 5])
+    assert subset.each([[2], [1, 0]], lambda rank: rank.group) == [[(5,)], [(1, 3), (1, 3)]]
+    assert subset.each([subset.subset([2]), [0]], lambda rank: rank.group) == [[(5,)], [(1,)]]
+
+
+def test_groups_that_share_a_rank_are_refused(engine):
+    world = world_of(engine, 4)
+    for groups in ([[0, 1], [1, 2]], [world.subset([0, 1]), [1, 2]]):
+        with pytest.raises(ValueError, match=r"share no rank, as \[0, 1\] and \[1, 2\] do"):
+            world.each(groups, place)
+    with pytest.raises(ValueError, match="not a subset of the 4 ranks"):
+        world.each([[0], [4]], place)
+    with pytest.raises(ValueError, match="not all of this world"):
+        world.subset([0, 1]).each([world.subset([2])], place)
+    assert engine.starts == 0
+
+
+def test_a_failure_in_one_group_names_its_rank_and_tells_of_all(engine):
+    engine.traces = {0: Trace(collective="barrier", number=1), 2: Trace(collective="all_reduce", number=9)}
+
+    def body(rank, late):
+        if rank.group[rank.index] in late:
+            raise Hangs
+
+    group = world_of(engine, 6, with_group=True)
+    with pytest.raises(RankFailure) as failure:
+        group.each([[0, 1], [2, 3], [4, 5]], body, [2, 3])
+    assert told(failure) == [(3, "running"), (2, "running"), *((rank, "returned") for rank in (0, 1, 4, 5))]
+    assert failure.value.notes == (  # nothing of groups that have ended
+        "torch.distributed: rank 2 arrived at collective number 9 (all_reduce); rank 3 did not: at none",
+    )
+    assert "from ranks 2, 3" in failure.value.what
+
+
+def test_nodes_are_worlds_of_their_own(engine):
+    world = world_of(engine, 2, 3, with_group=True)
+    assert [node.places for node in world.nodes] == [X]
+    assert world.each(world.nodes, lambda rank: rank.group) == [[(0, 1)] * 2, [(2, 3, 4)] * 3]
+    assert [node.size for node in world.subset([0, 2, 4]).nodes] == [1, 2]
+    assert [node.run(lambda rank: rank.node) for node in world.nodes] == [[0, 0], [1, 1, 1]]
+
+
+def test_a_rank_knows_how_many_share_its_node(engine):
+    world = world_of(engine, 2, 3)
+    assert world.run(lambda rank: rank.local_size) == [2, 2, 3, 3, 3]
+    assert world.subset([0, 2, 4]).run(lambda rank: rank.local_size) == [1, 2, 2]
+    assert world.each([[0], [2, 3], [4]], lambda rank: rank.local_size) == [[1], [3, 3], [3]]
+
+
+def test_specs_of_nodes_are_counted_on_each():
+    assert [(each.node, each.local_index, each.local_size) for each in specs(1, 2)] == [(0, 0, 1), (1, 0, 2), (1, 1, 2)]
