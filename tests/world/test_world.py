@@ -176,6 +176,8 @@ def test_subsets_and_groups(fleet):
     module = (
         SHARED
         + """
+    from pytest_gpufleet import RankFailure
+
     def total(rank):
         value = torch.tensor([rank.index + 1.0], device=rank.device)
         dist.all_reduce(value, group=rank.group)
@@ -207,10 +209,36 @@ def test_subsets_and_groups(fleet):
         with pytest.raises(ValueError, match="not a subset of the 4 ranks"):
             world.subset(ranks)
 
+    def meet(rank, folder, count):
+        (folder / str(os.getpid())).touch()
+        while len(os.listdir(folder)) < count:
+            pass
+        return total(rank)
+
+    @pytest.mark.parametrize(
+        ("groups", "sums"), [([[0, 1], [3, 2]], [[3, 3], [3, 3]]), ([[3], [2, 0]], [[1], [3, 3]])]
+    )
+    def test_groups_at_the_same_time(nccl_group, tmp_path, groups, sums):
+        results = nccl_group.each(groups, meet, tmp_path, sum(map(len, groups)))
+        assert [[value for _, _, _, value in group] for group in results] == sums
+        assert [[index for index, *_ in group] for group in results] == [list(range(len(group))) for group in groups]
+        assert nccl_group.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
+
     def test_world_has_no_group(world):
         assert world.subset([2]).run(lambda rank: (rank.index, rank.size)) == [(0, 1)]
         with pytest.raises(RuntimeError, match="use the fixture nccl_group"):
             world.run(lambda rank: rank.group)
+
+    def test_a_hang_in_one_group(nccl_group):
+        def body(rank, ranks):
+            if rank.index in ranks and rank.size == 3:
+                threading.Event().wait()
+            return total(rank)
+
+        with pytest.raises(RankFailure, match="no answer within 2 s from ranks 1, 2, 3") as failure:
+            nccl_group.each([[0], [1, 2, 3]], body, [1], timeout=2)
+        assert [report.rank for report in failure.value.reports] == [2, 1, 3, 0]
+        assert "rank 2 did not: at none" in failure.value.notes[0]
 
     def test_group_is_made_again_in_a_fresh_world(nccl_group):
         assert nccl_group.subset([0, 1]).run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
@@ -218,7 +246,7 @@ def test_subsets_and_groups(fleet):
     )
     run = fleet(module, ranks=4)
     assert run.status == 0, run.text
-    assert len(run.record.worlds) == 2
+    assert len(run.record.worlds) == 3
 
 
 FAILURES = (

@@ -107,7 +107,7 @@ def fed_throughput(rank: Rank, folder: str, recipe: str, workload: Workload = US
     """
     training = plan(recipe, workload, rank.device, most=BATCH)
     batch = training.recipe.batch
-    workers = worker_count(rank.size, batch * 3 * training.pixels**2)
+    workers = worker_count(rank.local_size, batch * 3 * training.pixels**2)
     count = workers * PREFETCH
     with rank.phase(f"{training}, fed by {workers} workers"), precision(training.recipe):
         module = ddp_of(rank, training) if rank.size > 1 else module_of(rank, training)
