@@ -378,7 +378,10 @@ def test_a_failure_in_one_group_names_its_rank_and_tells_of_all(engine):
 
 def test_nodes_are_worlds_of_their_own(engine):
     world = world_of(engine, 2, 3, with_group=True)
-    assert [node.places for node in world.nodes] == [X]
+    assert [list(map(str, node.places)) for node in world.nodes] == [
+        ["cpu0", "cpu1"],
+        ["node1/cpu0", "node1/cpu1", "node1/cpu2"],
+    ]
     assert world.each(world.nodes, lambda rank: rank.group) == [[(0, 1)] * 2, [(2, 3, 4)] * 3]
     assert [node.size for node in world.subset([0, 2, 4]).nodes] == [1, 2]
     assert [node.run(lambda rank: rank.node) for node in world.nodes] == [[0, 0], [1, 1, 1]]

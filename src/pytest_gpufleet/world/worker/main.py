@@ -70,7 +70,8 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
         state = RankState(device, stacks, output)
 
     def answer(number: int, name: str, body: Callable[[], Any]) -> None:
-        connection.send(pickle.dumps(_perform(number, name, progress, body, output)))
+        outcome = _perform(number, name, progress, body, output)
+        connection.send(pickle.dumps(outcome))
 
     answer(START, "start", prepare)
     while True:
