@@ -2,8 +2,9 @@
 
 import pytest
 
-from pytest_gpufleet.hardware.facts import COUNTERS, pci_addresses
 from pytest_gpufleet.hardware.kernel_log import KernelLog
+from pytest_gpufleet.hardware.nvml import pci_addresses
+from pytest_gpufleet.model.facts import COUNTERS
 from pytest_gpufleet.verdict.blind import require_told
 from pytest_gpufleet.verdict.health_rules import recorded_errors, sxids, xids_of, xids_of_none
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_gpufleet import not_applicable
-from pytest_gpufleet.hardware.facts import Unavailable
+from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.verdict.blind import require_told
 from pytest_gpufleet.verdict.health_rules import link_errors, pcie_errors
 

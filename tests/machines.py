@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_gpufleet.hardware.facts import Unavailable
 from pytest_gpufleet.model import machine
+from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.machine import Machine
 
@@ -52,26 +52,15 @@ def recorded(change: str = "", snapshot: str = "h200x4") -> Recorded:
     )
     exec(change, {"gpus": gpus, "host": host, "machine": state, "Unavailable": Unavailable})
     gpus = gpus[: state.count]
-    for values in gpus:
+    for index, values in enumerate(gpus):
+        values["processes"] = list(state.processes.get(index, ()))
         if isinstance(values["p2p"], dict):
             values["p2p"] = {name: row[: state.count] for name, row in values["p2p"].items()}
     whole = replace(
         topology,
-        gpus=tuple(_gpu(index, values, state.processes.get(index, ())) for index, values in enumerate(gpus)),
+        gpus=tuple(Gpu(index, values) for index, values in enumerate(gpus)),
         problems=tuple(state.problems),
         links=tuple(map(tuple, state.links)),
         fabric=state.fabric,
     )
-    facts = tuple(machine.GpuFacts(index, values) for index, values in enumerate(gpus))
-    return Recorded(replace(taken, host=host, gpus=facts), whole.first(state.count), state.log)
-
-
-def _gpu(index: int, values: dict[str, Any], processes: tuple[str, ...]) -> Gpu:
-    """As the topology tells of a GPU with these facts."""
-    unknown = {"name": "unknown GPU", "uuid": "?", "pci_bus_id": "?", "memory_bytes": 0}
-    told = {
-        field.name: values[field.name]
-        for field in fields(Gpu)
-        if field.name in values and not isinstance(values[field.name], Unavailable)
-    }
-    return Gpu(**{**unknown, **told, "index": index, "processes": tuple(processes)})
+    return Recorded(replace(taken, host=host, gpus=whole.gpus), whole.first(state.count), state.log)

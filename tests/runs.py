@@ -56,11 +56,12 @@ def topology(host: str, model: str = UNKNOWN, driver: str = "580.159.04") -> Gpu
     gpus = tuple(
         Gpu(
             index,
-            model,
-            f"GPU-{host}-{index}",
-            f"00000000:{0x5D + 8 * index:02X}:00.0",
-            150754820096,
-            serial=f"{host}-S{index}",
+            {
+                "name": model,
+                "uuid": f"GPU-{host}-{index}",
+                "pci_bus_id": f"00000000:{0x5D + 8 * index:02X}:00.0",
+                "serial": f"{host}-S{index}",
+            },
         )
         for index in range(4)
     )
@@ -92,7 +93,7 @@ def record(
         python="3.12.3", pytest="9.2.0", plugin=SUITE.version,
     )  # fmt: skip
     evidence.add("suite", manifest=SUITE.to_json())
-    evidence.add("topology", topology=asdict(machine))
+    evidence.add("topology", topology=machine.to_json())
     if limits and limit:
         evidence.add("profile", profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus))))
     for check in (each for each in _checks() if without not in each.id):

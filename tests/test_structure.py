@@ -29,13 +29,9 @@ ROOMS = {
 NOT_YET = {  # what is still to go: nothing is added here
     ("model.given_limits", "verdict.profiles.profile"),
     ("model.given_limits", "verdict.profiles.profile_file"),
-    ("model.machine", "hardware.facts"),
-    ("model.machine", "hardware.host"),
     ("report.plots.telemetry_plots", "hardware.telemetry"),
     ("report.terminal.live_table", "hardware.telemetry"),
     ("report.terminal.progress_lines", "hardware.telemetry"),
-    ("verdict.blind", "hardware.facts"),
-    ("verdict.health_rules", "hardware.facts"),
     ("verdict.health_rules", "hardware.kernel_log"),
     ("verdict.health_rules", "world.outcomes"),
 }
@@ -46,7 +42,7 @@ STILL_LONG_FUNCTIONS = {
     "probes.training.loop.train_throughput",
     "report.prometheus.write",
 }
-STILL_LONG = {"hardware.facts", "model.record", "report.terminal.live_table", "world.pool"}
+STILL_LONG = {"model.record", "report.terminal.live_table", "world.pool"}
 STILL_TWICE = {"given_limits"}
 VAGUE = ("utils", "helpers", "common", "base", "manager")
 MOST_LINES_OF_A_MODULE, MOST_LINES_OF_A_FUNCTION = 300, 50

@@ -232,7 +232,7 @@ def test_bf16_is_not_asked_of_gpus_before_it(run_pytest):
     @pytest.fixture(autouse=True, scope="session")
     def turing(request):
         pool = request.config.stash[RUN].ranks.pool
-        gpu = Gpu(0, "Tesla T4", "GPU-feed", "0000:1b:00.0", 1, compute_capability=(7, 5))
+        gpu = Gpu(0, {"name": "Tesla T4", "compute_capability": [7, 5]})
         pool.specs = tuple(replace(spec, gpu=gpu) for spec in pool.specs)
     """
     options = ("--rehearse=2", FOLDER, "--fleet-level=burnin", "-p", "turing", "-k", "ddp_and_fsdp or scaling and bf16")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.hardware.facts import COUNTERS
+from pytest_gpufleet.model.facts import COUNTERS
 from tests.acceptance.checks import later, outcomes, ranks_answer
 from tests.conftest import ACCEPTANCE, INNER, RECORDED, ROOT
 from tests.machines import recorded
@@ -295,7 +295,7 @@ REASONS = {
 SHOWN = {
     "pci_device_id", "compute_capability", "pcie_generation", "temperature_limits_c",
     "numa_node", "nvlink_versions", "nvlink_remote_types", "nvlink_errors",
-    "clock_event_reasons", "power_watts", "temperature_c",
+    "processes", "clock_event_reasons", "power_watts", "temperature_c",
 }  # fmt: skip
 IDENTITY = {"uuid", "serial", "pci_bus_id"}  # not every model has a serial number
 
@@ -311,7 +311,7 @@ def test_every_call_that_fails_alone_is_a_finding(reason):
         for name in failed(found):
             assert named(found[name].message) == {2}, (fact, name)
             assert f"NVML: {reason}" in found[name].message
-    assert unnoticed == (SHOWN if REASONS[reason] else SHOWN | IDENTITY | COUNTERS.keys())
+    assert unnoticed == (SHOWN if REASONS[reason] else SHOWN | IDENTITY | set(COUNTERS))
 
 
 @pytest.mark.parametrize("reason", REASONS)
@@ -446,8 +446,8 @@ def test_faults_reject_the_machine(described):
 
 def test_xid_of_a_gpu_that_is_only_hidden_is_nothing_against_this_run(described):
     change = """
-from pytest_gpufleet.hardware import facts
-facts.pci_addresses = lambda: ["00000000:00:09.0"]
+from pytest_gpufleet.hardware import nvml
+nvml.pci_addresses = lambda: ["00000000:00:09.0"]
 machine.count = 3
 machine.log = "NVRM: Xid (PCI:0000:00:09): 79, GPU has fallen off the bus."
 """
@@ -474,7 +474,7 @@ def test_a_machine_that_tells_nothing_is_not_healthy(described):
     assert (run.status, run.record.verdict, failures(run)) == (10, "INCOMPLETE", set()), run.text
     for name in (ECC, "test_ecc_is_on", "test_power_limit_is_default"):
         assert run.outcomes[name] == "skipped", run.text
-        assert "not judged: GPU 0 NVIDIA H200, serial NVML: Not Supported, 00000000:00:06.0" in run.check(name).message
+        assert "not judged: GPU 0 NVIDIA H200, no serial, 00000000:00:06.0" in run.check(name).message
     blind = [reason for reason in run.record.reasons if "telemetry never had" in reason]
     assert len(blind) == 1
     assert "clock_event_reasons, temperature_c and power_watts: no slowdown would have been seen" in blind[0]
@@ -487,10 +487,10 @@ WORSE = {
     "test_uncorrectable_error": ({2}, "ecc_uncorrected_volatile was 0, is 1"),
     "test_nothing_more": None,
     "test_slowdown[0x4]": None,  # the power cap is normal
-    "test_slowdown[0x8]": ({2}, "hardware slowdown (clock event 0x8)"),
-    "test_slowdown[0x20]": ({2}, "software thermal slowdown (clock event 0x20)"),
-    "test_slowdown[0x40]": ({2}, "hardware thermal slowdown"),
-    "test_slowdown[0x60]": ({2}, "software thermal slowdown"),
+    "test_slowdown[0x8]": ({2}, "hw slowdown (clock event 0x8)"),
+    "test_slowdown[0x20]": ({2}, "sw thermal slowdown (clock event 0x20)"),
+    "test_slowdown[0x40]": ({2}, "hw thermal slowdown"),
+    "test_slowdown[0x60]": ({2}, "sw thermal slowdown"),
     **dict.fromkeys([f"test_few_replays[{number}]" for number in range(5)]),
     "test_many_replays": ({2}, "pcie_replays was 150, is 181"),
     "test_counter_that_is_gone": ({2}, "remapped_rows could be read before and cannot now: NVML: GPU is lost"),
@@ -600,7 +600,7 @@ gpus[1]["temperature_c"] = gpus[2]["temperature_c"] = 91
 def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(on_recorded):
     inner = """
     import threading
-    from pytest_gpufleet.hardware import facts, telemetry
+    from pytest_gpufleet.hardware import nvml, telemetry
     from tests.hardware.recorded import Recorded
 
     def test_during():
@@ -610,7 +610,7 @@ def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(on_recorded):
                 threading.Event().wait()
             return ask(self, index, fact)
         Recorded.ask = hanging
-        facts.ANSWER_SECONDS = 0.5
+        nvml.ANSWER_SECONDS = 0.5
         telemetry.LONGEST_GAP = 0.01  # at an interval of 10 s
     """
     run = on_recorded(inner, "--fleet-interval=10")

@@ -23,8 +23,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from pytest_gpufleet.hardware.facts import READINGS
 from pytest_gpufleet.hardware.telemetry import Sample
+from pytest_gpufleet.model.facts import READINGS
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.report.terminal.live_table import Live, RunningCheck, table
 from tests.conftest import RECORDED, ROOT, as_on_a_terminal
@@ -42,11 +42,12 @@ READING = {
     "pcie_transmitted_kilobytes_per_second": 12,
     "pcie_received_kilobytes_per_second": 34,
 }
+KNOWN = {"name": "NVIDIA H200", "memory_bytes": 150754820096, "power_limit_watts": 700.0}
 # A machine with 8 GPUs, of which the last one does not answer, in place of this one.
 STAND_IN = f"""
 import sys
 from contextlib import contextmanager
-from pytest_gpufleet.hardware import facts
+from pytest_gpufleet.hardware import nvml
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 
 class StandIn:
@@ -54,21 +55,21 @@ class StandIn:
         return 8
     def ask(self, index, fact):
         if index == 7:
-            raise facts.FactError("NVML: GPU is lost", applicable=True)
+            raise nvml.FactError("NVML: GPU is lost", applicable=True)
         return {READING!r}[fact]
 
 @contextmanager
 def open_source():
-    gpus = tuple(Gpu(n, "NVIDIA H200", f"GPU-{{n}}", f"{{n}}", 150754820096, power_limit_watts=700.0) for n in range(8))
+    gpus = tuple(Gpu(n, {KNOWN!r} | {{"uuid": f"GPU-{{n}}"}}) for n in range(8))
     yield StandIn(), GpuTopology(gpus=gpus, driver="580.159.04")
 
-facts.open_source = open_source
+nvml.open_source = open_source
 """
 MONITOR = STAND_IN + "from pytest_gpufleet import cli; sys.exit(cli.main())"
 
 
 def machine(count: int = 8) -> GpuTopology:
-    gpus = (Gpu(n, "NVIDIA H200", f"GPU-{n}", f"{n}", 150754820096, power_limit_watts=700.0) for n in range(count))
+    gpus = (Gpu(n, KNOWN | {"uuid": f"GPU-{n}"}) for n in range(count))
     return GpuTopology(gpus=tuple(gpus), driver="580.159.04")
 
 
@@ -366,7 +367,7 @@ from pytest_gpufleet.hardware.telemetry import Sampler
 from pytest_gpufleet.report.terminal.live_table import Live
 
 drawn = threading.Event()
-with facts.open_source() as (source, topology), Live(topology, sys.stdout, lambda: "test_a.py::test_b") as live:
+with nvml.open_source() as (source, topology), Live(topology, sys.stdout, lambda: "test_a.py::test_b") as live:
     def show(sample):
         live.show(sample)
         drawn.set()

@@ -7,7 +7,8 @@ from pytest_gpufleet.hardware import nvml
 
 def _read():
     try:
-        return nvml.read_topology().gpus
+        with nvml.open_source() as (_, topology):
+            return topology.gpus
     except nvml.NoGpus:
         return ()
 

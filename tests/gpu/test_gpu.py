@@ -70,9 +70,10 @@ def grown(now, before):
 
 
 def test_topology_is_what_nvidia_smi_says():
-    topology = nvml.read_topology({})
+    with nvml.open_source(environment={}) as (_, topology):
+        pass
     fields = "index,name,uuid,serial,pci.bus_id,vbios_version"
-    ours = [[str(gpu.index), gpu.name, gpu.uuid, gpu.serial, gpu.pci_bus_id, gpu.vbios] for gpu in topology.gpus]
+    ours = [[str(gpu.index), gpu.name, gpu.uuid, gpu.serial, gpu.pci_bus_id, gpu["vbios"]] for gpu in topology.gpus]
     assert ours == smi(fields)
     matrix = subprocess.check_output(["nvidia-smi", "topo", "-m"], text=True)
     rows = [line.split("\t") for line in matrix.splitlines() if line.startswith("GPU")]

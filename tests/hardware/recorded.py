@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware import facts, host
-from pytest_gpufleet.hardware.facts import FactError, Unavailable
+from pytest_gpufleet.hardware import host, nvml
 from pytest_gpufleet.hardware.kernel_log import KernelLog
+from pytest_gpufleet.hardware.nvml import FactError
+from pytest_gpufleet.model.facts import Unavailable
 from tests import machines
 
 here = machines.recorded(os.environ.get("CHANGE", ""), os.environ.get("SNAPSHOT", "h200x4"))
@@ -47,8 +48,8 @@ def open_source(wanted=None):
 
 
 patch = pytest.MonkeyPatch()
-patch.setattr(facts, "open_source", open_source)
-patch.setattr(facts, "gpus_present", lambda: len(recorded.gpus))
+patch.setattr(nvml, "open_source", open_source)
+patch.setattr(nvml, "gpus_present", lambda: len(recorded.gpus))
 patch.setattr(host, "read", lambda: dict(recorded.host))
 log = Path("kernel-log")
 log.write_text(here.log)

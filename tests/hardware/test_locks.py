@@ -13,7 +13,7 @@ from pytest_gpufleet.hardware import gpu_lock
 from pytest_gpufleet.hardware.gpu_lock import GpuTaken, lock
 
 GPUS = [
-    Gpu(index, "NVIDIA H200", f"GPU-{index}", f"0000:0{index}:00.0", 1, serial=f"S{index}", minor=2 - index)
+    Gpu(index, {"name": "NVIDIA H200", "uuid": f"GPU-{index}", "serial": f"S{index}", "minor": 2 - index})
     for index in range(3)
 ]
 NOBODY = 65534
@@ -26,7 +26,7 @@ from pytest_gpufleet.hardware import gpu_lock
 os.chdir(sys.argv[1])  # while it may: the folders above are closed to others
 gpu_lock.DEVICES = Path()
 os.setuid(int(sys.argv[2]))
-held = gpu_lock.lock([Gpu(1, "NVIDIA H200", "GPU-1", "0000:01:00.0", 1, minor=1)])
+held = gpu_lock.lock([Gpu(1, {"minor": 1})])
 ctypes.CDLL(None).prctl(15, b"\\xff) \\x1b[31m (")  # PR_SET_NAME: no text, and what parts the fields of stat
 print("held", flush=True)
 sys.stdin.read()
@@ -39,7 +39,7 @@ def devices(tmp_path, monkeypatch):
     """A folder with files in the place of /dev."""
     monkeypatch.setattr(gpu_lock, "DEVICES", tmp_path)
     for gpu in GPUS:
-        (tmp_path / f"nvidia{gpu.minor}").touch()
+        (tmp_path / f"nvidia{gpu['minor']}").touch()
     return tmp_path
 
 
@@ -93,7 +93,7 @@ def test_a_gpu_that_has_no_device_file_or_does_not_open_it_is_for_the_checks(dev
     (devices / "nvidia2").unlink()
     (devices / "nvidia1").unlink()
     (devices / "nvidia1").symlink_to("nvidia0")  # refused, as a GPU that fell off the bus refuses
-    with lock([*GPUS, Gpu(3, "NVIDIA H200", "GPU-3", "0000:03:00.0", 1)]), pytest.raises(GpuTaken, match="GPU 2 "):
+    with lock([*GPUS, Gpu(3)]), pytest.raises(GpuTaken, match="GPU 2 "):
         lock(GPUS)
 
 

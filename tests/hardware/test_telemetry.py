@@ -14,8 +14,9 @@ from statistics import median
 import pytest
 
 from pytest_gpufleet.hardware import telemetry
-from pytest_gpufleet.hardware.facts import READINGS, SLOW_READINGS, FactError
-from pytest_gpufleet.hardware.telemetry import SLOW_BEAT, Activity, Sample, Sampler, clock_event_reasons, sample
+from pytest_gpufleet.hardware.nvml import FactError
+from pytest_gpufleet.hardware.telemetry import SLOW_BEAT, Activity, Sample, Sampler, sample
+from pytest_gpufleet.model.facts import READINGS, SLOW_READINGS, clock_events
 
 MANY_SECONDS = 30  # a deadline for what takes milliseconds
 
@@ -271,4 +272,4 @@ def test_activity_from_one_end_to_the_next() -> None:
     ],
 )  # fmt: skip
 def test_clock_event_reasons_in_words(mask: int, words: list[str]) -> None:
-    assert clock_event_reasons(mask) == words
+    assert clock_events(mask) == words

@@ -277,12 +277,12 @@ def assert_nothing_was_tested(run):
 
 
 NO_GPU = """
-    from pytest_gpufleet.hardware import facts, nvml
+    from pytest_gpufleet.hardware import nvml
 
     def nothing(wanted):
         raise nvml.NoGpus("the driver sleeps")
 
-    facts.open_source = nothing
+    nvml.open_source = nothing
 """
 NEEDS_GPUS = "\n".join(f"def test_{name}(world): pass" for name in "abc")
 

@@ -127,7 +127,10 @@ def test_wrong_data_fails_the_links_that_it_crossed_and_no_others(run_pytest, fa
 
 
 def machine(gpus=8, link="NV18"):
-    cards = [Gpu(i, "Card", f"GPU-{i}", f"00000000:{i:02X}:00.0", 80 << 30, serial=f"S{i}") for i in range(gpus)]
+    cards = [
+        Gpu(i, {"name": "Card", "uuid": f"GPU-{i}", "pci_bus_id": f"00000000:{i:02X}:00.0", "serial": f"S{i}"})
+        for i in range(gpus)
+    ]
     links = tuple(tuple("X" if i == j else link for j in range(gpus)) for i in range(gpus))
     return GpuTopology(gpus=tuple(cards), links=links, fabric="nvswitch")
 

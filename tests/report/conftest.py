@@ -56,21 +56,23 @@ ALONE = (7562.0, 7548.0, 7570.0, 7555.0, 7541.0, 7566.0, 7559.0, 7550.0)
 
 def gpu(index: int) -> Gpu:
     return Gpu(
-        index=index,
-        name="NVIDIA H200",
-        uuid=f"GPU-8f2c41d{index}-77aa-4c1e-9b1d-5a0c33e9f10{index}",
-        pci_bus_id=f"00000000:{0x5D + 8 * index:02X}:00.0",
-        memory_bytes=150754820096,
-        serial=f"165432400{index:04d}",
-        board_part_number="692-2G520-0282-000",
-        vbios="96.00.A5.00.1A",
-        compute_capability=(9, 0),
-        pcie_generation=5,
-        pcie_generation_max=5,
-        pcie_width=16,
-        pcie_width_max=16,
-        nvlinks_active=18,
-        power_limit_watts=700.0,
+        index,
+        {
+            "name": "NVIDIA H200",
+            "uuid": f"GPU-8f2c41d{index}-77aa-4c1e-9b1d-5a0c33e9f10{index}",
+            "pci_bus_id": f"00000000:{0x5D + 8 * index:02X}:00.0",
+            "memory_bytes": 150754820096,
+            "serial": f"165432400{index:04d}",
+            "board_part_number": "692-2G520-0282-000",
+            "vbios": "96.00.A5.00.1A",
+            "compute_capability": [9, 0],
+            "pcie_generation": 5,
+            "pcie_generation_max": 5,
+            "pcie_width": 16,
+            "pcie_width_max": 16,
+            "nvlink_states": [1] * 18,
+            "power_limit_watts": 700.0,
+        },
     )
 
 
@@ -169,7 +171,7 @@ def written(
     evidence.add("run", **run)
     evidence.add("suite", manifest=SUITE.to_json())
     if topology:
-        evidence.add("topology", topology=asdict(topology))
+        evidence.add("topology", topology=topology.to_json())
     for check in checks:
         evidence.add("check_started", check=check.id)
     for finding in findings:

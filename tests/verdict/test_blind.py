@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware.facts import Unavailable
-from pytest_gpufleet.model.machine import GpuFacts
+from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.verdict.blind import MUST_TELL, TELEMETRY, untold, without_telemetry
@@ -44,7 +44,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_model_must_tell(name: str) -> None:
     model, told, expected = MODELS[name]
-    gpu = GpuFacts(5, {**dict.fromkeys(MUST_TELL, ABSENT), "name": model, **told})
+    gpu = Gpu(5, {**dict.fromkeys(MUST_TELL, ABSENT), "name": model, **told})
     lines = untold([gpu], MUST_TELL)
     missing = [fact for fact in MUST_TELL if any(f": {fact} cannot be read (NVML: Not" in line for line in lines)]
     assert set(missing) == expected

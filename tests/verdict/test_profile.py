@@ -314,7 +314,7 @@ def test_a_contract_overrides_facts_and_may_be_for_other_names(tmp_path):
 
 
 def test_who_reads_a_finding_sees_whose_the_limit_is(tmp_path):
-    topology = GpuTopology(gpus=(Gpu(0, H200, "GPU-0", "00000000:01:00.0", 141 << 30),))
+    topology = GpuTopology(gpus=(Gpu(0, {"name": H200, "uuid": "GPU-0"}),))
     strict = contract(tmp_path, limit("published gate", "contract", when=WHEN))
     for profile, line, marked in (
         (strict, "limit from the customer's profile contract.toml, contract: somebody", True),

@@ -33,7 +33,8 @@ SOLO_FLOOR = Limit(SOLO, "min", 900.0, "images/s", "calibrated", SOURCE, {}, "ca
 
 def machine(*models):
     gpus = [
-        Gpu(i, name, f"GPU-{i}", f"00000000:{i:02X}:00.0", 80 << 30, serial=f"S{i}") for i, name in enumerate(models)
+        Gpu(i, {"name": name, "uuid": f"GPU-{i}", "pci_bus_id": f"00000000:{i:02X}:00.0", "serial": f"S{i}"})
+        for i, name in enumerate(models)
     ]
     return GpuTopology(gpus=tuple(gpus))
 
@@ -398,6 +399,6 @@ def test_exit_statuses_differ_from_each_other_and_from_pytests_own():
     ],
 )
 def test_what_a_variable_kept_from_being_tested_is_told(environment, fabric, capability, told):
-    gpus = tuple(replace(gpu, compute_capability=capability) for gpu in CARDS.gpus)
+    gpus = tuple(Gpu(gpu.index, {**gpu.facts, "compute_capability": capability}) for gpu in CARDS.gpus)
     record = Record(run={"environment": environment}, topology=replace(CARDS, gpus=gpus, fabric=fabric))
     assert any("NCCL_NVLS_ENABLE=0" in reason and "not tested" in reason for reason in conclude(record)[1]) == told

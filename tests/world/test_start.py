@@ -18,7 +18,7 @@ def sick_device(request):
     pool.specs = (pool.specs[0], sick)
 
 from pytest_gpufleet import Gpu
-GPU = Gpu(7, "NVIDIA H200", "GPU-feed", "0000:1b:00.0", 1, serial="1234")
+GPU = Gpu(7, {"name": "NVIDIA H200", "uuid": "GPU-feed", "pci_bus_id": "0000:1b:00.0", "serial": "1234"})
 
 def test_one(world):
     world.run(lambda rank: None)

@@ -17,8 +17,9 @@ from typing import Any
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.command import Command, new_console
 from pytest_gpufleet.commands.writing import check_output
-from pytest_gpufleet.hardware import facts, telemetry
+from pytest_gpufleet.hardware import nvml, telemetry
 from pytest_gpufleet.hardware.telemetry import Sample
+from pytest_gpufleet.model.facts import READINGS, clock_events
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.run.settings import seconds
@@ -48,7 +49,7 @@ def _run(given: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor
     running = RunningCheck(given.fleet_dir)
     with suppress(KeyboardInterrupt), ExitStack() as stack:
-        source, topology = stack.enter_context(facts.open_source())
+        source, topology = stack.enter_context(nvml.open_source())
         shows = [stack.enter_context(_csv(given.csv, topology))] if given.csv else []
         shows.append(_json(topology, running) if given.json else stack.enter_context(_tables(topology, running, given)))
         for sample in stack.enter_context(_samples(source, given.interval)):
@@ -60,7 +61,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _samples(source: facts.Source, interval: float) -> Iterator[Iterator[Sample]]:
+def _samples(source: nvml.Source, interval: float) -> Iterator[Iterator[Sample]]:
     """One sample after the other. This thread only waits for them, so that Ctrl-C works even where a driver hangs."""
     taken: queue.SimpleQueue[Sample] = queue.SimpleQueue()
     sampler = telemetry.Sampler(source, interval, taken.put)
@@ -118,7 +119,7 @@ def _json(topology: GpuTopology, running: Callable[[], str]) -> Show:
                 "memory_bytes": gpu.memory_bytes,
                 "power_limit_watts": gpu.power_limit_watts,
                 **readings,
-                "clock_event_reasons_in_words": telemetry.clock_event_reasons(readings["clock_event_reasons"] or 0),
+                "clock_event_reasons_in_words": clock_events(readings["clock_event_reasons"] or 0),
             }
             for gpu, readings in zip(topology.gpus, sample.gpus, strict=True)
         ]
@@ -135,7 +136,7 @@ def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
             file = stack.enter_context(safe_files.append_to(path))
         except OSError as error:
             raise Refused(f"{path} cannot be written: {error.strerror}") from None
-        writer = csv.DictWriter(file, ["time", "gpu", "uuid", *facts.READINGS])
+        writer = csv.DictWriter(file, ["time", "gpu", "uuid", *READINGS])
         if file.tell() == 0:
             writer.writeheader()
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+from collections.abc import Mapping
+from typing import Any
 
 from pytest_gpufleet.commands.command import Command
-from pytest_gpufleet.hardware import facts
+from pytest_gpufleet.hardware import node, nvml
 from pytest_gpufleet.model import machine
+
+SCHEMA = 2  # 1 had no topology
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,11 +22,25 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    with facts.open_source() as (source, topology):
-        taken = machine.take(source, tuple(gpu.index for gpu in topology.gpus))
-    document = machine.snapshot(taken, topology)
-    print(json.dumps(machine.anonymous(document) if given.anonymous else document, indent=1))
+    with nvml.open_source() as (source, topology):
+        taken = node.take(source, topology)
+    # Of the environment it holds what environment.relevant() shows.
+    document = {"schema": SCHEMA, "topology": topology.to_json(), **machine.to_json(taken)}
+    print(json.dumps(_anonymous(document) if given.anonymous else document, indent=1))
     return 0
+
+
+def _anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same document with serials, UUIDs and the host's name replaced by aliases, the same ones every time."""
+    aliases: dict[str, str] = {}
+    for gpu in document["gpus"]:
+        serial, uuid = (str(gpu["facts"][fact]) for fact in ("serial", "uuid"))
+        aliases |= {serial: f"{gpu['index']:013d}", uuid: f"GPU-00000000-0000-0000-0000-{gpu['index']:012d}"}
+    # Wherever they stand: CUDA_VISIBLE_DEVICES can name UUIDs too.
+    names = "|".join(map(re.escape, aliases))
+    text = re.sub(rf"(?<!\w)({names})(?!\w)", lambda found: aliases[found[0]], json.dumps(document))
+    plain: dict[str, Any] = json.loads(text)
+    return {**plain, "host": {**plain["host"], "name": "host"}}
 
 
 SNAPSHOT = Command("print everything the inventory reads, as one JSON document, secrets hidden", _arguments, _run)

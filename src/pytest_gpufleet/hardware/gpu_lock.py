@@ -31,9 +31,9 @@ def lock(gpus: Iterable[Gpu]) -> ExitStack:
     Raises GpuTaken.
     """
     with ExitStack() as taken:
-        for gpu in (gpu for gpu in gpus if gpu.minor is not None):
+        for gpu in (gpu for gpu in gpus if gpu.get("minor") is not None):
             try:
-                descriptor = os.open(DEVICES / f"nvidia{gpu.minor}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                descriptor = os.open(DEVICES / f"nvidia{gpu['minor']}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except OSError:  # what that means for the machine is for the checks to find
                 continue
             taken.callback(os.close, descriptor)

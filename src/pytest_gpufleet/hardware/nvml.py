@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TypeVar
 
+from pytest_gpufleet.hardware.fact_tables import CALLS, NOT_HERE, named, text
+from pytest_gpufleet.hardware.software import driver_problems, software
+from pytest_gpufleet.model.facts import CONSTANTS, Unavailable
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 
 # nvml.h: nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo -m`.
 PCIE_ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-NVLINK_REMOTE_SWITCH = 2  # nvml.h: NVML_NVLINK_DEVICE_TYPE_SWITCH
-MAX_NVLINKS = 18
+P2P = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3}
+EVENT_XID = 0x8
 
 NO_NVML = {
     "LibraryNotFound": "NVML (libnvidia-ml.so.1) was not found: no NVIDIA driver is installed, or a container was "
@@ -24,6 +30,9 @@ NO_NVML = {
     "reload the module after the driver update",
 }
 
+ANSWER_SECONDS = 20.0
+T = TypeVar("T")
+
 
 class NoGpus(Exception):
     """There is no GPU to run on; the text says why in one sentence."""
@@ -31,6 +40,26 @@ class NoGpus(Exception):
 
 class NoDriver(NoGpus):
     """Nor is the driver's library installed."""
+
+
+class FactError(Exception):
+    """A source could not give a fact."""
+
+    def __init__(self, reason: str, applicable: bool) -> None:
+        super().__init__(reason)
+        self.unavailable = Unavailable(reason, applicable)
+
+
+class Source(Protocol):
+    """Where facts come from: NVML, or the snapshot of a machine."""
+
+    def count(self) -> int: ...
+
+    def ask(self, index: int, fact: str) -> Any:
+        """One fact of one GPU as plain JSON values. Raises FactError."""
+
+    def xids(self) -> list[tuple[int, int]]:
+        """The XIDs that the driver has reported since the last call (the first one arms it): (GPU, number)."""
 
 
 @contextmanager
@@ -50,39 +79,127 @@ def session() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def read_topology(environment: Mapping[str, str] = os.environ) -> GpuTopology:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, in its order, and the links between them.
+class Nvml:
+    """The Source that is the driver of this machine. `handles` are the GPUs of the run, in their order."""
 
-    Raises NoGpus if NVML does not work or no GPU is visible.
-    """
+    def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
+        self._nvml = nvml
+        self._handles = handles
+        self._events: list[Any] | None = None  # for each GPU a set of events, None where there are none
+
+    def count(self) -> int:
+        return len(self._handles)
+
+    def ask(self, index: int, fact: str) -> Any:
+        try:
+            return text((self._p2p if fact == "p2p" else CALLS[fact])(self._nvml, self._handles[index]))
+        except self._nvml.NVMLError as error:
+            raise FactError(f"NVML: {error}", applicable=not named(error, *NOT_HERE)) from None
+        except AttributeError as error:
+            raise FactError(f"this version of nvidia-ml-py cannot ask: {error}", applicable=False) from None
+        except Exception as error:  # a broken GPU's answers may not even decode
+            raise FactError(f"nvidia-ml-py: {error!r}", applicable=True) from None
+
+    def xids(self) -> list[tuple[int, int]]:
+        if self._events is None:
+            self._events = [self._armed(handle) for handle in self._handles]
+        return [(index, number) for index, events in enumerate(self._events) for number in self._arrived(events)]
+
+    def _armed(self, handle: Any) -> Any:
+        try:
+            events = self._nvml.nvmlEventSetCreate()
+            self._nvml.nvmlDeviceRegisterEvents(handle, EVENT_XID, events)
+        except (self._nvml.NVMLError, AttributeError):  # the kernel log tells of XIDs too
+            return None
+        return events
+
+    def _arrived(self, events: Any) -> Iterator[int]:
+        while events is not None:
+            try:
+                yield int(self._nvml.nvmlEventSetWait_v2(events, 0).eventData)
+            except self._nvml.NVMLError:  # most often: nothing has happened
+                return
+
+    def _p2p(self, nvml: Any, handle: Any) -> dict[str, list[int]]:
+        return {
+            name: [0 if peer is handle else nvml.nvmlDeviceGetP2PStatus(handle, peer, number) for peer in self._handles]
+            for name, number in P2P.items()
+        }
+
+
+def read(source: Source, index: int, facts: Iterable[str]) -> dict[str, Any]:
+    """Facts of one GPU by name; what cannot be had is Unavailable."""
+    values: dict[str, Any] = {}
+    for fact in facts:
+        try:
+            values[fact] = source.ask(index, fact)
+        except FactError as error:
+            values[fact] = error.unavailable
+    return values
+
+
+def in_thread(call: Callable[..., T], *args: Any) -> Future[T]:
+    """The result of `call`, made in a daemon thread: Python's own pool would wait at exit for a GPU that hangs."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def read_all(source: Source, facts: Sequence[str]) -> list[dict[str, Any]]:
+    """Facts of every GPU, all GPUs at the same time. Of one whose driver does not answer in time, all are Unavailable:
+    a GPU that hangs must not hang the run."""
+    futures = [in_thread(read, source, index, facts) for index in range(source.count())]
+    until = time.monotonic() + ANSWER_SECONDS
+    values = []
+    for future in futures:
+        try:
+            values.append(future.result(max(0.0, until - time.monotonic())))
+        except FutureTimeout:
+            silent = Unavailable(f"no answer from the driver within {ANSWER_SECONDS:g} s", applicable=True)
+            values.append(dict.fromkeys(facts, silent))
+    return values
+
+
+def gpus_present() -> int:
+    """How many GPUs NVML lists, also those that are hidden from this run or do not answer. 0 where it does not work."""
+    with suppress(NoGpus), session() as nvml, suppress(nvml.NVMLError):
+        return int(nvml.nvmlDeviceGetCount())
+    return 0
+
+
+def pci_addresses() -> list[str]:
+    """Of all GPUs that NVML can talk to, also of those hidden from this run; empty where NVML does not work."""
+    addresses = []
+    with suppress(NoGpus), session() as nvml, suppress(nvml.NVMLError):
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with suppress(Exception):
+                addresses.append(str(nvml.nvmlDeviceGetPciInfo(nvml.nvmlDeviceGetHandleByIndex(index)).busId))
+    return addresses
+
+
+@contextmanager
+def open_source(
+    wanted: int | None = None, environment: Mapping[str, str] = os.environ
+) -> Iterator[tuple[Source, GpuTopology]]:
+    """The GPUs of this machine that the environment leaves visible, in its order, the first `wanted` of them: as a
+    Source, and their topology. Raises NoGpus if NVML does not work or no GPU is visible."""
     with session() as nvml:
         try:
-            handles, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
+            visible, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
         except Exception as error:  # a version of nvidia-ml-py that does not fit the driver raises anything
             raise NoGpus(f"NVML could not list the GPUs: {error}") from None
-        if not handles:
+        if not visible:
             raise NoGpus("; ".join(lost) or _why_none_visible(nvml.nvmlDeviceGetCount(), environment))
-        gpus = tuple(_gpu(nvml, index, handle) for index, handle in handles)
-        links, switched = _links(nvml, [handle for _, handle in handles], gpus)
-        driver = _ask(nvml, "nvmlSystemGetDriverVersion")
-        cuda_driver = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
-    fabric = (
-        "nvswitch" if switched
-        else "nvlink" if any(link.startswith("NV") for row in links for link in row)
-        else "pcie" if len(gpus) > 1
-        else "none"
-    )  # fmt: skip
-    versions = software()
-    cuda = f"{cuda_driver // 1000}.{cuda_driver % 1000 // 10}" if cuda_driver else None
-    return GpuTopology(
-        gpus=gpus,
-        links=links,
-        fabric=fabric,
-        driver=driver,
-        cuda_driver=cuda,
-        problems=(*lost, *_driver_problems(driver, cuda, versions["cuda"])),
-        **versions,
-    )
+        visible = visible[:wanted]
+        source = Nvml(nvml, [handle for _, handle in visible])
+        yield source, _topology(nvml, source, visible, lost)
 
 
 def _visible(nvml: Any, visible: str | None) -> tuple[list[tuple[int, Any]], list[str]]:
@@ -118,113 +235,43 @@ def _why_none_visible(count: int, environment: Mapping[str, str]) -> str:
     return "the NVIDIA driver works but reports no GPU: see `lspci` and the kernel log for one that fell off the bus"
 
 
-def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
-    def ask(name: str, *args: Any, part: str = "") -> Any:
-        return _ask(nvml, name, handle, *args, part=part)
-
-    power = ask("nvmlDeviceGetEnforcedPowerLimit")
-    return Gpu(
-        index=index,
-        name=ask("nvmlDeviceGetName") or "unknown GPU",
-        uuid=ask("nvmlDeviceGetUUID") or f"unknown UUID {index}",
-        pci_bus_id=ask("nvmlDeviceGetPciInfo", part="busId") or "unknown PCI bus id",
-        memory_bytes=ask("nvmlDeviceGetMemoryInfo", part="total") or 0,
-        serial=ask("nvmlDeviceGetSerial"),
-        board_part_number=ask("nvmlDeviceGetBoardPartNumber"),
-        vbios=ask("nvmlDeviceGetVbiosVersion"),
-        compute_capability=ask("nvmlDeviceGetCudaComputeCapability"),
-        pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
-        pcie_generation_max=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
-        pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
-        pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        nvlinks_active=sum(ask("nvmlDeviceGetNvLinkState", link) == 1 for link in range(MAX_NVLINKS)),
-        power_limit_watts=power / 1000 if power else None,
-        minor=ask("nvmlDeviceGetMinorNumber"),
-        processes=tuple(map(_process, ask("nvmlDeviceGetComputeRunningProcesses") or ())),
-    )
+def _topology(nvml: Any, source: Source, visible: Sequence[tuple[int, Any]], lost: Iterable[str]) -> GpuTopology:
+    facts = read_all(source, CONSTANTS)
+    gpus = tuple(Gpu(index, known) for (index, _), known in zip(visible, facts, strict=True))
+    links = _links(nvml, [handle for _, handle in visible], gpus)
+    fabric = (
+        "nvswitch" if any("switch" in (gpu.get("nvlink_remotes") or ()) for gpu in gpus)
+        else "nvlink" if any(link.startswith("NV") for row in links for link in row)
+        else "pcie" if len(gpus) > 1
+        else "none"
+    )  # fmt: skip
+    driver = _ask(nvml, "nvmlSystemGetDriverVersion")
+    cuda_driver = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
+    cuda = f"{cuda_driver // 1000}.{cuda_driver % 1000 // 10}" if cuda_driver else None
+    versions = software()
+    problems = (*lost, *driver_problems(driver, cuda, versions["cuda"]))
+    return GpuTopology(gpus, links, fabric, driver, cuda, problems=problems, **versions)
 
 
-def _process(process: Any) -> str:
-    try:
-        name = Path(f"/proc/{process.pid}/comm").read_text(errors="replace").strip()  # anybody may choose it
-    except OSError:
-        name = "of another container or user"
-    memory = f", {process.usedGpuMemory / 2**30:.1f} GiB" if process.usedGpuMemory else ""
-    return f"process {process.pid} ({name}){memory}"
-
-
-def _links(nvml: Any, handles: list[Any], gpus: tuple[Gpu, ...]) -> tuple[tuple[tuple[str, ...], ...], bool]:
-    """The link matrix, and whether NVLinks end in a switch."""
-    remotes = [_nvlink_remotes(nvml, handle) for handle in handles]
-    bus_ids = [gpu.pci_bus_id.lower() for gpu in gpus]
+def _links(nvml: Any, handles: list[Any], gpus: tuple[Gpu, ...]) -> tuple[tuple[str, ...], ...]:
+    """The link matrix."""
+    remotes = [gpu.get("nvlink_remotes") or [] for gpu in gpus]
 
     def link(i: int, j: int) -> str:
         if i == j:
             return "X"
-        through_switch = min(remotes[i].get("switch", 0), remotes[j].get("switch", 0))
-        if count := remotes[i].get(bus_ids[j], 0) + through_switch:
+        through_switch = min(remotes[i].count("switch"), remotes[j].count("switch"))
+        if count := remotes[i].count(gpus[j].pci_bus_id.lower()) + through_switch:
             return f"NV{count}"
-        level = _ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", handles[i], handles[j])
-        return PCIE_ANCESTORS.get(level, "?")
+        return PCIE_ANCESTORS.get(_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", handles[i], handles[j]), "?")
 
     everyone = range(len(handles))
-    return tuple(tuple(link(i, j) for j in everyone) for i in everyone), any("switch" in remote for remote in remotes)
+    return tuple(tuple(link(i, j) for j in everyone) for i in everyone)
 
 
-def _nvlink_remotes(nvml: Any, handle: Any) -> dict[str, int]:
-    """How many active NVLinks lead to a switch ("switch") and to each GPU (its PCI bus id)."""
-    count: dict[str, int] = {}
-    for link in range(MAX_NVLINKS):
-        if _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link) != 1:
-            continue
-        if _ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == NVLINK_REMOTE_SWITCH:
-            remote = "switch"
-        else:
-            bus_id = _ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link, part="busId")
-            remote = bus_id.lower() if bus_id else "unknown"
-        count[remote] = count.get(remote, 0) + 1
-    return count
-
-
-def _ask(nvml: Any, name: str, *args: Any, part: str = "") -> Any:
-    """What an NVML function gives, or a part of it; None where this device, driver or user does not get it.
-
-    Nor where the answer is broken: the strings of a GPU that lost its InfoROM may not even decode. The checks read the
-    same facts again (facts.FACTS) and fail with the reason; here it must not keep the run from starting.
-    """
+def _ask(nvml: Any, name: str, *args: Any) -> Any:
+    """What an NVML function gives; None where this device, driver or user does not get it, or the answer is broken."""
     try:
-        value = getattr(nvml, name)(*args)
-        value = getattr(value, part) if part else value
-        return value.decode() if isinstance(value, bytes) else value
+        return text(getattr(nvml, name)(*args))
     except Exception:
         return None
-
-
-def software() -> dict[str, Any]:
-    """Versions of torch and of what it was built with, as arguments of GpuTopology."""
-    import torch
-    import torch.distributed
-
-    nccl: Any = torch.cuda.nccl
-    cudnn: Any = torch.backends.cudnn
-    has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-    return {
-        "cuda": torch.version.cuda,
-        "cudnn": _cudnn_text(cudnn.version()) if cudnn.is_available() else None,
-        "nccl": ".".join(map(str, nccl.version())) if has_nccl else None,
-        "torch": torch.__version__,
-    }
-
-
-def _cudnn_text(version: int) -> str:
-    """91900 is 9.19.0; before version 9, 8907 was 8.9.7."""
-    scale = 10000 if version >= 90000 else 1000
-    return f"{version // scale}.{version % scale // 100}.{version % 100}"
-
-
-def _driver_problems(driver: str | None, cuda_driver: str | None, cuda: str | None) -> Iterator[str]:
-    """Minor versions of CUDA are compatible within a major one, so only an older major is too old."""
-    if cuda is None:
-        yield "the installed torch is a CPU build: install one with CUDA"
-    elif cuda_driver and int(cuda_driver.split(".")[0]) < int(cuda.split(".")[0]):
-        yield f"driver {driver} supports CUDA {cuda_driver}, but torch was built for CUDA {cuda}: update the driver"

@@ -10,23 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_gpufleet.hardware.facts import READINGS, SLOW_READINGS, Source, Unavailable, in_thread, read
+from pytest_gpufleet.hardware.nvml import Source, in_thread, read
+from pytest_gpufleet.model.facts import READINGS, SLOW_READINGS, Unavailable, clock_events
 
 SLOW_BEAT = 5  # of so many samples one has the slow readings too
 LONGEST_GAP = 10  # intervals, of a second at least: without samples for longer, what happened went unseen
-
-# nvml.h, nvmlClocksEventReasons: why the clocks are not higher than they are, the most alarming first.
-CLOCK_EVENT_REASONS = {
-    0x40: "hw thermal slowdown",
-    0x80: "hw power brake slowdown",
-    0x8: "hw slowdown",
-    0x20: "sw thermal slowdown",
-    0x4: "sw power cap",
-    0x2: "applications clocks setting",
-    0x10: "sync boost",
-    0x100: "display clock setting",
-    0x1: "gpu idle",
-}
 
 
 @dataclass(frozen=True)
@@ -38,13 +26,6 @@ class Sample:
 
     def to_json(self) -> dict[str, Any]:
         return {"time": self.time, "gpus": list(self.gpus)}
-
-
-def clock_event_reasons(mask: int) -> list[str]:
-    """The bits of the reading `clock_event_reasons` in words, the most alarming first."""
-    unknown = mask & ~sum(CLOCK_EVENT_REASONS)
-    words = [word for bit, word in CLOCK_EVENT_REASONS.items() if mask & bit]
-    return words + ([f"unknown reason {unknown:#x}"] if unknown else [])
 
 
 def sample(source: Source, not_applicable: set[tuple[int, str]] | None = None, slow: bool = True) -> Sample:
@@ -61,7 +42,7 @@ def sample(source: Source, not_applicable: set[tuple[int, str]] | None = None, s
 
 
 def _read(source: Source, index: int, names: Sequence[str], skip: set[tuple[int, str]]) -> dict[str, Any]:
-    values = read(source, index, {name: None for name in names if (index, name) not in skip})
+    values = read(source, index, [name for name in names if (index, name) not in skip])
     absent = {name: value for name, value in values.items() if isinstance(value, Unavailable)}
     skip.update((index, name) for name, value in absent.items() if not value.applicable)
     return {name: None if name in absent else values.get(name) for name in READINGS}
@@ -169,5 +150,5 @@ class Activity:
                 {name: [low, round(sum_ / count, 3), high] for name, (low, sum_, high, count) in seen.items()}
             )
             if reasons is not None:
-                result[-1]["clock_event_reasons"] = clock_event_reasons(reasons)
+                result[-1]["clock_event_reasons"] = clock_events(reasons)
         return result

@@ -1,36 +1,81 @@
-"""What GPUs a machine has and how they are linked, as plain facts."""
+"""What GPUs a machine has and how they are linked."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.facts import Unavailable, check_name
 from pytest_gpufleet.model.place import Place, Where
+
+# What the event of a topology tells of a GPU.
+IN_TOPOLOGY = (
+    "name", "uuid", "pci_bus_id", "memory_bytes", "serial", "board_part_number", "vbios", "compute_capability",
+    "pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "power_limit_watts", "minor", "processes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. `index` is the one `nvidia-smi` shows. None: the driver does not tell."""
+    """One GPU: its facts by name (model/facts.py), plain JSON values; those that cannot be had are Unavailable.
+
+    `index` is the one `nvidia-smi` shows.
+    """
 
     index: int
-    name: str
-    uuid: str
-    pci_bus_id: str
-    memory_bytes: int
-    serial: str | None = None
-    board_part_number: str | None = None
-    vbios: str | None = None
-    compute_capability: tuple[int, int] | None = None
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    nvlinks_active: int | None = None
-    power_limit_watts: float | None = None  # the enforced one
-    minor: int | None = None  # of its device file: 3 for /dev/nvidia3
-    # Who computed on it before this run's ranks started: "process 4711 (python3), 2.1 GiB".
-    processes: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, fact: str) -> Any:
+        """KeyError for a name that this version and the recorded machine both do not know."""
+        if fact in self.facts:
+            return self.facts[fact]
+        check_name(fact)
+        return Unavailable("not recorded", applicable=False)
+
+    def get(self, fact: str) -> Any:
+        """A fact, or None where it cannot be had."""
+        value = self[fact]
+        return None if isinstance(value, Unavailable) else value
+
+    @property
+    def name(self) -> str:
+        return self.get("name") or "unknown GPU"
+
+    @property
+    def uuid(self) -> str:
+        return self.get("uuid") or f"unknown UUID {self.index}"
+
+    @property
+    def pci_bus_id(self) -> str:
+        return self.get("pci_bus_id") or "unknown PCI bus id"
+
+    @property
+    def serial(self) -> str | None:
+        return self.get("serial") or None
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.get("memory_bytes") or 0
+
+    @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        major, minor = self.get("compute_capability") or (0, 0)
+        return (major, minor) if major else None
+
+    @property
+    def power_limit_watts(self) -> float | None:
+        watts: float | None = self.get("power_limit_watts")
+        return watts
+
+    @property
+    def nvlinks_active(self) -> int:
+        return (self.get("nvlink_states") or []).count(1)
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        return tuple(self.get("processes") or ())
 
     @property
     def place(self) -> Place:
@@ -95,28 +140,26 @@ class GpuTopology:
         rows = [["", *names], *([name, *row] for name, row in zip(names, self.links, strict=True))]
         return "\n".join("\t".join(row) for row in rows)
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; of each GPU the facts of IN_TOPOLOGY, None where one cannot be had."""
+        return {**asdict(replace(self, gpus=())), "gpus": [_to_json(gpu) for gpu in self.gpus]}
+
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GpuTopology:
-        """The inverse of `dataclasses.asdict` after a way through JSON, which knows no tuples.
-
-        Of a GPU, what another version has recorded and this one does not know is left out.
-        """
-        known = {field.name for field in fields(Gpu)}
-        gpus = tuple(
-            Gpu(
-                **{
-                    **{name: value for name, value in gpu.items() if name in known},
-                    "compute_capability": _pair(gpu["compute_capability"]),
-                    "processes": tuple(gpu.get("processes", ())),
-                }
-            )
-            for gpu in data["gpus"]
-        )
+        """The inverse of `to_json`. Of the links of a GPU it has only how many were active."""
+        gpus = tuple(_gpu(**gpu) for gpu in data["gpus"])
         links = tuple(tuple(row) for row in data["links"])
         if [len(row) for row in links] != [len(gpus)] * len(gpus):
             raise ValueError(f"the links of {len(gpus)} GPUs are no table of {len(gpus)} rows and columns")
         return cls(**{**data, "gpus": gpus, "links": links, "problems": tuple(data["problems"])})
 
 
-def _pair(value: list[int] | None) -> tuple[int, int] | None:
-    return (value[0], value[1]) if value else None
+def _to_json(gpu: Gpu) -> dict[str, Any]:
+    facts = {fact: gpu.get(fact) for fact in IN_TOPOLOGY}
+    told = {"name": gpu.name, "uuid": gpu.uuid, "nvlinks_active": gpu.nvlinks_active}
+    return {"index": gpu.index, **facts, **told}
+
+
+def _gpu(index: int, nvlinks_active: int | None = None, **facts: Any) -> Gpu:
+    told = {name: value for name, value in facts.items() if value is not None}
+    return Gpu(index, {**told, "nvlink_states": [1] * (nvlinks_active or 0)})

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pytest_gpufleet.hardware import driver_signs, facts, host, nvml
-from pytest_gpufleet.hardware.facts import Source
-from pytest_gpufleet.model import machine
+from pytest_gpufleet.hardware import driver_signs, host, node, nvml
+from pytest_gpufleet.hardware.nvml import Source
+from pytest_gpufleet.hardware.software import software
+from pytest_gpufleet.model.facts import check_name
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.run.refused import Refused
@@ -39,17 +40,17 @@ class Ground:
         """Everything about the GPUs of this run and their host."""
         if self.source is None:
             return Machine((), host.read())
-        return machine.take(self.source, tuple(gpu.index for gpu in self.topology.gpus))
+        return node.take(self.source, self.topology)
 
     @cached_property
     def gpus_present(self) -> int:
         """How many GPUs the machine has, with those that are left out of this run; 0 in a rehearsal."""
-        return facts.gpus_present() if self.source is not None else 0
+        return nvml.gpus_present() if self.source is not None else 0
 
     def read_now(self, fact: str) -> list[Any]:
         """A fact of every GPU at this moment."""
-        facts.check_name(fact)
-        return [values[fact] for values in facts.read_all(self.source, {fact: None})] if self.source else []
+        check_name(fact)
+        return [values[fact] for values in nvml.read_all(self.source, (fact,))] if self.source else []
 
     def headline(self, level: str) -> str:
         """One line on what a run of this level stands on."""
@@ -63,7 +64,7 @@ class Ground:
 
     @classmethod
     def without_gpus(cls, *why: str, ranks: int = 0) -> Ground:
-        return cls(GpuTopology(problems=() if ranks else why, absent="; ".join(why), **nvml.software()), ranks)
+        return cls(GpuTopology(problems=() if ranks else why, absent="; ".join(why), **software()), ranks)
 
 
 def find(options: Options, stack: ExitStack) -> Ground:
@@ -73,7 +74,7 @@ def find(options: Options, stack: ExitStack) -> Ground:
         return Ground.without_gpus("--rehearse was given", ranks=options.rehearse)
     wanted = options.gpus if isinstance(options.gpus, int) else None
     try:
-        source, topology = stack.enter_context(facts.open_source(wanted))
+        source, topology = stack.enter_context(nvml.open_source(wanted))
     except nvml.NoGpus as reason:
         if options.gpus == "all":
             raise Refused(f"--gpus all: {reason}") from None

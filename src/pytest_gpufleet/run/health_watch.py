@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 
-from pytest_gpufleet.hardware import facts
-from pytest_gpufleet.hardware.facts import Source
+from pytest_gpufleet.hardware import nvml
 from pytest_gpufleet.hardware.kernel_log import KernelLog, Xid
+from pytest_gpufleet.hardware.nvml import Source
 from pytest_gpufleet.hardware.telemetry import Sample
-from pytest_gpufleet.model.machine import GpuFacts, Machine
+from pytest_gpufleet.model.facts import COUNTERS
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.verdict import health_rules
 
 # Identity and what the rules need besides the counters; these do not change.
@@ -80,9 +82,9 @@ class Guard:
         ]
         return health_rules.xids_of(gpus, [*logged, *told]) + health_rules.sxids(logged)
 
-    def _read(self) -> list[GpuFacts]:
-        names = {**facts.COUNTERS, "clock_event_reasons": None}
+    def _read(self) -> list[Gpu]:
+        now = nvml.read_all(self._source, (*COUNTERS, "clock_event_reasons"))
         return [
-            GpuFacts(gpu.index, {**{name: gpu[name] for name in CONSTANT}, **values})
-            for gpu, values in zip(self._machine.gpus, facts.read_all(self._source, names), strict=True)
+            Gpu(gpu.index, {**{name: gpu[name] for name in CONSTANT}, **values})
+            for gpu, values in zip(self._machine.gpus, now, strict=True)
         ]

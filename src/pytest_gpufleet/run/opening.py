@@ -38,7 +38,7 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     folder = RunFolder.make(run.options.folder, f"{header['host']}-{started:%Y%m%dT%H%M%SZ}")
     run.folder, run.evidence = folder, Evidence(folder.evidence)
     run.record_event("run", **header)
-    run.record_event("topology", topology=asdict(ground.topology))
+    run.record_event("topology", topology=ground.topology.to_json())
     if profile and run.options.profile:
         given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
         run.record_event("profile", profile=asdict(given))

@@ -122,7 +122,7 @@ def _gpus(before: tuple[Gpu, ...], now: tuple[Gpu, ...]) -> list[str]:
         return [f"the GPUs were {_count(before)}, are {_count(now)}"]
     for old, new in zip(before, now, strict=True):
         for name, what in GPU_FACTS.items():
-            if (was := getattr(old, name)) != (now_is := getattr(new, name)):
+            if (was := old.get(name)) != (now_is := new.get(name)):
                 others = sum(_facts(one) != _facts(other) for one, other in zip(before, now, strict=True)) - 1
                 more = f" ({others} more GPUs differ)" if others > 1 else " (1 more GPU differs)" if others else ""
                 return [f"GPU {new.index}: {_differs(what, was, now_is)}{more}"]
@@ -134,7 +134,7 @@ def _count(gpus: tuple[Gpu, ...]) -> str:
 
 
 def _facts(gpu: Gpu) -> list[object]:
-    return [getattr(gpu, name) for name in GPU_FACTS]
+    return [gpu.get(name) for name in GPU_FACTS]
 
 
 def history(folder: RunFolder, then: Record) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpufleet.hardware.telemetry import Activity, Sample, Sampler
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.hardware.facts import Source
+    from pytest_gpufleet.hardware.nvml import Source
     from pytest_gpufleet.run.run import Run
 
 

@@ -4,12 +4,12 @@ found that there is none."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpufleet.hardware.facts import Unavailable
-from pytest_gpufleet.model.machine import GpuFacts
+from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.verdict.profiles.profile import for_gpu
 
 if TYPE_CHECKING:
@@ -23,40 +23,34 @@ CONSUMER = ("GeForce", "TITAN")
 TELEMETRY = ("clock_event_reasons", "temperature_c", "power_watts")
 
 
-def _known(gpu: GpuFacts) -> bool:
-    return _is_known(gpu["name"], gpu["compute_capability"])
-
-
-def _is_known(name: Any, capability: Any) -> bool:
+def _known(gpu: Gpu) -> bool:
     """Either is enough: a GPU that tells next to nothing still tells its name."""
-    consumer = any(word in str(name) for word in CONSUMER)
-    of_data_centre = not isinstance(capability, Unavailable | None) and tuple(capability) in DATA_CENTRE
-    return not consumer and (of_data_centre or for_gpu(str(name)) is not None)
+    consumer = any(word in gpu.name for word in CONSUMER)
+    return not consumer and (gpu.compute_capability in DATA_CENTRE or for_gpu(gpu.name) is not None)
 
 
-def _corrects_errors(gpu: GpuFacts) -> bool:
+def _corrects_errors(gpu: Gpu) -> bool:
     mode = gpu["ecc_mode"]
     return _known(gpu) and not (isinstance(mode, list) and mode[0] == 0)
 
 
-def _remaps_rows(gpu: GpuFacts) -> bool:
+def _remaps_rows(gpu: Gpu) -> bool:
     """From Ampere on; before, whole pages were retired."""
-    return _corrects_errors(gpu) and not str(gpu["name"]).startswith("Tesla")
+    return _corrects_errors(gpu) and not gpu.name.startswith("Tesla")
 
 
-def _retires_pages(gpu: GpuFacts) -> bool:
+def _retires_pages(gpu: Gpu) -> bool:
     return _corrects_errors(gpu) and not _remaps_rows(gpu)
 
 
-def _counts_link_errors(gpu: GpuFacts) -> bool:
+def _counts_link_errors(gpu: Gpu) -> bool:
     """Of the NVLinks of A100 and Hopper; those of Blackwell count in another way."""
-    states, capability = gpu["nvlink_states"], gpu["compute_capability"]
-    return _known(gpu) and isinstance(states, list) and 1 in states and capability in ([8, 0], [9, 0])
+    return _known(gpu) and gpu.nvlinks_active > 0 and gpu.compute_capability in ((8, 0), (9, 0))
 
 
 # Fact: which GPUs have it, whatever their driver or nvidia-ml-py says. What is not here, a healthy GPU may lack: the
 # SRAM threshold under an older driver, PCIe links and NUMA nodes in a virtual machine.
-MUST_TELL: dict[str, Callable[[GpuFacts], bool]] = {
+MUST_TELL: dict[str, Callable[[Gpu], bool]] = {
     "ecc_mode": _known,
     **dict.fromkeys(
         ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile"), _corrects_errors
@@ -70,7 +64,7 @@ MUST_TELL: dict[str, Callable[[GpuFacts], bool]] = {
 }
 
 
-def untold(gpus: Iterable[GpuFacts], facts: Iterable[str]) -> list[str]:
+def untold(gpus: Iterable[Gpu], facts: Iterable[str]) -> list[str]:
     """Facts that GPUs have by their model and do not tell, one line each that names the GPU and gives the reason."""
     facts = tuple(facts)
     return [
@@ -81,7 +75,7 @@ def untold(gpus: Iterable[GpuFacts], facts: Iterable[str]) -> list[str]:
     ]
 
 
-def require_told(gpus: Iterable[GpuFacts], *facts: str) -> None:
+def require_told(gpus: Iterable[Gpu], *facts: str) -> None:
     """End the check as not judged, which makes a verdict INCOMPLETE, if a GPU does not tell what its model has."""
     __tracebackhide__ = True
     if lines := untold(gpus, facts):
@@ -96,7 +90,7 @@ def without_telemetry(record: Record) -> list[tuple[str, str]]:
     for position, gpu in enumerate(record.topology.gpus):
         readings = [taken for sample in record.telemetry for taken in sample["gpus"][position : position + 1]]
         never = [name for name in TELEMETRY if all(taken.get(name) is None for taken in readings)]
-        if never and _is_known(gpu.name, gpu.compute_capability):
+        if never and _known(gpu):
             found.append((gpu.identity, f"telemetry never had {_listed(never)}: no slowdown would have been seen"))
     return found
 

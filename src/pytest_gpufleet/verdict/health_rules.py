@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_gpufleet.hardware.facts import COUNTERS, Unavailable, check_name
 from pytest_gpufleet.hardware.kernel_log import Sxid, Xid
-from pytest_gpufleet.model.machine import GpuFacts
+from pytest_gpufleet.model.facts import CLOCK_EVENTS, COUNTERS, Unavailable, check_name
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.verdict.blind import require_told
 from pytest_gpufleet.world.outcomes import not_applicable
 
@@ -21,19 +21,14 @@ REMAPPED_ROWS_LIMIT = 512
 # flits that rate too. But a flit with a wrong CRC has to be sent again, like all that replays and recoveries count, and
 # where H200 count thousands of the others, they count none of these.
 NVLINK_ERRORS_A_SECOND = {"crc_data": 100}
-# nvml.h, nvmlClocksEventReasons*: what must not happen under load. A software power cap (0x4) is normal there.
-SLOWDOWNS = {
-    0x8: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-}
+# The clock events that must not happen under load. A software power cap (0x4) is normal there.
+SLOWDOWNS = (0x8, 0x20, 0x40, 0x80)
 # Of those, what is no fault of a GPU, by model. DCGM judges no clock event of a T4, a card of 70 W without a fan. Here
 # only the driver's own slowdown for heat is left out: what the hardware does counts, and so does its temperature limit.
 NORMAL_SLOWDOWNS = {"Tesla T4": 0x20}
 
 
-def expect(gpus: Sequence[GpuFacts], fact: str, wanted: Any, must_exist: bool = False) -> None:
+def expect(gpus: Sequence[Gpu], fact: str, wanted: Any, must_exist: bool = False) -> None:
     """Assert that a fact of every GPU is `wanted`: a value, or a function of the GPU that gives it.
 
     The AssertionError names every GPU for which it is not, and those that do not answer. Where no GPU of this machine
@@ -56,7 +51,7 @@ def expect(gpus: Sequence[GpuFacts], fact: str, wanted: Any, must_exist: bool = 
     assert not wrong, "\n".join(wrong)
 
 
-def recorded_errors(gpu: GpuFacts) -> list[str]:
+def recorded_errors(gpu: Gpu) -> list[str]:
     """What a GPU's counters say against it, whenever it happened; a counter that it has and does not tell, too."""
     counts: dict[str, Any] = {fact: 0 if isinstance(gpu[fact], Unavailable) else gpu[fact] for fact in COUNTERS}
     _, uncorrected, pending, failed = counts["remapped_rows"] or (0, 0, 0, 0)
@@ -72,7 +67,7 @@ def recorded_errors(gpu: GpuFacts) -> list[str]:
     return told + unreadable(gpu, COUNTERS)
 
 
-def unreadable(gpu: GpuFacts, names: Iterable[str]) -> list[str]:
+def unreadable(gpu: Gpu, names: Iterable[str]) -> list[str]:
     """Facts that a GPU has and does not tell, each with the reason."""
     told = {name: gpu[name] for name in names}
     return [
@@ -80,11 +75,11 @@ def unreadable(gpu: GpuFacts, names: Iterable[str]) -> list[str]:
     ]
 
 
-def _unreadable(gpu: GpuFacts, fact: str, why: Unavailable) -> str:
+def _unreadable(gpu: Gpu, fact: str, why: Unavailable) -> str:
     return f"{gpu.identity}: {fact} cannot be read ({why})"
 
 
-def worsened(before: GpuFacts, after: GpuFacts, minutes: float) -> list[str]:
+def worsened(before: Gpu, after: Gpu, minutes: float) -> list[str]:
     """What got worse on a GPU between two readings of its counters, each with the counter, before and after."""
     problems = []
     for counter, now in after.facts.items():
@@ -99,7 +94,7 @@ def worsened(before: GpuFacts, after: GpuFacts, minutes: float) -> list[str]:
     return [f"{after.identity}: {problem}" for problem in problems]
 
 
-def link_errors(before: GpuFacts, now: Mapping[str, list[int]] | Unavailable, seconds: float) -> list[str]:
+def link_errors(before: Gpu, now: Mapping[str, list[int]] | Unavailable, seconds: float) -> list[str]:
     """NVLinks with errors that must not be, between two readings of nvlink_errors so many seconds apart.
 
     A replay, a recovery or a flit with a wrong CRC is one too many. Links correct CRC errors in data themselves, and
@@ -120,7 +115,7 @@ def link_errors(before: GpuFacts, now: Mapping[str, list[int]] | Unavailable, se
     return problems
 
 
-def pcie_errors(before: GpuFacts, now: int | Unavailable, seconds: float) -> list[str]:
+def pcie_errors(before: Gpu, now: int | Unavailable, seconds: float) -> list[str]:
     """PCIe replays, if there were more than on a healthy link, between two readings so many seconds apart."""
     then = before["pcie_replays"]
     if isinstance(then, Unavailable) or isinstance(now, Unavailable):
@@ -130,7 +125,7 @@ def pcie_errors(before: GpuFacts, now: int | Unavailable, seconds: float) -> lis
     return [f"{before.identity}: {told}"] if now - then > allowed else []
 
 
-def too_hot(identity: str, gpu: GpuFacts, hottest: Mapping[str, float]) -> list[str]:
+def too_hot(identity: str, gpu: Gpu, hottest: Mapping[str, float]) -> list[str]:
     """Temperatures above the device's own limit for operation, where it tells one."""
     limits = gpu["temperature_limits_c"]
     if not isinstance(limits, dict):
@@ -146,16 +141,16 @@ def too_hot(identity: str, gpu: GpuFacts, hottest: Mapping[str, float]) -> list[
     ]
 
 
-def slowdowns(gpu: GpuFacts, reasons: Iterable[int]) -> list[str]:
+def slowdowns(gpu: Gpu, reasons: Iterable[int]) -> list[str]:
     """Which clock events that must not happen on a GPU are among samples of its clock_event_reasons."""
     seen = 0
     for sample in reasons:
         seen |= sample
     seen &= ~NORMAL_SLOWDOWNS.get(str(gpu["name"]), 0)
-    return [f"{gpu.identity}: {text} (clock event 0x{bit:x})" for bit, text in SLOWDOWNS.items() if seen & bit]
+    return [f"{gpu.identity}: {CLOCK_EVENTS[bit]} (clock event 0x{bit:x})" for bit in SLOWDOWNS if seen & bit]
 
 
-def xids_of(gpus: Iterable[GpuFacts], xids: Sequence[Xid]) -> list[str]:
+def xids_of(gpus: Iterable[Gpu], xids: Sequence[Xid]) -> list[str]:
     """XIDs of these GPUs, each with its meaning and the action it calls for."""
     return [f"{gpu.identity}: {xid}" for gpu in gpus for xid in xids if xid.of(str(gpu["pci_bus_id"]))]
 
@@ -171,31 +166,31 @@ def sxids(xids: Iterable[Xid]) -> list[str]:
     return [str(xid) for xid in xids if isinstance(xid, Sxid)]
 
 
-def _ignored(then: Any, now: Any, gpu: GpuFacts, minutes: float) -> bool:
+def _ignored(then: Any, now: Any, gpu: Gpu, minutes: float) -> bool:
     return False
 
 
-def _more(then: Any, now: Any, gpu: GpuFacts, minutes: float) -> bool:
+def _more(then: Any, now: Any, gpu: Gpu, minutes: float) -> bool:
     return bool(now > then)
 
 
-def _more_replays(then: int, now: int, gpu: GpuFacts, minutes: float) -> bool:
+def _more_replays(then: int, now: int, gpu: Gpu, minutes: float) -> bool:
     return now - then > _replays_allowed(gpu, minutes)
 
 
-def _replays_allowed(gpu: GpuFacts, minutes: float) -> float:
+def _replays_allowed(gpu: Gpu, minutes: float) -> float:
     generation, width = gpu["pcie_generation_max"], gpu["pcie_width"]
     rate = REPLAYS.get(generation, min(REPLAYS.values())) if isinstance(generation, int) else min(REPLAYS.values())
     lanes = width if isinstance(width, int) else 1
     return rate * lanes * max(minutes, 1.0)
 
 
-def _more_rows(then: list[int], now: list[int], gpu: GpuFacts, minutes: float) -> bool:
+def _more_rows(then: list[int], now: list[int], gpu: Gpu, minutes: float) -> bool:
     """[corrected, uncorrected, pending, failed]: correctable ones are shown, not judged."""
     return any(a > b for b, a in zip(then[1:], now[1:], strict=True))
 
 
-_GROWN: dict[str, Callable[[Any, Any, GpuFacts, float], bool]] = {
+_GROWN: dict[str, Callable[[Any, Any, Gpu, float], bool]] = {
     "ecc_uncorrected_volatile": _more,
     "ecc_uncorrected_aggregate": _more,
     "sram_threshold_exceeded": _more,

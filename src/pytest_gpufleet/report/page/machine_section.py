@@ -130,16 +130,16 @@ def links(topology: GpuTopology) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _identity(gpu: Gpu) -> list[Any]:
-    generation = _of(gpu.pcie_generation, gpu.pcie_generation_max, "gen {}")
-    width = _of(gpu.pcie_width, gpu.pcie_width_max, "x{}")
+    generation = _of(gpu.get("pcie_generation"), gpu.get("pcie_generation_max"), "gen {}")
+    width = _of(gpu.get("pcie_width"), gpu.get("pcie_width_max"), "x{}")
     return [
         gpu.name,
         gpu.serial,
         gpu.uuid,
         gpu.pci_bus_id,
         wording.number(gpu.memory_bytes / (1 << 30)),
-        gpu.vbios,
-        gpu.board_part_number,
+        gpu.get("vbios"),
+        gpu.get("board_part_number"),
         ", ".join(filter(None, (generation, width))),
         gpu.nvlinks_active,
         None if gpu.power_limit_watts is None else f"{wording.number(gpu.power_limit_watts)} W",

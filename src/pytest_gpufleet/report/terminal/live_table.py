@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.hardware.telemetry import Sample, clock_event_reasons
+from pytest_gpufleet.hardware.telemetry import Sample
+from pytest_gpufleet.model.facts import clock_events
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.report import wording
 
@@ -102,7 +103,7 @@ def _reasons(view: View) -> Cell:
     mask = view.now.get("clock_event_reasons")
     if mask is None:
         return ABSENT, "dim"
-    words = clock_event_reasons(mask) or ["none"]
+    words = clock_events(mask) or ["none"]
     return ", ".join(words), "bold red" if words[0].startswith(ALARMING) else CALM.get(words[0], "")
 
 

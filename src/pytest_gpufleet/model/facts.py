@@ -1,0 +1,120 @@
+"""What can be known of a GPU: the names of its facts. hardware/fact_tables.py has the calls that give them."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+# What stays as it is while a machine runs. "p2p": by capability the nvmlGpuP2PStatus_t with every GPU (0 is OK).
+# "processes": who computed on the GPU before this run's ranks started, as "process 4711 (python3), 2.1 GiB".
+CONSTANTS = (
+    "name",
+    "uuid",
+    "serial",
+    "board_part_number",
+    "vbios",
+    "inforom_version",
+    "inforom_valid",
+    "pci_bus_id",
+    "pci_device_id",
+    "minor",  # of its device file: 3 for /dev/nvidia3
+    "memory_bytes",
+    "compute_capability",
+    "pcie_generation",
+    "pcie_generation_max",
+    "pcie_width",
+    "pcie_width_max",
+    "ecc_mode",
+    "ecc_mode_default",
+    "mig_mode",
+    "compute_mode",
+    "persistence_mode",
+    "power_limit_watts",  # the enforced one
+    "power_limit_default_watts",
+    "application_clock_mhz",
+    "application_clock_default_mhz",
+    "temperature_limits_c",
+    "recovery_action",
+    "numa_node",
+    "cpu_affinity",
+    "fabric",
+    "nvlink_states",
+    "nvlink_versions",
+    "nvlink_remote_types",
+    "nvlink_remotes",  # of each link: a PCI bus id, "switch", or "" where it is down
+    "nvlink_speeds",
+    "processes",
+    "p2p",
+)
+
+# What must not get worse. All of these are read around every test, so each is one cheap call.
+COUNTERS = (
+    "ecc_uncorrected_volatile",
+    "ecc_uncorrected_aggregate",
+    "ecc_corrected_volatile",
+    "sram_threshold_exceeded",
+    "remapped_rows",
+    "retired_pages_pending",
+    "pcie_replays",
+)
+
+# Counters that cost too much to be read around every test: on an H200 each of these 72 numbers takes 4 ms of CPU.
+SLOW_COUNTERS = ("nvlink_errors",)
+
+# What telemetry samples.
+READINGS = (
+    "utilization_percent",
+    "memory_used_bytes",
+    "temperature_c",
+    "memory_temperature_c",
+    "power_watts",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "clock_event_reasons",
+    "pcie_transmitted_kilobytes_per_second",
+    "pcie_received_kilobytes_per_second",
+)
+
+# Readings that cost more than all others together (on an H200 a millisecond of CPU each): not in every sample.
+SLOW_READINGS = ("pcie_transmitted_kilobytes_per_second", "pcie_received_kilobytes_per_second")
+
+NAMES = (*CONSTANTS, *COUNTERS, *SLOW_COUNTERS, *READINGS)
+
+# nvml.h, nvmlClocksEventReasons: why the clocks are not higher than they are, the most alarming first.
+CLOCK_EVENTS = {
+    0x40: "hw thermal slowdown",
+    0x80: "hw power brake slowdown",
+    0x8: "hw slowdown",
+    0x20: "sw thermal slowdown",
+    0x4: "sw power cap",
+    0x2: "applications clocks setting",
+    0x10: "sync boost",
+    0x100: "display clock setting",
+    0x1: "gpu idle",
+}
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """A fact that could not be read. `applicable` is False where this GPU or driver has no such thing."""
+
+    reason: str
+    applicable: bool
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def check_name(fact: str) -> None:
+    """KeyError if no fact is called so: a check that asks for it would never look at anything."""
+    if fact not in NAMES:
+        near = difflib.get_close_matches(fact, NAMES, n=3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(sorted(NAMES))}"
+        raise KeyError(f"no GPU has a fact {fact!r}: {hint}")
+
+
+def clock_events(mask: int) -> list[str]:
+    """The bits of the reading `clock_event_reasons` in words, the most alarming first."""
+    unknown = mask & ~sum(CLOCK_EVENTS)
+    words = [word for bit, word in CLOCK_EVENTS.items() if mask & bit]
+    return words + ([f"unknown reason {unknown:#x}"] if unknown else [])
