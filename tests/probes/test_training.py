@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from pytest_gpufleet.probes.training.batch_size import largest, within_memory
+from pytest_gpufleet.probes.training.batch_size import ATTEMPTS, FILLED, fullest, largest, within_memory
 from pytest_gpufleet.probes.training.loader import bound
 from pytest_gpufleet.probes.training.method_comparison import in_words
 
@@ -191,6 +191,23 @@ def test_the_largest_batch_that_works_is_found(most):
     found = largest(works, 1, 1024)
     assert found <= most <= found * (1 + 1 / 16) + 1
     assert len(tried) <= 10
+
+
+@pytest.mark.parametrize("image", [0.004, 0.006])  # what an image really takes, of a memory of 1; 0.005 is expected
+def test_the_batch_that_fills_the_memory_is_found(image):
+    tried = []
+
+    def share_in_use(batch):
+        tried.append(batch)
+        return batch * image if batch * image <= 1 else None
+
+    found = fullest(share_in_use, first=190, most=10_000, an_image=0.005)
+    assert FILLED <= found * image <= 1
+    assert len(tried) <= ATTEMPTS
+
+
+def test_no_batch_is_larger_than_kernels_can_count():
+    assert fullest(lambda batch: 0.001 * batch, first=90, most=100, an_image=0.001) == 100
 
 
 def test_who_holds_up_whom():

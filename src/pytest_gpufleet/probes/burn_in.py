@@ -23,7 +23,8 @@ from pytest_gpufleet.probes.compute import corruption
 from pytest_gpufleet.probes.compute.rate import lacking
 from pytest_gpufleet.probes.memory import patterns
 from pytest_gpufleet.probes.timing.all_ranks import agree
-from pytest_gpufleet.probes.training.loop import ddp_of, eager, lap, module_of, precision, release, synthetic_batch
+from pytest_gpufleet.probes.training.lap import lap
+from pytest_gpufleet.probes.training.loop import ddp_of, eager, module_of, precision, release, synthetic_batch
 from pytest_gpufleet.probes.training.recipes import Workload, plan
 from pytest_gpufleet.probes.training.replicas import differences
 from pytest_gpufleet.world.rank import Rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -99,3 +99,11 @@ def agree(rank: Rank, number: int) -> int:
     smallest = torch.tensor(number, device=rank.device)
     dist.all_reduce(smallest, dist.ReduceOp.MIN, group=rank.group)
     return int(smallest.item())
+
+
+def everyones(rank: Rank, values: Sequence[float]) -> list[list[float]]:
+    """The values of all ranks, by rank."""
+    mine = torch.tensor(values, dtype=torch.float64, device=rank.device)
+    copies = mine.new_empty(rank.size * len(values))
+    dist.all_gather_into_tensor(copies, mine, group=rank.group)
+    return [list(map(float, row)) for row in copies.cpu().view(rank.size, -1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TypeVar
 
@@ -13,12 +14,11 @@ import torch
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.probes.timing.all_ranks import everyones
+from pytest_gpufleet.probes.training.lap import SAMPLES, lap
 from pytest_gpufleet.probes.training.loop import (
-    SAMPLES,
     ddp_of,
     eager,
-    everyones,
-    lap,
     module_of,
     precision,
     release,
@@ -171,33 +171,43 @@ def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, 
 def _filling_batch(rank: Rank, training: Plan, train: Callable[[int], float]) -> int:
     """The batch with which training fills the memory of every GPU to 95 %; of those that fit, the largest tried."""
     total = torch.cuda.get_device_properties(rank.device).total_memory
-
-    def peak(batch: int) -> int:
-        torch.cuda.reset_peak_memory_stats()
-        train(batch)
-        return torch.cuda.max_memory_allocated()
-
-    def attempt(batch: int) -> float | None:
-        """The share of memory in use on the emptiest GPU; None if the batch does not fit on one."""
-        release(rank.device)
-        fits = within_memory(lambda: train(batch), rank.device) is not None
-        every = everyones(rank, [fits, 1 - torch.cuda.mem_get_info()[0] / total])
-        return min(share for _, share in every) if all(fit for fit, _ in every) else None
-
+    most = most_images(training.pixels)
     # Memory grows with the batch in a straight line, of which two points are enough for a good first guess.
-    one, two = peak(SMALLEST), peak(2 * SMALLEST)
+    one, two = _peak_memory(train, SMALLEST), _peak_memory(train, 2 * SMALLEST)
     an_image = (two - one) / SMALLEST
     outside = total - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
     guess = SMALLEST + (AIM * total - outside - one) / an_image
-    batch = int(min(guess for (guess,) in everyones(rank, [min(guess, most_images(training.pixels))])))
-    best, too_large = SMALLEST, most_images(training.pixels) + 1
+    first = int(min(guess for (guess,) in everyones(rank, [min(guess, most)])))
+    return fullest(partial(_share_in_use, rank, train, total), first, most, an_image / total)
+
+
+def _peak_memory(train: Callable[[int], float], batch: int) -> int:
+    torch.cuda.reset_peak_memory_stats()
+    train(batch)
+    return torch.cuda.max_memory_allocated()
+
+
+def _share_in_use(rank: Rank, train: Callable[[int], float], total: int, batch: int) -> float | None:
+    """The share of memory in use on the emptiest GPU; None if the batch does not fit on one."""
+    release(rank.device)
+    fits = within_memory(lambda: train(batch), rank.device) is not None
+    every = everyones(rank, [fits, 1 - torch.cuda.mem_get_info()[0] / total])
+    return min(share for _, share in every) if all(fit for fit, _ in every) else None
+
+
+def fullest(share_in_use: Callable[[int], float | None], first: int, most: int, an_image: float) -> int:
+    """The batch of at most `most` images that fills the memory, or the largest tried that fits.
+
+    `share_in_use(batch)` is None where it does not fit; `first` is tried first; an image takes about `an_image` of all.
+    """
+    batch, best, too_large = first, SMALLEST, most + 1
     for _ in range(ATTEMPTS):
-        share = attempt(batch)
+        share = share_in_use(batch)
         if share is not None:
             best = batch
             if share >= FILLED:
                 break
-            larger = batch + max(1, int((AIM - share) * total / an_image))
+            larger = batch + max(1, int((AIM - share) / an_image))
         else:
             too_large = batch
             larger = int(0.98 * batch)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pytest_gpufleet.probes.training.lap import Step
 from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer
 
 # Small gradients would be zero in fp16. NVIDIA's value for ResNet-50 (DeepLearningExamples): the sum of all ranks'
@@ -26,8 +27,6 @@ STEM_CHANNELS = 4  # of the images, the last one zero: tensor cores do not take 
 ALIGNMENT = 64  # elements: kernels want a parameter to begin at a multiple of 16 bytes
 WARM_UP = 5  # steps before a CUDA graph is captured, in which cuDNN and the compiler make their choices
 
-Step = Callable[[], Tensor]
-
 
 def steps(
     network: nn.Module, plan: Plan, images: Tensor, labels: Tensor, group: dist.ProcessGroup | None
@@ -36,52 +35,83 @@ def steps(
 
     `network` is one of torchvision's ResNets on its device, in float32; it is changed.
     """
-    on_gpu, weights = images.device.type == "cuda", plan.recipe.weights
-    _pad_stem(network)
-    network.to(memory_format=plan.recipe.memory_format)
-    images = nn.functional.pad(images, (0, 0, 0, 0, 0, STEM_CHANNELS - images.shape[1]))
-    images = images.to(weights).contiguous(memory_format=plan.recipe.memory_format)
-    flat = _flatten(network, weights)
-    optimizer = make_optimizer(plan.optimizer, [flat.master], fused=on_gpu, capturable=on_gpu)
-    ranks = group.size() if group is not None else 1
-    unscale = torch.tensor([1 / (LOSS_SCALE * ranks)], device=images.device)
-    loss = torch.zeros((), device=images.device)
-
-    def forward(images: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(network(images).float(), labels)
-
-    compute = forward
-    if on_gpu:
-        from torch._inductor import config
-
-        config.compile_threads = max(1, (os.cpu_count() or 1) // torch.cuda.device_count())  # all ranks compile
-        compute = torch.compile(forward, options=dict(plan.recipe.compile_options), fullgraph=True, dynamic=False)
-
-    def step(communicate: bool) -> None:
-        result = compute(images, labels)
-        computed = torch.autograd.grad(result * LOSS_SCALE, flat.parameters)
-        for part in flat.parts:
-            torch._foreach_copy_(flat.gradients[part], computed[part])
-        if communicate and group is not None:
-            dist.all_reduce(flat.gradient, group=group)
-        torch.mul(flat.gradient, unscale, out=flat.master.grad)
-        optimizer.step()
-        flat.copy.copy_(flat.master.detach()[: flat.copy.numel()])
-        loss.copy_(result.detach())
-
+    training = _Training(network, plan, images, labels, group)
+    on_gpu = images.device.type == "cuda"
     # One pool of memory for both: neither leaves anything in it that the other could overwrite.
     pool = torch.cuda.graph_pool_handle() if on_gpu else None
 
-    @cache  # captured at its first use: one that is never used must not train
-    def ready(communicate: bool) -> Callable[[], None]:
-        do = partial(step, communicate)
-        return _captured(do, pool) if on_gpu else do
+    def step_of(work: Callable[[], None]) -> Step:
+        once = _Graph(work, pool) if on_gpu else work
 
-    def run(communicate: bool) -> Tensor:
-        ready(communicate)()
-        return loss
+        def step() -> Tensor:
+            once()
+            return training.loss
 
-    return partial(run, True), partial(run, False)
+        return step
+
+    return step_of(partial(training.step, True)), step_of(partial(training.step, False))
+
+
+class _Training:
+    """A network in training on one batch; the `loss` of the last step stays in one place."""
+
+    def __init__(
+        self, network: nn.Module, plan: Plan, images: Tensor, labels: Tensor, group: dist.ProcessGroup | None
+    ) -> None:
+        on_gpu, weights = images.device.type == "cuda", plan.recipe.weights
+        _pad_stem(network)
+        network.to(memory_format=plan.recipe.memory_format)
+        images = nn.functional.pad(images, (0, 0, 0, 0, 0, STEM_CHANNELS - images.shape[1]))
+        self.images = images.to(weights).contiguous(memory_format=plan.recipe.memory_format)
+        self.labels, self.group = labels, group
+        self.flat = _flatten(network, weights)
+        self.optimizer = make_optimizer(plan.optimizer, [self.flat.master], fused=on_gpu, capturable=on_gpu)
+        ranks = group.size() if group is not None else 1
+        self.unscale = torch.tensor([1 / (LOSS_SCALE * ranks)], device=images.device)
+        self.loss = torch.zeros((), device=images.device)
+        self.compute = _compiled(network, plan) if on_gpu else _forward(network)
+
+    def step(self, communicate: bool) -> None:
+        flat = self.flat
+        result = self.compute(self.images, self.labels)
+        computed = torch.autograd.grad(result * LOSS_SCALE, flat.parameters)
+        for part in flat.parts:
+            torch._foreach_copy_(flat.gradients[part], computed[part])
+        if communicate and self.group is not None:
+            dist.all_reduce(flat.gradient, group=self.group)
+        torch.mul(flat.gradient, self.unscale, out=flat.master.grad)
+        self.optimizer.step()
+        flat.copy.copy_(flat.master.detach()[: flat.copy.numel()])
+        self.loss.copy_(result.detach())
+
+
+def _forward(network: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    def forward(images: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(network(images).float(), labels)
+
+    return forward
+
+
+def _compiled(network: nn.Module, plan: Plan) -> Callable[[Tensor, Tensor], Tensor]:
+    from torch._inductor import config
+
+    config.compile_threads = max(1, (os.cpu_count() or 1) // torch.cuda.device_count())  # all ranks compile
+    options: dict[str, Any] = dict(plan.recipe.compile_options)
+    return torch.compile(_forward(network), options=options, fullgraph=True, dynamic=False)
+
+
+class _Graph:
+    """Work as a CUDA graph, which is captured at its first use: a step that is never used must not train."""
+
+    def __init__(self, work: Callable[[], None], pool: Any) -> None:
+        self._work, self._pool = work, pool
+
+    @cached_property
+    def _replay(self) -> Callable[[], None]:
+        return _captured(self._work, self._pool)
+
+    def __call__(self) -> None:
+        self._replay()
 
 
 def _captured(do: Callable[[], None], pool: Any) -> Callable[[], None]:

@@ -17,12 +17,11 @@ from torchvision import datasets, transforms
 
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.probes.timing.all_ranks import everyones
+from pytest_gpufleet.probes.training.lap import SAMPLES, lap
 from pytest_gpufleet.probes.training.loop import (
-    SAMPLES,
     ddp_of,
     eager,
-    everyones,
-    lap,
     module_of,
     precision,
     returns_memory,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +12,6 @@ from statistics import fmean, median
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 import torchvision
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -23,14 +20,12 @@ from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import Condition, GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.tf32 import products_in_tf32
-from pytest_gpufleet.probes.timing.all_ranks import line_up
+from pytest_gpufleet.probes.timing.all_ranks import everyones, line_up
 from pytest_gpufleet.probes.training import cuda_graph, parallel_methods
+from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap
 from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Recipe, Workload, make_optimizer, plan
 from pytest_gpufleet.world.rank import Rank
 
-SAMPLES = 3
-
-Step = Callable[[], Tensor]  # one step of training; returns the loss
 FedStep = Callable[[Tensor, Tensor], Tensor]  # the same, of images and labels
 Result = TypeVar("Result")
 
@@ -145,52 +140,6 @@ def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]
     return lambda: step(images, labels), alone
 
 
-@dataclass(frozen=True)
-class Lap:
-    """Some steps in a row: seconds of all, and of each; the loss of the last."""
-
-    seconds: float
-    steps: tuple[float, ...]
-    loss: float
-
-    @property
-    def mean(self) -> float:
-        return self.seconds / len(self.steps)
-
-
-def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
-    """Do `count` steps, on ranks that are `together` from the same moment on.
-
-    Raises FloatingPointError if the loss is not finite: a throughput of wrong arithmetic is none.
-    """
-    on_gpu = rank.device.type == "cuda"
-    if together and rank.size > 1:
-        line_up(rank)
-    if on_gpu:
-        torch.cuda.synchronize()
-    loss = torch.zeros(())
-    marks: list[Any] = [_mark(on_gpu)]
-    began = time.perf_counter()
-    for _ in range(count):
-        loss = step()
-        marks.append(_mark(on_gpu))
-    if on_gpu:
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
-    if not loss.isfinite():
-        raise FloatingPointError(f"the loss became {loss.item()}")
-    times = tuple(a.elapsed_time(b) / 1e3 if on_gpu else b - a for a, b in itertools.pairwise(marks))
-    return Lap(seconds, times, loss.item())
-
-
-def _mark(on_gpu: bool) -> Any:
-    if not on_gpu:
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
 @returns_memory
 def train_throughput(
     rank: Rank, recipe: str, workload: Workload = USUAL, *, together: bool = True, communication: bool = False
@@ -209,43 +158,57 @@ def train_throughput(
     if rank.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # `_details` tells the peak
     with rank.phase(f"{training}, {ranks} rank(s)"), precision(training.recipe), _fitting(rank, training):
-        step, alone = steps_of(rank, training, together=together)
-        first = lap(rank, step, 1, together=together)
-        lap(rank, step, training.recipe.warm_up, together=together)
-        laps, quiet = [], []
-        if communication:
-            lap(rank, alone, 1)
-        if rank.size > 1:
-            line_up(rank)  # also ranks that train alone: beside neighbours that still warm up they would be faster
-        for _ in range(SAMPLES):
-            laps.append(lap(rank, step, count, together=together))
-            if communication:
-                quiet.append(lap(rank, alone, count))
-    samples = tuple(images * count / each.seconds for each in laps)
-    details = _details(rank, training, first, laps, quiet)
+        laps = _laps(rank, training, together, communication)
+    samples = tuple(images * count / each.seconds for each in laps.usual)
     throughput = Reading(
         metric="train_throughput" if together else "solo_train_throughput",
         value=median(samples),
         samples=samples,
         conditions=training.conditions(ranks),
         place=WORLD if together else None,
-        details=details,
+        details=_details(rank, training, laps),
     )
-    if not communication:
-        return [throughput]
-    every = everyones(rank, [each.mean for each in (*laps, *quiet)])
+    return [throughput, _communication_share(rank, training, laps)] if communication else [throughput]
+
+
+@dataclass(frozen=True)
+class Laps:
+    """The first step, the samples, and, where asked for, samples without communication."""
+
+    first: Lap
+    usual: Sequence[Lap]
+    quiet: Sequence[Lap]
+
+
+def _laps(rank: Rank, training: Plan, together: bool, communication: bool) -> Laps:
+    step, alone = steps_of(rank, training, together=together)
+    first = lap(rank, step, 1, together=together)
+    lap(rank, step, training.recipe.warm_up, together=together)
+    usual, quiet, count = [], [], training.recipe.steps
+    if communication:
+        lap(rank, alone, 1)
+    if rank.size > 1:
+        line_up(rank)  # also ranks that train alone: beside neighbours that still warm up they would be faster
+    for _ in range(SAMPLES):
+        usual.append(lap(rank, step, count, together=together))
+        if communication:
+            quiet.append(lap(rank, alone, count))
+    return Laps(first, usual, quiet)
+
+
+def _communication_share(rank: Rank, training: Plan, laps: Laps) -> Reading:
+    every = everyones(rank, [each.mean for each in (*laps.usual, *laps.quiet)])
     slowest = [max(column) for column in zip(*every, strict=True)]
     with_it, without = slowest[:SAMPLES], slowest[SAMPLES:]
     shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in zip(with_it, without, strict=True))
-    share = Reading(
+    return Reading(
         metric="communication_share",
         value=median(shares),
         samples=shares,
-        conditions=training.conditions(ranks),
+        conditions=training.conditions(rank.size),
         place=WORLD,
         details={"step": f"{_ms(median(with_it))} with communication, {_ms(median(without))} without"},
     )
-    return [throughput, share]
 
 
 @contextmanager
@@ -260,30 +223,22 @@ def _fitting(rank: Rank, training: Plan) -> Iterator[None]:
         ) from error
 
 
-def everyones(rank: Rank, values: Sequence[float]) -> list[list[float]]:
-    """The values of all ranks, by rank."""
-    mine = torch.tensor(values, dtype=torch.float64, device=rank.device)
-    copies = mine.new_empty(rank.size * len(values))
-    dist.all_gather_into_tensor(copies, mine, group=rank.group)
-    return [list(map(float, row)) for row in copies.cpu().view(rank.size, -1)]
-
-
-def _details(rank: Rank, training: Plan, first: Lap, laps: Sequence[Lap], quiet: Sequence[Lap]) -> dict[str, Condition]:
+def _details(rank: Rank, training: Plan, laps: Laps) -> dict[str, Condition]:
     """What the figure was computed with, that it learned, and how long the steps of each rank took."""
-    times = sorted(seconds for each in laps for seconds in each.steps)
+    times = sorted(seconds for each in laps.usual for seconds in each.steps)
     # Ranks that wait for each other show one time: without communication each shows its own.
-    own = median(seconds for each in (quiet or laps) for seconds in each.steps)
+    own = median(seconds for each in (laps.quiet or laps.usual) for seconds in each.steps)
     p95 = times[math.ceil(0.95 * len(times)) - 1]
     index = rank.gpu.index if rank.gpu is not None else rank.index
     memory = torch.cuda.max_memory_allocated() if rank.gpu is not None else 0
-    every = everyones(rank, [median(times), p95, own, memory, index, first.loss, laps[-1].loss])
+    every = everyones(rank, [median(times), p95, own, memory, index, laps.first.loss, laps.usual[-1].loss])
     slowest = max(every, key=lambda each: each[2])
     details: dict[str, Condition] = {
         "computed": f"in {training.recipe}",
         "step": f"{_ms(median(each[0] for each in every))}, 95 % within {_ms(max(each[1] for each in every))}",
     }
     if rank.size > 1:
-        alone = " without communication" if quiet else ""
+        alone = " without communication" if laps.quiet else ""
         who = f"{'GPU' if rank.gpu is not None else 'rank'} {slowest[4]:.0f}"
         details["slowest"] = f"{who} with {_ms(slowest[2])}{alone}, median {_ms(median(each[2] for each in every))}"
     before, after = (fmean(each[column] for each in every) for column in (5, 6))

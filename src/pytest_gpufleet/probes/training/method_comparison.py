@@ -12,11 +12,10 @@ from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.training import parallel_methods
+from pytest_gpufleet.probes.training.lap import SAMPLES, lap
 from pytest_gpufleet.probes.training.loop import (
-    SAMPLES,
     WithLoss,
     eager,
-    lap,
     network,
     precision,
     returns_memory,

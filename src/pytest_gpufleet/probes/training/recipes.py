@@ -23,7 +23,7 @@ class Recipe:
     weights: torch.dtype = torch.float32  # of all layers but BatchNorm; float32 master weights stand behind others
     tf32: bool = False
     channels_last: bool = False
-    graph: bool = False  # one compiled network on flat parameters, the whole step a CUDA graph: see peak.py
+    graph: bool = False  # one compiled network on flat parameters, the whole step a CUDA graph: see cuda_graph.py
     compile_options: Mapping[str, bool] = field(default_factory=dict)
 
     @property

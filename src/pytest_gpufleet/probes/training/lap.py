@@ -1,0 +1,65 @@
+"""Steps of training in a row, timed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_gpufleet.probes.timing.all_ranks import line_up
+from pytest_gpufleet.world.rank import Rank
+
+SAMPLES = 3
+
+Step = Callable[[], Tensor]  # one step of training; returns the loss
+
+
+@dataclass(frozen=True)
+class Lap:
+    """Some steps in a row: seconds of all, and of each; the loss of the last."""
+
+    seconds: float
+    steps: tuple[float, ...]
+    loss: float
+
+    @property
+    def mean(self) -> float:
+        return self.seconds / len(self.steps)
+
+
+def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
+    """Do `count` steps, on ranks that are `together` from the same moment on.
+
+    Raises FloatingPointError if the loss is not finite: a throughput of wrong arithmetic is none.
+    """
+    on_gpu = rank.device.type == "cuda"
+    if together and rank.size > 1:
+        line_up(rank)
+    if on_gpu:
+        torch.cuda.synchronize()
+    loss = torch.zeros(())
+    marks: list[Any] = [_mark(on_gpu)]
+    began = time.perf_counter()
+    for _ in range(count):
+        loss = step()
+        marks.append(_mark(on_gpu))
+    if on_gpu:
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    if not loss.isfinite():
+        raise FloatingPointError(f"the loss became {loss.item()}")
+    times = tuple(a.elapsed_time(b) / 1e3 if on_gpu else b - a for a, b in itertools.pairwise(marks))
+    return Lap(seconds, times, loss.item())
+
+
+def _mark(on_gpu: bool) -> Any:
+    if not on_gpu:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
