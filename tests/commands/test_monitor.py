@@ -26,7 +26,9 @@ from rich.console import Console
 from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.model.facts import READINGS
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.report.terminal.live_table import Live, RunningCheck, table
+from pytest_gpufleet.report.terminal.gpu_table import table
+from pytest_gpufleet.report.terminal.live_table import LiveTable
+from pytest_gpufleet.report.terminal.running_check import RunningCheck
 from tests.conftest import RECORDED, ROOT, as_on_a_terminal
 
 DEADLINE = 60
@@ -364,10 +366,10 @@ UNDER_OTHERS = (
     + """
 import threading
 from pytest_gpufleet.hardware.telemetry import Sampler
-from pytest_gpufleet.report.terminal.live_table import Live
+from pytest_gpufleet.report.terminal.live_table import LiveTable
 
 drawn = threading.Event()
-with nvml.open_source() as (source, topology), Live(topology, sys.stdout, lambda: "test_a.py::test_b") as live:
+with nvml.open_source() as (source, topology), LiveTable(topology, sys.stdout, lambda: "test_a.py::test_b") as live:
     def show(sample):
         live.show(sample)
         drawn.set()
@@ -428,7 +430,7 @@ def test_live_writes_nothing_where_it_has_no_place(rows: int) -> None:
 
 
 def test_live_stays_silent_after_its_end(capsys: pytest.CaptureFixture[str]) -> None:
-    with Live(machine(), sys.stdout) as live:
+    with LiveTable(machine(), sys.stdout) as live:
         pass
     live.show(Sample(0.0, (dict(READING),) * 8))
     assert capsys.readouterr().out == ""

@@ -43,7 +43,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report.terminal.live_table import RunningCheck
+    from pytest_gpufleet.report.terminal.running_check import RunningCheck
 
     check_output(given.csv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor
@@ -86,14 +86,14 @@ def _tables(topology: GpuTopology, running: Callable[[], str], given: argparse.N
     """On a terminal one table that changes, elsewhere (and for --once) one below the other."""
     from rich import live
 
-    from pytest_gpufleet.report.terminal import live_table
+    from pytest_gpufleet.report.terminal import gpu_table
 
     console = new_console()
-    history: deque[Sample] = deque(maxlen=live_table.HISTORY)
+    history: deque[Sample] = deque(maxlen=gpu_table.HISTORY)
 
     def drawing(sample: Sample) -> Any:
         history.append(sample)
-        return live_table.table(sample, history, topology, running(), console.width, console.options.ascii_only)
+        return gpu_table.table(sample, history, topology, running(), console.width, console.options.ascii_only)
 
     if given.once or not sys.stdout.isatty() or console.is_dumb_terminal:
         yield lambda sample: console.print(drawing(sample), "", sep="\n", end="")

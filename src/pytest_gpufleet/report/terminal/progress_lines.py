@@ -1,4 +1,4 @@
-"""How far a long check has come, in lines: for a log, and wherever the table of monitor.py is not drawn."""
+"""How far a long check has come, in lines: for a log, and wherever the live table is not drawn."""
 
 from __future__ import annotations
 
