@@ -6,13 +6,13 @@ import argparse
 import pytest
 
 from pytest_gpufleet import not_applicable
-from pytest_gpufleet.model.vocabulary import CONDITIONS
+from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.plugin.options import from_config
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("ResNet of the acceptance suite")
-    group.addoption("--resnet-model", choices=CONDITIONS["model"], default="resnet50", help="default: resnet50")
+    group.addoption("--resnet-model", choices=CONDITIONS["model"].values, default="resnet50", help="default: resnet50")
     group.addoption(
         "--resnet-batch",
         type=_count,
@@ -23,7 +23,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--resnet-warm-up", type=_count, metavar="N", help="steps before the first sample (default: 8 to 30)"
     )
-    group.addoption("--resnet-optimizer", choices=CONDITIONS["optimizer"], default="sgd", help="default: sgd")
+    group.addoption("--resnet-optimizer", choices=CONDITIONS["optimizer"].values, default="sgd")
 
 
 def pytest_configure(config):

@@ -21,8 +21,10 @@ import pytest
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model import levels, suite
+from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.vocabulary import MEASURED_UNDER
 from pytest_gpufleet.plugin.selection import level_of
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict.judgement import STEADY
@@ -64,15 +66,8 @@ JUDGED = {
 
 # By which conditions the limits of a metric are told apart here; profiles have more of them.
 ROWS = {
-    "busbw": ("collective", "bytes", "ranks"),
-    "collective_latency": ("collective", "ranks"),
-    "gemm": ("precision",),
-    "memory_bandwidth": ("operation",),
-    "host_bandwidth": ("direction",),
-    "pair_bandwidth": ("direction",),
-    "train_throughput": ("recipe", "ranks"),
-    "solo_train_throughput": ("recipe",),
-    "scaling_efficiency": ("ranks",),
+    name: [key for key in under if CONDITIONS[key].leads or key in ("bytes", "ranks")]
+    for name, under in MEASURED_UNDER.items()
 }
 
 INTRODUCTION = f"""

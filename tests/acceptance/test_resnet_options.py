@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.vocabulary import CONDITIONS
 from pytest_gpufleet.probes.training.recipes import MODELS, OPTIMIZERS, Workload, plan
 from pytest_gpufleet.verdict.profiles import profile
 
@@ -57,8 +57,8 @@ def test_bad_values(run_pytest, option, sentence):
 
 
 def test_what_may_be_asked_is_what_can_be_done():
-    assert CONDITIONS["model"] == tuple(MODELS)
-    assert CONDITIONS["optimizer"] == tuple(OPTIMIZERS)
+    assert CONDITIONS["model"].values == tuple(MODELS)
+    assert CONDITIONS["optimizer"].values == tuple(OPTIMIZERS)
 
 
 def test_options_reach_the_ranks_and_stand_beside_the_figure(run_pytest):

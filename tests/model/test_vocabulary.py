@@ -5,8 +5,9 @@ from typing import get_args
 import pytest
 import torch
 
+from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.model.vocabulary import CONDITIONS, EXTRAORDINARY, MEASURED_UNDER
+from pytest_gpufleet.model.vocabulary import EXTRAORDINARY, MEASURED_UNDER
 from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
@@ -92,7 +93,7 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
     for every in measured.values():
         for conditions in every:
             for key, value in conditions.items():
-                expected = CONDITIONS.get(key)
+                expected = CONDITIONS[key].values
                 if isinstance(expected, tuple):
                     assert value in expected or (key, value) == ("model", recipes.REHEARSAL_MODEL)
                 elif expected is not None:
@@ -112,15 +113,17 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
     ],
 )
 def test_the_vocabulary_has_the_words_of_the_probes(condition, values):
-    assert set(CONDITIONS[condition]) == set(values)
+    assert set(CONDITIONS[condition].values) == set(values)
 
 
 def test_types_are_torchs():
-    assert all(isinstance(getattr(torch, name), torch.dtype) for name in CONDITIONS["dtype"])
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in CONDITIONS["dtype"].values)
 
 
 def test_every_word_is_used():
-    assert {key for under in MEASURED_UNDER.values() for key in under} == CONDITIONS.keys()
+    assert {key for under in MEASURED_UNDER.values() for key in under} == {
+        key for key, condition in CONDITIONS.items() if condition.values is not None
+    }
     assert MEASURED_UNDER.keys() == METRICS.keys() - {"spread"}  # the limit of which is the suite's own
 
 

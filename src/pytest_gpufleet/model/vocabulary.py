@@ -1,4 +1,4 @@
-"""The words of a profile: its facts, the conditions of its limits, and which of these each metric is measured under."""
+"""The words of a profile: its keys, its facts, and which conditions its limits may name."""
 
 from __future__ import annotations
 
@@ -27,51 +27,6 @@ FACTS = {
     "peak_tflops_fp16": "TFLOP/s, dense",
     "peak_tflops_bf16": "TFLOP/s, dense",
     "peak_tflops_fp8": "TFLOP/s, dense",
-}
-
-# What a limit may depend on: the type of its value, or the values there are.
-CONDITIONS: dict[str, type[int] | type[bool] | tuple[str, ...]] = {
-    "collective": (
-        "all_reduce",
-        "all_gather",
-        "reduce_scatter",
-        "broadcast",
-        "reduce",
-        "all_to_all",
-        "gather",
-        "scatter",
-        "sendrecv",
-    ),
-    "bytes": int,
-    "dtype": (
-        "float64",
-        "float32",
-        "float16",
-        "bfloat16",
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "int64",
-        "int32",
-        "int8",
-        "uint8",
-        "bool",
-    ),
-    "ranks": int,
-    "in_place": bool,
-    "nvls": bool,
-    "precision": ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"),
-    "operation": ("copy", "triad"),
-    "at_once": ("one", "all"),
-    "direction": ("host to device", "device to host", "read", "write", "both"),
-    "link": ("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host"),
-    "model": ("resnet50", "resnet101", "resnet152"),
-    "recipe": ("fp32", "tf32", "amp", "bf16", "peak"),
-    "batch": int,
-    "optimizer": ("sgd", "adam", "adamw"),
-    "workload": ("custom", "sweep", "full memory", "comparison"),
-    "method": ("ddp", "fsdp", "dp"),
-    "work": ("burn-in", "matrix products", "training"),
-    "fabric": ("nvswitch", "nvlink", "pcie"),
 }
 
 # Training out of the ordinary is measured under these as well, and only a limit that names them holds for it.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pytest_gpufleet.hardware.telemetry import Sample
     from pytest_gpufleet.model.gpu import GpuTopology
-    from pytest_gpufleet.report.terminal.live_table import Live
+    from pytest_gpufleet.report.terminal.live_table import LiveTable
 
 
 class Screen:
@@ -22,7 +22,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._stream: TextIO = sys.stdout
-        self._table: Live | None = None
+        self._table: LiveTable | None = None
 
     def open(self, terminal: TextIO | None, stack: ExitStack) -> None:
         """The same terminal by a file descriptor of its own, until `stack` is closed; nowhere for None."""
@@ -42,9 +42,10 @@ class Screen:
 
     def draw(self, topology: GpuTopology, reports: Path, stack: ExitStack) -> None:
         """Keep a table of all GPUs below everything else, until `stack` is closed."""
-        from pytest_gpufleet.report.terminal.live_table import Live, RunningCheck
+        from pytest_gpufleet.report.terminal.live_table import LiveTable
+        from pytest_gpufleet.report.terminal.running_check import RunningCheck
 
-        self._table = stack.enter_context(Live(topology, self._stream, RunningCheck(reports)))
+        self._table = stack.enter_context(LiveTable(topology, self._stream, RunningCheck(reports)))
 
     def show(self, sample: Sample) -> None:
         """Bring the table up to date, if there is one."""

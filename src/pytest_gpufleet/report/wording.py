@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
+from pytest_gpufleet.model.conditions import CONDITIONS, ConditionType
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS, Condition, Metric
@@ -24,7 +25,6 @@ SYMBOLS = {
     "not applicable": "·",
     "for information": "·",
 }
-METHODS = {"ddp": "DDP", "fsdp": "FSDP", "dp": "DataParallel"}
 SIGNS = {"min": "≥", "max": "≤"}
 
 # Colour codes first, as whole sequences; then every control character that is not white space, those that turn the
@@ -129,55 +129,25 @@ def beside(value: float, limit: Limit) -> tuple[str, str]:
     return texts[0], f"{SIGNS[limit.sense]} {texts[1]}"
 
 
-def _named(name: str) -> Callable[[Condition], str]:
-    return lambda value: f"{name} {_plain(value)}"
-
-
-def _counted(noun: str) -> Callable[[Condition], str]:
-    return lambda value: f"{value} {noun}" if value == 1 else f"{value} {noun}s"
-
-
-def _either(true: str, false: str) -> Callable[[Condition], str]:
-    return lambda value: (true if value else false) if isinstance(value, bool) else _plain(value)
-
-
-def _plain(value: Condition) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return value if isinstance(value, str) else number(value, 6)
-
-
-def _bytes(value: Condition) -> str:
-    return _plain(value) if isinstance(value, bool | str) else size(value)
-
-
-# In the order in which a reader wants to hear them; a condition that is not here follows under its own name.
-CONDITIONS: dict[str, Callable[[Condition], str]] = {
-    "collective": _plain,
-    "operation": _plain,
-    "model": _plain,
-    "method": lambda value: METHODS.get(str(value), _plain(value)),
-    "recipe": _plain,
-    "precision": _plain,
-    "direction": lambda value: _plain(value).replace("_", " "),
-    "link": lambda value: f"over {_plain(value)}",
-    "bytes": _bytes,
-    "dtype": _plain,
-    "ranks": _counted("rank"),
-    "in_place": _either("in place", "out of place"),
-    "at_once": lambda value: {"all": "all GPUs at once", "one": "one GPU at a time"}.get(str(value), _plain(value)),
-    "batch": _named("batch"),
-    "image": lambda value: f"{_plain(value)} pixels",
-    "optimizer": _plain,
-    "nvls": _named("NVLS"),
-}
-
-
 def words(conditions: Mapping[str, Condition]) -> list[str]:
-    """Each condition in plain words: ["all_reduce", "8 GiB", "float32", "8 ranks", "NVLS off"]."""
+    """Each condition in plain words: ["all_reduce", "8 GiB", "float32", "8 ranks", "NVLS off"]. One that nobody knows
+    follows under its own name."""
     order = [key for key in CONDITIONS if key in conditions]
     order += [key for key in conditions if key not in CONDITIONS]
-    return [CONDITIONS.get(key, _named(key.replace("_", " ")))(conditions[key]) for key in order]
+    return [_condition(key, conditions[key]) for key in order]
+
+
+def _condition(key: str, value: Condition) -> str:
+    known = CONDITIONS.get(key) or ConditionType(None, form=f"{key.replace('_', ' ')} {{}}")
+    if value in known.words:
+        return known.words[value]
+    if isinstance(value, bool):
+        text = "on" if value else "off"
+    elif isinstance(value, str):
+        text = value
+    else:
+        text = size(value) if key == "bytes" else number(value, 6)
+    return known.form.replace("{}", text)
 
 
 def conditions(finding: Finding) -> list[str]:

@@ -8,6 +8,7 @@ from statistics import median
 import torch
 from torch import nn
 
+from pytest_gpufleet.model.conditions import METHODS
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD, Where
@@ -25,7 +26,6 @@ from pytest_gpufleet.probes.training.recipes import USUAL, Workload, plan
 from pytest_gpufleet.probes.training.sharding import fully_sharded
 from pytest_gpufleet.world.rank import Rank
 
-METHODS = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
 BATCH = 256  # a GPU
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS
@@ -22,7 +23,7 @@ FEWEST_SIZES = 3
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
 Column = TypeVar("Column")
 # A row is named by these even if all rows of its table have them in common.
-LEADING = {"collective", "operation", "recipe", "precision", "method", "direction", "link", "metric"}
+LEADING = {name for name, condition in CONDITIONS.items() if condition.leads}
 
 
 @dataclass(frozen=True)

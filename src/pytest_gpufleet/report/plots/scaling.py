@@ -10,14 +10,15 @@ from matplotlib.lines import Line2D
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.model.vocabulary import MEASURED_UNDER
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.plots import canvas
 
 COLUMNS = 3
 HEIGHT = 1.5
 THROUGHPUT = "train_throughput"
-# What a line of the plot is named by; figures that differ in anything else are other lines.
-NAMED_BY = ("model", "method", "recipe", "workload", "optimizer")
+# What a panel is named by: all that training depends on but the number of GPUs, and the batch of each.
+NAMED_BY = set(MEASURED_UNDER[THROUGHPUT]) - {"ranks", "batch"}
 
 Points = dict[int, tuple[float, Finding]]
 
@@ -90,4 +91,4 @@ def _told(points: Points) -> list[str]:
 
 def _name(finding: Finding) -> str:
     conditions = finding.measurement.conditions
-    return ", ".join(wording.words({key: conditions[key] for key in NAMED_BY if key in conditions}))
+    return ", ".join(wording.words({key: value for key, value in conditions.items() if key in NAMED_BY}))

@@ -11,10 +11,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.limit import Kind, Limit
 from pytest_gpufleet.model.metric import METRICS, Condition, GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.vocabulary import (
-    CONDITIONS,
     FACTS,
     KEYS,
     KINDS,
@@ -181,11 +181,12 @@ def _any_condition(table: Table, key: str) -> Condition:
 
 def _condition(table: Table, key: str) -> Condition:
     value: Any = table.values[key]
-    expected = CONDITIONS[key]
+    expected = CONDITIONS[key].values
     if isinstance(expected, tuple):
         return table.choice(key, expected)
     if key == "bytes" and isinstance(value, str):
         value = _byte_count(table, value)
+    assert expected is not None  # a limit may name it
     fits = type(value) is expected  # isinstance would let True pass for 1
     if not fits or (expected is int and value < 1):
         raise table.error(f'"{key}" must be {_TYPE_NAMES[expected]}, not {value!r}.', key)

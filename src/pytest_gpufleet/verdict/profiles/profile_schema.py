@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.metric import METRICS, Metric
-from pytest_gpufleet.model.vocabulary import CONDITIONS, FACTS, KINDS, KNOWN_GOOD_KEYS, MEASURED_UNDER
+from pytest_gpufleet.model.vocabulary import FACTS, KINDS, KNOWN_GOOD_KEYS, MEASURED_UNDER
 from pytest_gpufleet.verdict.profiles.profile import shipped
 from pytest_gpufleet.verdict.profiles.profile_file import SENSES
 
@@ -108,7 +109,7 @@ def _of_metric(metric: Metric, under: Iterable[str]) -> dict[str, Any]:
 
 
 def _condition(key: str) -> dict[str, Any]:
-    expected = CONDITIONS[key]
+    expected = CONDITIONS[key].values
     if isinstance(expected, tuple):
         return {"enum": list(expected)}
     if expected is bool:

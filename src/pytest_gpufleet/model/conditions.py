@@ -1,0 +1,59 @@
+"""What figures are measured under: every condition that the suite's probes give, its values, and how it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pytest_gpufleet.model.metric import Condition
+
+
+@dataclass(frozen=True)
+class ConditionType:
+    """`values`: the type of the value, or the values there are, of which a limit may name one; None: no limit may.
+
+    A reader is told the `words` of a value, else the value in `form`. `leads`: what is measured is named by it, even
+    where all figures beside each other have it in common.
+    """
+
+    values: type[int] | type[bool] | tuple[str, ...] | None
+    form: str = "{}"
+    words: Mapping[Condition, str] = field(default_factory=dict)
+    leads: bool = False
+
+
+COLLECTIVES = (
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "sendrecv",
+)  # fmt: skip
+DTYPES = (
+    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
+    "int64", "int32", "int8", "uint8", "bool",
+)  # fmt: skip
+DIRECTIONS = ("host to device", "device to host", "read", "write", "both")
+LINKS = ("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host")
+METHODS: dict[Condition, str] = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
+
+# In the order in which a reader wants to hear them.
+CONDITIONS: dict[str, ConditionType] = {
+    "collective": ConditionType(COLLECTIVES, leads=True),
+    "operation": ConditionType(("copy", "triad"), leads=True),
+    "model": ConditionType(("resnet50", "resnet101", "resnet152")),
+    "method": ConditionType(("ddp", "fsdp", "dp"), words=METHODS, leads=True),
+    "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),
+    "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),
+    "direction": ConditionType(DIRECTIONS, leads=True),
+    "link": ConditionType(LINKS, "over {}", leads=True),
+    "bytes": ConditionType(int),
+    "dtype": ConditionType(DTYPES),
+    "ranks": ConditionType(int, "{} ranks", {1: "1 rank"}),
+    "in_place": ConditionType(bool, words={True: "in place", False: "out of place"}),
+    "at_once": ConditionType(("one", "all"), words={"all": "all GPUs at once", "one": "one GPU at a time"}),
+    "batch": ConditionType(int, "batch {}"),
+    "image": ConditionType(None, "{} pixels"),
+    "optimizer": ConditionType(("sgd", "adam", "adamw")),
+    "nvls": ConditionType(bool, "NVLS {}", {True: "NVLS on", False: "NVLS off"}),
+    "workload": ConditionType(("custom", "sweep", "full memory", "comparison"), "workload {}"),
+    "work": ConditionType(("burn-in", "matrix products", "training"), "work {}"),
+    "fabric": ConditionType(("nvswitch", "nvlink", "pcie"), "fabric {}"),
+    "metric": ConditionType(None, "metric {}", leads=True),  # of which the samples spread
+}
