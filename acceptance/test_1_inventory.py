@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pytest_gpufleet import GiB, expect, not_applicable
+from pytest_gpufleet import Faults, GiB, expect, not_applicable
 from pytest_gpufleet.probes.links.host_copies import pcie_generation_under_load
 from pytest_gpufleet.verdict.health_rules import unreadable
 
@@ -278,7 +278,8 @@ def test_inforom_is_valid(gpus):
     A corrupted InfoROM loses serial numbers and error history, or gives texts that nobody can read: replace the GPU.
     """
     broken = [line for gpu in gpus for line in unreadable(gpu, ("serial", "uuid", "pci_bus_id"))]
-    assert not broken, "\n".join(broken)
+    if broken:
+        raise Faults(broken)
     expect(gpus, "inforom_valid", True)
 
 

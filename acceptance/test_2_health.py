@@ -2,6 +2,7 @@
 
 import pytest
 
+from pytest_gpufleet import Faults
 from pytest_gpufleet.hardware.kernel_log import KernelLog
 from pytest_gpufleet.hardware.nvml import pci_addresses
 from pytest_gpufleet.model.facts import COUNTERS
@@ -18,7 +19,8 @@ def test_no_memory_error_is_recorded(gpus):
     old as the driver.
     """
     errors = [error for gpu in gpus for error in recorded_errors(gpu)]
-    assert not errors, "\n".join(errors)
+    if errors:
+        raise Faults(errors)
     require_told(gpus, *COUNTERS)
 
 
@@ -37,4 +39,5 @@ def test_no_grave_xid_in_the_kernel_log(gpus):
     condemning = [xid for xid in xids if xid.condemning]
     here = [*pci_addresses(), *(str(gpu["pci_bus_id"]) for gpu in gpus)]
     grave = xids_of(gpus, condemning) + xids_of_none(here, condemning) + sxids(condemning)
-    assert not grave, "\n".join(grave)
+    if grave:
+        raise Faults(grave)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet import not_applicable
+from pytest_gpufleet import Faults, not_applicable
 from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.verdict.blind import require_told
 from pytest_gpufleet.verdict.health_rules import link_errors, pcie_errors
@@ -41,7 +41,8 @@ def test_nvlinks_stayed_clean(machine, machine_now):
         for before, now in zip(machine.gpus, machine_now("nvlink_errors"), strict=True)
         for problem in link_errors(before, now, machine.seconds_ago)
     ]
-    assert not problems, "\n".join(problems)
+    if problems:
+        raise Faults(problems)
 
 
 @pytest.mark.at_the_end
@@ -62,4 +63,5 @@ def test_pcie_links_stayed_clean(machine, machine_now):
         for before, now in zip(machine.gpus, machine_now("pcie_replays"), strict=True)
         for problem in pcie_errors(before, now, machine.seconds_ago)
     ]
-    assert not problems, "\n".join(problems)
+    if problems:
+        raise Faults(problems)

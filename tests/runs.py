@@ -10,6 +10,7 @@ from pytest_gpufleet.model.check import Check, FailedBy
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.record import SCHEMA
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence
@@ -88,7 +89,7 @@ def record(
     evidence = Evidence(folder / "evidence.jsonl")
     limit = profile.choose(limits, (gpu.name for gpu in machine.gpus))
     evidence.add(
-        "run", schema=1, host=host, utc=utc, command="pytest acceptance/ --gpus 4", level="standard", gpus="4",
+        "run", schema=SCHEMA, host=host, utc=utc, command="pytest acceptance/ --gpus 4", level="standard", gpus="4",
         rehearsal=False, ranks=4, profile=limit.name if limit else None, profile_sha256=None, environment={},
         python="3.12.3", pytest="9.2.0", plugin=SUITE.version,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_gpufleet.model.fault import Fault, Faults
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.gpu import Gpu, GpuTopology
     from pytest_gpufleet.model.limit import Limit
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 _HOME = {
+    **dict.fromkeys(("Fault", "Faults"), "model.fault"),
     **dict.fromkeys(("Gpu", "GpuTopology"), "model.gpu"),
     **dict.fromkeys(("RankFailure", "RankReport"), "world.rank_failure"),
     "not_applicable": "world.outcomes",
@@ -46,6 +48,8 @@ _HOME = {
 
 __all__ = [
     "WORLD",
+    "Fault",
+    "Faults",
     "Finding",
     "GiB",
     "Gpu",

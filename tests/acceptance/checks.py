@@ -14,6 +14,8 @@ from unittest import mock
 import pytest
 
 from pytest_gpufleet.hardware.kernel_log import KernelLog
+from pytest_gpufleet.model.fault import Fault, Faults
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.world.outcomes import NotApplicable
 from tests.conftest import ACCEPTANCE
@@ -26,10 +28,11 @@ sys.path.append(str(ACCEPTANCE))
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a check ended: "passed", "failed", "skipped" or "not applicable", and what it said."""
+    """How a check ended: "passed", "failed", "skipped" or "not applicable", what it said, and the faults it found."""
 
     what: str
     message: str = ""
+    faults: tuple[Fault, ...] = ()
 
 
 def checks() -> Iterator[tuple[str, Callable[..., None], dict[str, Any]]]:
@@ -61,7 +64,7 @@ def outcomes(here: Recorded, asked: int = 4, **more: Any) -> dict[str, Outcome]:
         log.flush()
         with mock.patch.object(KernelLog.__init__, "__defaults__", (log.name,)):
             return {
-                name: _outcome(check, {**fixtures, **case})
+                name: _outcome(check, {**fixtures, **case}, here.topology)
                 for name, check, case in checks()
                 if inspect.signature(check).parameters.keys() <= {*fixtures, *case}
             }
@@ -77,13 +80,16 @@ def ranks_answer(answers: list[Any]) -> SimpleNamespace:
     return SimpleNamespace(run=lambda probe: answers)
 
 
-def _outcome(check: Callable[..., None], fixtures: dict[str, Any]) -> Outcome:
+def _outcome(check: Callable[..., None], fixtures: dict[str, Any], topology: GpuTopology) -> Outcome:
     try:
         check(**{name: fixtures[name] for name in inspect.signature(check).parameters})
     except NotApplicable as end:
         return Outcome("not applicable", str(end))
     except pytest.skip.Exception as end:
         return Outcome("skipped", str(end))
+    except Faults as found:
+        told = "\n".join(fault.told(topology.identity) for fault in found.faults)
+        return Outcome("failed", told, found.faults)
     except (AssertionError, pytest.fail.Exception) as failure:
         return Outcome("failed", str(failure))
     return Outcome("passed")

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.model.place import gpu as gpu_place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page.summary_html import summary
 from pytest_gpufleet.run.evidence import Evidence
@@ -160,6 +162,7 @@ def written(
     topology: GpuTopology | None = H200X8,
     findings: list[Finding] | tuple[Finding, ...] = (),
     checks: list[Check] | tuple[Check, ...] = (),
+    faults: Iterable[Fault] = (),
     unfinished: list[str] | tuple[str, ...] = (),
     deselected: list[str] | tuple[str, ...] = (),
     verdict: str | None = None,
@@ -176,6 +179,8 @@ def written(
         evidence.add("check_started", check=check.id)
     for finding in findings:
         evidence.add("finding", finding=finding.to_json())
+    for fault in faults:
+        evidence.add("fault", fault=fault.to_json())
     for check in checks:
         evidence.add("check_finished", check=asdict(check))
     for check_id in unfinished:
@@ -222,7 +227,9 @@ def rejected_record(folder: Path) -> Record:
         "What to do: reseat GPU 5's module, look for XID 74 in the kernel log, then replace the module.",
         "AssertionError: GPU 5 NVIDIA H200, serial 1654324000005, 00000000:85:00.0: 17 of 18 NVLinks active\n"
         "assert 17 == 18\n +  where 17 = gpu.nvlinks_active",
+        failed_by="other",
     )
+    dead_link = Fault("nvlink_down", (gpu_place(5),), "17 of 18 NVLinks active", check=link.id)
     bandwidth = Check(
         BANDWIDTH,
         "failed",
@@ -231,8 +238,9 @@ def rejected_record(folder: Path) -> Record:
         "Gradients travel by all_reduce: what is missing here is missing in every training step.\n\n"
         "What to do: look at the links of the GPU that is slow alone.",
         "LimitMissed: bus bandwidth (all_reduce, 8 GiB): 301.3 GB/s, limit >= 329.4 GB/s",
+        failed_by="limits",
     )
-    slow_gpu = Check(TRAINING, "failed", 95.0, "Training throughput", "", "LimitMissed: GPU 5")
+    slow_gpu = Check(TRAINING, "failed", 95.0, "Training throughput", "", "LimitMissed: GPU 5", failed_by="limits")
     log, unread = (
         "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log",
         "the kernel log cannot be read: run as root",
@@ -242,6 +250,7 @@ def rejected_record(folder: Path) -> Record:
         folder,
         findings=[*slow, *training(alone, slow=(5,))],
         checks=[*INVENTORY[:3], link, bandwidth, slow_gpu, skipped],
+        faults=[dead_link],
         verdict="REJECTED",
         reasons=["3 of 7 checks failed.", "GPU 5 is behind two of them: serial 1654324000005."],
     )
@@ -293,7 +302,15 @@ def standard_record(folder: Path, bad: bool = False, seconds: int = 30) -> Recor
         Record(run=RUN, manifest=SUITE, checks={check.id: check for check in checks}, findings=run.findings)
     )
     telemetry = standard_run.telemetry(seconds)
-    return written(folder, findings=run.findings, checks=checks, verdict=verdict, reasons=reasons, telemetry=telemetry)
+    return written(
+        folder,
+        findings=run.findings,
+        checks=checks,
+        faults=run.faults,
+        verdict=verdict,
+        reasons=reasons,
+        telemetry=telemetry,
+    )
 
 
 def bad_gpu_record(folder: Path) -> Record:

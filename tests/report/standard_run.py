@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.check import Check, FailedBy
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit
@@ -59,6 +60,7 @@ class Run:
         self.bad = bad  # metric -> the factor by which GPU 5, or what all GPUs do together, is off
         self.findings: list[Finding] = []
         self.failed: dict[str, str] = {}
+        self.faults: list[Fault] = []
         self._noise = random.Random(5)
 
     def each(self, check: str, metric: str, value: float, required: bool = True, **conditions: Any) -> None:
@@ -84,10 +86,12 @@ class Run:
         finding = judge(measurement, profile, self.topology, check, rehearsal=False, required=required)
         self.findings.append(finding)
         if finding.state == "missed":
-            found = (
-                f"GPU 5 (serial {self.topology.gpus[5].serial}): every pair with it reaches 212 GB/s, all others 394"
-            )
-            cause = found if metric in ("pair_bandwidth", "busbw") else ""
+            found = []
+            if metric in ("pair_bandwidth", "busbw"):
+                what = "every pair with it reaches 212 GB/s, all others 394"
+                found = [Fault("links_slow", (gpu(5),), what, check=check)]
+            self.faults += found
+            cause = "\n".join(fault.told() for fault in found)
             self.failed[check] = str(LimitMissed([finding], self.topology, cause))
 
     def _samples(self, metric: str, place: Where, value: float) -> tuple[float, ...]:
@@ -185,13 +189,18 @@ def checks(run: Run, failed: dict[str, str]) -> list[Check]:
     for name in SUITE.required("standard"):
         ids |= dict.fromkeys(f"acceptance/{case}" for case in SUITE.cases(name))
     order = sorted(ids, key=lambda check: check.partition("::")[0])
-    return [_check(check, {**run.failed, **failed}.get(check)) for check in order]
+    return [
+        _check(check, {**run.failed, **failed}.get(check), "limits" if check in run.failed else "other")
+        for check in order
+    ]
 
 
-def _check(check: str, message: str | None) -> Check:
+def _check(check: str, message: str | None, failed_by: FailedBy) -> Check:
     title, doc = described().get(levels.check_name(check), ("", ""))
     title = title or check.partition("::")[2].partition("[")[0].removeprefix("test_").replace("_", " ")
-    return Check(check, "passed" if message is None else "failed", 1.4, title, doc, message or "")
+    if message is None:
+        return Check(check, "passed", 1.4, title, doc)
+    return Check(check, "failed", 1.4, title, doc, message, failed_by=failed_by)
 
 
 def telemetry(seconds: int) -> Iterator[dict[str, Any]]:
@@ -220,6 +229,8 @@ SLOW = {"gemm": 0.87, "pair_bandwidth": 0.54, "busbw": 0.61, "solo_train_through
 
 def bad_gpu(topology: GpuTopology) -> tuple[Run, dict[str, str]]:
     """A run in which GPU 5 is slow and has lost NVLinks, and the messages of the checks that say so."""
-    identity = topology.gpus[5].identity
-    link = f"AssertionError: {identity}: nvlinks_active is 9, should be 18\nassert not [...]\n\ntest_1.py:77: in x"
-    return measured(topology, SLOW), {"acceptance/test_1_inventory.py::test_nvlinks_are_up": link}
+    check = "acceptance/test_1_inventory.py::test_nvlinks_are_up"
+    link = Fault("nvlink_down", (gpu(5),), "nvlinks_active is 9, should be 18", check=check)
+    run = measured(topology, SLOW)
+    run.faults.append(link)
+    return run, {check: link.told(lambda _: topology.gpus[5].identity)}

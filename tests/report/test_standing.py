@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model import place
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import WORLD, Pair, Place, Where, gpu
+from pytest_gpufleet.model.place import read as read_place
 from pytest_gpufleet.model.record import Record, read
-from pytest_gpufleet.report.accused import Blame, blames
+from pytest_gpufleet.report.accused import Accused, accused
 from pytest_gpufleet.report.gpu_grid import standings
 from pytest_gpufleet.report.groups import groups
 from pytest_gpufleet.report.reason_texts import why
-from pytest_gpufleet.verdict.judgement import LimitMissed
-from pytest_gpufleet.world.rank_failure import RankFailure, RankReport, State
 
 LINKS = "acceptance/test_5_links.py::test_pair_bandwidth[read]"
 PAIRS = [f"gpu{i}-gpu{j}" for i in range(8) for j in range(8) if i != j]
@@ -30,20 +28,20 @@ RecordOf = Callable[..., Record]
 def stand(record: Record) -> dict[str, dict[str, str]]:
     """group -> GPU (or "machine") -> what its cell says."""
     parts = groups(record)
-    rows = standings(record, parts, blames(record))
+    rows = standings(record, parts, accused(record))
     return {
         part.title: {str(row.gpu.place) if row.gpu else "machine": row.cells[column].text for row in rows}
         for column, part in enumerate(parts)
     }
 
 
-def only(record: Record) -> Blame:
-    (blame,) = blames(record).values()
-    return blame
+def only(record: Record) -> Accused:
+    (one,) = accused(record).values()
+    return one
 
 
-def failed(message: str, check: str = LINKS) -> list[Check]:
-    return [Check(check, "failed", 1.0, message=message)]
+def failed(check: str = LINKS) -> list[Check]:
+    return [Check(check, "failed", 1.0, message="it says so", failed_by="other")]
 
 
 def pairs(*slow: str) -> Finding:
@@ -52,7 +50,7 @@ def pairs(*slow: str) -> Finding:
         LINKS,
         Measurement("pair_bandwidth", values, {"direction": "read"}),
         "missed",
-        missed=tuple(map(place.read, slow)),
+        missed=tuple(map(read_place, slow)),
     )
 
 
@@ -77,74 +75,54 @@ def test_bad_gpu_is_seen_at_a_glance(bad_gpu: Record) -> None:
 @pytest.mark.parametrize(
     ("slow", "named", "beside", "everybody"),
     [
-        (["gpu0-gpu5"], ["gpu0", "gpu5"], [], False),
-        ([pair for pair in PAIRS if "gpu5" in pair], ["gpu5"], [0, 1, 2, 3, 4, 6, 7], False),
-        ([pair for pair in PAIRS if "gpu2" in pair or "gpu5" in pair], ["gpu2", "gpu5"], [0, 1, 3, 4, 6, 7], False),
-        ([pair for pair in PAIRS if "gpu5" in pair or pair == "gpu0-gpu1"], ["gpu5", "gpu0", "gpu1"], [2, 3], False),
+        (["gpu0-gpu5"], [0, 5], [], False),
+        ([pair for pair in PAIRS if "gpu5" in pair], [5], [0, 1, 2, 3, 4, 6, 7], False),
+        ([pair for pair in PAIRS if "gpu2" in pair or "gpu5" in pair], [2, 5], [0, 1, 3, 4, 6, 7], False),
+        ([pair for pair in PAIRS if "gpu5" in pair or pair == "gpu0-gpu1"], [5, 0, 1], [2, 3], False),
         (PAIRS, [], [], True),
     ],
     ids=["one pair", "one GPU", "two GPUs", "one GPU and one more pair", "all"],
 )
 def test_pairs_point_to_the_gpu_that_they_share(
-    record_of: RecordOf, slow: list[str], named: list[str], beside: list[int], everybody: bool
+    record_of: RecordOf, slow: list[str], named: list[int], beside: list[int], everybody: bool
 ) -> None:
     finding = pairs(*slow)
-    message = str(LimitMissed([finding], GpuTopology())) if finding.limit else "bandwidth between two GPUs (x): slow"
-    blame = only(record_of(findings=[finding], checks=failed(message)))
-    assert sorted(blame.named) == sorted(map(place.read, named))
-    assert {place.gpu(index) for index in beside} <= set(blame.beside)
-    assert blame.everybody == everybody
+    accused = only(record_of(findings=[finding], checks=failed()))
+    assert {*accused.named} == {gpu(index) for index in named}
+    assert {gpu(index) for index in beside} <= set(accused.beside)
+    assert accused.everybody == everybody
 
 
-def story(rank: int, state: State, gpu: Any) -> RankReport:
-    return RankReport(rank, f"rank {rank} of 8, {gpu.identity}", state, "AssertionError" if state == "raised" else "")
-
-
-@pytest.mark.parametrize(
-    ("states", "named", "everybody"),
-    [
-        (["raised", *["returned"] * 7], ["gpu5"], False),
-        (["raised", "raised", *["running"] * 6], ["gpu5", "gpu6"], False),
-        (["died", *["raised"] * 7], ["gpu5"], False),
-        (["running"] * 8, ["gpu5"], False),
-        (["raised"] * 8, [], True),
-    ],
-)
-def test_story_of_a_failure_blames_who_failed_and_not_who_tells_it(
-    record_of: RecordOf, accepted: Record, states: list[State], named: list[str], everybody: bool
-) -> None:
-    gpus = accepted.topology.gpus
-    ranks = [(5 + number) % 8 for number in range(8)]
-    reports = tuple(story(rank, state, gpus[rank]) for rank, state in zip(ranks, states, strict=True))
-    record = record_of(checks=failed(str(RankFailure("exception", "test_x", reports))))
-    assert only(record) == Blame(tuple(map(place.read, named)), {}, everybody)
-    assert stand(record)["Links"]["gpu3"] == ("unclear" if everybody else "—" if named else "ok").replace("—", "")
+def found(code: str, *subjects: Where, check: str = LINKS) -> Fault:
+    return Fault(code, subjects, "what is wrong", check=check)
 
 
 @pytest.mark.parametrize(
-    ("message", "named"),
+    ("subjects", "named", "everybody"),
     [
-        ("AssertionError: {5}: nvlinks_active is 9, should be 18\n{6}: nvlinks_active is 17", ["gpu5", "gpu6"]),
-        ("{5}: pcie_replays was 0, is 17", ["gpu5"]),
-        ("AssertionError: rank 5 of 8, {5}: 3 elements differ\nassert not [...]", ["gpu5"]),
-        ("rank 5 of 8, {5} corrupts data: only without it everything is right\nrank 2 of 8, {2}:\n  wrong", ["gpu5"]),
-        ("the link between rank 2 of 8, {2} and rank 5 of 8, {5}: this pair reaches 12 GB/s", ["gpu2", "gpu5"]),
-        ("AssertionError: wrong\n\ngpus = ({5}, {6})\nit compares {5}: with {6}", []),
-        ("no single GPU: all pairs are about equally slow", []),
+        ([gpu(5)], [gpu(5)], False),
+        ([gpu(5), gpu(6)], [gpu(5), gpu(6)], False),
+        ([gpu(index) for index in range(8)], [], True),
+        ([WORLD], [], True),
+        ([Pair(gpu(2), gpu(5))], [gpu(2), gpu(5)], False),
+        ([Place(0, "node")], [], False),
+        ([gpu(31)], [], False),
+        ([], [], False),
     ],
 )
-def test_only_lines_that_begin_with_a_gpu_accuse_it(
-    record_of: RecordOf, accepted: Record, message: str, named: list[str]
+def test_faults_name_their_subjects(
+    record_of: RecordOf, subjects: list[Where], named: list[Place], everybody: bool
 ) -> None:
-    text = message.format(*(gpu.identity for gpu in accepted.topology.gpus))
-    assert list(only(record_of(checks=failed(text))).named) == [place.read(name) for name in named]
+    record = record_of(checks=failed(), faults=[found("collective_wrong", *subjects)])
+    assert only(record) == Accused(tuple(named), {}, everybody)
+    assert stand(record)["Links"]["gpu3"] == ("unclear" if everybody else "")
 
 
 def test_what_all_ranks_missed_together_marks_the_machine(record_of: RecordOf) -> None:
     check = "acceptance/test_6_collectives.py::test_bus_bandwidth[all_reduce-64MiB]"
-    finding = Finding(check, Measurement("busbw", {"world": 12.0}, {"bytes": 8}), "missed", missed=(place.WORLD,))
+    finding = Finding(check, Measurement("busbw", {"world": 12.0}, {"bytes": 8}), "missed", missed=(WORLD,))
     other = Check("acceptance/test_1_inventory.py::test_shared_memory_is_large_enough", "failed", 0.1, message="64 MB")
-    record = record_of(findings=[finding], checks=[*failed("", check), other], verdict="REJECTED")
+    record = record_of(findings=[finding], checks=[*failed(check), other], verdict="REJECTED")
     cells = stand(record)
     assert cells["Collectives"]["machine"] == cells["Inventory"]["machine"] == "failed"
     assert cells["Collectives"]["gpu3"] == "unclear"
@@ -160,22 +138,53 @@ def test_a_neighbour_explains_slow_figures_and_no_fault_of_the_hardware() -> Non
     record = read(NEIGHBOUR)
     cells = stand(record)
     assert {cells[group]["gpu2"] for group in ("Inventory", "Compute", "Memory", "Collectives", "ResNet-50")} == {
-        "shared"
+        "explained"
     }
     assert {group["machine"] for group in cells.values()} <= {"ok", "not run", ""}
-    assert "Nothing here speaks against GPU 0 or GPU 2." in why(record)
+    assert all(each.is_explained for each in accused(record).values())
+    told = why(record)
+    assert "GPU 2: process 8833 (python3), 0.9 GiB" in told
+    assert "End that process" in told
+    assert "Nothing here speaks against GPU 0 or GPU 2." in told
 
-    gpu = record.topology.gpus[2]
-    record.checks[XID] = Check(XID, "failed", 1.0, message=f"{gpu.identity}: XID 79", failed_by="other")
+    record.checks[XID] = Check(XID, "failed", 1.0, message="XID 79", failed_by="other")
+    record.faults.append(found("xid_restart", gpu(2), check=XID))
     assert stand(record)["Health"]["gpu2"] == "failed"
+    assert accused(record)[XID] == Accused((gpu(2),))
     told = why(record)
     assert "Nothing here speaks against GPU 0." in told
-    assert f"GPU 2 (serial {gpu.serial}) is named in 1 of them." in told
+    assert f"GPU 2 (serial {record.topology.gpus[2].serial}) is named in 1 of them." in told
 
     # Another GPU that is slow has no neighbour to blame.
-    slow = Finding(LINKS, Measurement("pair_latency", {"gpu3": 9.0}, {}), "missed", missed=(place.gpu(3),))
+    slow = Finding(LINKS, Measurement("pair_latency", {"gpu3": 9.0}, {}), "missed", missed=(gpu(3),))
     record.findings.append(slow)
-    assert f"GPU 3 (serial {record.topology.gpus[3].serial}) is named in 1 of them." in why(record)
+    assert accused(record)[LINKS].named == (gpu(3),)
+
+
+@pytest.mark.parametrize(
+    ("cause", "at", "effect", "explained"),
+    [
+        ("foreign_process", [gpu(5)], found("limit_missed", gpu(5)), True),
+        ("foreign_process", [gpu(5)], found("limit_missed", Pair(gpu(2), gpu(5))), True),
+        ("foreign_process", [gpu(5)], found("limit_missed", WORLD), True),
+        ("foreign_process", [gpu(5)], found("cause_unclear"), True),
+        ("foreign_process", [gpu(5)], found("memory_occupied", gpu(5)), True),
+        ("foreign_process", [gpu(5)], found("limit_missed", gpu(4)), False),
+        ("foreign_process", [gpu(5)], found("product_wrong", gpu(5)), False),
+        ("power_limit_lowered", [gpu(5)], found("limit_missed", gpu(5)), True),
+        ("harmful_variable", [Place(0, "node")], found("limit_missed", gpu(4)), True),
+        ("harmful_variable", [Place(1, "node")], found("limit_missed", gpu(4)), False),
+        ("ecc_off", [gpu(5)], found("limit_missed", gpu(5)), False),
+    ],
+)
+def test_a_cause_outranks_its_effects_at_the_same_place(
+    record_of: RecordOf, cause: str, at: list[Where], effect: Fault, explained: bool
+) -> None:
+    inventory = "acceptance/test_1_inventory.py::test_x"
+    checks = [*failed(inventory), *failed()]
+    record = record_of(checks=checks, faults=[found(cause, *at, check=inventory), effect], verdict="REJECTED")
+    assert accused(record)[LINKS].is_explained == explained
+    assert bool(accused(record)[LINKS].named) == (not explained)
 
 
 def test_what_did_not_run_is_not_ok(incomplete: Record, rehearsal: Record) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import titled
@@ -243,7 +244,10 @@ SPOILED_BY = {
         {"event": "spoiled", "why": "telemetry lost samples: x"},
         "telemetry lost samples: x (in run first)",
     ),
-    "a fault": ({"event": "health", "check": "a.py::b", "problems": ["XID 79"]}, "XID 79 (in run first)"),
+    "a fault": (
+        {"event": "fault", "fault": Fault("xid_restart", (), "XID 79", check="a.py::b", watched=True).to_json()},
+        "XID 79 (in run first)",
+    ),
 }
 
 

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from pytest_gpufleet import RankFailure
+from pytest_gpufleet import RankFailure, RankReport
+from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.world import pool as pool_module
 from pytest_gpufleet.world.answers import GRACE_SECONDS
 from pytest_gpufleet.world.attempts import MAX_FAILED_STARTS
@@ -171,13 +172,25 @@ def test_of_those_that_hang_the_ones_that_others_wait_for_come_first(engine):
     assert failure.value.reports[0].headline == 'rank 2 of 4, CPU: running in phase "training" for 7.0 s'
 
 
-def test_what_a_run_hears_of_a_failure(engine):
-    heard = []
-    with pytest.raises(ZeroDivisionError):
-        world_of(engine, 2, on_event=lambda name, **content: heard.append((name, content))).run(lambda rank: 1 / 0)
-    (started, _), (failed, content) = heard
-    assert (started, failed, content["kind"]) == ("world_started", "failure", "exception")
-    assert [each["rank"] for each in content["ranks"]] == [0, 1]
+def report(rank, state):
+    return RankReport(rank, f"rank {rank}", state, "")
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "ranks"),
+    [
+        (["raised", *["returned"] * 7], "rank_raised", [5]),
+        (["raised", "raised", *["running"] * 6], "rank_raised", [5, 6]),
+        (["died", *["raised"] * 7], "rank_died", [5]),
+        (["running"] * 8, "rank_hung", [5]),
+        (["raised"] * 8, "rank_raised", [5, 6, 7, 0, 1, 2, 3, 4]),
+    ],
+)
+def test_a_failure_is_the_fault_of_who_failed_and_not_of_who_tells_it(states, code, ranks):
+    reports = [report((5 + number) % 8, state) for number, state in enumerate(states)]
+    fault = RankFailure("exception", "test_x", tuple(reports)).fault([gpu(index) for index in range(8)])
+    assert (fault.code, fault.subjects) == (code, tuple(map(gpu, ranks)))
+    assert "rank 4" in fault.story
 
 
 # ---------------------------------------------------------------- starts, joins and kills

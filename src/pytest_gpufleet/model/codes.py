@@ -130,6 +130,8 @@ _ALL = (
          "Look at the kernel log for XIDs of this GPU; reset it"),
     Code(223, "health_worsened", "error", "TRIAGE", "the health of a GPU got worse",
          "Look at the kernel log and at `nvidia-smi -q`"),  # what versions before 0.3 recorded
+    Code(224, "rows_remapped", "error", "ISOLATE", "rows of memory failed or were remapped during the run",
+         "Reset the GPU; replace it if more are remapped"),
     # ---------------------------------------------------------------- 3xx wrong data
     Code(301, "product_wrong", "data", "ISOLATE", "this GPU computes wrongly",
          "Replace the GPU; if all GPUs do it, look at the driver and the CUDA libraries first"),
@@ -153,6 +155,8 @@ _ALL = (
          "Look at the NVLinks of both (`nvidia-smi nvlink -s`)"),
     Code(406, "slows_collectives", "performance", "TRIAGE", "only without this GPU collectives are fast",
          "Look at its links, clocks and temperature, and at what else runs on it"),
+    Code(407, "cause_unclear", "performance", "TRIAGE", "nothing points to a single GPU or link",
+         "Look at what all GPUs share: switches, host, software, settings"),
     # ---------------------------------------------------------------- 5xx processes
     Code(501, "rank_died", "process", "TRIAGE", "the process of this GPU died",
          "Look at the kernel log for XIDs and for the out-of-memory killer"),

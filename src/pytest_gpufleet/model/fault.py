@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from pytest_gpufleet.model import place
 from pytest_gpufleet.model.codes import CODES, Code
 from pytest_gpufleet.model.place import Where
 
@@ -14,22 +17,59 @@ class Fault:
 
     `subjects` are the places that are to blame, most suspicious first; none if nobody knows. `what` tells of this
     one in a few words, with figures and without naming the subjects. `story` is what somebody who digs deeper wants to
-    see: log lines, what each rank did.
+    see: log lines, what each rank did. `check` is the node id of the test that found it, or, if it was `watched`, of
+    the one that ran when it happened.
     """
 
     code: str
     subjects: tuple[Where, ...]
     what: str
     story: str = ""
+    check: str = ""
+    watched: bool = False
 
     @property
     def kind(self) -> Code:
         return CODES[self.code]
 
+    def told(self, named: Callable[[Where], str] = str) -> str:
+        """ "GPU 3: 17 PCIe replays", if `named` calls a place so."""
+        subjects = ", ".join(map(named, self.subjects))
+        return f"{subjects}: {self.what}" if subjects else self.what
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "check": self.check,
+            "code": self.kind.number,
+            "name": self.code,
+            "subjects": [str(subject) for subject in self.subjects],
+            "what": self.what,
+            "story": self.story,
+            "watched": self.watched,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Fault:
+        """KeyError or ValueError if it is none that this version knows."""
+        fault = cls(
+            data["name"],
+            tuple(map(place.read, data["subjects"])),
+            data["what"],
+            data["story"],
+            data["check"],
+            data["watched"],
+        )
+        if fault.kind.number != data["code"]:
+            raise ValueError(f"the fault {fault.code} has code {fault.kind.number}, not {data['code']}")
+        return fault
+
 
 class Faults(AssertionError):
-    """Raised by a check that found faults. Its text is for the terminal; the plugin records `faults`."""
+    """Raised by a check that found faults. Its text is for who has nothing better; the plugin records `faults`."""
 
-    def __init__(self, faults: tuple[Fault, ...]) -> None:
-        super().__init__("\n".join(fault.what for fault in faults))
-        self.faults = faults
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("\n".join(fault.told() for fault in faults))
+        self.faults = tuple(faults)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Faults, (self.faults,)

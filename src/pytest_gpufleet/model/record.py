@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
 
-from pytest_gpufleet.model import levels
+from pytest_gpufleet.model import levels, old_evidence, place
 from pytest_gpufleet.model.check import OUTCOMES, Check, FailedBy
 from pytest_gpufleet.model.events import finite, moment, number, optional, reading, whole
 from pytest_gpufleet.model.events import read as read_events
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, State
 from pytest_gpufleet.model.given_limits import Given
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -21,7 +22,7 @@ from pytest_gpufleet.model.metric import BETTER
 from pytest_gpufleet.model.suite import Suite, of_version
 from pytest_gpufleet.safe_files import open_regular
 
-SCHEMA = 1
+SCHEMA = 2  # 1, of versions before 0.3, has no faults: see old_evidence
 
 
 MOST_SAMPLES = 4096
@@ -64,6 +65,13 @@ _LEVEL = frozenset(levels.LEVELS)
 
 
 _SUITE_CHECK = {"level": _LEVEL, "title": str, **{key: [str] for key in ("cases", "figures", "figures_of_several")}}
+
+
+def _is_place(value: Any) -> bool:
+    try:
+        return bool(place.read(value))
+    except (TypeError, ValueError):
+        return False
 
 
 FIELDS: Mapping[str, Any] = {
@@ -113,7 +121,15 @@ FIELDS: Mapping[str, Any] = {
             "measurement": {"metric": str, "definition": optional(_METRIC)},
         }
     },
-    "health": {"check": str, "problems": [str]},
+    "fault": {
+        "fault": {
+            **dict.fromkeys(("check", "name", "what", "story"), str),
+            "code": whole,
+            "subjects": [_is_place],
+            "watched": bool,
+        }
+    },
+    "health": {"check": str, "problems": [str]},  # of schema 1
     "check_finished": {"check": _CHECK},
     "suite": {"altered": [str], "manifest": {"version": str, "files": {str: str}, "checks": {str: _SUITE_CHECK}}},
     "fresh_world": {"check": str, "after": str},
@@ -168,7 +184,7 @@ class Record:
     spoiled: list[str] = field(default_factory=list)  # what keeps the run from being complete, whatever its checks say
     progress: dict[str, tuple[float, float]] = field(default_factory=dict)  # check: seconds done, and of how many
     telemetry: list[dict[str, Any]] = field(default_factory=list)  # samples: "time" and "gpus"
-    worsened: list[tuple[str, str]] = field(default_factory=list)  # check, and what got worse on a GPU while it ran
+    faults: list[Fault] = field(default_factory=list)
     spans: list[tuple[str, float, float]] = field(default_factory=list)  # check, begin, end: seconds since the epoch
     _begun: dict[str, float] = field(default_factory=dict)
     _once: set[object] = field(default_factory=set)
@@ -214,8 +230,11 @@ class Record:
                 self._keep(sample)
             case {"event": "finding", "finding": finding}:
                 self.findings.append(Finding.from_json(finding))
+            case {"event": "fault", "fault": fault}:
+                found = Fault.from_json(fault)
+                self.faults.append(replace(found, what=f"{found.what}{_where(event)}"))
             case {"event": "health", "check": check, "problems": problems}:
-                self.worsened += [(check, f"{problem}{_where(event)}") for problem in problems]
+                self.faults += [old_evidence.worsened(check, problem) for problem in problems]
             case {"event": "check_finished", "check": check}:
                 self._finish(Check(**check))
                 if check["id"] in self._begun:
@@ -303,4 +322,6 @@ def read(path: Path) -> Record:
         except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             told = error if isinstance(error, ValueError) else repr(error)
             raise ValueError(f"{path}, line {line}: not an event of a run ({told})") from None
+    if record.run.get("schema") == 1:
+        record.faults += old_evidence.faults(record.checks.values(), record.findings)
     return record

@@ -10,6 +10,7 @@ from pytest_gpufleet.plugin.screen import Screen
 from pytest_gpufleet.run.run import Run
 
 if TYPE_CHECKING:
+    from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
 
 # Of the configuration.
@@ -21,6 +22,8 @@ SCREEN = pytest.StashKey[Screen]()
 FINDINGS: pytest.StashKey[list[Finding]] = pytest.StashKey()
 MISSED: pytest.StashKey[tuple[list[Finding], list[str]]] = pytest.StashKey()
 ONLY_LIMITS = pytest.StashKey[BaseException]()
+# What was found to be wrong by what ended its phases, and while it ran.
+FAULTS: pytest.StashKey[list[Fault]] = pytest.StashKey()
 # What ended its body, whatever others make of it (None if nothing did); whether its body was called, and on ranks.
 ENDED = pytest.StashKey["BaseException | None"]()
 REACHED = pytest.StashKey[bool]()

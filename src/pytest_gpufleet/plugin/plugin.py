@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.plugin import compat, fixtures, options, ownership, telling
-from pytest_gpufleet.plugin.keys import ENDED, FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
+from pytest_gpufleet.plugin.keys import ENDED, FAULTS, FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
 from pytest_gpufleet.plugin.screen import Screen
 from pytest_gpufleet.run.run import Run
 
@@ -214,13 +214,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         if ended is None:
             item.stash[ONLY_LIMITS] = missed
         ended = missed
-    if problems := run.check_health(item.nodeid):
-        from pytest_gpufleet.run.health_watch import HealthWorsened
+    if faults := run.check_health(item.nodeid):
+        from pytest_gpufleet.model.fault import Faults
 
+        item.stash.setdefault(FAULTS, []).extend(faults)
         if _is_no_failure(ended):
-            ended = HealthWorsened("\n".join(problems))
+            ended = Faults(faults)
         else:
-            item.add_report_section("call", "GPU health", "\n".join(problems))
+            item.add_report_section("call", "GPU health", str(Faults(faults)))
     item.stash[ENDED] = ended
     if ended is not None:
         raise ended
@@ -259,11 +260,17 @@ def pytest_runtest_makereport(
         from pytest_gpufleet import redaction
         from pytest_gpufleet.plugin import test_outcome
 
+        test_outcome.show_faults(report, error, run)
         redaction.hide_in(report)
+        faults = item.stash.setdefault(FAULTS, [])
+        for fault in test_outcome.faults(item, report, error):
+            run.record_event("fault", fault=fault.to_json())
+            faults.append(fault)
         report.findings = item.stash.get(FINDINGS, [])  # type: ignore[attr-defined]
         phases = item.stash.setdefault(PHASES, [])
         phases.append((report, error))
         if report.when == "teardown":
+            report.user_properties += [("fault", f"{each.kind.number} {each.code} {each.told()}") for each in faults]
             activity = {"telemetry": run.sampling.end_of_check()} if run.sampling is not None else {}
             run.record_event("check_finished", check=test_outcome.finished(item, phases), **activity)
     return report

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_gpufleet.model.fault import Faults
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.plugin.keys import RUN, SCREEN
 from pytest_gpufleet.probes import burn_in
-from pytest_gpufleet.run.health_watch import HealthWorsened
 from pytest_gpufleet.world.world import World
 
 
@@ -20,8 +20,8 @@ def sustained_load(item: pytest.Item, world: World) -> list[Measurement]:
     def after_turn(doing: str, done: float, resident: list[int]) -> None:
         run.record_event("progress", check=check, done=round(done), of=seconds, doing=doing, resident=resident)
         tell(done, sampling.latest if sampling else None)
-        if problems := run.check_health(check):
-            raise HealthWorsened("\n".join(problems))
+        if faults := run.check_health(check):
+            raise Faults(faults)
 
     measurements = burn_in.burn_in(world, seconds, after_turn)
     if sampling is not None:

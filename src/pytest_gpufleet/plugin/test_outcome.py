@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from pytest_gpufleet.model.check import Check, FailedBy
+from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.plugin.interference import is_of_the_suite
-from pytest_gpufleet.plugin.keys import ONLY_LIMITS, REACHED, Phases
+from pytest_gpufleet.plugin.keys import ONLY_LIMITS, REACHED, RUN, Phases
 from pytest_gpufleet.redaction import redacted
-from pytest_gpufleet.run.health_watch import HealthWorsened
+from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.judgement import LimitMissed
 from pytest_gpufleet.world.outcomes import NotApplicable
 from pytest_gpufleet.world.rank_failure import RankFailure
@@ -40,10 +42,39 @@ def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
     return asdict(check)
 
 
+def faults(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> list[Fault]:
+    """What is wrong by what ended a phase of a test, without what is on record: missed limits, and what was watched."""
+    if not _failed(report, error) or isinstance(error, LimitMissed):
+        return []
+    found: Sequence[Fault]
+    match error:
+        case RankFailure():
+            found = [error.fault([spec.place for spec in item.config.stash[RUN].ranks.pool.specs])]
+        case Faults():
+            found = [fault for fault in error.faults if not fault.watched]
+        case _:
+            found = [Fault("check_failed", (), f"{type(error).__name__}: {error}".partition("\n")[0])]
+    return [
+        replace(
+            fault,
+            check=item.nodeid,
+            what=redacted(fault.what)[:MESSAGE_LIMIT],
+            story=redacted(fault.story[: 2 * MESSAGE_LIMIT])[:MESSAGE_LIMIT],
+        )
+        for fault in found
+    ]
+
+
+def show_faults(report: pytest.TestReport, error: BaseException | None, run: Run) -> None:
+    """Let pytest show faults with all that tells which GPU it is, and without a traceback, which tells nothing."""
+    if isinstance(error, Faults) and report.failed:
+        report.longrepr = "\n".join(fault.told(run.ground.topology.identity) for fault in error.faults)
+
+
 def _outcome(phases: Phases) -> tuple[str, str]:
     for report, error in phases:
         if _failed(report, error):
-            own = isinstance(error, (LimitMissed, RankFailure, HealthWorsened))
+            own = isinstance(error, (LimitMissed, RankFailure))
             crash = getattr(report.longrepr, "reprcrash", None)
             text = report.longreprtext
             headline = "" if crash is None or text.startswith(crash.message) else f"{crash.message}\n\n"

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.finding import Finding, by_check
+from pytest_gpufleet.model.codes import Code
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.accused import Blame, sees_neighbours
+from pytest_gpufleet.report.accused import Accused
 from pytest_gpufleet.report.misses import Miss, misses
-from pytest_gpufleet.verdict.judgement import halves
 
 # Half of it from the top and half from the end: the cause of a failure is in one of the two.
 LONGEST_MESSAGE = 4000
 MOST_MESSAGES = 3
 # So many checks with the same message have a cause that is none of theirs, and what each advises does not help.
 ALIKE = 3
-# Instead of what the check advises, which is about hardware.
-SHARED = (
-    "Somebody else's process computed on {gpus} while this ran. End it (`nvidia-smi` lists it; in a container it may "
-    "belong to another one) and run again: until then this says nothing against the hardware."
-)
 _EXCEPTION = re.compile(r"^AssertionError: (?!assert )")
 _INTROSPECTION = ("assert ", " +  ", "  +  ")
 
@@ -71,13 +66,12 @@ class Failure:
         return files
 
 
-def failures(record: Record, blames: Mapping[str, Blame]) -> list[Failure]:
+def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
     """Every check that failed, or of which a figure missed its limit, the cases of one check together, and checks that
     all said the same."""
     cases: dict[str, list[str]] = {}
-    for check_id in blames:
+    for check_id in accused:
         cases.setdefault(check_id.partition("[")[0], []).append(check_id)
-    findings = by_check(record.findings)
     missed: dict[str, list[Miss]] = {}
     for miss in misses(record):
         missed.setdefault(miss.check, []).append(miss)
@@ -86,8 +80,7 @@ def failures(record: Record, blames: Mapping[str, Blame]) -> list[Failure]:
             name,
             ids,
             record,
-            blames,
-            [finding for check_id in ids for finding in findings.get(check_id, ())],
+            accused,
             [miss for check_id in ids for miss in missed.get(check_id, ())],
         )
         for name, ids in cases.items()
@@ -113,26 +106,23 @@ def _failure(
     name: str,
     ids: Sequence[str],
     record: Record,
-    blames: Mapping[str, Blame],
-    findings: Sequence[Finding],
+    accused: Mapping[str, Accused],
     missed: Sequence[Miss],
 ) -> Failure:
     checks = [record.checks.get(check_id) or Check(check_id, "failed", 0.0) for check_id in ids]
-    named = dict.fromkeys(place for check_id in ids for place in (*blames[check_id].named, *blames[check_id].shared))
-    own = by_check(findings)
-    halved = {check.id: halves(wording.clean(check.message), own.get(check.id, ())) for check in checks}
-    causes = dict.fromkeys(cause for cause, figures in halved.values() if cause and figures)
+    its = [accused[check_id] for check_id in ids]
+    named = {where for each in its for where in (*each.named, *each.explained)}
+    causes = dict.fromkeys(_told(fault, record) for check_id in ids for fault in searched(record, check_id))
     messages = [
         _message(check, check.id.removeprefix(name))
         for check in checks
-        if check.message.strip() and not halved[check.id][1]  # figures that missed have a table of their own
+        if check.message.strip() and not check.failed_by.startswith("limits")  # figures have a table of their own
     ]
     heads = {message.head for message in messages}
     more = causes or named or len(messages) < len(checks) or missed
     advice = [part for part in inspect.cleandoc(checks[0].doc).split("\n\n") if part.strip()]
-    shared = dict.fromkeys(place for check_id in ids for place in blames[check_id].shared)
-    if shared and not any(blames[check_id].named or sees_neighbours(check_id) for check_id in ids):
-        advice = [SHARED.format(gpus=" and ".join(map(wording.place, shared)))]
+    if all(each.is_explained and not _finds_cause(each, ids) for each in its):
+        advice = [f"{cause} Until then this says nothing against the hardware." for cause in explanations(its)]
     return Failure(
         name,
         checks[0].title or name,
@@ -145,6 +135,32 @@ def _failure(
         tuple(advice),
         said=heads.pop() if len(heads) == 1 and not more else "",
     )
+
+
+def searched(record: Record, check_id: str) -> list[Fault]:
+    """What was found out about the cause of limits that a check missed."""
+    return [fault for fault in record.faults if fault.check == check_id and fault.kind.category == "performance"]
+
+
+def explanations(accused: Iterable[Accused]) -> list[str]:
+    """What explains what checks say, and what to do about it: one sentence for all places of one kind."""
+    causes = dict.fromkeys(cause for each in accused for cause in each.causes)
+    by_kind: dict[Code, dict[str, None]] = {}
+    for cause in causes:
+        by_kind.setdefault(cause.kind, {})[cause.told(wording.place)] = None
+    return [
+        f"{wording.capitalised(code.message)} ({'; '.join(where)}). {code.next_step}."
+        for code, where in by_kind.items()
+    ]
+
+
+def _finds_cause(accused: Accused, checks: Collection[str]) -> bool:
+    """Whether one of these checks has itself found what explains it."""
+    return any(cause.check in checks for cause in accused.causes)
+
+
+def _told(fault: Fault, record: Record) -> str:
+    return fault.told(record.topology.identity)
 
 
 def _message(check: Check, case: str) -> Message:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from pytest_gpufleet.model.finding import by_check
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.accused import Blame, blames, cause, occupied, times_named
+from pytest_gpufleet.report.accused import Accused, accused, times_named
 from pytest_gpufleet.report.banner import STAMPS, stamp
+from pytest_gpufleet.report.failures import explanations, searched
 from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.verdict.given_limits import own_limits
 from pytest_gpufleet.verdict.verdict import RESUMABLE, remarks
@@ -47,16 +46,16 @@ def _why(record: Record) -> str:
         return " ".join(filter(None, (f"{_rehearsed(record)}.", STAMPS[word].meaning, why_none)))
     if record.verdict is None:
         return f"The run did not reach its end, so there is no verdict. {_open(record)}".rstrip()
-    accused = blames(record)
-    if word == "REJECTED" and accused:
-        failed = f"{len(accused)} of {wording.count(len(record.checks), 'check')} failed."
+    said = accused(record)
+    if word == "REJECTED" and said:
+        failed = f"{len(said)} of {wording.count(len(record.checks), 'check')} failed."
         if _no_gpu(record):
             return failed
-        unexplained = {check_id: blame for check_id, blame in accused.items() if blame.named or not blame.shared}
-        others = _neighbours(record, unexplained)
-        if others and not unexplained:
-            return f"{failed} {others}"
-        return " ".join(filter(None, (failed, others, _named(record, unexplained), _first_cause(record, unexplained))))
+        unexplained = {check_id: each for check_id, each in said.items() if not each.is_explained}
+        first = _first(said, unexplained)
+        if first and not unexplained:
+            return f"{failed} {first}"
+        return " ".join(filter(None, (failed, first, _named(record, unexplained), _first_cause(record, unexplained))))
     told = [f"{remark}." for remark in remarks(record)]
     if word == "ACCEPTED":
         return " ".join(filter(None, (_judged(record), *told, _tightest(record))))
@@ -72,28 +71,26 @@ def _rehearsed(record: Record) -> str:
     return ", ".join(told)
 
 
-def _neighbours(record: Record, unexplained: Mapping[str, Blame]) -> str:
-    """Whose process computes on GPUs of this run. It is the cause of what it explains, and not the GPU below it."""
-    others = occupied(record)
-    if not others:
-        return ""
-    where = "; ".join(f"{wording.place(place)}: {', '.join(processes)}" for place, processes in others.items())
+def _first(said: Mapping[str, Accused], unexplained: Mapping[str, Accused]) -> str:
+    """What has to be mended first: it is the cause of what it explains, and not the GPU below it."""
+    told = explanations(said.values())
     named = times_named(unexplained.values())
-    clear = [wording.place(place) for place in others if place not in named]
-    nothing = f" Nothing here speaks against {' or '.join(clear)}." if clear else ""
-    return f"Somebody else computes on GPUs of this run ({where}): end that and run again.{nothing}"
+    clear = dict.fromkeys(where for each in said.values() for where in each.explained if where not in named)
+    if clear:
+        told.append(f"Nothing here speaks against {' or '.join(wording.place(where) for where in sorted(clear))}.")
+    return " ".join(told)
 
 
-def _named(record: Record, accused: Mapping[str, Blame]) -> str:
+def _named(record: Record, unexplained: Mapping[str, Accused]) -> str:
     """ "GPU 5 (serial 1654124046124) is named in 2 of them." """
-    times = times_named(accused.values()).most_common()
+    times = times_named(unexplained.values()).most_common()
     if not times:
         return "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
     serials = {gpu.place: f"serial {gpu.serial}" if gpu.serial else gpu.pci_bus_id for gpu in record.topology.gpus}
-    told = [f"{wording.place(place)} ({serials[place]}) is named in {count}" for place, count in times[:MOST_GPUS]]
+    told = [f"{wording.place(where)} ({serials[where]}) is named in {count}" for where, count in times[:MOST_GPUS]]
     more = len(times) - MOST_GPUS
     text = ", ".join(told) + (f", {wording.count(more, 'more GPU')} in some" if more > 0 else "")
-    nobody = sum(not blame.named for blame in accused.values())
+    nobody = sum(not each.named for each in unexplained.values())
     return f"{text} of them" + (f"; {nobody} {_s('point', nobody)} to no single GPU." if nobody else ".")
 
 
@@ -101,19 +98,12 @@ def _s(verb: str, count: int) -> str:
     return f"{verb}s" if count == 1 else verb
 
 
-def _first_cause(record: Record, accused: Mapping[str, Blame]) -> str:
-    findings = by_check(record.findings)
-    for check_id in accused:
-        if check_id in record.checks and (text := cause(record.checks[check_id], findings.get(check_id, []))):
-            return _briefly(text.splitlines()[0], record).rstrip(".") + "."
+def _first_cause(record: Record, accused: Iterable[str]) -> str:
+    """What a search found out about the first figure that missed."""
+    found = (fault for check_id in accused for fault in searched(record, check_id))
+    for fault in found:
+        return fault.told(wording.place).splitlines()[0].rstrip(".") + "."
     return ""
-
-
-def _briefly(text: str, record: Record) -> str:
-    """Without the identities of GPUs, which stand in the table below."""
-    for gpu in record.topology.gpus:
-        text = text.replace(gpu.identity, wording.place(gpu.place))
-    return re.sub(r"rank \d+ of \d+, ", "", text)
 
 
 def _judged(record: Record) -> str:

@@ -10,6 +10,7 @@ from pytest_gpufleet.hardware.kernel_log import KernelLog, Xid
 from pytest_gpufleet.hardware.nvml import Source
 from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.model.facts import COUNTERS
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.verdict import health_rules
@@ -17,10 +18,6 @@ from pytest_gpufleet.verdict import health_rules
 # Identity and what the rules need besides the counters; these do not change.
 CONSTANT = ("name", "serial", "pci_bus_id", "uuid", "pcie_generation_max", "pcie_width")
 TEMPERATURES = ("temperature_c", "memory_temperature_c")
-
-
-class HealthWorsened(AssertionError):
-    """A GPU got worse while a test ran."""
 
 
 class Guard:
@@ -49,8 +46,8 @@ class Guard:
         self._reasons: list[set[int]] = [set() for _ in self._machine.gpus]
         self._hottest: list[dict[str, float]] = [dict.fromkeys(TEMPERATURES, 0) for _ in self._machine.gpus]
 
-    def check(self) -> list[str]:
-        """What got worse since the last call, one line a finding; each names its GPU, or its NVSwitch."""
+    def check(self) -> list[Fault]:
+        """What got worse since the last call."""
         after, now = self._read(), time.monotonic()
         minutes = (now - self._since) / 60
         problems = [
@@ -66,11 +63,11 @@ class Guard:
             now_seen = gpu["clock_event_reasons"]
             seen = {*reasons, now_seen} if isinstance(now_seen, int) else reasons
             problems += health_rules.slowdowns(gpu, seen)
-            problems += health_rules.too_hot(gpu.identity, facts_of, hottest)
+            problems += health_rules.too_hot(facts_of, hottest)
         self._before, self._since = after, now
         return problems
 
-    def _xids(self) -> list[str]:
+    def _xids(self) -> list[Fault]:
         """What the kernel log and NVML have told since the last time; most XIDs are told by both, SXids by the log."""
         gpus = self._machine.gpus
         logged = self._log.new()

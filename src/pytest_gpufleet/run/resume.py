@@ -1,8 +1,8 @@
 """Going on where a run that died or was interrupted has stopped.
 
-What an earlier run found against the machine, or against itself, is never lost on the way: its health problems go into
-the new evidence and reject the machine again, what kept it from being complete keeps the new one from it, and checks
-that failed are named beside a new verdict.
+What an earlier run found against the machine, or against itself, is never lost on the way: the faults that were seen
+to happen go into the new evidence and reject the machine again, what kept it from being complete keeps the new one from
+it, and checks that failed are named beside a new verdict.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ALWAYS_AGAIN = (
 
 # Events of which the new run has its own, or which belong to a check that runs again or passed.
 MADE_AGAIN = (
-    "run", "profile", "topology", "machine", "world_started", "fresh_world", "failure", "telemetry", "progress",
+    "run", "profile", "topology", "machine", "world_started", "fresh_world", "telemetry", "progress",
     "check_started", "deselected", "verdict",
 )  # fmt: skip
 
@@ -172,6 +172,8 @@ def events(folder: RunFolder, then: Record) -> list[tuple[str, dict[str, Any]]]:
             case {"event": "check_finished", "check": check}:
                 if check["id"] in passed:
                     taken.append(("check_finished", {"check": {**check, "run": check.get("run") or name}}))
+            case {"event": "fault", "fault": {"watched": False}}:  # the check runs again
+                pass
             case {"event": "suite", "manifest": _}:  # that of the new run, which is of the same version
                 pass
             case {"event": kind} if kind not in MADE_AGAIN:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from pytest_gpufleet.run.settings import Options
 
 # Everything below is imported at its first use: this module is loaded in every pytest run.
 if TYPE_CHECKING:
+    from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.measurement import Measurement
     from pytest_gpufleet.run.evidence import Evidence
@@ -101,15 +103,16 @@ class Run:
         self.open_things.callback(self.sampling.stop)
         self.sampling.start()
 
-    def check_health(self, check: str) -> list[str]:
+    def check_health(self, check: str) -> list[Fault]:
         """What got worse on any GPU since the last time; it is on record as having happened in this check."""
         if self.evidence is None or self.health is None:
             return []
-        if problems := self.health.check():
-            self.record_event("health", check=check, problems=problems)
+        faults = [replace(fault, check=check, watched=True) for fault in self.health.check()]
+        for fault in faults:
+            self.record_event("fault", fault=fault.to_json())
         if self.health.unread:
             self.evidence.spoil(f"an XID may have gone unseen: {self.health.unread}")
-        return problems
+        return faults
 
     def judged(self, check: str, measurements: Iterable[Measurement], required: bool) -> list[Finding]:
         """Measurements of a check, held against this run's limits, and what is unsteady among them."""

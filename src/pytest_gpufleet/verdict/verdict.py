@@ -8,6 +8,7 @@ from datetime import datetime
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.verdict.blind import without_telemetry
@@ -43,18 +44,24 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     if rehearsal:
         reasons = ["CPU ranks stood in for GPUs: this says nothing about any GPU"]
         return "REHEARSAL", reasons + _failures(failed) + cut_short
-    # A check may have swallowed LimitMissed; the finding is recorded all the same.
+    # A check may have swallowed what it found; it is recorded all the same.
     told = {check.id for check in failed}
     swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - told
-    worsened = [f"while {check} ran: {problem}" for check, problem in record.worsened if check not in told]
-    if failed or swallowed or worsened:
+    standing = [_standing(fault, record) for fault in record.faults if fault.check not in told | swallowed]
+    if failed or swallowed or standing:
         missed = [f"{check} missed a limit" for check in sorted(swallowed)]
-        return "REJECTED", _failures(failed) + worsened + missed + cut_short
+        return "REJECTED", _failures(failed) + standing + missed + cut_short
     gaps = cut_short + _gaps(record)
     if gaps:
         return "INCOMPLETE", gaps + remarks(record)
     whole = f"all {len(record.suite.required(level))} checks of level {level} ran and met their limits"
     return "ACCEPTED", [whole, *remarks(record)]
+
+
+def _standing(fault: Fault, record: Record) -> str:
+    """A fault for which no check failed."""
+    when = f"while {fault.check} ran" if fault.watched else fault.check
+    return f"{when}: {fault.told(record.topology.identity)}"
 
 
 def remarks(record: Record) -> list[str]:

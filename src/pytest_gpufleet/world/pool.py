@@ -31,7 +31,7 @@ class Pool:
 
     `timeout` is the default deadline of a call in seconds, `test_deadline()` the time on `clock` by which the running
     test must be done, if it has one; `foreign_test()` the running test if it is none of the suite; `on_event(name,
-    **content)` hears of every start and failure.
+    **content)` hears of every start.
     """
 
     def __init__(
@@ -194,9 +194,7 @@ class Pool:
         """Whatever ends a call early (a failure, Ctrl-C, pytest-timeout) ends the ranks: their state is unknown."""
         try:
             yield
-        except BaseException as error:
-            if isinstance(error, RankFailure):
-                self._on_event("failure", **error.event)
+        except BaseException:
             self._stop()
             raise
 
@@ -207,5 +205,4 @@ class Pool:
             why = f"and could not be killed within {KILL_SECONDS:g} s {state}".rstrip()
             report = RankReport(rank, self.specs[rank].name, "running", f"{why}: reset this GPU or restart the machine")
             self._starts.give_up(RankFailure("hang", "nothing is started on this GPU again", (report,)))
-            self._on_event("failure", kind="hang", what="kill", headline=report.headline, ranks=[])
         self.started = False

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import builtins
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import Where
+
 FailureKind = Literal["exception", "crash", "hang"]
 State = Literal["returned", "raised", "died", "running"]
+# What it is called if the first rank to fail did this; what a rank has returned may be what cannot be read here.
+CODES: dict[State, str] = {
+    "returned": "rank_raised",
+    "raised": "rank_raised",
+    "died": "rank_died",
+    "running": "rank_hung",
+}
 
 
 @dataclass(frozen=True)
@@ -63,11 +74,13 @@ class RankFailure(Exception):
         first = self.reports[0]
         return f"{first.headline}\n({self.what})" if self.what else first.headline
 
-    @property
-    def event(self) -> dict[str, Any]:
-        """The failure as evidence has it."""
-        ranks = [{"rank": report.rank, "name": report.name, "story": report.headline} for report in self.reports]
-        return {"kind": self.kind, "what": self.what, "headline": self.headline, "ranks": ranks}
+    def fault(self, places: Sequence[Where]) -> Fault:
+        """What is wrong, where rank i is at places[i]. The first rank to fail is to blame. Others that raised by
+        themselves are too; that others died, hang or have returned is what came of it."""
+        first = self.reports[0]
+        to_blame = [report.rank for report in self.reports if report.state == first.state == "raised"]
+        subjects = tuple(places[rank] for rank in to_blame or [first.rank])
+        return Fault(CODES[first.state], subjects, f"{first.state} {first.summary}".rstrip(), str(self))
 
     def __str__(self) -> str:
         # Of two bases the rank's exception type might have another idea, as KeyError has.

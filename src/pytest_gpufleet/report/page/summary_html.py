@@ -16,7 +16,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.report import groups, wording
-from pytest_gpufleet.report.accused import Blame, blames
+from pytest_gpufleet.report.accused import Accused, accused
 from pytest_gpufleet.report.banner import reasons, stamp
 from pytest_gpufleet.report.failures import failures
 from pytest_gpufleet.report.gpu_grid import standings
@@ -52,8 +52,8 @@ def summary(record: Record, sha256: str = "") -> str:
 
     `sha256`: of the whole evidence file, shown beside the signatures.
     """
-    accused, sources = blames(record), Sources()
-    failed = failures(record, accused)
+    said, sources = accused(record), Sources()
+    failed = failures(record, said)
     parts = groups.groups(record)
     return (
         templates()
@@ -67,13 +67,13 @@ def summary(record: Record, sha256: str = "") -> str:
             reasons=reasons(record, "all of which are listed below"),
             counts=_counts(record),
             groups=parts,
-            standings=standings(record, parts, accused),
+            standings=standings(record, parts, said),
             failures=failed,
             anchors={
                 name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1) for name in failure.names
             },
             sections=[
-                _section(part, accused, sources, number < MOST_DRAWN)
+                _section(part, said, sources, number < MOST_DRAWN)
                 for number, part in enumerate(part for part in parts if part.checks or part.findings)
             ],
             sources=sources,
@@ -97,7 +97,7 @@ def summary(record: Record, sha256: str = "") -> str:
     )
 
 
-def _section(group: groups.Group, accused: Mapping[str, Blame], sources: Sources, drawn: bool) -> Section:
+def _section(group: groups.Group, accused: Mapping[str, Accused], sources: Sources, drawn: bool) -> Section:
     methods = comparison(group.findings)
     findings = [finding for finding in group.findings if not (methods and is_compared(finding))]
     return Section(

@@ -7,7 +7,7 @@ from collections import Counter
 
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.accused import blames
+from pytest_gpufleet.report.accused import accused
 from pytest_gpufleet.report.banner import reasons, stamp
 from pytest_gpufleet.report.failures import Failure, failures
 from pytest_gpufleet.report.misses import Miss
@@ -32,7 +32,7 @@ def lines(record: Record) -> list[Line]:
     result: list[Line] = [(verdict.word, verdict.markup), *_wrapped(why(record), "  ")]
     for reason in reasons(record):
         result += _wrapped(reason, "  - ")
-    if failed := failures(record, blames(record)):
+    if failed := failures(record, accused(record)):
         result.append((f"Failed checks: {sum(len(failure.names) for failure in failed)}", HEADING))
         result += [line for failure in failed for line in _failure(failure)]
     carried = Counter(check.run for check in record.checks.values() if check.run)

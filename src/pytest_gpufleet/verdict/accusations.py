@@ -1,0 +1,80 @@
+"""What a run says against places, whoever found it, and what of it explains the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.place import WORLD, Place, Where
+from pytest_gpufleet.model.record import Record
+
+NEIGHBOUR = "foreign_process"
+
+
+def accusations(record: Record) -> list[Fault]:
+    """The faults of the machine that were recorded, and as such every figure that missed."""
+    return [
+        *(fault for fault in record.faults if fault.kind.category != "run"),
+        *(fault for finding in record.findings if finding.state == "missed" for fault in of_finding(finding)),
+    ]
+
+
+def of_finding(finding: Finding) -> list[Fault]:
+    """A missed finding as faults, one a place; of all together if it names none."""
+    slower = finding.slower_than_peers or {}
+    at = dict.fromkeys((*finding.missed, *slower)) or {WORLD: None}
+    title = finding.measurement.definition.title
+    return [
+        Fault(
+            "limit_missed" if where in finding.missed or where not in slower else "slower_than_peers",
+            (where,),
+            f"{title}: {finding.reason}",
+            check=finding.check,
+        )
+        for where in at
+    ]
+
+
+def causes(record: Record) -> list[Fault]:
+    """What has to be mended before what it explains says anything: settings, and who else used the GPUs of this run,
+    whether or not a check looked."""
+    found = [fault for fault in record.faults if is_cause(fault)]
+    told = {subject for fault in found if fault.code == NEIGHBOUR for subject in fault.subjects}
+    there = [(gpu.place, ", ".join(gpu.processes)) for gpu in record.topology.gpus if gpu.processes]
+    return [*(Fault(NEIGHBOUR, (where,), processes) for where, processes in there if where not in told), *found]
+
+
+def is_cause(fault: Fault) -> bool:
+    """Whether it speaks against no part of the machine, but against what is done with it."""
+    return bool(fault.kind.explains) and fault.kind.action == "CONFIG"
+
+
+def explaining(fault: Fault, causes: Iterable[Fault]) -> list[Fault]:
+    """The causes of which a fault may be an effect: those that explain its category, and are at the same place."""
+    return [cause for cause in causes if fault.kind.category in cause.kind.explains and _meet(fault, cause)]
+
+
+def _meet(fault: Fault, other: Fault) -> bool:
+    """What has no subject may be anywhere."""
+    return any(
+        _one_holds_the_other(a, b)
+        for one in fault.subjects or (WORLD,)
+        for another in other.subjects or (WORLD,)
+        for a in one.parts
+        for b in another.parts
+    )
+
+
+def _one_holds_the_other(a: Place, b: Place) -> bool:
+    return a == b or _holds(a, b) or _holds(b, a)
+
+
+def _holds(outer: Place, inner: Place) -> bool:
+    return outer.kind == "world" or (outer.kind == "node" and outer.node == inner.node)
+
+
+def at(subjects: Iterable[Where]) -> list[Place]:
+    """The devices of these places, each once."""
+    parts = (part for subject in subjects for part in subject.parts)
+    return list(dict.fromkeys(part for part in parts if part.kind not in ("world", "node")))
