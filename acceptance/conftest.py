@@ -7,7 +7,6 @@ import pytest
 
 from pytest_gpufleet import not_applicable
 from pytest_gpufleet.model.conditions import CONDITIONS
-from pytest_gpufleet.plugin.options import from_config
 
 
 def pytest_addoption(parser):
@@ -26,14 +25,21 @@ def pytest_addoption(parser):
     group.addoption("--resnet-optimizer", choices=CONDITIONS["optimizer"].values, default="sgd")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """`pytest acceptance/` is a run on all GPUs that are here."""
+    if config.option.gpus is None and config.option.rehearse is None:
+        config.option.gpus = "auto"
+
+
 def pytest_configure(config):
-    """pytest.ini beside this file says --gpus auto, but counts only where no other folder is named beside this one."""
+    """Where pytest finds this folder without being told, it does not ask the hook above."""
     config.addinivalue_line(
         "markers",
         "figures(metric, ..., of_several=()): what this check is there for; one that passed without them is not done. "
         "`of_several`: those that take several GPUs",
     )
-    if not from_config(config).asked and not config.getoption("collectonly"):
+    if config.option.gpus is None and config.option.rehearse is None and not config.option.collectonly:
         raise pytest.UsageError("say what the acceptance suite is to run on: --gpus N, --gpus all or --rehearse")
 
 

@@ -124,7 +124,8 @@ def suite_of_now() -> suite.Suite:
     return suite.Suite(
         __version__,
         {name: _suite_check(items) for name, items in cases.items()},
-        {path.name: suite.digest(path) for path in sorted([*ACCEPTANCE.glob("*.py"), ACCEPTANCE / suite.INI])},
+        {path.name: suite.digest(path) for path in sorted(ACCEPTANCE.glob("*.py"))}
+        | {suite.ABOVE: suite.digest(ACCEPTANCE / suite.ABOVE)},
     )
 
 

@@ -168,9 +168,10 @@ def described(run_pytest):
     return run
 
 
-def test_beside_other_folders_the_suite_wants_to_know_what_to_run_on(run_pytest):
-    """pytest reads another ini file then, and nobody has said --gpus auto: no run without report and verdict."""
-    run = run_pytest("-c", "pytest.ini", ACCEPTANCE, "checks", files={"checks/test_own.py": "def test_own(): pass"})
+def test_a_suite_that_pytest_finds_by_itself_wants_to_know_what_to_run_on(run_pytest):
+    """Nobody has named its folder, so nobody has asked for a run: none without report and verdict."""
+    conftest = (ACCEPTANCE / "conftest.py").read_text()
+    run = run_pytest(files={"suite/conftest.py": conftest, "suite/test_own.py": "def test_own(): pass"})
     assert (run.status, run.folders) == (4, [])
     assert "say what the acceptance suite is to run on: --gpus N, --gpus all or --rehearse" in run.text
 

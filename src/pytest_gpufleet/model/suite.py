@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest_gpufleet
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model import levels
 
@@ -21,7 +22,9 @@ from pytest_gpufleet.model import levels
 # that never ran cannot tell.
 SHIPPED = Path(__file__).with_name("suite.json")
 EARLIER = Path(__file__).with_name("suites")
-CONFTEST, INI = "conftest.py", "pytest.ini"
+CONFTEST = "conftest.py"
+CLONE = Path(str(pytest_gpufleet.__file__)).parents[2]  # if this is one
+ABOVE = f"../{CONFTEST}"  # by which a clone runs where it is not installed
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,13 @@ def belongs(path: Path) -> bool:
 
 
 def altered(paths: Iterable[Path]) -> list[str]:
-    """The names of those test files that are called like one of the suite and are not it, and of the conftest.py and
-    pytest.ini beside them if those are others. Files with other names are checks of somebody's own."""
+    """The names of those test files that are called like one of the suite and are not it, and of the conftest.py beside
+    them, and in a clone above them, if those are others. Files with other names are checks of somebody's own."""
     known = shipped().files
-    ours = {path for path in paths if path.name in known}
-    ours |= {path.with_name(name) for path in ours for name in (CONFTEST, INI)}
-    return sorted({path.name for path in ours if digest(path) != known[path.name]})
+    ours = {(path.parent, path.name) for path in paths if path.name in known}
+    ours |= {(folder, CONFTEST) for folder, _ in ours}
+    ours |= {(folder, ABOVE) for folder, _ in ours if folder.parent == CLONE}
+    return sorted({name for folder, name in ours if digest(folder / name) != known.get(name, "")})
 
 
 def titled(check_id: str, title: str = "") -> str:
