@@ -1,0 +1,67 @@
+"""What the plugin takes from pytest beyond its public names is there, and is what it is taken for."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_gpufleet.plugin import compat
+
+
+def test_the_package_of_pytest():
+    assert compat.PACKAGE.name == "_pytest"
+    assert (compat.PACKAGE / "main.py").exists()
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    """Made of the one that it hides."""
+    return tmp_path / "deeper"
+
+
+def test_the_fixtures_of_a_test(request, tmp_path):
+    hidden, own = compat.fixture_definitions(request.node)["tmp_path"]
+    assert hidden.func.__module__ == "_pytest.tmpdir"
+    assert (own.func.__module__, own.argnames) == (__name__, ("tmp_path",))
+    assert compat.arguments(request.node) == {"request": request, "tmp_path": tmp_path}
+
+
+def test_the_terminal(pytestconfig):
+    stream = compat.terminal(pytestconfig)
+    assert stream is None or stream.writable()
+    none = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=lambda name: None))
+    assert compat.terminal(none) is None
+
+
+def test_the_writers_of_reports(run_here):
+    conftest = """
+    import pytest
+    from pytest_gpufleet.plugin import compat
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(session):
+        junit = compat.stop_report_writers(session.config)
+        assert junit.logfile.endswith("junit.xml")
+    """
+    files = {"conftest.py": conftest, "test_inner.py": "def test_it(): pass"}
+    run = run_here("--junitxml=junit.xml", "--html=report.html", files=files)
+    assert run.status == 0, run.text
+    assert {path.name for path in run.root.iterdir()} >= {"conftest.py", "test_inner.py"}
+    assert not (run.root / "junit.xml").exists()
+    assert not (run.root / "report.html").exists()
+
+
+def test_an_option_that_takes_an_argument_only_behind_an_equals_sign(run_here):
+    conftest = """
+    from pytest_gpufleet.plugin import compat
+
+    def pytest_addoption(parser):
+        parser.addoption("--sugar", nargs="?")
+        compat.takes_no_argument_alone(parser, "--sugar", "one")
+
+    def pytest_report_header(config):
+        return f"sugar: {config.getoption('sugar')} {config.args}"
+    """
+    files = {"conftest.py": conftest, "test_inner.py": "def test_it(): pass"}
+    assert "sugar: one ['test_inner.py']" in run_here("--sugar", "test_inner.py", files=files).text
+    assert "sugar: two ['test_inner.py']" in run_here("--sugar=two", "test_inner.py", files=files).text
+    assert "sugar: None" in run_here("test_inner.py", files=files).text
