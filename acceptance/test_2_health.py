@@ -32,11 +32,10 @@ def test_no_grave_xid_in_the_kernel_log(gpus):
     counts too: that GPU has failed since. GPUs that are only hidden from this run are left out. Errors of NVSwitches
     are SXids. All GPUs share the NVSwitches, so every one that calls itself fatal fails this test.
     """
-    log = KernelLog()
-    xids = log.new()
-    if log.trouble:
-        pytest.skip(f"not judged: {log.trouble}")
-    condemning = [xid for xid in xids if xid.condemning]
+    logged = KernelLog().new()
+    if logged.trouble:
+        pytest.skip(f"not judged: {logged.trouble}")
+    condemning = [xid for xid in logged.xids if xid.condemning]
     here = [*pci_addresses(), *(str(gpu["pci_bus_id"]) for gpu in gpus)]
     grave = xids_of(gpus, condemning) + xids_of_none(here, condemning) + sxids(condemning)
     if grave:

@@ -29,11 +29,7 @@ ROOMS = {
 NOT_YET = {  # what is still to go: nothing is added here
     ("model.given_limits", "verdict.profiles.profile"),
     ("model.given_limits", "verdict.profiles.profile_file"),
-    ("report.plots.telemetry_plots", "hardware.telemetry"),
     ("report.terminal.gpu_table", "hardware.telemetry"),
-    ("report.terminal.live_table", "hardware.telemetry"),
-    ("report.terminal.progress_lines", "hardware.telemetry"),
-    ("verdict.health_rules", "hardware.kernel_log"),
     ("verdict.health_rules", "world.outcomes"),
 }
 STILL_KNOW_PYTEST = {"verdict.blind", "world.outcomes", "world.worker.introspection", "world.worker.main"}

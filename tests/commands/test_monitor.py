@@ -23,9 +23,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.model.facts import READINGS
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.sample import Sample
 from pytest_gpufleet.report.terminal.gpu_table import table
 from pytest_gpufleet.report.terminal.live_table import LiveTable
 from pytest_gpufleet.report.terminal.running_check import RunningCheck

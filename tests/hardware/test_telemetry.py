@@ -15,8 +15,9 @@ import pytest
 
 from pytest_gpufleet.hardware import telemetry
 from pytest_gpufleet.hardware.nvml import FactError
-from pytest_gpufleet.hardware.telemetry import SLOW_BEAT, Activity, Sample, Sampler, sample
+from pytest_gpufleet.hardware.telemetry import Activity, Sampler, sample
 from pytest_gpufleet.model.facts import READINGS, SLOW_READINGS, clock_events
+from pytest_gpufleet.model.sample import SLOW_BEAT, Sample
 
 MANY_SECONDS = 30  # a deadline for what takes milliseconds
 

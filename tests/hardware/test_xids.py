@@ -2,7 +2,8 @@
 
 import pytest
 
-from pytest_gpufleet.hardware.kernel_log import ACTION, CONDEMNING, MEANINGS, KernelLog, Xid, parse
+from pytest_gpufleet.hardware.kernel_log import KernelLog, parse
+from pytest_gpufleet.model.xid_catalogue import ACTION, CONDEMNING, MEANINGS, Logged, Xid
 
 GPU = "00000000:1B:00.0"  # as NVML writes it
 
@@ -76,7 +77,7 @@ def test_lines_that_were_overwritten_before_they_were_read_are_told(tmp_path, mo
     (tmp_path / "kmsg").touch()
     log = KernelLog(str(tmp_path / "kmsg"))
     monkeypatch.setattr("pytest_gpufleet.hardware.kernel_log.os.read", read)
-    assert [xid.number for xid in log.new()] == [79]
-    assert log.unread == "the kernel wrote over lines of its log that had not been read yet"
-    assert log.new() == []
-    assert log.unread == ""
+    logged = log.new()
+    assert [xid.number for xid in logged.xids] == [79]
+    assert logged.unread == "the kernel wrote over lines of its log that had not been read yet"
+    assert log.new() == Logged()

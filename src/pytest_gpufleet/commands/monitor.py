@@ -18,9 +18,9 @@ from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.command import Command, new_console
 from pytest_gpufleet.commands.writing import check_output
 from pytest_gpufleet.hardware import nvml, telemetry
-from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.model.facts import READINGS, clock_events
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.sample import Sample
 from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.run.settings import seconds
 

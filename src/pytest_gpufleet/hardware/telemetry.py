@@ -7,25 +7,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pytest_gpufleet.hardware.nvml import Source, in_thread, read
 from pytest_gpufleet.model.facts import READINGS, SLOW_READINGS, Unavailable, clock_events
+from pytest_gpufleet.model.sample import SLOW_BEAT, Sample
 
-SLOW_BEAT = 5  # of so many samples one has the slow readings too
 LONGEST_GAP = 10  # intervals, of a second at least: without samples for longer, what happened went unseen
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The readings of all GPUs at `time` (seconds since the epoch): reading -> value, None where it cannot be had."""
-
-    time: float
-    gpus: tuple[dict[str, Any], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"time": self.time, "gpus": list(self.gpus)}
 
 
 def sample(source: Source, not_applicable: set[tuple[int, str]] | None = None, slow: bool = True) -> Sample:

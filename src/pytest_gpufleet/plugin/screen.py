@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_gpufleet.hardware.telemetry import Sample
     from pytest_gpufleet.model.gpu import GpuTopology
+    from pytest_gpufleet.model.sample import Sample
     from pytest_gpufleet.report.terminal.live_table import LiveTable
 
 

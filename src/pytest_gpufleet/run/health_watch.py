@@ -6,13 +6,14 @@ import threading
 import time
 
 from pytest_gpufleet.hardware import nvml
-from pytest_gpufleet.hardware.kernel_log import KernelLog, Xid
+from pytest_gpufleet.hardware.kernel_log import KernelLog
 from pytest_gpufleet.hardware.nvml import Source
-from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.model.facts import COUNTERS
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.machine import Machine
+from pytest_gpufleet.model.sample import Sample
+from pytest_gpufleet.model.xid_catalogue import Xid
 from pytest_gpufleet.verdict import health_rules
 
 # Identity and what the rules need besides the counters; these do not change.
@@ -71,13 +72,13 @@ class Guard:
         """What the kernel log and NVML have told since the last time; most XIDs are told by both, SXids by the log."""
         gpus = self._machine.gpus
         logged = self._log.new()
-        self.unread = self._log.unread
+        self.unread = logged.unread
         told = [
             Xid(str(gpus[index]["pci_bus_id"]), number, "")
             for index, number in self._source.xids()
-            if not any(xid.number == number and xid.of(str(gpus[index]["pci_bus_id"])) for xid in logged)
+            if not any(xid.number == number and xid.of(str(gpus[index]["pci_bus_id"])) for xid in logged.xids)
         ]
-        return health_rules.xids_of(gpus, [*logged, *told]) + health_rules.sxids(logged)
+        return health_rules.xids_of(gpus, [*logged.xids, *told]) + health_rules.sxids(logged.xids)
 
     def _read(self) -> list[Gpu]:
         now = nvml.read_all(self._source, (*COUNTERS, "clock_event_reasons"))

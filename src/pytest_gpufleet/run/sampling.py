@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpufleet.hardware.telemetry import Activity, Sample, Sampler
+from pytest_gpufleet.hardware.telemetry import Activity, Sampler
+from pytest_gpufleet.model.sample import Sample
 
 if TYPE_CHECKING:
     from pytest_gpufleet.hardware.nvml import Source

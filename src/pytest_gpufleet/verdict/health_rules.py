@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_gpufleet.hardware.kernel_log import ACTION, Sxid, Xid
 from pytest_gpufleet.model.facts import CLOCK_EVENTS, COUNTERS, Unavailable, check_name
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.xid_catalogue import ACTION, Sxid, Xid
 from pytest_gpufleet.verdict.blind import require_told
 from pytest_gpufleet.world.outcomes import not_applicable
 

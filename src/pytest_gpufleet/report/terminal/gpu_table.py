@@ -12,9 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.model.facts import clock_events
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.sample import Sample
 from pytest_gpufleet.report import wording
 
 HISTORY = 60  # samples in a sparkline

@@ -11,8 +11,8 @@ from typing import TextIO
 
 from rich.console import Console
 
-from pytest_gpufleet.hardware.telemetry import Sample
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.sample import Sample
 from pytest_gpufleet.report.terminal.gpu_table import HISTORY, table
 from pytest_gpufleet.report.terminal.lowest_lines import LowestLines
 
