@@ -17,7 +17,7 @@ from pytest_gpufleet.verdict.profiles.profile import shipped
 # Every probe that makes figures for limits, as the suite calls it, and training out of the ordinary.
 MODULE = """
 from pytest_gpufleet import MiB, bus_bandwidth, measure, measure_all, scaling_efficiency
-from pytest_gpufleet.probes.collectives import table
+from pytest_gpufleet.probes.collectives import speed
 from pytest_gpufleet.probes.training import method_comparison, loop
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
