@@ -10,9 +10,9 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page.figure_tables import tables
+from pytest_gpufleet.report.page.figure_tables import figure_tables
 from pytest_gpufleet.report.page.limit_sources import Sources
-from pytest_gpufleet.report.page.pair_matrix import matrices
+from pytest_gpufleet.report.page.pair_matrix import pair_matrices
 from pytest_gpufleet.report.plots.curves import curves
 from tests.report.page import Page
 
@@ -22,7 +22,9 @@ def figures(values: dict[str, float], metric: str = "gemm", **conditions: object
 
 
 def test_each_gpu_has_a_column_and_what_missed_is_marked(bad_gpu: Record) -> None:
-    table = next(table for table in tables(bad_gpu.findings, Sources()) if table.title == "Matrix product, TFLOP/s")
+    table = next(
+        table for table in figure_tables(bad_gpu.findings, Sources()) if table.title == "Matrix product, TFLOP/s"
+    )
     assert table.columns == (*(f"GPU {index}" for index in range(8)), "Limit", "Spread", "State")
     (row,) = (row for row in table.rows if row.name == "bf16, all GPUs at once")
     assert [cell.state for cell in row.cells] == ["", "", "", "", "", "missed", "", "", "", "", "missed"]
@@ -32,7 +34,7 @@ def test_each_gpu_has_a_column_and_what_missed_is_marked(bad_gpu: Record) -> Non
 
 
 def test_curve_has_a_column_a_size_and_a_limit_in_each_cell(standard: Record) -> None:
-    table = next(table for table in tables(standard.findings, Sources()) if table.title == "Bus bandwidth, GB/s")
+    table = next(table for table in figure_tables(standard.findings, Sources()) if table.title == "Bus bandwidth, GB/s")
     assert table.shared == "float32, 8 ranks, NVLS off"
     assert len(table.rows) == 9
     cells = dict(zip(table.columns, table.rows[0].cells, strict=True))
@@ -41,14 +43,16 @@ def test_curve_has_a_column_a_size_and_a_limit_in_each_cell(standard: Record) ->
 
 
 def test_figures_for_information_stand_apart(standard: Record) -> None:
-    table = next(table for table in tables(standard.findings, Sources()) if table.title.startswith("Matrix product"))
+    table = next(
+        table for table in figure_tables(standard.findings, Sources()) if table.title.startswith("Matrix product")
+    )
     assert len(table.judged) == 3
     assert len(table.folded) == 4
 
 
 def test_sources_are_numbered_once(standard: Record) -> None:
     sources = Sources()
-    assert tables(standard.findings, sources)
+    assert figure_tables(standard.findings, sources)
     assert [number for number, *_ in sources.rows()] == [1, 2]
     assert sources.rows()[0][2] == "8x NVIDIA H200, driver 580.159.04, NCCL 2.28.9, nccl-tests 2.19.6, 2026-11-20"
 
@@ -56,12 +60,14 @@ def test_sources_are_numbered_once(standard: Record) -> None:
 def test_value_that_rounds_to_its_limit_is_told_apart(rejected: Record) -> None:
     finding = next(finding for finding in rejected.findings if finding.limit and finding.missed)
     near = replace(finding.measurement, values={"world": 329.3999}, samples={})
-    ((row,),) = (table.rows for table in tables([replace(finding, measurement=near)], Sources()))
+    ((row,),) = (table.rows for table in figure_tables([replace(finding, measurement=near)], Sources()))
     assert (row.cells[0].text, row.cells[1].text) == ("329.3999", "≥ 329.4")
 
 
 def test_nan_is_the_worst_place() -> None:
-    ((row,),) = (table.rows for table in tables([figures({"gpu0-gpu1": 400.0, "gpu1-gpu0": float("nan")})], Sources()))
+    ((row,),) = (
+        table.rows for table in figure_tables([figures({"gpu0-gpu1": 400.0, "gpu1-gpu0": float("nan")})], Sources())
+    )
     assert [cell.text for cell in row.cells[:2]] == ["not a number", "GPU 1 to GPU 0, worst of 2"]
 
 
@@ -73,7 +79,7 @@ def test_every_form_takes_what_is_missing() -> None:
         figures({"world": 3.0}, "busbw", bytes=MiB, collective="reduce"),
         figures({}, "busbw"),
     ]
-    gemm, busbw = tables(some, Sources())[1], tables(some, Sources())[0]
+    gemm, busbw = figure_tables(some, Sources())[1], figure_tables(some, Sources())[0]
     assert [cell.text for cell in gemm.rows[1].cells[:3]] == ["", "not a number", "2"]
     assert [cell.text for cell in busbw.rows[1].cells[:3]] == ["3", "", ""]
 
@@ -81,7 +87,7 @@ def test_every_form_takes_what_is_missing() -> None:
 def test_what_is_too_wide_for_a_page_becomes_several_tables() -> None:
     some = [figures({f"gpu{index}": 1.0 for index in range(16)}), figures({"gpu3": 2.0, "gpu12": 2.0})]
     some += [figures({"world": 3.0}, "busbw", bytes=8 << step) for step in range(25)]
-    *sizes, low, high = tables(some, Sources())
+    *sizes, low, high = figure_tables(some, Sources())
     assert [table.columns[:1] + table.columns[-2:-1] for table in sizes] == [
         ("8 B", "1 KiB"),
         ("2 KiB", "256 KiB"),
@@ -95,14 +101,14 @@ def test_what_is_too_wide_for_a_page_becomes_several_tables() -> None:
 def test_of_a_figure_measured_twice_the_judged_one_counts(standard: Record) -> None:
     judged = [finding for finding in standard.findings if finding.measurement.metric == "busbw"]
     again = [replace(each, state="for information", limit=None, missed=(), required=False) for each in judged]
-    expected = tables(judged, Sources())
-    assert tables([*judged, *again], Sources()) == tables([*again, *judged], Sources()) == expected
+    expected = figure_tables(judged, Sources())
+    assert figure_tables([*judged, *again], Sources()) == figure_tables([*again, *judged], Sources()) == expected
     assert curves([*judged, *again]) == curves(judged)
 
 
 def test_matrix_of_pairs_shows_numbers_heat_and_what_missed(bad_gpu: Record, page_of: object) -> None:
     assert callable(page_of)
-    read = next(matrix for matrix in matrices(bad_gpu.findings) if matrix.conditions.startswith("read"))
+    read = next(matrix for matrix in pair_matrices(bad_gpu.findings) if matrix.conditions.startswith("read"))
     assert read.places == tuple(f"GPU {index}" for index in range(8))
     for row, (_, cells) in enumerate(read.rows):
         for column, cell in enumerate(cells):
@@ -116,7 +122,7 @@ def test_matrix_of_pairs_shows_numbers_heat_and_what_missed(bad_gpu: Record, pag
 
 @pytest.mark.parametrize("value", [float("nan"), 0.0, -1.0])
 def test_matrix_of_broken_figures_and_of_one_direction(value: float) -> None:
-    (matrix,) = matrices([figures({"gpu0-gpu1": value, "gpu0-gpu10": 5.0}, "pair_bandwidth")])
+    (matrix,) = pair_matrices([figures({"gpu0-gpu1": value, "gpu0-gpu10": 5.0}, "pair_bandwidth")])
     assert matrix.places == ("GPU 0", "GPU 1", "GPU 10")
     assert [cell.text for cell in matrix.rows[2][1]] == ["5", "", ""]  # measured once, for both directions
-    assert matrices([figures({"gpu0": 1.0})]) == []
+    assert pair_matrices([figures({"gpu0": 1.0})]) == []

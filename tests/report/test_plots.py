@@ -13,12 +13,12 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page.method_table import comparison
+from pytest_gpufleet.report.page.method_table import method_comparison
 from pytest_gpufleet.report.plots import draw
 from pytest_gpufleet.report.plots.bars import bars
 from pytest_gpufleet.report.plots.canvas import ticks
 from pytest_gpufleet.report.plots.curves import curves
-from pytest_gpufleet.report.plots.method_bars import compared
+from pytest_gpufleet.report.plots.method_bars import method_bars
 from pytest_gpufleet.report.plots.scaling import scaling
 
 Plot = Callable[[list[Finding]], list[tuple[str, str]]]
@@ -74,15 +74,15 @@ def _amp(finding: Finding) -> bool:
 
 
 def test_methods_stand_side_by_side(standard: Record) -> None:
-    methods = comparison(standard.findings)
+    methods = method_comparison(standard.findings)
     assert methods is not None
     assert [method.name for method in methods.methods] == ["DataParallel", "DDP", "FSDP"]
     assert methods.methods[1].share == 1.0
     assert methods.in_short.startswith("DDP trains fastest")
-    words = words_in(compared(methods)[1])
+    words = words_in(method_bars(methods)[1])
     assert {"DataParallel", "DDP", "FSDP", "images/s", "GiB", "Memory on the fullest GPU"} <= words
     one = [f for f in standard.findings if f.measurement.conditions.get("method") in (None, "ddp")]
-    assert comparison(one) is None
+    assert method_comparison(one) is None
 
 
 def test_drawings_are_small_repeatable_described_and_share_no_ids(bad_gpu: Record) -> None:

@@ -27,7 +27,7 @@ LEADING = {name for name, condition in CONDITIONS.items() if condition.leads}
 
 
 @dataclass(frozen=True)
-class Cell:
+class FigureCell:
     """`state` puts a mark in front of the text, `below` a line under it, and `source` the number of a footnote."""
 
     text: str = ""
@@ -38,33 +38,33 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class FigureRow:
     name: str
     details: str
-    cells: tuple[Cell, ...]
+    cells: tuple[FigureCell, ...]
     for_information: bool
 
 
 @dataclass(frozen=True)
-class Table:
+class FigureTable:
     """The figures of one metric. `shared` are the conditions that all of them have in common."""
 
     title: str
     better: str
     shared: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[FigureRow, ...]
 
     @property
-    def judged(self) -> tuple[Row, ...]:
+    def judged(self) -> tuple[FigureRow, ...]:
         return tuple(row for row in self.rows if not row.for_information)
 
     @property
-    def folded(self) -> tuple[Row, ...]:
+    def folded(self) -> tuple[FigureRow, ...]:
         return tuple(row for row in self.rows if row.for_information)
 
 
-def tables(findings: Sequence[Finding], sources: Sources) -> list[Table]:
+def figure_tables(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]:
     """A table for each metric, in the order in which the metrics are defined; what has no value is left out."""
     known = list(METRICS)
     measured = [finding for finding in findings if finding.measurement.values]
@@ -93,7 +93,7 @@ def for_information(finding: Finding) -> bool:
     return not finding.required and finding.state in ("for information", "not judged")
 
 
-def told_apart(findings: Sequence[Finding], without: str = "") -> tuple[str, list[str]]:
+def shared_and_own(findings: Sequence[Finding], without: str = "") -> tuple[str, list[str]]:
     """The conditions that all findings share, in words; and for each finding those that tell it apart."""
     if not findings:
         return "", []
@@ -110,10 +110,10 @@ def told_apart(findings: Sequence[Finding], without: str = "") -> tuple[str, lis
     return ", ".join(common), own
 
 
-def _by_gpu(findings: Sequence[Finding], sources: Sources) -> list[Table]:
+def _by_gpu(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]:
     """A column for each GPU; the limit is one for all of them."""
     places = sorted({place for finding in findings for place in finding.measurement.values})
-    shared, names = told_apart(findings)
+    shared, names = shared_and_own(findings)
     result = []
     for some in _pages(places):
         rows = []
@@ -124,9 +124,9 @@ def _by_gpu(findings: Sequence[Finding], sources: Sources) -> list[Table]:
     return result
 
 
-def _by_size(findings: Sequence[Finding], sources: Sources) -> list[Table]:
+def _by_size(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]:
     """A column for each message size; every figure has a limit of its own, or none."""
-    shared, names = told_apart(findings, without="bytes")
+    shared, names = shared_and_own(findings, without="bytes")
     lines: dict[str, dict[float, Finding]] = {}
     for finding, name in zip(findings, names, strict=True):
         line, size = lines.setdefault(name, {}), _nbytes(finding)
@@ -137,11 +137,11 @@ def _by_size(findings: Sequence[Finding], sources: Sources) -> list[Table]:
         rows = []
         for name, line in lines.items():
             here = [line[size] for size in sizes if size in line]
-            cells = [_figure(line[size], WORLD, sources=sources) if size in line else Cell() for size in sizes]
+            cells = [_figure(line[size], WORLD, sources=sources) if size in line else FigureCell() for size in sizes]
             same = {", ".join(wording.words(finding.measurement.details)) for finding in here}
             details = same.pop() if len(same) == 1 else ""
             if here:
-                rows.append(Row(name, details, (*cells, _spread(here)), all(map(for_information, here))))
+                rows.append(FigureRow(name, details, (*cells, _spread(here)), all(map(for_information, here))))
         result.append(_table(findings, shared, (*map(wording.size, sizes), "Spread"), rows))
     return result
 
@@ -153,10 +153,10 @@ def _pages(columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
         yield columns[len(columns) * number // count : len(columns) * (number + 1) // count]
 
 
-def _singly(findings: Sequence[Finding], sources: Sources) -> list[Table]:
+def _singly(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]:
     if not findings:
         return []
-    shared, names = told_apart(findings)
+    shared, names = shared_and_own(findings)
     places = any(finding.measurement.values.keys() != {WORLD} for finding in findings)
     rows = []
     for finding, name in zip(findings, names, strict=True):
@@ -164,28 +164,32 @@ def _singly(findings: Sequence[Finding], sources: Sources) -> list[Table]:
         assert worst is not None  # it has values
         count = len(finding.measurement.values)
         where = wording.place(worst[0]) + (f", worst of {count}" if count > 1 else "")
-        cells = [_figure(finding, worst[0], in_row=True), *([Cell(where)] if places else [])]
+        cells = [_figure(finding, worst[0], in_row=True), *([FigureCell(where)] if places else [])]
         rows.append(_row(finding, name, (*cells, _limit(finding, sources), _spread([finding]), _state(finding))))
     return [_table(findings, shared, ("Measured", *(["Where"] if places else []), "Limit", "Spread", "State"), rows)]
 
 
-def _table(findings: Sequence[Finding], shared: str, columns: tuple[str, ...], rows: Sequence[Row]) -> Table:
+def _table(
+    findings: Sequence[Finding], shared: str, columns: tuple[str, ...], rows: Sequence[FigureRow]
+) -> FigureTable:
     metric = wording.metric(findings[0])
     unit = {"ratio": "%", "": ""}.get(metric.unit, metric.unit)
     title = wording.capitalised(metric.title)
-    return Table(f"{title}, {unit}" if unit else title, f"{metric.better} is better", shared, columns, tuple(rows))
+    return FigureTable(
+        f"{title}, {unit}" if unit else title, f"{metric.better} is better", shared, columns, tuple(rows)
+    )
 
 
-def _row(finding: Finding, name: str, cells: tuple[Cell, ...]) -> Row:
+def _row(finding: Finding, name: str, cells: tuple[FigureCell, ...]) -> FigureRow:
     details = ", ".join(wording.words(finding.measurement.details))
-    return Row(name, details, cells, for_information(finding))
+    return FigureRow(name, details, cells, for_information(finding))
 
 
-def _figure(finding: Finding, place: Where, in_row: bool = False, sources: Sources | None = None) -> Cell:
+def _figure(finding: Finding, place: Where, in_row: bool = False, sources: Sources | None = None) -> FigureCell:
     """The figure of one place. `in_row`: limit and state have columns of their own."""
     values, unit = finding.measurement.values, wording.metric(finding).unit
     if place not in values:
-        return Cell()
+        return FigureCell()
     text, limit = wording.quantity(values[place], unit), ""
     if finding.limit:
         text, limit = wording.beside(values[place], finding.limit)
@@ -193,36 +197,36 @@ def _figure(finding: Finding, place: Where, in_row: bool = False, sources: Sourc
     below = f"{wording.percent(slower, 2)} off peers" if slower else ""
     missed = place in finding.missed or slower is not None
     if in_row:
-        return Cell(_bare(text, unit), "missed" if missed else "", below, kind="figure")
+        return FigureCell(_bare(text, unit), "missed" if missed else "", below, kind="figure")
     number = sources.number(finding.limit) if sources and finding.limit else None
     state = "" if finding.state == "for information" else finding.state
     below = " ".join(filter(None, (_bare(limit, unit), _whose(finding.limit))))
-    return Cell(_bare(text, unit), state, below, number, kind="figure")
+    return FigureCell(_bare(text, unit), state, below, number, kind="figure")
 
 
-def _limit(finding: Finding, sources: Sources) -> Cell:
+def _limit(finding: Finding, sources: Sources) -> FigureCell:
     if finding.limit is None:
-        return Cell("peers" if finding.slower_than_peers else "")
+        return FigureCell("peers" if finding.slower_than_peers else "")
     worst = wording.worst(finding)
     text = wording.beside(worst[1] if worst else finding.limit.value, finding.limit)[1]
     number = sources.number(finding.limit)
-    return Cell(_bare(text, finding.limit.unit), below=_whose(finding.limit), source=number, kind="figure")
+    return FigureCell(_bare(text, finding.limit.unit), below=_whose(finding.limit), source=number, kind="figure")
 
 
 def _whose(limit: Limit | None) -> str:
     return "(customer's)" if limit and limit.contract else ""
 
 
-def _spread(findings: Iterable[Finding]) -> Cell:
+def _spread(findings: Iterable[Finding]) -> FigureCell:
     """How far the samples behind the figures differ at most, and the fewest there are of them."""
     measurements = [finding.measurement for finding in findings]
     spreads = [spread for each in measurements for spread in each.spread.values()]
     counts = [len(samples) for each in measurements for samples in each.samples.values()]
-    return Cell(f"{wording.number(round(100 * max(spreads), 2), 3)} % in {min(counts)}" if spreads else "")
+    return FigureCell(f"{wording.number(round(100 * max(spreads), 2), 3)} % in {min(counts)}" if spreads else "")
 
 
-def _state(finding: Finding) -> Cell:
-    return Cell(finding.state, finding.state)
+def _state(finding: Finding) -> FigureCell:
+    return FigureCell(finding.state, finding.state)
 
 
 def _bare(text: str, unit: str) -> str:

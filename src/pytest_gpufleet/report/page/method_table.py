@@ -36,20 +36,20 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodComparison:
     conditions: str
     in_short: str
     methods: tuple[Method, ...]
 
 
-def is_compared(finding: Finding) -> bool:
+def compares_methods(finding: Finding) -> bool:
     """Whether a figure belongs to such a comparison, and not among the others."""
     return METHOD in finding.measurement.conditions
 
 
-def comparison(findings: Sequence[Finding]) -> Comparison | None:
+def method_comparison(findings: Sequence[Finding]) -> MethodComparison | None:
     """The comparison that is in the figures of a group; None if there is none of at least two methods."""
-    compared = [finding.measurement for finding in findings if is_compared(finding)]
+    compared = [finding.measurement for finding in findings if compares_methods(finding)]
     rates = {_method(one): one for one in compared if one.metric == "train_throughput" and WORLD in one.values}
     if len(rates) < 2:
         return None
@@ -58,7 +58,7 @@ def comparison(findings: Sequence[Finding]) -> Comparison | None:
     memory = {_method(one): one.values for one in compared if one.metric == "train_memory"}
     conditions = {key: value for key, value in next(iter(rates.values())).conditions.items() if key != METHOD}
     in_short = next((str(text) for one in rates.values() if (text := one.details.get(IN_SHORT))), "")
-    return Comparison(
+    return MethodComparison(
         ", ".join(wording.words(conditions)),
         in_short,
         tuple(

@@ -12,7 +12,7 @@ from pytest_gpufleet.report import wording
 
 
 @dataclass(frozen=True)
-class Cell:
+class PairCell:
     """`heat` is the figure as a share of the largest one, in per cent; None on the diagonal and where none is."""
 
     text: str
@@ -21,16 +21,16 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class PairMatrix:
     title: str
     conditions: str
     places: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    rows: tuple[tuple[str, tuple[PairCell, ...]], ...]
     lowest: str
     highest: str
 
 
-def matrices(findings: Sequence[Finding]) -> list[Matrix]:
+def pair_matrices(findings: Sequence[Finding]) -> list[PairMatrix]:
     """A matrix for each finding that has figures of pairs: from the GPU of the row to the GPU of the column."""
     return [_matrix(finding) for finding in findings if finding.measurement.values and _is_pairs(finding)]
 
@@ -39,7 +39,7 @@ def _is_pairs(finding: Finding) -> bool:
     return all(isinstance(place, Pair) for place in finding.measurement.values)
 
 
-def _matrix(finding: Finding) -> Matrix:
+def _matrix(finding: Finding) -> PairMatrix:
     metric, given = wording.metric(finding), finding.measurement.values
     values = {place.parts: value for place, value in given.items()}
     bad = {place.parts for place in (*finding.missed, *(finding.slower_than_peers or ()))}
@@ -50,15 +50,15 @@ def _matrix(finding: Finding) -> Matrix:
     numbers = [value for value in values.values() if not math.isnan(value)]
     largest = max((value for value in numbers if math.isfinite(value)), default=0.0)
 
-    def cell(pair: tuple[Place, ...]) -> Cell:
+    def cell(pair: tuple[Place, ...]) -> PairCell:
         if pair not in values:
-            return Cell("", None, False)
+            return PairCell("", None, False)
         value = values[pair]
         share = value / largest if largest > 0 and value > 0 else 0.0  # NaN is not above 0
-        return Cell(wording.number(value), round(100 * min(share, 1.0)), pair in bad)
+        return PairCell(wording.number(value), round(100 * min(share, 1.0)), pair in bad)
 
     title = f"{wording.capitalised(metric.title)}, {metric.unit}"
-    return Matrix(
+    return PairMatrix(
         title,
         ", ".join(wording.conditions(finding)),
         tuple(map(wording.place, places)),

@@ -22,10 +22,10 @@ from pytest_gpufleet.report.failures import failures
 from pytest_gpufleet.report.gpu_grid import standings
 from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied
 from pytest_gpufleet.report.page import health_section, machine_section
-from pytest_gpufleet.report.page.figure_tables import Table, tables
+from pytest_gpufleet.report.page.figure_tables import FigureTable, figure_tables
 from pytest_gpufleet.report.page.limit_sources import Sources
-from pytest_gpufleet.report.page.method_table import Comparison, comparison, is_compared
-from pytest_gpufleet.report.page.pair_matrix import Matrix, matrices
+from pytest_gpufleet.report.page.method_table import MethodComparison, compares_methods, method_comparison
+from pytest_gpufleet.report.page.pair_matrix import PairMatrix, pair_matrices
 from pytest_gpufleet.report.reason_texts import why
 
 HERE = Path(__file__).parent
@@ -42,9 +42,9 @@ class Section:
     group: groups.Group
     lines: list[groups.Line]
     plots: Plots
-    matrices: list[Matrix]
-    tables: list[Table]
-    methods: Comparison | None
+    matrices: list[PairMatrix]
+    tables: list[FigureTable]
+    methods: MethodComparison | None
 
 
 def summary(record: Record, sha256: str = "") -> str:
@@ -98,14 +98,14 @@ def summary(record: Record, sha256: str = "") -> str:
 
 
 def _section(group: groups.Group, accused: Mapping[str, Accused], sources: Sources, drawn: bool) -> Section:
-    methods = comparison(group.findings)
-    findings = [finding for finding in group.findings if not (methods and is_compared(finding))]
+    methods = method_comparison(group.findings)
+    findings = [finding for finding in group.findings if not (methods and compares_methods(finding))]
     return Section(
         group,
         groups.lines(group, accused),
         _drawn(group.findings) if drawn else [],
-        matrices(findings),
-        tables(findings, sources),
+        pair_matrices(findings),
+        figure_tables(findings, sources),
         methods,
     )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.report.page.method_table import comparison, is_compared
+from pytest_gpufleet.report.page.method_table import compares_methods, method_comparison
 from pytest_gpufleet.report.plots.bars import bars
 from pytest_gpufleet.report.plots.curves import curves
-from pytest_gpufleet.report.plots.method_bars import compared
+from pytest_gpufleet.report.plots.method_bars import method_bars
 from pytest_gpufleet.report.plots.scaling import scaling
 
 MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
@@ -17,7 +17,7 @@ MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
 def draw(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """(caption, SVG) of everything that can be drawn of the figures of one group of checks."""
     metrics = [*dict.fromkeys(finding.measurement.metric for finding in findings)][:MOST_METRICS]
-    alone = [each for each in findings if each.measurement.metric in metrics and not is_compared(each)]
+    alone = [each for each in findings if each.measurement.metric in metrics and not compares_methods(each)]
     drawn = [each for plot in (scaling, bars, curves) for each in plot(alone)]
-    methods = comparison(findings)
-    return [*drawn, compared(methods)] if methods else drawn
+    methods = method_comparison(findings)
+    return [*drawn, method_bars(methods)] if methods else drawn

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.figure_tables import for_information, per_gpu, told_apart
+from pytest_gpufleet.report.page.figure_tables import for_information, per_gpu, shared_and_own
 from pytest_gpufleet.report.plots import canvas
 
 COLUMNS = 3
@@ -37,15 +37,15 @@ def bars(findings: Sequence[Finding]) -> list[tuple[str, str]]:
         # What was judged comes first if there is more than anybody wants to look at.
         of_metric.sort(key=for_information)
         if not for_information(of_metric[0]):
-            drawn.append(_drawn(of_metric[:MOST]))
+            drawn.append(_plot(of_metric[:MOST]))
     return drawn
 
 
-def _drawn(findings: Sequence[Finding]) -> tuple[str, str]:
+def _plot(findings: Sequence[Finding]) -> tuple[str, str]:
     metric = wording.metric(findings[0])
     caption = wording.capitalised(metric.title) + ("" if "GPU" in metric.title else ", by GPU")
     scale, unit = (100, "%") if metric.unit == "ratio" else (1, metric.unit)
-    shared, names = told_apart(findings)
+    shared, names = shared_and_own(findings)
     places = sorted({place for finding in findings for place in finding.measurement.values})
     with canvas.style(caption):
         height = 0.1 + BAR * len(places)
@@ -54,7 +54,6 @@ def _drawn(findings: Sequence[Finding]) -> tuple[str, str]:
             _panel(each, finding, places, scale)
             most = LONGEST_TITLE if len(findings) >= COLUMNS else LONGEST_TITLE * COLUMNS // 2
             canvas.title(each, name if len(name) <= most else f"{name[: most - 3]}...")
-            each.set_yticks(range(len(places)), [wording.place(place) for place in places], fontsize=7.5)
             if number % COLUMNS:
                 each.tick_params(axis="y", labelleft=False)
             if number + COLUMNS >= len(findings):
@@ -67,7 +66,7 @@ def _panel(axes: Any, finding: Finding, places: Sequence[Where], scale: float) -
     given = finding.measurement.values
     values = {place: value * scale for place, value in given.items() if canvas.drawable(value) is not None}
     bad = {*finding.missed, *(finding.slower_than_peers or ())}
-    bound = canvas.bound(finding.limit)
+    bound = canvas.limit_value(finding.limit)
     limit = bound * scale if bound is not None else None
     top = max([*values.values(), limit or 0.0, 1e-9])
     for row, place in enumerate(places):
@@ -81,13 +80,7 @@ def _panel(axes: Any, finding: Finding, places: Sequence[Where], scale: float) -
         axes.axvline(median(values.values()), color=canvas.INK, linewidth=0.9, linestyle=":")
     if limit is not None:
         axes.axvline(limit, color=canvas.INK, linewidth=1.6)
-    axes.set_xlim(0, top * 1.24)
-    axes.set_ylim(len(places) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
-    axes.locator_params(axis="x", nbins=4)
-    axes.xaxis.set_major_formatter(lambda value, _: wording.number(value))
-    axes.tick_params(axis="x", labelsize=7.5)
+    canvas.lying_bars(axes, [wording.place(place) for place in places], top * 1.24, 7.5)
 
 
 def _legend(findings: Sequence[Finding]) -> list[Any]:

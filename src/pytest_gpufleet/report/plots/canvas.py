@@ -12,14 +12,16 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, TypeVar
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.report import wording
 
@@ -107,17 +109,47 @@ def legend(figure: Figure, handles: list[Any]) -> None:
             text.set_text(wording.clean(text.get_text()))
 
 
+def limit_handle() -> Line2D:
+    """What a limit is in the legend of points and bars."""
+    return Line2D([], [], color=INK, linewidth=1.8, label="limit")
+
+
+def mark(axes: Any, x: float, value: float, finding: Finding, reach: float) -> None:
+    """At a point the limit, as a short mark that reaches so far to both sides, and a cross if it was missed."""
+    if (bound := limit_value(finding.limit)) is not None:
+        axes.plot([x - reach, x + reach], [bound] * 2, color=INK, linewidth=1.8)
+    if finding.state == "missed":
+        axes.plot([x], [value], "X", color=BAD, markersize=8, markeredgewidth=0)
+
+
+def numbered(axis: Any) -> None:
+    """Write the numbers of an axis as the report does."""
+    axis.set_major_formatter(lambda value, _: wording.number(value))
+
+
+def lying_bars(axes: Any, names: Sequence[str], width: float, fontsize: float) -> None:
+    """Axes for a bar a name, from above, on a scale of so much."""
+    axes.set_yticks(range(len(names)), names, fontsize=fontsize)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, width)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=7.5)
+    axes.locator_params(axis="x", nbins=4)
+    numbered(axes.xaxis)
+
+
 def drawable(value: float | None) -> float | None:
     """The value if it can stand on an axis; None for what only a broken machine measures, which the tables show."""
     return value if value is not None and abs(value) <= LARGEST else None  # NaN is not
 
 
-def bound(limit: Limit | None) -> float | None:
+def limit_value(limit: Limit | None) -> float | None:
     """The value of a limit, if there is one that can be drawn."""
     return drawable(limit.value) if limit else None
 
 
-def published(limit: Limit | None) -> float | None:
+def healthy_value(limit: Limit | None) -> float | None:
     """What a healthy machine was measured at, where the limit was made from that."""
     return drawable(limit.value / 0.90) if limit and limit.kind == "0.90 x published measurement" else None
 

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.figure_tables import for_information, told_apart
+from pytest_gpufleet.report.page.figure_tables import for_information, shared_and_own
 from pytest_gpufleet.report.plots import canvas
 
 # What may stand on the horizontal axis, and how many points are worth a curve.
@@ -48,7 +48,7 @@ def _panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[str, dic
     """Panel -> line -> points by size; lines with fewer points are no curves."""
     if not findings:
         return {}
-    _, names = told_apart(findings, without=key)
+    _, names = shared_and_own(findings, without=key)
     panels: dict[str, dict[str, dict[float, Point]]] = {}
     for finding, name in zip(findings, names, strict=True):
         conditions = finding.measurement.conditions
@@ -73,8 +73,8 @@ def _svg(panels: dict[str, dict[str, list[Point]]], key: str, caption: str, unit
     _, label, show = SIZES[key]
     names = list(dict.fromkeys(line for lines in panels.values() for line in lines))
     points = [point for lines in panels.values() for line in lines.values() for point in line]
-    healthy = [value for _, _, finding in points if (value := canvas.published(finding.limit))]
-    bounds = [bound for _, _, finding in points if (bound := canvas.bound(finding.limit)) is not None]
+    healthy = [value for _, _, finding in points if (value := canvas.healthy_value(finding.limit))]
+    bounds = [bound for _, _, finding in points if (bound := canvas.limit_value(finding.limit)) is not None]
     top = max(*(value for _, value, _ in points), *healthy, *bounds, 1e-9)
     sizes = sorted({size for size, _, _ in points})
     handles = _legend(names, bool(bounds), bool(healthy))
@@ -89,7 +89,7 @@ def _svg(panels: dict[str, dict[str, list[Point]]], key: str, caption: str, unit
             each.set_xticks([math.log2(mark) for mark in marks], labels, fontsize=7.5)
             each.set_xlim(math.log2(sizes[0]) - 0.7, math.log2(sizes[-1]) + 0.7)
             each.set_ylim(0, top * 1.08)
-            each.yaxis.set_major_formatter(lambda value, _: wording.number(value))
+            canvas.numbered(each.yaxis)
             if number % COLUMNS:
                 each.tick_params(axis="y", labelleft=False)
             else:
@@ -106,13 +106,10 @@ def _draw(axes: Any, line: Sequence[Point], index: int) -> None:
     xs, ys = [math.log2(size) for size, _, _ in line], [value for _, value, _ in line]
     axes.plot(xs, ys, color=colour, marker=canvas.MARKERS[index % len(canvas.MARKERS)], markersize=3.5, linewidth=1.4)
     for x, (_, value, finding) in zip(xs, line, strict=True):
-        if (bound := canvas.bound(finding.limit)) is not None:
-            axes.plot([x - 0.6, x + 0.6], [bound] * 2, color=canvas.INK, linewidth=1.8)
-        if healthy := canvas.published(finding.limit):
+        if healthy := canvas.healthy_value(finding.limit):
             axes.plot([x], [healthy], "o", markersize=6, markerfacecolor="none", markeredgecolor=canvas.INK,
                       markeredgewidth=0.9)  # fmt: skip
-        if finding.state == "missed":
-            axes.plot([x], [value], "X", color=canvas.BAD, markersize=8, markeredgewidth=0)
+        canvas.mark(axes, x, value, finding, 0.6)
 
 
 def _legend(names: Sequence[str], limits: bool, healthy: bool) -> list[Any]:
@@ -122,7 +119,7 @@ def _legend(names: Sequence[str], limits: bool, healthy: bool) -> list[Any]:
         for index, name in enumerate(names)
     ]  # fmt: skip
     if limits:
-        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.8, label="limit"))
+        handles.append(canvas.limit_handle())
     if healthy:
         handles.append(Line2D([], [], color=canvas.INK, marker="o", markersize=6, markerfacecolor="none",
                               linestyle="", label="published for a healthy machine"))  # fmt: skip

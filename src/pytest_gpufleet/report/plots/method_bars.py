@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.method_table import Comparison
+from pytest_gpufleet.report.page.method_table import MethodComparison
 from pytest_gpufleet.report.plots import canvas
 
 BAR = 0.3  # inches
 
 
-def compared(comparison: Comparison) -> tuple[str, str]:
+def method_bars(comparison: MethodComparison) -> tuple[str, str]:
     """(caption, SVG) of the throughput of each method, and of the memory on its fullest GPU where that is known."""
     caption = "Ways to train on several GPUs"
     rates = {method.name: method.rate for method in comparison.methods}
@@ -26,8 +26,8 @@ def compared(comparison: Comparison) -> tuple[str, str]:
             _panel(each, values)
             canvas.title(each, title)
             canvas.labels(each, x=unit)
-        told = "; ".join(f"{name} {wording.number(rate)} images/s" for name, rate in rates.items())
-        return caption, canvas.svg(figure, f"{caption}: {told}. {comparison.conditions}")
+        texts = "; ".join(f"{name} {wording.number(rate)} images/s" for name, rate in rates.items())
+        return caption, canvas.svg(figure, f"{caption}: {texts}. {comparison.conditions}")
 
 
 def _panel(axes: Any, values: Mapping[str, float]) -> None:
@@ -36,11 +36,4 @@ def _panel(axes: Any, values: Mapping[str, float]) -> None:
     for row, (value, length) in enumerate(zip(values.values(), lengths, strict=True)):
         axes.barh(row, length, height=0.62, color=canvas.COLOURS[row % len(canvas.COLOURS)], alpha=0.85)
         axes.annotate(wording.number(value), (length + 0.02 * top, row), va="center", fontsize=8)
-    axes.set_yticks(range(len(values)), list(values), fontsize=8)
-    axes.set_ylim(len(values) - 0.4, -0.6)
-    axes.set_xlim(0, 1.25 * top)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=7.5)
-    axes.locator_params(axis="x", nbins=4)
-    axes.xaxis.set_major_formatter(lambda value, _: wording.number(value))
+    canvas.lying_bars(axes, list(values), 1.25 * top, 8)

@@ -46,8 +46,8 @@ def scaling(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             if number + COLUMNS >= len(panels):
                 canvas.labels(each, x="ranks")
         canvas.legend(figure, _legend(panels))
-        told = [f"{name}: {', '.join(_told(points))}" for name, points in panels.items()]
-        return [(caption, canvas.svg(figure, f"{caption}. {'; '.join(told)}"))]
+        texts = [f"{name}: {', '.join(_in_words(points))}" for name, points in panels.items()]
+        return [(caption, canvas.svg(figure, f"{caption}. {'; '.join(texts)}"))]
 
 
 def _panel(axes: Any, points: Points) -> None:
@@ -58,11 +58,7 @@ def _panel(axes: Any, points: Points) -> None:
     axes.plot(ranks, [points[each][0] for each in ranks], color=canvas.COLOURS[0], marker="o", markersize=4)
     for each in ranks:
         value, finding = points[each]
-        if (bound := canvas.bound(finding.limit)) is not None:
-            reach = 0.03 * ranks[-1]
-            axes.plot([each - reach, each + reach], [bound] * 2, color=canvas.INK, linewidth=1.8)
-        if finding.state == "missed":
-            axes.plot([each], [value], "X", color=canvas.BAD, markersize=8, markeredgewidth=0)
+        canvas.mark(axes, each, value, finding, 0.03 * ranks[-1])
         if each != fewest:
             share = value / (each * one) if each * one else math.nan
             text = f"{wording.number(value)}\n{wording.percent(share)}"
@@ -71,7 +67,7 @@ def _panel(axes: Any, points: Points) -> None:
     axes.set_ylim(0, max(one * ranks[-1], *(value for value, _ in points.values()), 1e-9) * 1.25)
     axes.set_xticks(ranks)
     axes.locator_params(axis="y", nbins=5)
-    axes.yaxis.set_major_formatter(lambda value, _: wording.number(value))
+    canvas.numbered(axes.yaxis)
     axes.tick_params(labelsize=7.5)
 
 
@@ -81,11 +77,11 @@ def _legend(panels: dict[str, Points]) -> list[Any]:
         Line2D([], [], color=canvas.INK, linewidth=0.9, linestyle=":", label="ideal: nothing lost"),
     ]
     if any(finding.limit for points in panels.values() for _, finding in points.values()):
-        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.8, label="limit"))
+        handles.append(canvas.limit_handle())
     return handles
 
 
-def _told(points: Points) -> list[str]:
+def _in_words(points: Points) -> list[str]:
     return [f"{wording.number(points[ranks][0])} images/s on {ranks}" for ranks in sorted(points)]
 
 
