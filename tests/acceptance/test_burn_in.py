@@ -100,7 +100,7 @@ def test_ctrl_c_leaves_a_report_that_says_how_far_it_came(tmp_path):
 def test_a_terminal_shows_how_far_it_is_by_lines_or_by_the_table(drawn):
     stream = io.StringIO()
     stream.isatty = lambda: True
-    tell = progress_lines.lines(stream, 900.0, lambda: drawn)
+    tell = progress_lines.teller(stream, 900.0, lambda: drawn)
     for second in range(0, 200, 5):
         tell(second, None)
     told = [line.partition(" of 15 min")[0].strip() for line in stream.getvalue().splitlines() if line]

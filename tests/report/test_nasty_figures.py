@@ -79,7 +79,7 @@ def assert_shown_everywhere(figures: Iterator[float]) -> None:
     record = Record(run={"host": "x"}, findings=findings(figures), checks=checks, verdict="REJECTED", telemetry=samples)
     assert "fleet-verdict" in summary_html.summary(record)
     assert svgs(samples, [place.gpu(index) for index in range(3)], []) is not None
-    list(summary_lines.lines(record))
+    list(summary_lines.summary_lines(record))
     html_columns.row(["<td>testId</td>"], record.findings)
     comparison_section.page(compare({"one": record, "other": record}))
 

@@ -13,7 +13,7 @@ from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.open_points import counted, gaps, not_applied
 from pytest_gpufleet.report.page.machine_section import facts
 from pytest_gpufleet.report.reason_texts import why
-from pytest_gpufleet.verdict.across_runs.rejudgement import rejudged
+from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import conclude
@@ -73,7 +73,7 @@ def run(tmp_path: Path, text: str, again: str = "") -> Record:
     record = read(runs.record(tmp_path / "run", limits=tmp_path / "c.toml") / "evidence.jsonl")
     if again:
         (tmp_path / "c.toml").write_text(text)
-        return rejudged(record, profile.load(tmp_path / "c.toml"))
+        return judge_again(record, profile.load(tmp_path / "c.toml"))
     return record
 
 
@@ -139,7 +139,7 @@ def test_facts_that_the_run_was_held_against_are_told_when_its_figures_are_judge
     path.write_text('name = "C"\nextends = "H200"\n[facts]\nmemory_gigabytes = 60\n')
     given = as_given(profile.load(path), [runs.H200])
     record = read(runs.record(tmp_path / "run", machine=runs.topology("node7", runs.H200)) / "evidence.jsonl")
-    again = rejudged(replace(record, profile=given), profile.for_gpu(runs.H200))
+    again = judge_again(replace(record, profile=given), profile.for_gpu(runs.H200))
     assert again.profile is not None
     assert list(map(str, again.profile.changes)) == [FACTS["lowers"][1]]
     assert not_applied(again) == []

@@ -10,7 +10,7 @@ from pytest_gpufleet.commands.command import Command, new_console, printing, tel
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.refused import Refused
-from pytest_gpufleet.verdict.across_runs.rejudgement import rejudged
+from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.profiles import profile
 
 
@@ -31,14 +31,14 @@ def _run(given: argparse.Namespace) -> int:
         record = given.folder.record()
         try:
             limits = profile.choose(given.fleet_profile, {gpu.name for gpu in record.topology.gpus})
-            record = rejudged(record, limits)
+            record = judge_again(record, limits)
         except profile.ProfileError as error:
             raise Refused(f"--fleet-profile: {error}") from None
         if given.output:
             from pytest_gpufleet.report.page.standalone import page
 
             write(given.output, page(record, given.folder.digest()))
-        lines = summary_lines.lines(record)
+        lines = summary_lines.summary_lines(record)
     with printing():
         _print(lines)
         if given.output:

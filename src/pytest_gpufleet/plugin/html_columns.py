@@ -51,7 +51,7 @@ def _texts(findings: list[Finding]) -> tuple[str, str, str]:
     if finding.slower_than_peers and not finding.missed:
         limit = "peers"  # its own limit is met, and would read as a contradiction
     elif finding.limit:
-        text, limit = wording.beside(value, finding.limit)
+        text, limit = wording.value_and_limit(value, finding.limit)
     else:
         limit = "none"
     more = f" (tightest of {len(measured)})" if len(measured) > 1 else ""

@@ -56,4 +56,4 @@ class Screen:
         """tell(seconds done, latest sample) writes how far something long is, unless the table says so."""
         from pytest_gpufleet.report.terminal import progress_lines
 
-        return progress_lines.lines(self._stream, seconds, lambda: self._table is not None and self._table.drawn)
+        return progress_lines.teller(self._stream, seconds, lambda: self._table is not None and self._table.drawn)

@@ -28,7 +28,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         if exitstatus == pytest.ExitCode.USAGE_ERROR and not record.started:
             terminalreporter.write_line("nothing was tested, because of the error that pytest tells below", red=True)
             return
-        for text, markup in summary_lines.lines(record):
+        for text, markup in summary_lines.summary_lines(record):
             terminalreporter.write_line(text, **markup)
         for trouble in filter(None, [run.evidence.trouble, *run.unwritten]):
             if trouble not in record.reasons:

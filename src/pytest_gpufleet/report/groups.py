@@ -46,7 +46,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Line:
+class CheckLine:
     """A check with all of its cases."""
 
     name: str
@@ -60,24 +60,24 @@ class Line:
 GRAVITY = ("failed", "unfinished", "skipped", "passed", "not applicable")
 
 
-def lines(group: Group, blamed: Collection[str]) -> list[Line]:
+def check_lines(group: Group, blamed: Collection[str]) -> list[CheckLine]:
     """The checks of a group, each with how it ended. `blamed`: ids of those that count as failed."""
     cases: dict[str, list[str]] = defaultdict(list)
     for check_id in group.checks:
         cases[check_id.partition("[")[0]].append(check_id)
-    return [_line(name, ids, group, blamed) for name, ids in cases.items()]
+    return [_check_line(name, ids, group, blamed) for name, ids in cases.items()]
 
 
-def _line(name: str, ids: list[str], group: Group, blamed: Collection[str]) -> Line:
+def _check_line(name: str, ids: list[str], group: Group, blamed: Collection[str]) -> CheckLine:
     ended = [check for check_id in ids if (check := group.checks[check_id])]
     outcomes = Counter("failed" if check.id in blamed else check.outcome for check in ended)
     outcomes["unfinished"] += len(ids) - len(ended)
-    told = [(outcomes[state], state) for state in GRAVITY if outcomes[state]]
-    result = told[0][1] if len(ids) == 1 else ", ".join(f"{count} {state}" for count, state in told)
+    counted = [(outcomes[state], state) for state in GRAVITY if outcomes[state]]
+    result = counted[0][1] if len(ids) == 1 else ", ".join(f"{count} {state}" for count, state in counted)
     known = shipped().checks.get(levels.check_name(name))
     title = next((check.title for check in ended if check.title), known.title if known else name)
     duration = wording.duration(sum(check.seconds for check in ended)) if ended else ""
-    return Line(name, title, told[0][1], result, duration)
+    return CheckLine(name, title, counted[0][1], result, duration)
 
 
 def group_title(check_id: str) -> str:

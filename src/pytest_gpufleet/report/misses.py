@@ -42,7 +42,7 @@ def _miss(finding: Finding, record: Record) -> Miss:
     value, text, kind, source = wording.span(given, metric.unit), finding.reason, "", ""
     tolerance = wording.percent(metric.peer_tolerance) if metric.peer_tolerance else ""
     if limit and finding.missed:
-        nearest, text = wording.beside(given[0], limit)
+        nearest, text = wording.value_and_limit(given[0], limit)
         value = nearest if len(given) == 1 else value
         kind, source = limit.origin, limit.source
     elif slower:

@@ -119,7 +119,7 @@ def _tightest(record: Record) -> str:
     worst = wording.worst(nearest) if nearest else None
     if nearest is None or nearest.limit is None or worst is None:
         return ""
-    value, limit = wording.beside(worst[1], nearest.limit)
+    value, limit = wording.value_and_limit(worst[1], nearest.limit)
     what = ", ".join([wording.title(nearest), *wording.conditions(nearest)])
     inside = wording.percent(wording.margin(nearest), 2)
     return f"Nearest to its limit came {what}: {value} against {limit}, {inside} inside."

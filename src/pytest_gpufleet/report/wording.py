@@ -117,7 +117,7 @@ def span(values: Iterable[float], unit: str, digits: int = 4) -> str:
     return text if len(numbers) == len(every) else f"{text}, and {number(math.nan)}"
 
 
-def beside(value: float, limit: Limit) -> tuple[str, str]:
+def value_and_limit(value: float, limit: Limit) -> tuple[str, str]:
     """A value and the limit it is held against, with as many digits as it takes to tell them apart.
 
     "329.4, limit 329.4, missed" would make a reader doubt the report.

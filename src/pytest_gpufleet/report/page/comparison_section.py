@@ -10,7 +10,7 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.standalone import render
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure
-from pytest_gpufleet.verdict.across_runs.run_comparison import Comparison, Row, models
+from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, RunComparison, models
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -20,13 +20,13 @@ MOST_COLUMNS = 4
 
 
 @dataclass(frozen=True)
-class Table:
+class ComparisonTable:
     caption: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
-def page(comparison: Comparison) -> str:
+def page(comparison: RunComparison) -> str:
     """A self-contained HTML page."""
     return render(
         "comparison.html.jinja",
@@ -36,7 +36,7 @@ def page(comparison: Comparison) -> str:
     )
 
 
-def screen(comparison: Comparison) -> Group:
+def screen(comparison: RunComparison) -> Group:
     """What rich prints on a terminal."""
     from rich import box
     from rich.console import Group
@@ -57,7 +57,7 @@ def screen(comparison: Comparison) -> Group:
     )
 
 
-def headline(comparison: Comparison) -> str:
+def headline(comparison: RunComparison) -> str:
     """What the comparison found, in one line."""
     outliers = comparison.outliers
     if not comparison.rows:
@@ -71,12 +71,12 @@ def headline(comparison: Comparison) -> str:
     )
 
 
-def _tables(comparison: Comparison, most_columns: int) -> list[Table]:
+def _tables(comparison: RunComparison, most_columns: int) -> list[ComparisonTable]:
     tables = [_runs(comparison), _outliers(comparison), _figures(comparison, most_columns)]
     return [table for table in tables if table.rows]
 
 
-def _runs(comparison: Comparison) -> Table:
+def _runs(comparison: RunComparison) -> ComparisonTable:
     rows = (
         (
             name,
@@ -87,10 +87,10 @@ def _runs(comparison: Comparison) -> Table:
         )
         for name, record in comparison.runs.items()
     )
-    return Table("The runs", ("Run", "Host", "Date (UTC)", "GPUs", "Verdict"), tuple(rows))
+    return ComparisonTable("The runs", ("Run", "Host", "Date (UTC)", "GPUs", "Verdict"), tuple(rows))
 
 
-def _outliers(comparison: Comparison) -> Table:
+def _outliers(comparison: RunComparison) -> ComparisonTable:
     rows = (
         (
             outlier.run,
@@ -103,10 +103,12 @@ def _outliers(comparison: Comparison) -> Table:
         for outlier in comparison.outliers
     )
     reference = "First run" if len(comparison.runs) == 2 else "Median"
-    return Table("Outliers, the worst first", ("Run", "Where", "What", "Measured", reference, "Worse by"), tuple(rows))
+    return ComparisonTable(
+        "Outliers, the worst first", ("Run", "Where", "What", "Measured", reference, "Worse by"), tuple(rows)
+    )
 
 
-def _figures(comparison: Comparison, most_columns: int) -> Table:
+def _figures(comparison: RunComparison, most_columns: int) -> ComparisonTable:
     runs = tuple(comparison.runs) if len(comparison.runs) <= most_columns else ()
     last = "Change" if len(comparison.runs) == 2 else "Spread"
     rows = (
@@ -120,10 +122,10 @@ def _figures(comparison: Comparison, most_columns: int) -> Table:
         for row in comparison.rows
     )
     caption = "Figures: the worst place of each run" if runs else "Figures"
-    return Table(caption, ("Figure", *runs, "Median of all places", last, "Outliers"), tuple(rows))
+    return ComparisonTable(caption, ("Figure", *runs, "Median of all places", last, "Outliers"), tuple(rows))
 
 
-def _cell(row: Row, index: int) -> str:
+def _cell(row: ComparedFigure, index: int) -> str:
     worst = row.worst[index]
     if worst is None:
         return "—"
@@ -131,7 +133,7 @@ def _cell(row: Row, index: int) -> str:
     return value if worst[0] == WORLD else f"{value} ({wording.place(worst[0])})"
 
 
-def _change(row: Row) -> str:
+def _change(row: ComparedFigure) -> str:
     """From the worst place of the first run to the worst place of the second: "-3.2 %"."""
     (first, second) = row.worst
     if first is None or second is None or not math.isfinite(first[1]) or first[1] == 0:

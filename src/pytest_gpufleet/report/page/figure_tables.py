@@ -192,7 +192,7 @@ def _figure(finding: Finding, place: Where, in_row: bool = False, sources: Sourc
         return FigureCell()
     text, limit = wording.quantity(values[place], unit), ""
     if finding.limit:
-        text, limit = wording.beside(values[place], finding.limit)
+        text, limit = wording.value_and_limit(values[place], finding.limit)
     slower = (finding.slower_than_peers or {}).get(place)
     below = f"{wording.percent(slower, 2)} off peers" if slower else ""
     missed = place in finding.missed or slower is not None
@@ -208,7 +208,7 @@ def _limit(finding: Finding, sources: Sources) -> FigureCell:
     if finding.limit is None:
         return FigureCell("peers" if finding.slower_than_peers else "")
     worst = wording.worst(finding)
-    text = wording.beside(worst[1] if worst else finding.limit.value, finding.limit)[1]
+    text = wording.value_and_limit(worst[1] if worst else finding.limit.value, finding.limit)[1]
     number = sources.number(finding.limit)
     return FigureCell(_bare(text, finding.limit.unit), below=_whose(finding.limit), source=number, kind="figure")
 

@@ -40,7 +40,7 @@ class Section:
     """A group of checks as it stands in the report."""
 
     group: groups.Group
-    lines: list[groups.Line]
+    lines: list[groups.CheckLine]
     plots: Plots
     matrices: list[PairMatrix]
     tables: list[FigureTable]
@@ -102,7 +102,7 @@ def _section(group: groups.Group, accused: Mapping[str, Accused], sources: Sourc
     findings = [finding for finding in group.findings if not (methods and compares_methods(finding))]
     return Section(
         group,
-        groups.lines(group, accused),
+        groups.check_lines(group, accused),
         _drawn(group.findings) if drawn else [],
         pair_matrices(findings),
         figure_tables(findings, sources),

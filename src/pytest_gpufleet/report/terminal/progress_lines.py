@@ -13,7 +13,7 @@ EVERY_SECONDS = 60.0
 Tell = Callable[[float, "Sample | None"], None]
 
 
-def lines(stream: TextIO, whole: float, shown_elsewhere: Callable[[], bool]) -> Tell:
+def teller(stream: TextIO, whole: float, shown_elsewhere: Callable[[], bool]) -> Tell:
     """tell(seconds done, latest sample) writes a line, once a minute; nothing while it is `shown_elsewhere`."""
     due = 0.0
 

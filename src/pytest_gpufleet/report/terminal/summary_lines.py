@@ -26,7 +26,7 @@ HEADING = {"bold": True}
 SPOKEN = {"≥ ": "at least ", "≤ ": "at most "}
 
 
-def lines(record: Record) -> list[Line]:
+def summary_lines(record: Record) -> list[Line]:
     """The lines of the summary, each with pytest's markup; 80 columns wide where that cuts no identity."""
     verdict = stamp(record)
     result: list[Line] = [(verdict.word, verdict.markup), *_wrapped(why(record), "  ")]

@@ -14,7 +14,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS, Condition, GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.vocabulary import MEASURED_UNDER
-from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures, judged
+from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures, held_to_limits
 from pytest_gpufleet.verdict.across_runs.run_comparison import differences, models
 from pytest_gpufleet.verdict.profiles.profile import Profile, for_gpu
 
@@ -104,7 +104,7 @@ def _worst(runs: Mapping[str, Record]) -> list[_Worst]:
     """What limits can be made for: figures that require one or had one, under conditions that a profile knows."""
     by_figure: dict[Figure, dict[str, float]] = {}
     for name, record in runs.items():
-        for figure, values in figures(judged(record.findings)).items():
+        for figure, values in figures(held_to_limits(record.findings)).items():
             known = MEASURED_UNDER.get(figure.name)
             conditions = tuple((key, value) for key, value in figure.conditions if known is None or key in known)
             if known and "fabric" in known and record.topology.fabric != "none":

@@ -34,7 +34,7 @@ class Figure:
         return difference if self.metric.unit == "ratio" else difference / abs(reference) if reference else math.nan
 
 
-def judged(findings: Iterable[Finding]) -> Iterator[Finding]:
+def held_to_limits(findings: Iterable[Finding]) -> Iterator[Finding]:
     """The findings that the suite holds against a limit, or would if there were one. What is only shown, like the
     bandwidth of small messages, is too unsteady for that."""
     return (finding for finding in findings if finding.required or finding.limit is not None)

@@ -19,7 +19,7 @@ CUT_OFF = (
 )
 
 
-def rejudged(record: Record, profile: Profile | None) -> Record:
+def judge_again(record: Record, profile: Profile | None) -> Record:
     """The record as it would be if `profile` had been the limits of the run.
 
     Every figure is judged again, peers and steadiness included, and so is every check that failed for missed limits

@@ -9,7 +9,7 @@ from statistics import median
 
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures, judged
+from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures, held_to_limits
 
 TOLERANCE = 0.03
 SIGMAS = 3
@@ -35,7 +35,7 @@ class Outlier:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedFigure:
     """A figure of all runs. `worst`: for each run the place that did worst and its value, None if it has none.
 
     `median` and `spread` ((highest - lowest) / median) are over all places of all runs.
@@ -49,16 +49,16 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """`notes` says what makes the runs hard to compare: other GPUs, other software, figures that only some have."""
 
     runs: Mapping[str, Record]
     notes: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedFigure, ...]
     outliers: tuple[Outlier, ...]  # the worst first
 
 
-def compare(runs: Mapping[str, Record]) -> Comparison:
+def compare(runs: Mapping[str, Record]) -> RunComparison:
     """Set two or more runs side by side, each known by its name.
 
     A place is an outlier if it is worse than the median of the same place over all runs by more than 3 % (or the
@@ -68,7 +68,7 @@ def compare(runs: Mapping[str, Record]) -> Comparison:
     bandwidth of small messages, are shown and never outliers.
     """
     measured = {name: figures(record.findings) for name, record in runs.items()}
-    judged_ones = {figure for record in runs.values() for figure in figures(judged(record.findings))}
+    to_compare = {figure for record in runs.values() for figure in figures(held_to_limits(record.findings))}
     every = dict.fromkeys(figure for of_run in measured.values() for figure in of_run)
     rows, outliers, alone = [], [], 0
     for figure in every:
@@ -76,14 +76,14 @@ def compare(runs: Mapping[str, Record]) -> Comparison:
         if len(values) < 2:
             alone += 1
             continue
-        found = _outliers(figure, values, runs) if figure in judged_ones else []
+        found = _outliers(figure, values, runs) if figure in to_compare else []
         outliers += found
         rows.append(_row(figure, values, runs, len(found)))
     notes = [*differences(runs), *_exchanged(runs)]
     if alone:
         notes.append(f"{alone} {'figure is' if alone == 1 else 'figures are'} in one of the runs only: not compared")
     outliers.sort(key=lambda outlier: -outlier.worse)
-    return Comparison(runs, tuple(notes), tuple(rows), tuple(outliers))
+    return RunComparison(runs, tuple(notes), tuple(rows), tuple(outliers))
 
 
 def _outliers(figure: Figure, values: Mapping[str, Mapping[Where, float]], runs: Mapping[str, Record]) -> list[Outlier]:
@@ -118,10 +118,12 @@ def worse_ones(values: Mapping[str, float], figure: Figure) -> dict[str, tuple[f
     return {name: (reference, fraction) for name, fraction in worse.items() if fraction > tolerance}
 
 
-def _row(figure: Figure, values: Mapping[str, Mapping[Where, float]], runs: Mapping[str, Record], outliers: int) -> Row:
+def _row(
+    figure: Figure, values: Mapping[str, Mapping[Where, float]], runs: Mapping[str, Record], outliers: int
+) -> ComparedFigure:
     numbers = [value for of_run in values.values() for value in of_run.values() if math.isfinite(value)] or [math.nan]
     middle = median(numbers)
-    return Row(
+    return ComparedFigure(
         figure,
         tuple(_worst(figure, values.get(name, {})) for name in runs),
         middle,
