@@ -37,7 +37,7 @@ STILL_LONG_FUNCTIONS = {
     "model.record.add",
     "report.prometheus.write",
 }
-STILL_LONG = {"model.record", "world.pool"}
+STILL_LONG = {"model.record"}
 STILL_TWICE = {"given_limits"}
 VAGUE = ("utils", "helpers", "common", "base", "manager")
 MOST_LINES_OF_A_MODULE, MOST_LINES_OF_A_FUNCTION = 300, 50
