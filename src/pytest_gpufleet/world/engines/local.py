@@ -20,7 +20,7 @@ from pytest_gpufleet.world.engines import channel, processes, scratch
 from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
-from pytest_gpufleet.world.engines.rank_files import RankFiles, wait_for_stacks
+from pytest_gpufleet.world.engines.rank_files import RankFiles, stack_sizes, wait_for_stacks
 from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.worker import main
 
@@ -189,12 +189,13 @@ class LocalEngine:
     def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
         known = {rank: self._ranks[rank] for rank in ranks}
         asked = [each for each in known.values() if each.pid and each.exitcode is None]
+        before = stack_sizes(each.files for each in asked)
         for each in asked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each.pid, signal.SIGUSR2)
                 os.kill(each.pid, signal.SIGUSR1)
-        wait_for_stacks([each.files for each in asked])
-        return {rank: each.files.trace(self._state(each)) for rank, each in known.items()}
+        wait_for_stacks(before)
+        return {rank: each.files.trace(self._state(each), before.get(each.files, 0)) for rank, each in known.items()}
 
     def _state(self, rank: _Rank) -> str:
         if rank.pid:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,26 +46,31 @@ class RankFiles:
     def _file(self, kind: str) -> Path:
         return self.folder / f"rank{self.rank}.{kind}"
 
-    def trace(self, state: str) -> Trace:
+    def trace(self, state: str, stack_from: int = 0) -> Trace:
+        """`stack_from`: how long the file of stacks was before the rank was asked for another one."""
         return replace(
             progress_board.read(self.progress),
-            stack=_without_own_frames(_tail(self.stack, STACK_BYTES)),
+            stack=_without_own_frames(_tail(self.stack, STACK_BYTES, stack_from)),
             output=_tail(self.output, OUTPUT_BYTES),
             recorder=_text(self.recorder),
             state=state,
         )
 
 
-def wait_for_stacks(asked: Iterable[RankFiles]) -> None:
-    """Until all that were asked have written their stacks, and nobody is still writing; at most STACK_SECONDS."""
+def stack_sizes(asked: Iterable[RankFiles]) -> dict[RankFiles, int]:
+    return {files: _size(files.stack) for files in asked}
+
+
+def wait_for_stacks(before: Mapping[RankFiles, int]) -> None:
+    """Until all whose files had these sizes have written their stacks, and nobody is still writing; at most
+    STACK_SECONDS."""
     deadline = time.monotonic() + STACK_SECONDS
-    paths = [files.stack for files in asked]
-    before: list[int] = []
-    while paths and time.monotonic() < deadline:
-        sizes = [path.stat().st_size if path.exists() else 0 for path in paths]
-        if all(sizes) and sizes == before:
+    last = {**before}
+    while before and time.monotonic() < deadline:
+        now = stack_sizes(before)
+        if now == last and all(now[files] > size for files, size in before.items()):
             break
-        before = sizes
+        last = now
         time.sleep(TURN_SECONDS)
 
 
@@ -87,10 +92,14 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _tail(path: Path, limit: int) -> str:
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _tail(path: Path, limit: int, start: int = 0) -> str:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - limit))
+            file.seek(max(start, path.stat().st_size - limit))
             return file.read().decode(errors="replace")
     except OSError:
         return ""
