@@ -1,16 +1,19 @@
 """What the GPUs and the kernel remember of errors before this run. While it runs, every test is watched as well."""
 
+from __future__ import annotations
+
 import pytest
 
-from pytest_gpufleet import Faults
-from pytest_gpufleet.hardware.kernel_log import KernelLog
-from pytest_gpufleet.hardware.nvml import pci_addresses
-from pytest_gpufleet.model.facts import COUNTERS
-from pytest_gpufleet.verdict.blind import require_told
-from pytest_gpufleet.verdict.health_rules import recorded_errors, sxids, xids_of, xids_of_none
+from pytest_gpufleet import Machine, expect_none, grave_xids, recorded_errors, require_told
+
+pytestmark = [
+    pytest.mark.chapter("Health", "Does any GPU, or the kernel, report an error?"),
+    pytest.mark.proves_sound,
+    pytest.mark.needs(gpus=True),
+]
 
 
-def test_no_memory_error_is_recorded(gpus):
+def test_no_memory_error_is_recorded(machine: Machine) -> None:
     """No GPU has uncorrectable memory errors, and no repair of its memory is pending or has failed
 
     An uncorrectable error kills the program that meets it. Pending repairs are done by a reset of the GPU; a repair
@@ -18,13 +21,11 @@ def test_no_memory_error_is_recorded(gpus):
     read proves nothing: see the kernel log, whether this user may use `nvidia-smi -q`, and whether nvidia-ml-py is as
     old as the driver.
     """
-    errors = [error for gpu in gpus for error in recorded_errors(gpu)]
-    if errors:
-        raise Faults(errors)
-    require_told(gpus, *COUNTERS)
+    expect_none(error for gpu in machine.gpus for error in recorded_errors(gpu))
+    require_told(machine.gpus)
 
 
-def test_no_grave_xid_in_the_kernel_log(gpus):
+def test_no_grave_xid_in_the_kernel_log(machine: Machine) -> None:
     """The kernel log holds no XID that condemns a GPU, and no fatal SXid of an NVSwitch
 
     The driver reports GPU errors there as XIDs. Those that speak against the hardware fail this test with the action
@@ -32,11 +33,4 @@ def test_no_grave_xid_in_the_kernel_log(gpus):
     counts too: that GPU has failed since. GPUs that are only hidden from this run are left out. Errors of NVSwitches
     are SXids. All GPUs share the NVSwitches, so every one that calls itself fatal fails this test.
     """
-    logged = KernelLog().new()
-    if logged.trouble:
-        pytest.skip(f"not judged: {logged.trouble}")
-    condemning = [xid for xid in logged.xids if xid.condemning]
-    here = [*pci_addresses(), *(str(gpu["pci_bus_id"]) for gpu in gpus)]
-    grave = xids_of(gpus, condemning) + xids_of_none(here, condemning) + sxids(condemning)
-    if grave:
-        raise Faults(grave)
+    expect_none(grave_xids(machine.gpus))

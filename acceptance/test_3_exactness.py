@@ -1,44 +1,53 @@
 """Collectives deliver exactly the right data."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 import torch
 
-from pytest_gpufleet import GiB, not_applicable
-from pytest_gpufleet.probes.collectives.exactness import KINDS, exchange
-from pytest_gpufleet.probes.collectives.large_all_reduce import large_all_reduce
-from pytest_gpufleet.probes.collectives.repeated import stays_exact, two_at_once
-from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.search import wrong_data
+from pytest_gpufleet import GiB, Size, World, expect_none, not_applicable
+from pytest_gpufleet.probes import (
+    COLLECTIVES,
+    KINDS,
+    Delivery,
+    exchange,
+    large_all_reduce,
+    stays_exact,
+    two_at_once,
+    who_corrupts,
+)
+
+pytestmark = [
+    pytest.mark.chapter("Exactness", "Do the GPUs exchange data without changing a single bit?"),
+    pytest.mark.needs(ranks=2),
+]
 
 # Which ranks make groups: as tensor parallelism (neighbours) and data parallelism (every second rank) split a machine.
-GROUPS = {
+GROUPS: dict[str, Callable[[int], list[range]]] = {
     "pairs": lambda n: [range(i, i + 2) for i in range(0, n - 1, 2)],
     "halves": lambda n: [range(n // 2), range(n // 2, n)],
     "every second": lambda n: [range(0, n, 2), range(1, n, 2)],
 }
 
-SECONDS = {"standard": 3, "burnin": 60}
-LARGEST = 8 * GiB
+SECONDS = {"standard": Size(3.0, rehearsal=0.1), "burnin": Size(60.0, rehearsal=0.1)}
+LARGEST = Size(8 * GiB, rehearsal=4 * 10_007)
 
 
-@pytest.fixture(autouse=True)
-def several(nccl_group):
-    if nccl_group.size == 1:
-        not_applicable("one rank has nobody to talk to")
-
-
-def deliver(group, collective, operation="", **how):
+def deliver(group: World, collective: str, operation: str = "", **how: Any) -> Sequence[Delivery]:
     """Exchange data and fail with the culprit if any are wrong; what each rank got."""
-    deliveries = group.run(exchange, collective, operation, **how)
+    deliveries: Sequence[Delivery] = group.run(exchange, collective, operation, **how)
     for reason in deliveries[0].refused:
         print(f"{collective} {operation} is not offered with {reason}")
     if any(delivery.wrong for delivery in deliveries):
-        pytest.fail(wrong_data.of_wrong_data(group, deliveries, collective, operation, **how), pytrace=False)
+        pytest.fail(who_corrupts(group, deliveries, collective, operation, **how), pytrace=False)
     return deliveries
 
 
 @pytest.mark.parametrize(("collective", "operation"), KINDS, ids=["-".join(filter(None, kind)) for kind in KINDS])
-def test_collective_is_exact(nccl_group, collective, operation):
+def test_collective_is_exact(nccl_group: World, collective: str, operation: str) -> None:
     """Every element of a collective's result is exactly right
 
     Every type that the backend has, sizes that fit and sizes that do not, several roots. The data are such that a
@@ -53,21 +62,20 @@ def test_collective_is_exact(nccl_group, collective, operation):
 
 
 @pytest.mark.level("standard")
+@pytest.mark.needs(ranks=4)
 @pytest.mark.parametrize("split", GROUPS)
-def test_groups_are_exact(nccl_group, split):
+def test_groups_are_exact(nccl_group: World, split: str) -> None:
     """all_reduce is exact in groups of some of the GPUs, as parallel training makes them
 
     Wrong in one group only: the links among its GPUs, or one of them. If the collectives of all GPUs are exact, NCCL
     goes other ways in the small group: NCCL_DEBUG=INFO shows them.
     """
-    if nccl_group.size < 4:
-        not_applicable("fewer than four ranks have no groups to split into")
     for ranks in GROUPS[split](nccl_group.size):
         deliver(nccl_group.subset(ranks), "all_reduce", "sum", dtypes=[torch.float32])
 
 
 @pytest.mark.level("standard")
-def test_tensors_with_gaps_are_exact(nccl_group):
+def test_tensors_with_gaps_are_exact(nccl_group: World) -> None:
     """Every second element of a tensor is sent exactly, and what lies between stays as it is
 
     Such tensors are packed before and unpacked after the way, as frameworks do. If all other checks of this file pass,
@@ -79,39 +87,33 @@ def test_tensors_with_gaps_are_exact(nccl_group):
 
 
 @pytest.mark.level("standard")
-def test_two_collectives_at_once_are_exact(nccl_group):
+def test_two_collectives_at_once_are_exact(nccl_group: World) -> None:
     """Two collectives at the same time, in two groups on two streams, do not disturb each other
 
     Training overlaps them all the time. If each alone is exact (the checks above), suspect the driver or NCCL, and a
     GPU only if it is always the same one.
     """
-    wrong = zip(nccl_group.run(two_at_once), map(nccl_group.name_of, range(nccl_group.size)), strict=True)
-    assert [f"{name}: {', '.join(faults)}" for faults, name in wrong if faults] == []
+    nccl_group.faultless(two_at_once, code="collective_wrong")
 
 
 @pytest.mark.level("standard")
-def test_largest_all_reduce_is_exact(nccl_group):
+def test_largest_all_reduce_is_exact(nccl_group: World) -> None:
     """Every element of an all_reduce of 8 GiB is exactly right
 
     What is larger than two gigabytes needs longer offsets, and goes through all buffers of NCCL many times over. Wrong
     here, and right in the checks of smaller ones: suspect NCCL and the driver first, then the GPU that is named.
     """
-    nbytes = 4 * 10_007
-    if nccl_group.gpus:
-        nbytes = min(LARGEST, min(gpu.memory_bytes for gpu in nccl_group.gpus) // 2)
-    answers = nccl_group.run(large_all_reduce, nbytes)
-    assert [f"{nccl_group.name_of(index)}: {fault}" for index, fault in enumerate(answers) if fault] == []
+    halves = [gpu.memory_bytes // 2 for gpu in nccl_group.gpus]
+    nccl_group.faultless(large_all_reduce, min([LARGEST.on(nccl_group), *halves]), code="collective_wrong")
 
 
 @pytest.mark.level("standard")
-def test_all_reduce_stays_exact(nccl_group, fleet_level):
+def test_all_reduce_stays_exact(nccl_group: World, fleet_level: str) -> None:
     """Every one of thousands of large all_reduces in a row is exactly right
 
     Finds what goes wrong rarely: a link or a GPU that corrupts one transfer in a thousand. Look for NVLink and ECC
     errors of the GPUs that are named; if all are, one of them spoils everybody's sum.
     """
-    seconds = SECONDS[fleet_level] if nccl_group.gpus else 0.1
-    answers = nccl_group.run(stays_exact, seconds)
+    answers = nccl_group.run(stays_exact, SECONDS[fleet_level])
     print(f"{answers[0][0]:,} all_reduces")
-    wrong = [f"{nccl_group.name_of(i)}: {fault}" for i, (_, fault) in enumerate(answers) if fault]
-    assert wrong == []
+    expect_none(nccl_group.faults("collective_wrong", [wrong for _, wrong in answers]))

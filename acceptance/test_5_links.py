@@ -1,83 +1,81 @@
 """Links carry data unharmed and as fast as on a healthy machine: between host and GPU, and between every two GPUs."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 import pytest
 
-from pytest_gpufleet import MiB, not_applicable
-from pytest_gpufleet.probes.links.host_copies import ONE_WAY, host_bandwidth
-from pytest_gpufleet.probes.links.pairs import pair_bandwidth, pair_latency, wrong_data
-from pytest_gpufleet.probes.search.slow_pairs import culprit
+from pytest_gpufleet import GpuTopology, Judge, Measurement, MiB, Size, World, expect_none
+from pytest_gpufleet.probes import (
+    ONE_WAY,
+    Copied,
+    HostDirection,
+    PairDirection,
+    host_bandwidth,
+    pair_bandwidth,
+    pair_latency,
+    who_slows_pairs,
+    wrong_data,
+)
 
-BUFFER = 512 * MiB
-SMALL_BUFFER = 16 * MiB
-REHEARSAL_BUFFER = MiB
+pytestmark = pytest.mark.chapter("Links", "Are the links between the GPUs, and to the host, as fast as they should be?")
+between_gpus = pytest.mark.needs(ranks=2)
 
-
-@pytest.fixture
-def figures(gpu_topology):
-    """figures(copied): its measurements; but first its data, since nobody asks how fast a link is that corrupts it."""
-
-    def figures(copied):
-        assert_unharmed(copied.wrong, gpu_topology)
-        return copied.measurements
-
-    return figures
-
-
-def assert_unharmed(wrong, topology):
-    assert not wrong, "\n".join(f"{topology.identity(place)}: {text}" for place, text in wrong.items())
+ONE_DIRECTION = "for one direction at a time"
+BUFFER = Size(512 * MiB, rehearsal=MiB)
+SMALL_BUFFER = Size(16 * MiB, rehearsal=MiB)
 
 
-def buffer(world):
-    return BUFFER if world.gpus else REHEARSAL_BUFFER
+def figures(copied: Copied) -> Sequence[Measurement]:
+    """Its measurements; but first its data, since nobody asks how fast a link is that corrupts it."""
+    expect_none(copied.faults)
+    return copied.measurements
 
 
-def needs_two(world):
-    if world.size == 1:
-        not_applicable("one GPU has no links to others")
-
-
-def test_data_crosses_every_pair_unharmed(world, gpu_topology):
+@between_gpus
+def test_data_crosses_every_pair_unharmed(world: World, gpu_topology: GpuTopology) -> None:
     """Every GPU reads from every other one exactly what is there
 
     Each pair copies while all others do. A word that arrives wrong means that a link, a switch or a GPU corrupts data,
     and programs on this machine go wrong silently. Look at the NVLink errors of the two GPUs that are named
     (`nvidia-smi nvlink -e`) and for XIDs in the kernel log; over PCIe suspect IOMMU and ACS settings first.
     """
-    needs_two(world)
-    assert_unharmed(wrong_data(world, gpu_topology, SMALL_BUFFER if world.gpus else REHEARSAL_BUFFER), gpu_topology)
+    expect_none(wrong_data(world, gpu_topology, SMALL_BUFFER.on(world)))
 
 
 @pytest.mark.level("standard")
-@pytest.mark.figures("host_bandwidth")
+@pytest.mark.figures("host_bandwidth", required=("host_bandwidth",), of=ONE_DIRECTION, peers=ONE_DIRECTION)
 @pytest.mark.parametrize("direction", [*ONE_WAY, "both"])
-def test_host_bandwidth_of_each_gpu(world, judge, figures, direction):
+def test_host_bandwidth_of_each_gpu(world: World, judge: Judge, direction: HostDirection) -> None:
     """Bandwidth between host memory and each GPU, while the others rest
 
     Data loading and checkpoints go this way. Low for one GPU: its PCIe link runs at a lower generation or with fewer
     lanes (`nvidia-smi -q -d PCIE` under load), its slot or riser is bad, or somebody else uses the link. Low for half
     of them: their processor socket or its memory. Low for all: BIOS settings, or the IOMMU of a virtual machine.
     """
-    judge(*figures(host_bandwidth(world, direction, "one", buffer(world))), required=direction in ONE_WAY)
+    judge(*figures(host_bandwidth(world, direction, "one", BUFFER.on(world))), required=direction in ONE_WAY)
 
 
+@between_gpus
 @pytest.mark.level("standard")
-@pytest.mark.figures("host_bandwidth")
+@pytest.mark.figures("host_bandwidth", peers=None)
 @pytest.mark.parametrize("direction", [*ONE_WAY, "both"])
-def test_host_bandwidth_of_all_gpus(world, judge, figures, direction):
+def test_host_bandwidth_of_all_gpus(world: World, judge: Judge, direction: HostDirection) -> None:
     """Bandwidth between host memory and each GPU, all at the same time
 
     GPUs that share a PCIe switch, a socket or the memory of the host get less than alone: how much less belongs to the
     machine and not to the GPU model, and a virtual machine can fall far below. Compare machines of one kind with each
     other: `gpufleet compare`.
     """
-    needs_two(world)
-    judge(*figures(host_bandwidth(world, direction, "all", buffer(world))), required=False)
+    judge(*figures(host_bandwidth(world, direction, "all", BUFFER.on(world))), required=False)
 
 
+@between_gpus
 @pytest.mark.level("standard")
-@pytest.mark.figures("pair_bandwidth")
+@pytest.mark.figures("pair_bandwidth", required=("pair_bandwidth",), of="when a GPU reads")
 @pytest.mark.parametrize("direction", ["read", "write", "both"])
-def test_pair_bandwidth(world, judge, figures, gpu_topology, direction):
+def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, direction: PairDirection) -> None:
     """Bandwidth between the GPUs of every pair
 
     Every collective runs at the pace of the slowest link on its way. If the slow pairs have one GPU in common, that GPU
@@ -85,22 +83,21 @@ def test_pair_bandwidth(world, judge, figures, gpu_topology, direction):
     not go over NVLink; look at `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`, and at the fabric manager on machines
     with an NVSwitch.
     """
-    needs_two(world)
-    measurements = figures(pair_bandwidth(world, gpu_topology, direction, buffer(world)))
+    measurements = figures(pair_bandwidth(world, gpu_topology, direction, BUFFER.on(world)))
     judge(
         *measurements,
         required=direction == "read",  # the one direction for which figures are published
-        on_miss=lambda: culprit([each.values for each in measurements], gpu_topology),
+        on_miss=lambda: who_slows_pairs([each.values for each in measurements], gpu_topology),
     )
 
 
+@between_gpus
 @pytest.mark.level("standard")
 @pytest.mark.figures("pair_latency")
-def test_pair_latency(world, judge, figures, gpu_topology):
+def test_pair_latency(world: World, judge: Judge, gpu_topology: GpuTopology) -> None:
     """Time of a small copy between the GPUs of every pair
 
     Shown, not judged: it tells which pairs are near each other. A pair that takes many times as long as others with the
     same kind of link goes a way that it should not.
     """
-    needs_two(world)
     judge(*figures(pair_latency(world, gpu_topology)), required=False)

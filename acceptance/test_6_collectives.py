@@ -1,77 +1,91 @@
 """Collectives are as fast as on a healthy machine of this model."""
 
+from __future__ import annotations
+
 import pytest
 
-from pytest_gpufleet import GiB, KiB, MiB, bus_bandwidth, measure, measure_all, not_applicable
-from pytest_gpufleet.probes.collectives.speed import buffer_bytes, latency, sweep
-from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.search import slow_collective
+from pytest_gpufleet import (
+    GiB,
+    GpuTopology,
+    Judge,
+    KiB,
+    MiB,
+    Size,
+    World,
+    bus_bandwidth,
+    measure,
+    measure_all,
+    not_applicable,
+)
+from pytest_gpufleet.probes import (
+    COLLECTIVES,
+    collective_latency,
+    fitting,
+    sweep,
+    who_is_slow,
+)
 
-pytestmark = pytest.mark.level("standard")
+pytestmark = [
+    pytest.mark.chapter("Collectives", "Do all GPUs together exchange data as fast as they should?"),
+    pytest.mark.level("standard"),
+    pytest.mark.needs(ranks=2),
+]
+
+
+def sizes(*on_gpus: int) -> list[Size[int]]:
+    return [Size(nbytes, rehearsal=nbytes // KiB) for nbytes in on_gpus]
+
 
 SMALL = {"standard": [8, 1 * KiB, 32 * KiB], "burnin": [8 << i for i in range(13)]}  # up to 32 KiB
-JUDGED = [64 * MiB, 1 * GiB, 8 * GiB]
-UP_TO_16_GIB = [64 * KiB << i for i in range(19)]
+JUDGED = sizes(64 * MiB, 1 * GiB, 8 * GiB)
+UP_TO_16_GIB = sizes(*(64 * KiB << i for i in range(19)))
 CURVE = {
-    "standard": [1 * MiB, 4 * MiB, 16 * MiB, 256 * MiB],
-    "burnin": [nbytes for nbytes in UP_TO_16_GIB if nbytes not in JUDGED],
+    "standard": sizes(1 * MiB, 4 * MiB, 16 * MiB, 256 * MiB),
+    "burnin": [size for size in UP_TO_16_GIB if size not in JUDGED],
 }
-REHEARSAL_SCALE = 1024
-
-
-@pytest.fixture(autouse=True)
-def several(nccl_group):
-    if nccl_group.size == 1:
-        not_applicable("one rank has nobody to talk to")
-
-
-def possible(group, collective, sizes):
-    """Those of the sizes whose buffers fit into every GPU; in a rehearsal all of them, made small."""
-    if not group.gpus:
-        return [nbytes // REHEARSAL_SCALE for nbytes in sizes]
-    memory = min(gpu.memory_bytes for gpu in group.gpus)
-    return [nbytes for nbytes in sizes if buffer_bytes(collective, nbytes, group.size) <= 0.8 * memory]
 
 
 @pytest.mark.figures("collective_latency")
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_latency(nccl_group, judge, gpu_topology, fleet_level, collective):
+def test_latency(nccl_group: World, judge: Judge, gpu_topology: GpuTopology, fleet_level: str, collective: str) -> None:
     """How long a collective of a few bytes takes
 
     The time from one launch to the next, as nccl-tests measures it; the first thing to suffer when the host is busy,
     slow or saving power. Training with many small tensors waits for it. High on a healthy host: another process uses
     the processors, or the ranks may use too few of them.
     """
-    measurements = measure_all(nccl_group, sweep, latency, collective, SMALL[fleet_level])
+    measurements = measure_all(nccl_group, sweep, collective_latency, collective, SMALL[fleet_level])
     judge(
         *measurements,
         required=False,
-        on_miss=lambda: slow_collective.find(nccl_group, gpu_topology, collective, SMALL[fleet_level][0]),
+        on_miss=lambda: who_is_slow(nccl_group, gpu_topology, collective, SMALL[fleet_level][0]),
     )
 
 
 @pytest.mark.figures("busbw")
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_bandwidth_curve(nccl_group, judge, fleet_level, collective):
+def test_bandwidth_curve(nccl_group: World, judge: Judge, fleet_level: str, collective: str) -> None:
     """How the bus bandwidth of a collective grows with the size
 
     For the curves in the report: on a healthy machine they rise without a dip. Where one bends, NCCL changes its
     algorithm or protocol. These figures are judged only where somebody wrote down a limit for them.
     """
-    sizes = possible(nccl_group, collective, CURVE[fleet_level])
+    fit = fitting(nccl_group, collective, CURVE[fleet_level])
     both_ways = fleet_level == "burnin" and COLLECTIVES[collective].in_place == "also"
     measurements = [
         measurement
         for in_place in ([False, True] if both_ways else [None])
-        for measurement in measure_all(nccl_group, sweep, bus_bandwidth, collective, sizes, in_place=in_place)
+        for measurement in measure_all(nccl_group, sweep, bus_bandwidth, collective, fit, in_place=in_place)
     ]
     judge(*measurements, required=False)
 
 
-@pytest.mark.figures("busbw")
-@pytest.mark.parametrize("nbytes", JUDGED, ids=lambda nbytes: f"{nbytes // MiB}MiB")
+@pytest.mark.figures("busbw", required=("busbw",), of="for all collectives but gather and scatter")
+@pytest.mark.parametrize("size", JUDGED, ids=lambda size: f"{size.gpus // MiB}MiB")
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_bus_bandwidth(nccl_group, judge, gpu_topology, collective, nbytes):
+def test_bus_bandwidth(
+    nccl_group: World, judge: Judge, gpu_topology: GpuTopology, collective: str, size: Size[int]
+) -> None:
     """Bus bandwidth of a collective over all GPUs
 
     Measured as nccl-tests does, so the figures can be compared: 20 operations or more in a row, median of three. If it
@@ -80,14 +94,11 @@ def test_bus_bandwidth(nccl_group, judge, gpu_topology, collective, nbytes):
     an NVSwitch, NCCL_* variables left in the environment: the report lists them), or one GPU has lost links. Low for
     large sizes only: a link runs at reduced speed. NCCL_DEBUG=INFO shows which way NCCL takes.
     """
-    sizes = possible(nccl_group, collective, [nbytes])
-    if not sizes:
-        not_applicable(f"buffers for {nbytes // MiB:,} MiB do not fit into the memory of this GPU model")
-    measurement = measure(nccl_group, bus_bandwidth, collective, *sizes)
-    # Nobody publishes figures for gather and scatter.
-    required = collective not in ("gather", "scatter")
+    fit = fitting(nccl_group, collective, [size])
+    if not fit:
+        not_applicable(f"buffers for {size.gpus // MiB:,} MiB do not fit into the memory of this GPU model")
     judge(
-        measurement,
-        required=required,
-        on_miss=lambda: slow_collective.find(nccl_group, gpu_topology, collective, *sizes),
+        measure(nccl_group, bus_bandwidth, collective, *fit),
+        required=collective not in ("gather", "scatter"),  # nobody publishes figures for those
+        on_miss=lambda: who_is_slow(nccl_group, gpu_topology, collective, *fit),
     )

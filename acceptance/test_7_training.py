@@ -4,24 +4,38 @@ Gradients that must be right to the last bit are made so that they can be: rank 
 average is 2**size - 1 in whatever order it is summed.
 """
 
+from __future__ import annotations
+
 from contextlib import nullcontext
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from pytest_gpufleet import not_applicable
-from pytest_gpufleet.probes.training.replicas import differences
-from pytest_gpufleet.probes.training.sharding import fully_sharded, held, own_shard
-from pytest_gpufleet.probes.training.small_network import batch, full_precision, known_input, known_layer, network
+from pytest_gpufleet import Rank, World
+from pytest_gpufleet.probes import (
+    batch,
+    differences,
+    full_precision,
+    fully_sharded,
+    held,
+    known_input,
+    known_layer,
+    network,
+    own_shard,
+)
 
-pytestmark = pytest.mark.level("standard")
+pytestmark = [
+    pytest.mark.chapter("Training", "Do the GPUs train a network together, and come to the same result?"),
+    pytest.mark.level("standard"),
+]
 
 EPOCHS = 3
 BATCHES = 20  # an epoch
@@ -33,11 +47,11 @@ STEPS = 20  # of a comparison
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
 
 
-def sgd(model):
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def train_epoch(rank, model, optimizer, epoch, accumulate=1):
+def train_epoch(rank: Rank, model: DDP, optimizer: torch.optim.Optimizer, epoch: int, accumulate: int = 1) -> float:
     """Train on this rank's own images, with a step of the optimizer every `accumulate` batches; the mean loss."""
     total = 0.0
     for index in range(BATCHES):
@@ -54,7 +68,13 @@ def train_epoch(rank, model, optimizer, epoch, accumulate=1):
     return total / BATCHES
 
 
-def train_step(model, optimizer, images, labels, dtype=torch.float32):
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
     optimizer.zero_grad()
     with torch.autocast(images.device.type, torch.bfloat16, enabled=dtype is torch.bfloat16):
         loss = cross_entropy(model(images), labels)
@@ -63,7 +83,7 @@ def train_step(model, optimizer, images, labels, dtype=torch.float32):
     return loss.detach()
 
 
-def assert_close(actual, expected, dtype, what):
+def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
 
@@ -72,7 +92,7 @@ def assert_close(actual, expected, dtype, what):
 
 
 @pytest.mark.spmd
-def test_phase_1_gradients_are_averaged(rank, nccl_group):
+def test_phase_1_gradients_are_averaged(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
     """Training, phase 1: every rank gets the average of all ranks' gradients
 
     The average is known beforehand; written in binary it has a one for each rank, and the digit of a rank whose
@@ -85,7 +105,7 @@ def test_phase_1_gradients_are_averaged(rank, nccl_group):
 
 
 @pytest.mark.spmd
-def test_gradients_accumulate_without_communication(rank, nccl_group):
+def test_gradients_accumulate_without_communication(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
     """Training, phase 1: under no_sync gradients stay on their rank, and the next step averages all of them
 
     Large batches are made of small ones this way. If it is wrong while gradients are averaged right without no_sync,
@@ -101,7 +121,7 @@ def test_gradients_accumulate_without_communication(rank, nccl_group):
 
 
 @pytest.mark.spmd
-def test_unused_parameters_are_found(rank, nccl_group):
+def test_unused_parameters_are_found(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
     """Training, phase 1: a layer gets its gradient from the ranks that used it, and none if nobody did
 
     Even ranks use one layer and odd ranks another, in turns; a third is never used. A hang or a wrong number here, and
@@ -109,7 +129,7 @@ def test_unused_parameters_are_found(rank, nccl_group):
     """
 
     class Branches(nn.ModuleList):
-        def forward(self, x, branch):
+        def forward(self, x: Tensor, branch: int) -> Any:
             return self[branch](x)
 
     branches = Branches(known_layer(rank) for _ in range(3))
@@ -126,7 +146,7 @@ def test_unused_parameters_are_found(rank, nccl_group):
 
 
 @pytest.mark.spmd
-def test_buffers_come_from_rank_0(rank, nccl_group):
+def test_buffers_come_from_rank_0(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
     """Training, phase 1: every rank has rank 0's running statistics of batch normalization
 
     DDP sends them to all ranks before each forward pass. Rank r sees images of r + 1 only, so that its own statistics
@@ -146,7 +166,7 @@ def test_buffers_come_from_rank_0(rank, nccl_group):
 
 
 @pytest.mark.spmd
-def test_phase_2_loss_falls(rank, nccl_group):
+def test_phase_2_loss_falls(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
     """Training, phase 2: a small network learns
 
     The whole chain of forward, backward, communication and optimizer works on this GPU. A loss that stays or becomes
@@ -160,7 +180,7 @@ def test_phase_2_loss_falls(rank, nccl_group):
 
 @pytest.mark.spmd
 @pytest.mark.parametrize("accumulate", [1, 4], ids=["every batch", "accumulated"])
-def test_phase_3_ranks_stay_identical(rank, nccl_group, accumulate):
+def test_phase_3_ranks_stay_identical(rank: Rank, nccl_group: dist.ProcessGroup, accumulate: int) -> None:
     """Training, phase 3: through several epochs weights, gradients and momentum are the same on all ranks, bit for bit
 
     DDP applies the same update everywhere, so any difference is a wrong bit in memory, arithmetic or transfer. The rank
@@ -183,7 +203,7 @@ def test_phase_3_ranks_stay_identical(rank, nccl_group, accumulate):
 
 
 @pytest.mark.spmd
-def test_fsdp_is_exact(rank, nccl_group):
+def test_fsdp_is_exact(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
     """Training, FSDP: gathered weights and the updated shard of every rank are right to the last bit
 
     Each rank keeps a part of the weights, which are known beforehand for each step. The rank that is named holds a
@@ -203,16 +223,15 @@ def test_fsdp_is_exact(rank, nccl_group):
 
 
 @pytest.mark.spmd
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_ddp_and_fsdp_train_as_one_gpu(rank, nccl_group, dtype):
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.needs(capability=(8, 0)))], ids=str
+)
+def test_ddp_and_fsdp_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup, dtype: torch.dtype) -> None:
     """Training: DDP and FSDP give the losses and weights that one GPU gives with the same global batch
 
     Every GPU also trains the whole batch alone, and compares. The GPU that is named when no other is computes or keeps
     something wrong. If all are named, one of them computes wrong gradients for all: look at the tests of each GPU.
     """
-    capability = rank.gpu.compute_capability if rank.gpu else None
-    if dtype is torch.bfloat16 and capability and capability < (8, 0):
-        not_applicable("bfloat16 came with compute capability 8.0")
     one = network(rank)
     ddp = DDP(network(rank), process_group=nccl_group)
     fsdp = fully_sharded(rank, network(rank), dtype)
@@ -237,7 +256,7 @@ def test_ddp_and_fsdp_train_as_one_gpu(rank, nccl_group, dtype):
 # ---------------------------------------------------------------- checkpoints
 
 
-def train_and_save(rank, folder):
+def train_and_save(rank: Rank, folder: str) -> tuple[dict[str, Tensor], list[float]]:
     """Train with FSDP and save a checkpoint; the weights in it, and the losses of the steps that follow."""
     model = fully_sharded(rank, network(rank))
     optimizer = sgd(model)
@@ -248,7 +267,7 @@ def train_and_save(rank, folder):
     return weights, next_losses(rank, model, optimizer)
 
 
-def load_and_go_on(rank, folder, weights, losses):
+def load_and_go_on(rank: Rank, folder: str, weights: dict[str, Tensor], losses: list[float]) -> None:
     model = fully_sharded(rank, network(rank))
     optimizer = sgd(model)
     state = checkpoint(model, optimizer)
@@ -259,17 +278,17 @@ def load_and_go_on(rank, folder, weights, losses):
     assert next_losses(rank, model, optimizer) == pytest.approx(losses, rel=TOLERANCES[torch.float32])
 
 
-def checkpoint(model, optimizer):
+def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
 
 
-def next_losses(rank, model, optimizer):
+def next_losses(rank: Rank, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
     """The losses of three steps in which all ranks train on the same images, so that their number does not matter."""
     with full_precision():
         return [train_step(model, optimizer, *batch(STEPS + i, [0], rank.device)).item() for i in range(3)]
 
 
-def test_checkpoint_loads_on_fewer_ranks(nccl_group):
+def test_checkpoint_loads_on_fewer_ranks(nccl_group: World) -> None:
     """Training, FSDP: a checkpoint of all GPUs gives half of them, and one, the same weights and the same next losses
 
     It is how training goes on after a machine lost a GPU. If it fails and the other checks of training pass, suspect
@@ -286,7 +305,7 @@ def test_checkpoint_loads_on_fewer_ranks(nccl_group):
 
 @pytest.mark.spmd
 @pytest.mark.parametrize("kind", ["DDP", "FSDP"])
-def test_overflow_on_one_rank_skips_the_step_on_all(rank, nccl_group, kind):
+def test_overflow_on_one_rank_skips_the_step_on_all(rank: Rank, nccl_group: dist.ProcessGroup, kind: str) -> None:
     """Training: if a gradient overflows on one GPU, all GPUs skip the step and halve the scale; then training goes on
 
     Mixed precision with float16 relies on it. If one rank makes a step that others skip, their weights part for good.

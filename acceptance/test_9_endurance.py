@@ -1,16 +1,34 @@
 """Load that lasts, and what it and the whole run have left behind."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import pytest
 
-from pytest_gpufleet import Faults, not_applicable
-from pytest_gpufleet.model.facts import Unavailable
-from pytest_gpufleet.verdict.blind import require_told
-from pytest_gpufleet.verdict.health_rules import link_errors, pcie_errors
+from pytest_gpufleet import (
+    Fault,
+    Gpu,
+    Judge,
+    Machine,
+    Measurement,
+    World,
+    expect_none,
+    link_errors,
+    pcie_errors,
+    require_any,
+)
+
+Now = Callable[[str], list[Any]]
+Rule = Callable[[Gpu, Any, float], Iterable[Fault]]
+
+pytestmark = pytest.mark.chapter("Endurance", "Did the machine stay sound and fast under load?")
 
 
 @pytest.mark.level("burnin")
-@pytest.mark.figures("burn_retention", "burn_peak_power", "gemm")
-def test_burn_in(nccl_group, burn_in, judge):
+@pytest.mark.figures("burn_retention", "burn_peak_power", "gemm", required=("burn_peak_power", "burn_retention"))
+def test_burn_in(nccl_group: World, burn_in: Callable[[World], list[Measurement]], judge: Judge) -> None:
     """All GPUs work at full load for as long as was asked for, without a wrong bit, a fault or a slowdown
 
     Matrix products on the tensor cores, reductions over all GPUs, patterns in all free memory and ResNet-50 training
@@ -24,7 +42,8 @@ def test_burn_in(nccl_group, burn_in, judge):
 
 
 @pytest.mark.at_the_end
-def test_nvlinks_stayed_clean(machine, machine_now):
+@pytest.mark.needs(gpus=True)
+def test_nvlinks_stayed_clean(machine: Machine, machine_now: Now) -> None:
     """No NVLink had replays, recoveries, flit errors or a flood of CRC errors while this run used it
 
     Links correct single errors in data themselves, and only 100 a second are a flood. A link that has to send flits
@@ -32,21 +51,12 @@ def test_nvlinks_stayed_clean(machine, machine_now):
     `nvidia-smi nvlink -e` shows the counters. Reset the GPU that is named; if it comes back, the GPU or the switch
     board is bad.
     """
-    require_told(machine.gpus, "nvlink_errors")
-    begun = [gpu["nvlink_errors"] for gpu in machine.gpus]
-    if all(isinstance(counts, Unavailable) and not counts.applicable for counts in begun):
-        not_applicable("NVML counts no NVLink errors here")
-    problems = [
-        problem
-        for before, now in zip(machine.gpus, machine_now("nvlink_errors"), strict=True)
-        for problem in link_errors(before, now, machine.seconds_ago)
-    ]
-    if problems:
-        raise Faults(problems)
+    expect_clean(machine, machine_now, "nvlink_errors", link_errors)
 
 
 @pytest.mark.at_the_end
-def test_pcie_links_stayed_clean(machine, machine_now):
+@pytest.mark.needs(gpus=True)
+def test_pcie_links_stayed_clean(machine: Machine, machine_now: Now) -> None:
     """No PCIe link of a GPU had more replays than a healthy one while this run used it
 
     What arrives damaged is sent again: that is a replay. How many a minute are healthy depends on generation and number
@@ -54,14 +64,11 @@ def test_pcie_links_stayed_clean(machine, machine_now):
     the whole run. `nvidia-smi -q` shows the counter ("Replays Since Reset"). Reseat the GPU that is named, and its
     riser or cable; if replays come back, try it in another slot: they stay with the GPU or with the slot that is bad.
     """
-    require_told(machine.gpus, "pcie_replays")
-    begun = [gpu["pcie_replays"] for gpu in machine.gpus]
-    if all(isinstance(count, Unavailable) and not count.applicable for count in begun):
-        not_applicable("NVML counts no PCIe replays here")
-    problems = [
-        problem
-        for before, now in zip(machine.gpus, machine_now("pcie_replays"), strict=True)
-        for problem in pcie_errors(before, now, machine.seconds_ago)
-    ]
-    if problems:
-        raise Faults(problems)
+    expect_clean(machine, machine_now, "pcie_replays", pcie_errors)
+
+
+def expect_clean(machine: Machine, machine_now: Now, counter: str, rule: Rule) -> None:
+    """No GPU's counter has grown by more than the rule allows since the beginning of the run."""
+    require_any(machine.gpus, counter)
+    readings = zip(machine.gpus, machine_now(counter), strict=True)
+    expect_none(fault for before, now in readings for fault in rule(before, now, machine.seconds_ago))

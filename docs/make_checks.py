@@ -47,23 +47,6 @@ class Judged:
     peers: str | None = ""
 
 
-ONE_DIRECTION = "for one direction at a time"
-IN_TRAINING = ("train_throughput", "scaling_efficiency")
-
-# No file says how a check judges, so it stands here; a test holds it to what checks do. All others require no limit.
-JUDGED = {
-    "test_matrix_product_is_fast": Judged(("gemm",), of="at bf16, or fp16 where a GPU has no bf16"),
-    "test_one_gpu_at_a_time": Judged(("gemm",)),
-    "test_memory_bandwidth": Judged(("memory_bandwidth",)),
-    "test_host_bandwidth_of_each_gpu": Judged(("host_bandwidth",), of=ONE_DIRECTION, peers=ONE_DIRECTION),
-    "test_host_bandwidth_of_all_gpus": Judged(peers=None),
-    "test_pair_bandwidth": Judged(("pair_bandwidth",), of="when a GPU reads"),
-    "test_bus_bandwidth": Judged(("busbw",), of="for all collectives but gather and scatter"),
-    "test_each_gpu_alone": Judged(("solo_train_throughput",)),
-    "test_throughput_and_scaling": Judged(IN_TRAINING, of="for the recipes tf32 and amp"),
-    "test_burn_in": Judged(("burn_peak_power", "burn_retention")),
-}
-
 # By which conditions the limits of a metric are told apart here; profiles have more of them.
 ROWS = {
     name: [key for key in under if CONDITIONS[key].leads or key in ("bytes", "ranks")]
@@ -111,8 +94,8 @@ class Collected:
 
 
 @cache
-def suite_of_now() -> suite.Suite:
-    """The manifest of acceptance/ as it is."""
+def collected() -> dict[str, list[pytest.Function]]:
+    """The cases of each check of acceptance/ as it is, by the check's name."""
     collected = Collected()
     options = ("--collect-only", "-qqq", "--fleet-level=burnin", "--import-mode=importlib", "-p", "no:cacheprovider")
     if status := pytest.main([*options, str(ACCEPTANCE)], plugins=[collected]):
@@ -121,24 +104,45 @@ def suite_of_now() -> suite.Suite:
     for item in collected.items:
         assert isinstance(item, pytest.Function)
         cases[levels.check_name(item.nodeid)].append(item)
+    return cases
+
+
+@cache
+def suite_of_now() -> suite.Suite:
+    """The manifest of acceptance/ as it is."""
+    chapters = dict(
+        mark.args for items in collected().values() for mark in [items[0].get_closest_marker("chapter")] if mark
+    )
     return suite.Suite(
         __version__,
-        {name: _suite_check(items) for name, items in cases.items()},
+        {name: _suite_check(items) for name, items in collected().items()},
         {path.name: suite.digest(path) for path in sorted(ACCEPTANCE.glob("*.py"))}
         | {suite.ABOVE: suite.digest(ACCEPTANCE / suite.ABOVE)},
+        chapters,
     )
 
 
 def _suite_check(items: list[pytest.Function]) -> suite.SuiteCheck:
     first = items[0]
-    figures = first.get_closest_marker("figures")
+    figures, chapter = first.get_closest_marker("figures"), first.get_closest_marker("chapter")
+    assert chapter is not None, f"{first.nodeid} stands in no chapter of the report"
     return suite.SuiteCheck(
         level_of(first),
         (inspect.getdoc(first.function) or "").partition("\n")[0],
         tuple(item.callspec.id for item in items if hasattr(item, "callspec")),
         figures.args if figures else (),
         figures.kwargs.get("of_several", ()) if figures else (),
+        chapter.args[0],
+        first.get_closest_marker("proves_sound") is not None,
+        first.get_closest_marker("at_the_end") is not None,
     )
+
+
+def judged(items: list[pytest.Function]) -> Judged:
+    """How the figures of a check are judged, as its mark says."""
+    mark = items[0].get_closest_marker("figures")
+    told = mark.kwargs if mark else {}
+    return Judged(**{name: told[name] for name in ("required", "of", "peers") if name in told})
 
 
 def page() -> str:
@@ -171,7 +175,7 @@ def _check(name: str, docstring: str) -> Iterator[str]:
     figures = (*check.figures, *check.figures_of_several)
     yield ", ".join(facts) + (". Limits:" if figures else ". Limit: none, it is right or wrong.")
     if figures:
-        yield "\n".join(_judged(figures, JUDGED.get(function, Judged())))
+        yield "\n".join(_judged(figures, judged(collected()[name])))
 
 
 def _judged(figures: tuple[str, ...], judged: Judged) -> Iterator[str]:

@@ -10,70 +10,76 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.model.fault import Fault, Faults
-    from pytest_gpufleet.model.finding import Finding
-    from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-    from pytest_gpufleet.model.limit import Limit
-    from pytest_gpufleet.model.measurement import Measurement, Reading
-    from pytest_gpufleet.model.metric import GiB, KiB, Metric, MiB
-    from pytest_gpufleet.model.place import WORLD, Pair, Place
-    from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
-    from pytest_gpufleet.probes.measure import measure, measure_all, scaling_efficiency
-    from pytest_gpufleet.verdict.health_rules import expect
-    from pytest_gpufleet.verdict.judgement import LimitMissed
-    from pytest_gpufleet.world.outcomes import not_applicable
-    from pytest_gpufleet.world.rank import Rank
-    from pytest_gpufleet.world.rank_failure import RankFailure, RankReport
-    from pytest_gpufleet.world.world import World
+    from pytest_gpufleet.model.fault import Fault as Fault
+    from pytest_gpufleet.model.fault import Faults as Faults
+    from pytest_gpufleet.model.fault import expect_none as expect_none
+    from pytest_gpufleet.model.finding import Finding as Finding
+    from pytest_gpufleet.model.gpu import Gpu as Gpu
+    from pytest_gpufleet.model.gpu import GpuTopology as GpuTopology
+    from pytest_gpufleet.model.limit import Limit as Limit
+    from pytest_gpufleet.model.machine import Machine as Machine
+    from pytest_gpufleet.model.measurement import Measurement as Measurement
+    from pytest_gpufleet.model.measurement import Reading as Reading
+    from pytest_gpufleet.model.metric import GiB as GiB
+    from pytest_gpufleet.model.metric import KiB as KiB
+    from pytest_gpufleet.model.metric import Metric as Metric
+    from pytest_gpufleet.model.metric import MiB as MiB
+    from pytest_gpufleet.model.place import THIS_NODE as THIS_NODE
+    from pytest_gpufleet.model.place import WORLD as WORLD
+    from pytest_gpufleet.model.place import Pair as Pair
+    from pytest_gpufleet.model.place import Place as Place
+    from pytest_gpufleet.model.size import Size as Size
+    from pytest_gpufleet.plugin.expectations import Wanted as Wanted
+    from pytest_gpufleet.plugin.expectations import at_least as at_least
+    from pytest_gpufleet.plugin.expectations import expect as expect
+    from pytest_gpufleet.plugin.expectations import expect_host as expect_host
+    from pytest_gpufleet.plugin.expectations import grave_xids as grave_xids
+    from pytest_gpufleet.plugin.expectations import require_any as require_any
+    from pytest_gpufleet.plugin.expectations import require_told as require_told
+    from pytest_gpufleet.plugin.judging import Judge as Judge
+    from pytest_gpufleet.probes.collectives.speed import bus_bandwidth as bus_bandwidth
+    from pytest_gpufleet.probes.measure import measure as measure
+    from pytest_gpufleet.probes.measure import measure_all as measure_all
+    from pytest_gpufleet.probes.measure import scaling_efficiency as scaling_efficiency
+    from pytest_gpufleet.verdict.health_rules import link_errors as link_errors
+    from pytest_gpufleet.verdict.health_rules import pcie_errors as pcie_errors
+    from pytest_gpufleet.verdict.health_rules import recorded_errors as recorded_errors
+    from pytest_gpufleet.verdict.health_rules import unreadable as unreadable
+    from pytest_gpufleet.verdict.judgement import LimitMissed as LimitMissed
+    from pytest_gpufleet.verdict.profiles.profile import Profile as Profile
+    from pytest_gpufleet.world.outcomes import not_applicable as not_applicable
+    from pytest_gpufleet.world.rank import Rank as Rank
+    from pytest_gpufleet.world.rank_failure import RankFailure as RankFailure
+    from pytest_gpufleet.world.rank_failure import RankReport as RankReport
+    from pytest_gpufleet.world.world import World as World
 
 __version__ = "0.3.0"
 
-_HOME = {
-    **dict.fromkeys(("Fault", "Faults"), "model.fault"),
-    **dict.fromkeys(("Gpu", "GpuTopology"), "model.gpu"),
-    **dict.fromkeys(("RankFailure", "RankReport"), "world.rank_failure"),
-    "not_applicable": "world.outcomes",
-    "Rank": "world.rank",
-    "World": "world.world",
-    "bus_bandwidth": "probes.collectives.speed",
-    **dict.fromkeys(("KiB", "MiB", "GiB", "Metric"), "model.metric"),
-    **dict.fromkeys(("Measurement", "Reading"), "model.measurement"),
-    **dict.fromkeys(("Pair", "Place", "WORLD"), "model.place"),
-    **dict.fromkeys(("measure", "measure_all", "scaling_efficiency"), "probes.measure"),
-    "Finding": "model.finding",
-    "Limit": "model.limit",
-    "LimitMissed": "verdict.judgement",
-    "expect": "verdict.health_rules",
+_NAMES = {
+    "model.fault": ("Fault", "Faults", "expect_none"),
+    "model.finding": ("Finding",),
+    "model.gpu": ("Gpu", "GpuTopology"),
+    "model.limit": ("Limit",),
+    "model.machine": ("Machine",),
+    "model.measurement": ("Measurement", "Reading"),
+    "model.metric": ("GiB", "KiB", "Metric", "MiB"),
+    "model.place": ("THIS_NODE", "WORLD", "Pair", "Place"),
+    "model.size": ("Size",),
+    "plugin.expectations": ("Wanted", "at_least", "expect", "expect_host", "grave_xids", "require_any", "require_told"),
+    "plugin.judging": ("Judge",),
+    "probes.collectives.speed": ("bus_bandwidth",),
+    "probes.measure": ("measure", "measure_all", "scaling_efficiency"),
+    "verdict.health_rules": ("link_errors", "pcie_errors", "recorded_errors", "unreadable"),
+    "verdict.judgement": ("LimitMissed",),
+    "verdict.profiles.profile": ("Profile",),
+    "world.outcomes": ("not_applicable",),
+    "world.rank": ("Rank",),
+    "world.rank_failure": ("RankFailure", "RankReport"),
+    "world.world": ("World",),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "WORLD",
-    "Fault",
-    "Faults",
-    "Finding",
-    "GiB",
-    "Gpu",
-    "GpuTopology",
-    "KiB",
-    "Limit",
-    "LimitMissed",
-    "Measurement",
-    "Metric",
-    "MiB",
-    "Pair",
-    "Place",
-    "Rank",
-    "RankFailure",
-    "RankReport",
-    "Reading",
-    "World",
-    "bus_bandwidth",
-    "expect",
-    "measure",
-    "measure_all",
-    "not_applicable",
-    "scaling_efficiency",
-]
+__all__ = tuple(_HOME)
 
 
 def __getattr__(name: str) -> Any:

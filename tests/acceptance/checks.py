@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -14,10 +16,12 @@ from unittest import mock
 import pytest
 
 from pytest_gpufleet.hardware.kernel_log import KernelLog
+from pytest_gpufleet.model import place
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.world.outcomes import NotApplicable
+from pytest_gpufleet.world.world import World
 from tests.conftest import ACCEPTANCE
 from tests.machines import Recorded
 
@@ -33,6 +37,13 @@ class Outcome:
     what: str
     message: str = ""
     faults: tuple[Fault, ...] = ()
+
+    @property
+    def gpus(self) -> set[int]:
+        """The indices of the GPUs that it names."""
+        places = {part for fault in self.faults for subject in fault.subjects for part in subject.parts}
+        named = {part.index for part in places if part.kind == "gpu"}
+        return named | set(map(int, re.findall(r"\bGPU (\d+) ", self.message)))
 
 
 def checks() -> Iterator[tuple[str, Callable[..., None], dict[str, Any]]]:
@@ -52,7 +63,6 @@ def outcomes(here: Recorded, asked: int = 4, **more: Any) -> dict[str, Outcome]:
     """What every check says of this machine of which `asked` GPUs were asked for. Checks that take a fixture of which
     nothing is known, such as ranks, are left out; `more` are other fixtures."""
     fixtures = {
-        "gpus": here.machine.gpus,
         "machine": here.machine,
         "gpu_topology": here.topology,
         "gpu_profile": profile.choose(None, (gpu.name for gpu in here.topology.gpus)),
@@ -77,7 +87,9 @@ def later(here: Recorded) -> Callable[[str], list[Any]]:
 
 def ranks_answer(answers: list[Any]) -> SimpleNamespace:
     """The fixture world: whatever is run, its ranks answer this."""
-    return SimpleNamespace(run=lambda probe: answers)
+    world = SimpleNamespace(run=lambda probe: answers, places=[place.gpu(index) for index in range(len(answers))])
+    world.faults = partial(World.faults, world)
+    return world
 
 
 def _outcome(check: Callable[..., None], fixtures: dict[str, Any], topology: GpuTopology) -> Outcome:

@@ -221,25 +221,3 @@ def test_a_machine_whose_driver_is_not_loaded(described, options, verdict, statu
         assert {name for name, text in left.items() if reason not in text} == set()
         assert run.record.run["rehearsal_because"] == (reason if verdict == "REHEARSAL" else "")
         assert str(run.record.topology).startswith(f"no GPU: {reason}")
-
-
-def test_bf16_is_not_asked_of_gpus_before_it(run_pytest):
-    turing = """
-    from dataclasses import replace
-    import pytest
-    from pytest_gpufleet import Gpu
-    from pytest_gpufleet.plugin.keys import RUN
-
-    @pytest.fixture(autouse=True, scope="session")
-    def turing(request):
-        pool = request.config.stash[RUN].ranks.pool
-        gpu = Gpu(0, {"name": "Tesla T4", "compute_capability": [7, 5]})
-        pool.specs = tuple(replace(spec, gpu=gpu) for spec in pool.specs)
-    """
-    options = ("--rehearse=2", FOLDER, "--fleet-level=burnin", "-p", "turing", "-k", "ddp_and_fsdp or scaling and bf16")
-    files = {"turing.py": turing}
-    run = run_pytest(ACCEPTANCE / "test_8_resnet50.py", *options, files=files, PYTHONPATH=".")
-    assert len(run.outcomes) == 2, run.text
-    assert {check.message for check in run.record.checks.values()} == {
-        "not applicable: bf16 came with compute capability 8.0"
-    }

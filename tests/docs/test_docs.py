@@ -62,7 +62,11 @@ def test_every_check_that_judges_says_what_it_leaves(make_checks: dict[str, Any]
     judging = {name for path in ACCEPTANCE.glob("test_*.py") for name in _judging(ast.parse(path.read_text()))}
     leaving = {name.partition("::")[2]: each.metrics(True) for name, each in suite.shipped().checks.items()}
     assert {name for name, metrics in leaving.items() if metrics} == judging
-    assert [name for name, each in make_checks["JUDGED"].items() if not set(each.required) <= set(leaving[name])] == []
+    required = {
+        name.partition("::")[2]: make_checks["judged"](items).required
+        for name, items in make_checks["collected"]().items()
+    }
+    assert [name for name, each in required.items() if not set(each) <= set(leaving[name])] == []
 
 
 def test_page_of_checks_says_what_each_measures(
@@ -78,10 +82,13 @@ def test_page_of_checks_says_what_each_measures(
             measured[name].add(finding.measurement.metric)
             required[name] |= {finding.measurement.metric} if finding.required else set()
     checks = {name.partition("::")[2]: check for name, check in suite.shipped().checks.items()}
-    judged = make_checks["JUDGED"]
+    judged = {
+        name.partition("::")[2]: make_checks["judged"](items).required
+        for name, items in make_checks["collected"]().items()
+    }
     assert len(measured) == len(MEASURING)
     assert measured == {name: set(checks[name].metrics(several=True)) for name in measured}
-    assert required == {name: set(judged[name].required if name in judged else ()) for name in measured}
+    assert required == {name: set(judged[name]) for name in measured}
 
 
 def _judging(module: ast.Module) -> set[str]:
@@ -97,13 +104,13 @@ def _judging(module: ast.Module) -> set[str]:
 # ---------------------------------------------------------------- README and the other pages
 
 
-@pytest.mark.parametrize("option", [f"--{name.replace('_', '-')}" for name in options.FLEET_OPTIONS])
+@pytest.mark.parametrize("option", [each.flag for each in options.OPTIONS])
 def test_readme_has_every_option(option: str) -> None:
     assert re.search(rf"^\| `{option}\b", README, re.MULTILINE), f"the table of options has no {option}"
 
 
 def test_readme_has_the_options_of_the_suite() -> None:
-    offered = re.findall(r'"(--[a-z-]+)"', (ACCEPTANCE / "conftest.py").read_text())
+    offered = re.findall(r'"(--resnet-[a-z-]+)"', (SOURCES / "plugin" / "options.py").read_text())
     assert offered
     assert [option for option in offered if f"`{option}" not in README] == []
 

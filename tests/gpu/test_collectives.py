@@ -58,7 +58,7 @@ from pytest_gpufleet import MiB
 from pytest_gpufleet.probes.search import slow_collective
 
 def test_search(nccl_group, gpu_topology):
-    print("FOUND", slow_collective.find(nccl_group, gpu_topology, "all_reduce", 64 * MiB))
+    print("FOUND", slow_collective.who_is_slow(nccl_group, gpu_topology, "all_reduce", 64 * MiB))
 """
 
 

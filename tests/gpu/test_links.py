@@ -19,7 +19,7 @@ from pytest_gpufleet.probes.links.pairs import pair_bandwidth, wrong_data
 
 def figures(world, topology, direction):
     copied = pair_bandwidth(world, topology, direction, 512 * MiB)
-    assert copied.wrong == {}
+    assert copied.faults == []
     (measurement,) = copied.measurements
     return measurement
 """
@@ -43,7 +43,7 @@ def connect(rank):
 
 def test_through_host_memory(world, gpu_topology):
     world.run(cut_off)  # first: peer access that was enabled once may stay enabled
-    assert wrong_data(world, gpu_topology, 16 * MiB) == {}
+    assert wrong_data(world, gpu_topology, 16 * MiB) == []
     staged = figures(world, gpu_topology, "read")
     world.run(connect)
     direct = figures(world, gpu_topology, "read")

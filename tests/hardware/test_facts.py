@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
+from pytest_gpufleet import expect
 from pytest_gpufleet.hardware import nvml as driver
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
-from pytest_gpufleet.verdict.health_rules import expect
 from tests.hardware.fake_nvml import switched
 
 LIMITS = {0: 95, 1: 89, 2: 95, 3: 87}  # nvml.h: shutdown, slowdown, memory_max, gpu_max

@@ -21,7 +21,7 @@ from pytest_gpufleet.probes.collectives import speed
 from pytest_gpufleet.probes.training import method_comparison, loop
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
-from pytest_gpufleet.probes.memory.bandwidth import bandwidth
+from pytest_gpufleet.probes.memory.bandwidth import memory_bandwidth
 from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
 from pytest_gpufleet.probes.training.recipes import Workload
 
@@ -39,9 +39,9 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
     ]
     judge(
         measure(nccl_group, bus_bandwidth, "all_reduce", 1024),
-        measure(nccl_group, speed.latency, "all_reduce", 1024),
+        measure(nccl_group, speed.collective_latency, "all_reduce", 1024),
         measure_all(world, rate.product_rate, "fp32")[0],
-        *measure_all(world, bandwidth),
+        *measure_all(world, memory_bandwidth),
         *(measurement for each in copied for measurement in each.measurements),
         one,
         every,
@@ -109,7 +109,7 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
         ("model", recipes.MODELS),
         ("optimizer", recipes.OPTIMIZERS),
         ("method", method_comparison.METHODS),
-        ("direction", {*host_copies.WAYS, *get_args(pairs.Direction)}),
+        ("direction", {*host_copies.WAYS, *get_args(pairs.PairDirection)}),
     ],
 )
 def test_the_vocabulary_has_the_words_of_the_probes(condition, values):

@@ -18,13 +18,13 @@ MODULE = """
 import json
 
 from pytest_gpufleet import WORLD, measure_all
-from pytest_gpufleet.probes.collectives.speed import bus_bandwidth, latency, sweep
+from pytest_gpufleet.probes.collectives.speed import bus_bandwidth, collective_latency, sweep
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 
 def test_figures(nccl_group):
     told = []
     for name in COLLECTIVES:
-        told += measure_all(nccl_group, sweep, latency, name, [8, 1024])
+        told += measure_all(nccl_group, sweep, collective_latency, name, [8, 1024])
         told += measure_all(nccl_group, sweep, bus_bandwidth, name, [65536])
     told += measure_all(nccl_group, sweep, bus_bandwidth, "all_gather", [65536], in_place=True)
     for one in told:
@@ -43,7 +43,7 @@ def test_a_slow_rank_counts(nccl_group):
         genuine = dist.all_to_all_single
         if rank.index == 1:
             dist.all_to_all_single = lambda *args, **kwargs: (time.sleep(0.01), genuine(*args, **kwargs))[1]
-        return latency(rank, "all_to_all", 8)
+        return collective_latency(rank, "all_to_all", 8)
 
     (one,) = measure_all(nccl_group, slow)
     assert one.values[WORLD] > 10_000

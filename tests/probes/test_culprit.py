@@ -50,7 +50,7 @@ def fail(rank):
     dist.batch_isend_irecv = batch
 
 def find(group):
-    text = slow_collective.find(group, GpuTopology(), "all_reduce", 1 << 16)
+    text = slow_collective.who_is_slow(group, GpuTopology(), "all_reduce", 1 << 16)
     print(text)
     return text
 

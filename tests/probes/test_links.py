@@ -10,7 +10,7 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import gpu, read
 from pytest_gpufleet.probes.links.pairs import rounds
-from pytest_gpufleet.probes.search.slow_pairs import culprit
+from pytest_gpufleet.probes.search.slow_pairs import who_slows_pairs
 from pytest_gpufleet.verdict.judgement import judge
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
@@ -69,7 +69,7 @@ def three(world):
     return three
 
 def figures(copied):
-    assert copied.wrong == {}
+    assert copied.faults == []
     (measurement,) = copied.measurements
     assert all(len(samples) == 3 for samples in measurement.samples.values())
     return {str(place): round(value) for place, value in measurement.values.items()}, dict(measurement.conditions)
@@ -153,7 +153,7 @@ def figures(slow, gpus=8):
     ids=["a slow GPU", "a GPU that is slow to be read", "a slow pair", "two pairs", "all"],
 )
 def test_the_gpu_that_slow_pairs_have_in_common_is_named(slow, named, words):
-    text = culprit([figures(slow)], machine())
+    text = who_slows_pairs([figures(slow)], machine())
     assert words in text
     assert text.startswith(named)
     assert ("serial S" in text) == bool(named)

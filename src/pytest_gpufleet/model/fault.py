@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,3 +73,10 @@ class Faults(AssertionError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Faults, (self.faults,)
+
+
+def expect_none(faults: Iterable[Fault]) -> None:
+    """Fail the check if there is any fault. Raises Faults."""
+    __tracebackhide__ = True
+    if found := tuple(faults):
+        raise Faults(found)

@@ -72,6 +72,7 @@ class Pair(Where):
 
 
 WORLD = Place(0, "world")
+THIS_NODE = Place(0, "node")
 
 
 def gpu(index: int, node: int = 0) -> Place:

@@ -30,19 +30,27 @@ ABOVE = f"../{CONFTEST}"  # by which a clone runs where it is not installed
 @dataclass(frozen=True)
 class SuiteCheck:
     """A check of the suite: the lowest level that requires it, the first line of its docstring, what stands in the
-    brackets of its cases (none if it is not parametrized), and the metrics of which each case leaves a finding."""
+    brackets of its cases (none if it is not parametrized), the metrics of which each case leaves a finding, and the
+    chapter of the report where it stands. A machine of which nothing `proves_sound` ran is not known to be good."""
 
     level: str
     title: str
     cases: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     figures_of_several: tuple[str, ...] = ()  # only where there are several GPUs
+    chapter: str = ""
+    proves_sound: bool = False
+    at_the_end: bool = False
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> SuiteCheck:
-        several = ("cases", "figures", "figures_of_several")
-        lists = {name: tuple(document.get(name, ())) for name in several}
-        return cls(document["level"], document["title"], **lists)
+        lists = {name: tuple(each) for name, each in document.items() if isinstance(each, list)}
+        return cls(**{**document, **lists})
+
+    @property
+    def of_the_moment(self) -> bool:
+        """It tells what the machine is like now: a run that goes on with another one has to do it again."""
+        return self.proves_sound or self.at_the_end
 
     def metrics(self, several: bool) -> tuple[str, ...]:
         """Of which each case leaves a finding, on one GPU or on several."""
@@ -51,21 +59,23 @@ class SuiteCheck:
 
 @dataclass(frozen=True)
 class Suite:
-    """The suite of one version: its checks by "file.py::test_name", and the SHA-256 of its files by their names."""
+    """The suite of one version: its checks by "file.py::test_name", the SHA-256 of its files by their names, and the
+    question that each chapter of the report answers."""
 
     version: str = ""
     checks: Mapping[str, SuiteCheck] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    chapters: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Suite:
         checks = {name: SuiteCheck.from_json(each) for name, each in document["checks"].items()}
-        return cls(document["version"], checks, dict(document["files"]))
+        return cls(document["version"], checks, dict(document["files"]), dict(document.get("chapters", {})))
 
     def to_json(self) -> dict[str, Any]:
         told = {name: asdict(check).items() for name, check in self.checks.items()}
         checks = {name: {key: value for key, value in items if value} for name, items in told.items()}
-        return {"version": self.version, "checks": checks, "files": dict(self.files)}
+        return {"version": self.version, "checks": checks, "files": dict(self.files), "chapters": dict(self.chapters)}
 
     def required(self, level: str) -> list[str]:
         """The names of the checks that a level requires."""

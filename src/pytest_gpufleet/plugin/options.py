@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.levels import LEVELS
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.run.refused import Refused
@@ -25,6 +26,7 @@ from pytest_gpufleet.run.settings import (
     interval,
     rank_count,
     seconds,
+    whole_number,
 )
 
 
@@ -123,6 +125,23 @@ def add(parser: pytest.Parser) -> None:
         if option.site:
             parser.addini(option.name, f"{option.flag} where the command line says nothing: {option.help}", default="")
     compat.takes_no_argument_alone(parser, "--rehearse", str(REHEARSAL_RANKS))
+    of_resnet = parser.getgroup("gpufleet-resnet", "what the ResNet checks of the acceptance suite do")
+    of_resnet.addoption(
+        "--resnet-model", choices=CONDITIONS["model"].values, default="resnet50", help="the network (default: resnet50)"
+    )
+    of_resnet.addoption(
+        "--resnet-batch", type=whole_number, metavar="N",
+        help="images a GPU and step (default: as many as the recipe has, halved until they fit into the memory)",
+    )  # fmt: skip
+    of_resnet.addoption(
+        "--resnet-steps", type=whole_number, metavar="N", help="steps of each sample (default: about a second)"
+    )
+    of_resnet.addoption(
+        "--resnet-warm-up", type=whole_number, metavar="N", help="steps before the first sample (default: 8 to 30)"
+    )
+    of_resnet.addoption(
+        "--resnet-optimizer", choices=CONDITIONS["optimizer"].values, default="sgd", help="the optimizer (default: sgd)"
+    )
 
 
 def from_config(config: pytest.Config) -> Options:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.plugin import compat, fixtures, options, ownership, telling
+from pytest_gpufleet.plugin import compat, fixtures, needs, options, ownership, telling
 from pytest_gpufleet.plugin.keys import ENDED, FAULTS, FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
 from pytest_gpufleet.plugin.screen import Screen
 from pytest_gpufleet.run.run import Run
@@ -23,6 +23,14 @@ MARKERS = (
     "level(name): run this test at this level and above only (quick, standard, burnin)",
     "fresh_world: start new rank processes for this test",
     "at_the_end: run this test after all others, whatever order was asked for",
+    "needs(ranks=, capability=, gpus=): where there are fewer ranks, a GPU of a lower compute capability or no GPUs "
+    "but CPU ranks, this test does not apply",
+    "figures(metric, ..., of_several=(), required=(), of='', peers=''): what this test is there for; one of the suite "
+    "that passed without them is not done. `of_several`: those that take several GPUs. How they are judged, in words "
+    "for docs/checks.md: a limit for one of `required` must be there, `of` which of its figures; which are held "
+    "against those of the `peers`, '' for all, None for none",
+    "chapter(title, question): where this test of the suite stands in the report",
+    "proves_sound: a machine of which no test with this mark ran is not known to be good",
 )
 
 
@@ -39,6 +47,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspecs)
     pluginmanager.register(fixtures, "gpufleet-fixtures")
     pluginmanager.register(telling, "gpufleet-telling")
+    pluginmanager.register(needs, "gpufleet-needs")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-html and junitxml read their paths

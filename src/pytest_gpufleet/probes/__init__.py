@@ -1,0 +1,94 @@
+"""What runs on ranks and measures one thing: the probes of the suite, for checks of one's own.
+
+A name is loaded at its first use, since most need torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.probes.collectives.exactness import KINDS as KINDS
+    from pytest_gpufleet.probes.collectives.exactness import Delivery as Delivery
+    from pytest_gpufleet.probes.collectives.exactness import exchange as exchange
+    from pytest_gpufleet.probes.collectives.large_all_reduce import large_all_reduce as large_all_reduce
+    from pytest_gpufleet.probes.collectives.repeated import stays_exact as stays_exact
+    from pytest_gpufleet.probes.collectives.repeated import two_at_once as two_at_once
+    from pytest_gpufleet.probes.collectives.speed import collective_latency as collective_latency
+    from pytest_gpufleet.probes.collectives.speed import fitting as fitting
+    from pytest_gpufleet.probes.collectives.speed import sweep as sweep
+    from pytest_gpufleet.probes.collectives.table import COLLECTIVES as COLLECTIVES
+    from pytest_gpufleet.probes.compute.corruption import dissenters as dissenters
+    from pytest_gpufleet.probes.compute.corruption import exact_product as exact_product
+    from pytest_gpufleet.probes.compute.corruption import repeat_product as repeat_product
+    from pytest_gpufleet.probes.compute.rate import PRECISIONS as PRECISIONS
+    from pytest_gpufleet.probes.compute.rate import product_rate as product_rate
+    from pytest_gpufleet.probes.links.copying import Copied as Copied
+    from pytest_gpufleet.probes.links.host_copies import ONE_WAY as ONE_WAY
+    from pytest_gpufleet.probes.links.host_copies import HostDirection as HostDirection
+    from pytest_gpufleet.probes.links.host_copies import host_bandwidth as host_bandwidth
+    from pytest_gpufleet.probes.links.host_copies import pcie_generation_under_load as pcie_generation_under_load
+    from pytest_gpufleet.probes.links.pairs import PairDirection as PairDirection
+    from pytest_gpufleet.probes.links.pairs import pair_bandwidth as pair_bandwidth
+    from pytest_gpufleet.probes.links.pairs import pair_latency as pair_latency
+    from pytest_gpufleet.probes.links.pairs import wrong_data as wrong_data
+    from pytest_gpufleet.probes.memory.bandwidth import memory_bandwidth as memory_bandwidth
+    from pytest_gpufleet.probes.memory.patterns import PatternTest as PatternTest
+    from pytest_gpufleet.probes.memory.patterns import hold_patterns as hold_patterns
+    from pytest_gpufleet.probes.search.slow_collective import who_is_slow as who_is_slow
+    from pytest_gpufleet.probes.search.slow_pairs import who_slows_pairs as who_slows_pairs
+    from pytest_gpufleet.probes.search.wrong_data import who_corrupts as who_corrupts
+    from pytest_gpufleet.probes.training.batch_size import FILLED as FILLED
+    from pytest_gpufleet.probes.training.batch_size import fill_memory as fill_memory
+    from pytest_gpufleet.probes.training.batch_size import throughput_by_batch as throughput_by_batch
+    from pytest_gpufleet.probes.training.loader import fed_throughput as fed_throughput
+    from pytest_gpufleet.probes.training.loader import write_photos as write_photos
+    from pytest_gpufleet.probes.training.loop import train_throughput as train_throughput
+    from pytest_gpufleet.probes.training.method_comparison import in_words as in_words
+    from pytest_gpufleet.probes.training.method_comparison import throughput_by as throughput_by
+    from pytest_gpufleet.probes.training.recipes import Workload as Workload
+    from pytest_gpufleet.probes.training.replicas import differences as differences
+    from pytest_gpufleet.probes.training.sharding import fully_sharded as fully_sharded
+    from pytest_gpufleet.probes.training.sharding import held as held
+    from pytest_gpufleet.probes.training.sharding import own_shard as own_shard
+    from pytest_gpufleet.probes.training.small_network import batch as batch
+    from pytest_gpufleet.probes.training.small_network import full_precision as full_precision
+    from pytest_gpufleet.probes.training.small_network import known_input as known_input
+    from pytest_gpufleet.probes.training.small_network import known_layer as known_layer
+    from pytest_gpufleet.probes.training.small_network import network as network
+
+_NAMES = {
+    "collectives.exactness": ("KINDS", "Delivery", "exchange"),
+    "collectives.large_all_reduce": ("large_all_reduce",),
+    "collectives.repeated": ("stays_exact", "two_at_once"),
+    "collectives.speed": ("collective_latency", "fitting", "sweep"),
+    "collectives.table": ("COLLECTIVES",),
+    "compute.corruption": ("dissenters", "exact_product", "repeat_product"),
+    "compute.rate": ("PRECISIONS", "product_rate"),
+    "links.copying": ("Copied",),
+    "links.host_copies": ("ONE_WAY", "HostDirection", "host_bandwidth", "pcie_generation_under_load"),
+    "links.pairs": ("PairDirection", "pair_bandwidth", "pair_latency", "wrong_data"),
+    "memory.bandwidth": ("memory_bandwidth",),
+    "memory.patterns": ("PatternTest", "hold_patterns"),
+    "search.slow_collective": ("who_is_slow",),
+    "search.slow_pairs": ("who_slows_pairs",),
+    "search.wrong_data": ("who_corrupts",),
+    "training.batch_size": ("FILLED", "fill_memory", "throughput_by_batch"),
+    "training.loader": ("fed_throughput", "write_photos"),
+    "training.loop": ("train_throughput",),
+    "training.method_comparison": ("in_words", "throughput_by"),
+    "training.recipes": ("Workload",),
+    "training.replicas": ("differences",),
+    "training.sharding": ("fully_sharded", "held", "own_shard"),
+    "training.small_network": ("batch", "full_precision", "known_input", "known_layer", "network"),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = tuple(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

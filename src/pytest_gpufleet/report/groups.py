@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from pytest_gpufleet.model import levels
@@ -14,22 +13,6 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report import wording
-
-# Of the shipped suite: the names of checks as verdict.levels has them, the heading, and the question that they answer.
-# The first pattern that fits decides.
-SUITE = (
-    ("test_1_inventory.py::*", "Inventory", "Is everything there that was ordered, and set up as it should be?"),
-    ("test_2_health.py::*", "Health", "Does any GPU, or the kernel, report an error?"),
-    ("test_3_exactness.py::*", "Exactness", "Do the GPUs exchange data without changing a single bit?"),
-    ("test_4_each_gpu.py::*memory*", "Memory", "Is each GPU's memory sound, and as fast as it should be?"),
-    ("test_4_each_gpu.py::*", "Compute", "Does each GPU compute right, and as fast as it should?"),
-    ("test_5_links.py::*", "Links", "Are the links between the GPUs, and to the host, as fast as they should be?"),
-    ("test_6_collectives.py::*", "Collectives", "Do all GPUs together exchange data as fast as they should?"),
-    ("test_7_training.py::*", "Training", "Do the GPUs train a network together, and come to the same result?"),
-    ("test_8_resnet50.py::*", "ResNet-50", "How fast is real training, on one GPU and on all?"),
-    ("test_9_endurance.py::*", "Endurance", "Did the machine stay sound and fast under load?"),
-)
-QUESTIONS = {title: question for _, title, question in SUITE}
 
 
 @dataclass(frozen=True)
@@ -42,7 +25,7 @@ class Group:
 
     @property
     def question(self) -> str:
-        return QUESTIONS.get(self.title, "")
+        return shipped().chapters.get(self.title, "")
 
 
 @dataclass(frozen=True)
@@ -83,9 +66,8 @@ def _check_line(name: str, ids: list[str], group: Group, blamed: Collection[str]
 def group_title(check_id: str) -> str:
     """The heading under which a check stands, by its node id; for a file that is not of the suite, its name."""
     name = levels.check_name(check_id)
-    for pattern, title, _ in SUITE:
-        if fnmatchcase(name, pattern):
-            return title
+    if known := shipped().checks.get(name):
+        return known.chapter
     stem = PurePosixPath(wording.clean(name).partition("::")[0]).stem
     title = stem.removeprefix("test_").replace("_", " ").strip() or stem
     return wording.capitalised(title)
@@ -93,7 +75,7 @@ def group_title(check_id: str) -> str:
 
 def groups(record: Record) -> list[Group]:
     """The groups of a run that have checks or should have some: those of the suite in its order, then the others."""
-    checks: dict[str, dict[str, Check | None]] = {title: {} for _, title, _ in SUITE}
+    checks: dict[str, dict[str, Check | None]] = {title: {} for title in shipped().chapters}
     findings: dict[str, list[Finding]] = defaultdict(list)
     for finding in record.findings:
         findings[group_title(finding.check)].append(finding)

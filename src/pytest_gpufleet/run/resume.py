@@ -13,6 +13,7 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.record import events as recorded_events
+from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
 from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.blind import without_telemetry
@@ -41,13 +42,6 @@ GPU_FACTS = {
     "memory_bytes": "memory in bytes",
     "pci_bus_id": "PCI bus id",
 }
-# Files and checks that say what the machine is like now: never carried over.
-ALWAYS_AGAIN = (
-    "test_1_inventory.py::",
-    "test_2_health.py::",
-    "test_9_endurance.py::test_nvlinks_stayed_clean",
-    "test_9_endurance.py::test_pcie_links_stayed_clean",
-)
 
 # Events of which the new run has its own, or which belong to a check that runs again or passed.
 MADE_AGAIN = (
@@ -151,10 +145,11 @@ def _passed(then: Record) -> set[str]:
     is like now."""
     rehearsal = then.run.get("rehearsal")
     unjudged = {finding.check for finding in then.findings if finding.state == "not judged" and not rehearsal}
+    again = {name for name, check in shipped().checks.items() if check.of_the_moment}
     return {
         check.id
         for check in then.checks.values()
-        if check.outcome == "passed" and check.id not in unjudged and not check_name(check.id).startswith(ALWAYS_AGAIN)
+        if check.outcome == "passed" and check.id not in unjudged and check_name(check.id) not in again
     }
 
 

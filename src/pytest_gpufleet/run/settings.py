@@ -50,6 +50,10 @@ def rank_count(text: str) -> int:
     return _at_least_one(text, "a number of CPU ranks (1 or more), as in --rehearse=4")
 
 
+def whole_number(text: str) -> int:
+    return _at_least_one(text, "a whole number, 1 or more")
+
+
 def seconds(text: str) -> float:
     try:
         value = float(text)

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import pytest
-
 from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.verdict.profiles.profile import for_gpu
@@ -73,13 +71,6 @@ def untold(gpus: Iterable[Gpu], facts: Iterable[str]) -> list[str]:
         for fact in facts
         if fact in MUST_TELL and isinstance(gpu[fact], Unavailable) and MUST_TELL[fact](gpu)
     ]
-
-
-def require_told(gpus: Iterable[Gpu], *facts: str) -> None:
-    """End the check as not judged, which makes a verdict INCOMPLETE, if a GPU does not tell what its model has."""
-    __tracebackhide__ = True
-    if lines := untold(gpus, facts):
-        pytest.skip("not judged: " + "\n".join(lines))
 
 
 def without_telemetry(record: Record) -> list[tuple[str, str]]:

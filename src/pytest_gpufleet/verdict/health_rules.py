@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_gpufleet.model.facts import CLOCK_EVENTS, COUNTERS, Unavailable, check_name
-from pytest_gpufleet.model.fault import Fault, Faults
+from pytest_gpufleet.model.facts import CLOCK_EVENTS, COUNTERS, Unavailable
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.xid_catalogue import ACTION, Sxid, Xid
-from pytest_gpufleet.verdict.blind import require_told
-from pytest_gpufleet.world.outcomes import not_applicable
 
 # PCIe replays a minute and lane that are still healthy, by generation (DCGM).
 REPLAYS = {3: 0.48, 4: 0.96, 5: 1.92, 6: 1.92}
@@ -28,27 +26,6 @@ SLOWDOWNS = {0x8: "hardware_slowdown", 0x20: "thermal_slowdown", 0x40: "thermal_
 # only the driver's own slowdown for heat is left out: what the hardware does counts, and so does its temperature limit.
 NORMAL_SLOWDOWNS = {"Tesla T4": 0x20}
 
-# What it is called if a fact is not what it should be.
-UNEXPECTED = {
-    **dict.fromkeys(
-        ("name", "vbios", "board_part_number", "inforom_version", "pcie_generation_max"), "gpu_unlike_others"
-    ),
-    "memory_bytes": "memory_incomplete",
-    "pcie_width": "pcie_width_reduced",
-    "nvlink_states": "nvlink_down",
-    "nvlink_speeds": "nvlink_slow",
-    "fabric": "fabric_not_ready",
-    "p2p": "no_peer_access",
-    "ecc_mode": "ecc_off",
-    "mig_mode": "mig_on",
-    "compute_mode": "compute_mode_limited",
-    "persistence_mode": "persistence_mode_off",
-    "power_limit_watts": "power_limit_lowered",
-    "application_clock_mhz": "clocks_pinned",
-    "recovery_action": "recovery_pending",
-    "inforom_valid": "inforom_invalid",
-    "cpu_affinity": "processors_far",
-}
 XID_CODES = {
     "RESET_GPU": "xid_reset",
     "RESTART_BM": "xid_restart",
@@ -57,31 +34,6 @@ XID_CODES = {
     "WORKFLOW": "xid_workflow",
     "RESTART_APP": "xid_application",
 }
-
-
-def expect(gpus: Sequence[Gpu], fact: str, wanted: Any, must_exist: bool = False) -> None:
-    """Assert that a fact of every GPU is `wanted`: a value, or a function of the GPU that gives it.
-
-    Raises Faults of every GPU for which it is not, and of those that do not answer. Where no GPU of this machine
-    has such a thing, the test does not apply, unless it `must_exist`; where the model has it, it is not judged.
-    KeyError if nothing is called `fact`, also where there is no GPU.
-    """
-    __tracebackhide__ = True
-    if not gpus:
-        check_name(fact)
-    wrong: list[Fault] = []
-    missing = [gpu[fact] for gpu in gpus if isinstance(gpu[fact], Unavailable) and not gpu[fact].applicable]
-    if len(missing) == len(gpus) and not must_exist:
-        require_told(gpus, fact)
-        not_applicable(f"{fact}: {missing[0] if missing else 'there is no GPU'}")
-    for gpu in gpus:
-        if isinstance(gpu[fact], Unavailable):
-            wrong.append(_unreadable(gpu, fact, gpu[fact]))
-        elif gpu[fact] != (right := wanted(gpu) if callable(wanted) else wanted):
-            code = UNEXPECTED.get(fact, "fact_unexpected")
-            wrong.append(_fault(code, gpu, f"{fact} is {gpu[fact]}, should be {right}"))
-    if wrong:
-        raise Faults(wrong)
 
 
 def _fault(code: str, gpu: Gpu, what: str) -> Fault:

@@ -42,6 +42,12 @@ def not_applicable(reason: str) -> NoReturn:
     raise NotApplicable(f"not applicable: {reason}")
 
 
+def not_judged(reason: str) -> NoReturn:
+    """End a test because what it checks cannot be seen, which makes a verdict INCOMPLETE."""
+    __tracebackhide__ = True
+    pytest.skip(f"not judged: {reason}")
+
+
 # How an outcome that is neither a result nor a failure is raised again in the controller.
 RAISED_AGAIN: dict[OutcomeKind, type[BaseException]] = {
     "not applicable": NotApplicable,

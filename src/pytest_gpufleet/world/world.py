@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.model.size import Size
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.call import Call, Members, local_sizes
 from pytest_gpufleet.world.pool import Pool
@@ -68,7 +70,7 @@ class World:
         copy on the CPU. `timeout` is the deadline in seconds, `--fleet-timeout` by default. Raises RankFailure if a
         rank raises, dies or does not answer in time, TypeError if something cannot be sent; pytest.skip on a rank
         skips the test; ValueError if `timeout` is no number of seconds above 0. Calls of several threads follow one
-        another, and the deadline of each begins with it.
+        another, and the deadline of each begins with it. A Size among the arguments arrives as the one for these ranks.
         """
         __tracebackhide__ = True
         return self.each([self], function, *args, timeout=timeout, **kwargs)[0]
@@ -96,7 +98,9 @@ class World:
         if len(set(ranks)) < len(ranks):
             raise ValueError(f"groups that run at the same time share no rank, as {_shown(groups)} do")
         sizes = local_sizes(self._pool.specs[rank] for rank in ranks)
-        work = shipping.pack_work(function, args, kwargs)
+        work = shipping.pack_work(
+            function, tuple(map(self._sized, args)), {name: self._sized(value) for name, value in kwargs.items()}
+        )
         call = Call(shipping.describe(function), members, sizes, self._with_group, work)
         results = self._pool.call(call, timeout)
         return [[results[rank] for rank in group] for group in members]
@@ -107,6 +111,19 @@ class World:
         if not {*group._ranks} <= {*self._ranks}:
             raise ValueError(f"ranks {list(group._ranks)} are not all of this world")
         return group._ranks
+
+    def _sized(self, argument: Any) -> Any:
+        return argument.on(self) if isinstance(argument, Size) else argument
+
+    def faultless(self, probe: Callable[..., str], *args: Any, code: str, **kwargs: Any) -> None:
+        """Run a probe that tells what is wrong on its rank, "" if nothing is. Raises Faults with the ranks' places, of
+        the kind `code`; else as `run`."""
+        __tracebackhide__ = True
+        expect_none(self.faults(code, self.run(probe, *args, **kwargs)))
+
+    def faults(self, code: str, told: Sequence[str]) -> list[Fault]:
+        """A fault for each rank of which anything is told; `told` has a text for each, "" if nothing is wrong."""
+        return [Fault(code, (place,), what) for place, what in zip(self.places, told, strict=True) if what]
 
     def subset(self, ranks: Sequence[int]) -> World:
         """Fewer ranks, in ascending order: the same processes, counted anew from 0, with a group of their own.

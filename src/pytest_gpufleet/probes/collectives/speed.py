@@ -8,7 +8,8 @@ reduce_scatter, all_to_all, gather, scatter) the bytes of all ranks together.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -19,12 +20,15 @@ from pytest_gpufleet.hardware.environment import steering
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.model.size import Size
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES, Collective
 from pytest_gpufleet.probes.timing.all_ranks import Timing, timing
 from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import World
 
 SAMPLES = 3
 LATENCY_SAMPLES = 5
+FILLED = 0.8  # of the memory of a GPU, by buffers
 
 
 def bus_bandwidth(
@@ -41,7 +45,7 @@ def bus_bandwidth(
     return Reading("busbw", median(rates), conditions, rates, WORLD, _launches(took))
 
 
-def latency(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32) -> Reading:
+def collective_latency(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32) -> Reading:
     """Time in us from one launch of a collective to the next, as `bus_bandwidth` measures it, for small S = `nbytes`
     (at least one element for each part). The median of five samples; the slowest rank counts."""
     took, _, conditions = _timed(rank, name, nbytes, dtype, None, LATENCY_SAMPLES)
@@ -54,7 +58,7 @@ def _launches(took: Timing) -> dict[str, Condition]:
 
 
 def sweep(rank: Rank, figure: Callable[..., Reading], name: str, sizes: Sequence[int], **how: Any) -> list[Reading]:
-    """`bus_bandwidth` or `latency` (`figure`) of a collective at several sizes: a curve."""
+    """`bus_bandwidth` or `collective_latency` (`figure`) of a collective at several sizes: a curve."""
     return [figure(rank, name, nbytes, **how) for nbytes in sizes]
 
 
@@ -64,6 +68,13 @@ def buffer_bytes(name: str, nbytes: int, n: int) -> int:
     if collective.in_place == "always":
         return nbytes
     return nbytes + nbytes // n if collective.one_part else 2 * nbytes
+
+
+def fitting(world: World, name: str, sizes: Iterable[Size[int]]) -> list[int]:
+    """Those of the sizes of which the buffers fit into the memory of every GPU."""
+    memory = min((gpu.memory_bytes for gpu in world.gpus), default=math.inf)
+    on_ranks = (size.on(world) for size in sizes)
+    return [nbytes for nbytes in on_ranks if buffer_bytes(name, nbytes, world.size) <= FILLED * memory]
 
 
 def nvls(device: torch.device) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.bits import hexadecimal
 from pytest_gpufleet.probes.links.copier import WORD_BYTES, Copier, Copy, HostCopier
 from pytest_gpufleet.probes.links.cuda_copier import CudaCopier
@@ -26,10 +26,10 @@ BLANK = -1
 
 @dataclass(frozen=True)
 class Copied:
-    """What copies over links gave: their figures, and what is wrong with the data, by place."""
+    """What copies over links gave: their figures, and faults of the data that arrived."""
 
     measurements: list[Measurement]
-    wrong: dict[Where, str]
+    faults: list[Fault]
 
 
 def copier(rank: Rank) -> Copier:

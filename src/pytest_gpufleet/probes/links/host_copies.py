@@ -21,9 +21,9 @@ from pytest_gpufleet.world.world import World
 COPIES = 20
 SPEED_UP_SECONDS = 2.0
 
-Direction = Literal["host to device", "device to host", "both"]
-ONE_WAY: tuple[Direction, ...] = ("host to device", "device to host")
-WAYS: dict[Direction, tuple[Direction, ...]] = {**{way: (way,) for way in ONE_WAY}, "both": ONE_WAY}
+HostDirection = Literal["host to device", "device to host", "both"]
+ONE_WAY: tuple[HostDirection, ...] = ("host to device", "device to host")
+WAYS: dict[HostDirection, tuple[HostDirection, ...]] = {**{way: (way,) for way in ONE_WAY}, "both": ONE_WAY}
 
 
 def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
@@ -52,7 +52,7 @@ def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
         pynvml.nvmlShutdown()
 
 
-def host_bandwidth(world: World, direction: Direction, at_once: Literal["one", "all"], nbytes: int) -> Copied:
+def host_bandwidth(world: World, direction: HostDirection, at_once: Literal["one", "all"], nbytes: int) -> Copied:
     """Bandwidth in GB/s between pinned host memory and each GPU, in buffers of `nbytes`, by the method of nvbandwidth.
 
     `at_once`: each GPU alone, while the others rest, or all at the same time. "both" copies in both directions at the
@@ -67,9 +67,7 @@ def host_bandwidth(world: World, direction: Direction, at_once: Literal["one", "
     wrong = world.run(_wrong)
     world.run(_free)
     readings = [[Reading(metric, median(each), conditions, each, details={"bytes": nbytes})] for each in samples]
-    return Copied(
-        together(world, readings), {place: text for place, text in zip(world.places, wrong, strict=True) if text}
-    )
+    return Copied(together(world, readings), world.faults("copy_wrong", wrong))
 
 
 @dataclass
@@ -83,7 +81,7 @@ class _Link:
 LINK = "the link to the host"  # of a rank, which it keeps from `_prepare` to `_free`
 
 
-def _prepare(rank: Rank, direction: Direction, nbytes: int) -> None:
+def _prepare(rank: Rank, direction: HostDirection, nbytes: int) -> None:
     copier = copying.copier(rank)
     memory = {"host": copier.host_memory, "device": copier.device_memory}
     link = rank.kept[LINK] = _Link(copier, [])
@@ -94,7 +92,7 @@ def _prepare(rank: Rank, direction: Direction, nbytes: int) -> None:
         link.ways.append((source, sink))
 
 
-def _samples(rank: Rank, direction: Direction) -> tuple[float, ...]:
+def _samples(rank: Rank, direction: HostDirection) -> tuple[float, ...]:
     link: _Link = rank.kept[LINK]
     copies = [Copy(sink.address, source.address, sink.words.nbytes) for source, sink in link.ways]
     with rank.phase(f"copies between host and device: {direction}"):

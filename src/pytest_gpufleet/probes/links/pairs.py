@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import METRICS, Metric, metric_under
@@ -26,7 +27,7 @@ from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
-Direction = Literal["read", "write", "both"]
+PairDirection = Literal["read", "write", "both"]
 Pair = tuple[int, int]  # the rank that copies, and the one whose memory it copies from or to
 Samples = tuple[float, ...]
 
@@ -34,19 +35,19 @@ SMALL_BYTES = 16
 SMALL_COPIES = 100
 
 
-def pair_bandwidth(world: World, topology: GpuTopology, direction: Direction, nbytes: int) -> Copied:
+def pair_bandwidth(world: World, topology: GpuTopology, direction: PairDirection, nbytes: int) -> Copied:
     """Bandwidth in GB/s between the GPUs of every pair, with buffers of `nbytes`, by the method of nvbandwidth.
 
     "gpu0-gpu5" is what GPU 0 reads from the memory of GPU 5, or writes to it. With "both" the two read from each other
     at the same time, and the figure is the sum.
     """
     metric = metric_under("pair_bandwidth", {}, topology.fabric)
-    samples, links, wrong = _over_all_pairs(world, topology, direction, nbytes, copying.bandwidth)
+    samples, links, faults = _over_all_pairs(world, topology, direction, nbytes, copying.bandwidth)
     if direction == "both":
         samples = {
             (i, j): tuple(map(sum, zip(each, samples[j, i], strict=True))) for (i, j), each in samples.items() if i < j
         }
-    return Copied(_measurements(world, metric, {"direction": direction}, nbytes, samples, links), wrong)
+    return Copied(_measurements(world, metric, {"direction": direction}, nbytes, samples, links), faults)
 
 
 def pair_latency(world: World, topology: GpuTopology) -> Copied:
@@ -54,14 +55,13 @@ def pair_latency(world: World, topology: GpuTopology) -> Copied:
 
     100 copies one behind the other, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does.
     """
-    samples, links, wrong = _over_all_pairs(world, topology, "read", SMALL_BYTES, _microseconds)
-    return Copied(_measurements(world, METRICS["pair_latency"], {}, SMALL_BYTES, samples, links), wrong)
+    samples, links, faults = _over_all_pairs(world, topology, "read", SMALL_BYTES, _microseconds)
+    return Copied(_measurements(world, METRICS["pair_latency"], {}, SMALL_BYTES, samples, links), faults)
 
 
-def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> dict[Where, str]:
-    """What every GPU reads wrong from the memory of every other one, by place; empty if all is right."""
-    _, _, wrong = _over_all_pairs(world, topology, "both", nbytes, _once)
-    return wrong
+def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> list[Fault]:
+    """What every GPU reads wrong from the memory of every other one."""
+    return _over_all_pairs(world, topology, "both", nbytes, _once)[2]
 
 
 def turns(n: int, topology: GpuTopology) -> list[list[Pair]]:
@@ -86,13 +86,13 @@ def rounds(n: int) -> list[list[Pair]]:
 def _over_all_pairs(
     world: World,
     topology: GpuTopology,
-    direction: Direction,
+    direction: PairDirection,
     nbytes: int,
     sampled: Callable[[Copier, Sequence[Copy]], Samples],
-) -> tuple[dict[Pair, Samples], dict[Pair, str], dict[Where, str]]:
-    """Copy over every pair. For each: what `sampled` made of it, and its kind of link; by place: data that is wrong."""
+) -> tuple[dict[Pair, Samples], dict[Pair, str], list[Fault]]:
+    """Copy over every pair. For each: what `sampled` made of it, and its kind of link; and faults of the data."""
     samples: dict[Pair, Samples] = {}
-    wrong: dict[Where, str] = {}
+    faults: list[Fault] = []
     direct = world.run(_reach, world.run(_prepare, nbytes))
     for pairs in turns(world.size, topology):
         back = [(j, i) for i, j in pairs]
@@ -104,10 +104,10 @@ def _over_all_pairs(
             for i, j in at_once:
                 samples[i, j] = found[i]
                 if text := differences[j if direction == "write" else i]:
-                    wrong[_place(world, (i, j))] = text
+                    faults.append(Fault("copy_wrong", (_place(world, (i, j)),), text))
     world.run(_leave)
     world.run(_free)  # not before nobody reaches it any more
-    return samples, {(i, j): _link(topology, _place(world, (i, j)), direct[i][j]) for i, j in samples}, wrong
+    return samples, {(i, j): _link(topology, _place(world, (i, j)), direct[i][j]) for i, j in samples}, faults
 
 
 def _link(topology: GpuTopology, where: Where, direct: bool) -> str:
@@ -178,7 +178,7 @@ def _reach(rank: Rank, offers: list[tuple[Offer, Offer]]) -> list[bool]:
 def _copy(
     rank: Rank,
     pairs: dict[int, int],
-    direction: Direction,
+    direction: PairDirection,
     sampled: Callable[[Copier, Sequence[Copy]], Samples],
 ) -> Samples:
     if rank.index not in pairs:

@@ -17,7 +17,7 @@ WARM_UP_SECONDS = {"cuda": 0.5, "cpu": 0.0}
 SCALAR = 0.4
 
 
-def bandwidth(rank: Rank) -> list[Reading]:
+def memory_bandwidth(rank: Rank) -> list[Reading]:
     """GB/s of copy (c = a) and triad (a = b + scalar * c) on arrays of float64, counted as BabelStream does: copy moves
     2, triad 3 arrays. Median of three samples."""
     kind = rank.device.type

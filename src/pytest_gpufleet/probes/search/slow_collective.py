@@ -40,7 +40,7 @@ class Slow:
 Step = tuple[str, str]  # who it is, and if that is not known what was seen
 
 
-def find(world: World, topology: GpuTopology, collective: str, nbytes: int) -> str:
+def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: int) -> str:
     """Who made a collective over `world` slow at S = `nbytes`: a rank that comes late, one with slow links, one link,
     or no single one.
 

@@ -11,7 +11,7 @@ from pytest_gpufleet.model.place import Pair, Where
 SLOWER = 0.03
 
 
-def culprit(figures: Sequence[Mapping[Where, float]], topology: GpuTopology) -> str:
+def who_slows_pairs(figures: Sequence[Mapping[Where, float]], topology: GpuTopology) -> str:
     """Which GPU the slow pairs have in common, in one sentence. `figures`: GB/s by place, for each kind of link."""
     slow: dict[Where, float] = {}
     others: dict[Where, float] = {}

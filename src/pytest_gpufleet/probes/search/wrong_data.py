@@ -12,7 +12,7 @@ from pytest_gpufleet.world.world import World
 SHOWN = 3
 
 
-def of_wrong_data(world: World, deliveries: Sequence[Delivery], collective: str, operation: str, **how: Any) -> str:
+def who_corrupts(world: World, deliveries: Sequence[Delivery], collective: str, operation: str, **how: Any) -> str:
     """Who corrupted what `exchange` delivered, and what was wrong on which rank. Leaves out one rank after the other:
     if the data are right without one only, it is that one."""
     lines = [_corrupting_rank(world, deliveries, collective, operation, how)]

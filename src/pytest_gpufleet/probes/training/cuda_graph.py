@@ -8,6 +8,7 @@ and the optimizer is a handful of kernels. The optimizer works on float32 master
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,12 +20,14 @@ from torch import Tensor, nn
 
 from pytest_gpufleet.probes.training.lap import Step
 from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer
+from pytest_gpufleet.world.outcomes import not_judged
 
 # Small gradients would be zero in fp16. NVIDIA's value for ResNet-50 (DeepLearningExamples): the sum of all ranks'
 # gradients still has room.
 LOSS_SCALE = 128.0
 STEM_CHANNELS = 4  # of the images, the last one zero: tensor cores do not take three
 ALIGNMENT = 64  # elements: kernels want a parameter to begin at a multiple of 16 bytes
+COMPILERS = ("gcc", "cc", "clang")
 WARM_UP = 5  # steps before a CUDA graph is captured, in which cuDNN and the compiler make their choices
 
 
@@ -93,6 +96,8 @@ def _forward(network: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _compiled(network: nn.Module, plan: Plan) -> Callable[[Tensor, Tensor], Tensor]:
+    if not any(map(shutil.which, COMPILERS)):
+        not_judged("torch.compile needs a C compiler: install gcc")
     from torch._inductor import config
 
     config.compile_threads = max(1, (os.cpu_count() or 1) // torch.cuda.device_count())  # all ranks compile

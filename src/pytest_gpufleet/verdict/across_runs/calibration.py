@@ -13,6 +13,7 @@ from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS, Condition, GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.model.vocabulary import MEASURED_UNDER
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures, held_to_limits
 from pytest_gpufleet.verdict.across_runs.run_comparison import differences, models
@@ -20,8 +21,6 @@ from pytest_gpufleet.verdict.profiles.profile import Profile, for_gpu
 
 DISAGREEMENT = 0.10
 FEWEST_RUNS, FEWEST_MACHINES = 3, 2
-# A machine of which nobody looked at these is not known to be good, however fast it was.
-SOUND_BY = ("test_1_inventory.py", "test_2_health.py")
 DIGITS = 4
 
 
@@ -73,8 +72,9 @@ def _unclean(record: Record) -> list[str]:
     """Why a run does not show that its machine is good."""
     failed = [check.id for check in record.checks.values() if check.outcome == "failed"]
     missed = [finding.check for finding in record.findings if finding.state == "missed"]
+    proving = {name.partition("::")[0]: name for name, check in shipped().checks.items() if check.proves_sound}
     ran = {levels.check_name(check).partition("::")[0] for check in record.checks}
-    unseen = [file for file in SOUND_BY if file not in ran]
+    unseen = [file for file in proving if file not in ran]  # however fast the machine was
     rules = (
         (record.run.get("rehearsal"), "is a rehearsal: its figures are those of CPU ranks"),
         (record.verdict is None, "did not come to its end"),

@@ -1,0 +1,97 @@
+"""What checks of facts say: what is wanted of each GPU, or of the host, and what kind of fault it is otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_gpufleet.hardware.kernel_log import KernelLog
+from pytest_gpufleet.hardware.nvml import pci_addresses
+from pytest_gpufleet.model import place
+from pytest_gpufleet.model.facts import COUNTERS, Unavailable, check_name
+from pytest_gpufleet.model.fault import Fault, expect_none
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.machine import Machine
+from pytest_gpufleet.verdict.blind import untold
+from pytest_gpufleet.verdict.health_rules import sxids, xids_of, xids_of_none
+from pytest_gpufleet.world.outcomes import not_applicable, not_judged
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a value should be: `words` say it, `test` tells whether it is."""
+
+    words: str
+    test: Callable[[Any], bool]
+
+
+def at_least(least: Any) -> Wanted:
+    return Wanted(f"at least {least}", lambda value: not isinstance(least, Unavailable) and bool(value >= least))
+
+
+def expect(
+    gpus: Sequence[Gpu], fact: str, wanted: Any, *, code: str = "fact_unexpected", must_exist: bool = False
+) -> None:
+    """Fail the check if a fact of any GPU is not `wanted`: a value, a Wanted, or a function of the GPU that gives one.
+
+    Raises Faults of the kind `code` that name the GPUs, also those that do not answer. Where no GPU of this machine
+    has such a thing, the check does not apply, unless it `must_exist`; where the model has it, it is not judged.
+    KeyError if nothing is called `fact`, also where there is no GPU.
+    """
+    __tracebackhide__ = True
+    if not must_exist:
+        require_any(gpus, fact)
+    expect_none(fault for gpu in gpus for fault in _differs(gpu, fact, wanted, code))
+
+
+def _differs(gpu: Gpu, fact: str, wanted: Any, code: str) -> Iterable[Fault]:
+    value = gpu[fact]
+    if isinstance(value, Unavailable):
+        return [Fault("fact_unreadable", (gpu.place,), f"{fact} cannot be read ({value})")]
+    told = _told(value, wanted(gpu) if callable(wanted) else wanted)
+    return [Fault(code, (gpu.place,), f"{fact} {told}")] if told else []
+
+
+def _told(value: Any, wanted: Any) -> str:
+    if wanted.test(value) if isinstance(wanted, Wanted) else value == wanted:
+        return ""
+    return f"is {value}, should be {wanted.words if isinstance(wanted, Wanted) else wanted}"
+
+
+def require_any(gpus: Sequence[Gpu], fact: str) -> None:
+    """End the check as not applicable where no GPU has such a fact; as not judged where the model has it."""
+    __tracebackhide__ = True
+    check_name(fact)
+    if all(isinstance(gpu[fact], Unavailable) and not gpu[fact].applicable for gpu in gpus):
+        require_told(gpus, [fact])
+        not_applicable(f"{fact}: {gpus[0][fact] if gpus else 'there is no GPU'}")
+
+
+def require_told(gpus: Sequence[Gpu], facts: Iterable[str] = tuple(COUNTERS)) -> None:
+    """End the check as not judged, which makes a verdict INCOMPLETE, if a GPU does not tell facts that its model has;
+    by default its counters of errors."""
+    __tracebackhide__ = True
+    if lines := untold(gpus, facts):
+        not_judged("\n".join(lines))
+
+
+def grave_xids(gpus: Sequence[Gpu]) -> list[Fault]:
+    """What in the kernel log condemns one of these GPUs, one that is no longer here, or an NVSwitch. Ends the check as
+    not judged where nobody may read the log."""
+    __tracebackhide__ = True
+    logged = KernelLog().new()
+    if logged.trouble:
+        not_judged(logged.trouble)
+    condemning = [xid for xid in logged.xids if xid.condemning]
+    here = [*pci_addresses(), *(str(gpu["pci_bus_id"]) for gpu in gpus)]
+    return xids_of(gpus, condemning) + xids_of_none(here, condemning) + sxids(condemning)
+
+
+def expect_host(machine: Machine, fact: str, wanted: Any, *, code: str) -> None:
+    """Fail the check if a fact of the host is not `wanted`, a value or a Wanted; not applicable where it is unknown."""
+    __tracebackhide__ = True
+    if (value := machine.host.get(fact)) is None:
+        not_applicable(f"this system does not tell its {fact}")
+    if told := _told(value, wanted):
+        expect_none([Fault(code, (place.THIS_NODE,), f"{fact} {told}")])
