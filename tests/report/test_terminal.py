@@ -12,19 +12,19 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report.banner import reasons
 from pytest_gpufleet.report.reason_texts import why
-from pytest_gpufleet.report.terminal.summary_lines import lines
+from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 
 # As recorded by runs at level standard.
 ABOVE = [f"acceptance/{name}" for name, check in shipped().checks.items() if check.level == "burnin"]
 
 
 def text_of(record: Record) -> str:
-    return " ".join(" ".join(text.split()) for text, _ in lines(record))
+    return " ".join(" ".join(text.split()) for text, _ in summary_lines(record))
 
 
 def test_verdict_stands_first_in_its_colour(every_record: Record) -> None:
     colours = {"ACCEPTED": "green", "REJECTED": "red", "INCOMPLETE": "yellow", "REHEARSAL": "cyan"}
-    word, markup = lines(every_record)[0]
+    word, markup = summary_lines(every_record)[0]
     assert word == every_record.verdict
     assert markup == {colours[word]: True, "bold": True}
     assert why(every_record) in text_of(every_record)
@@ -45,22 +45,22 @@ def test_rejected_names_gpu_value_limit_source_and_what_to_do(rejected: Record) 
 
 
 def test_lines_fit_eighty_columns_and_identities_stay_whole(every_record: Record) -> None:
-    for text, _ in lines(every_record):
+    for text, _ in summary_lines(every_record):
         assert len(text) <= 80
         assert "\n" not in text
     bad_gpu = every_record.topology.gpus[5].uuid if every_record.verdict == "REJECTED" else ""
-    assert any(bad_gpu in text for text, _ in lines(every_record))
+    assert any(bad_gpu in text for text, _ in summary_lines(every_record))
 
 
 def test_rehearsal_never_says_accepted_as_its_verdict(rehearsal: Record) -> None:
     rehearsal.verdict = "ACCEPTED"
-    assert lines(rehearsal)[0][0] == "REHEARSAL"
+    assert summary_lines(rehearsal)[0][0] == "REHEARSAL"
 
 
 @pytest.mark.parametrize("message", ["", "\n\n", "\x1b[2J\x1b[31mowned\x07", "word " * 100_000])
 def test_terminal_is_safe_from_messages(message: str) -> None:
     record = Record(checks={"a": Check("a", "failed", 0.1, message=message)}, verdict="REJECTED")
-    result = lines(record)
+    result = summary_lines(record)
     assert len(result) < 20
     assert not any("\x1b" in text or "\x07" in text for text, _ in result)
 
@@ -68,7 +68,7 @@ def test_terminal_is_safe_from_messages(message: str) -> None:
 def test_every_gpu_that_a_message_names_is_told() -> None:
     """As pytest words an assertion of several lines."""
     message = "AssertionError: GPU 0 X: process 7\n  GPU 2 Y: process 7\nassert not ['GPU 0 X: process 7', 'GPU 2 Y']"
-    told = [text for text, _ in lines(Record(checks={"a": Check("a", "failed", 0.1, message=message)}))]
+    told = [text for text, _ in summary_lines(Record(checks={"a": Check("a", "failed", 0.1, message=message)}))]
     assert "    GPU 0 X: process 7" in told
     assert "    GPU 2 Y: process 7" in told
     assert not any("assert not" in text for text in told)
@@ -85,4 +85,4 @@ def test_what_does_not_apply_is_not_left_open(record_of: Callable[..., Record], 
 
 
 def test_empty_record_is_incomplete() -> None:
-    assert lines(Record())[0][0] == "INCOMPLETE"
+    assert summary_lines(Record())[0][0] == "INCOMPLETE"
