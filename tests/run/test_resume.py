@@ -1,6 +1,7 @@
 """A run that died is continued, and only on the same ground."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,34 +25,39 @@ import os, signal
 import pytest
 
 @pytest.mark.parametrize("i", range(3))
-def test_before(world, i):
+def test_before(i):
     with open("ran", "a") as file:
         file.write(f"{i}")
 
-def test_fails(world):
+def test_fails():
     assert os.path.exists("repaired")
 
-def test_dies(world):
-    world.run(lambda rank: None)
+def test_dies():
     if not os.path.exists("repaired"):
         os.kill(os.getpid(), signal.SIGKILL)
 
-def test_after(world):
+def test_after():
     pass
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def died(fleet):
     run = fleet(MODULE)
     assert run.status == -9
     return run
 
 
-def resumed(run_pytest, died, *arguments, **environment):
-    files = {"test_inner.py": MODULE, "repaired": "", "ran": ""}
-    options = ("--rehearse=2", "--fleet-dir=runs", f"--fleet-resume={died.folders[0]}")
-    return run_pytest(*options, *arguments, files=files, **environment)
+@pytest.fixture
+def resumed(run_here):
+    """resumed(folder, *arguments, **environment): a run that goes on with another one, after a repair."""
+
+    def run(folder, *arguments, **environment):
+        files = {"test_inner.py": MODULE, "repaired": "", "ran": ""}
+        options = ("--rehearse=2", "--fleet-dir=runs", f"--fleet-resume={folder}")
+        return run_here(*options, *arguments, files=files, **environment)
+
+    return run
 
 
 def test_a_killed_run_leaves_whole_lines(died):
@@ -61,8 +67,8 @@ def test_a_killed_run_leaves_whole_lines(died):
     assert died.record.started[-1].endswith("test_dies")
 
 
-def test_only_what_did_not_pass_runs_again(run_pytest, died):
-    run = resumed(run_pytest, died)
+def test_only_what_did_not_pass_runs_again(resumed, died):
+    run = resumed(died.folders[0])
     assert (run.root / "ran").read_text() == ""
     assert run.status == 0, run.text
     assert set(run.outcomes.values()) == {"passed"}
@@ -74,9 +80,9 @@ def test_only_what_did_not_pass_runs_again(run_pytest, died):
     assert f"Carried over from {died.folders[0].name}: 3 checks" in run.text
 
 
-def test_a_resumed_run_can_be_resumed(run_pytest, died):
-    first = resumed(run_pytest, died)
-    second = resumed(run_pytest, first)
+def test_a_resumed_run_can_be_resumed(resumed, died):
+    first = resumed(died.folders[0])
+    second = resumed(first.folders[0])
     assert second.status == 0, second.text
     assert second.check("test_before[1]").run == died.folders[0].name
     assert second.check("test_fails").run == first.folders[0].name
@@ -89,15 +95,16 @@ def test_a_resumed_run_can_be_resumed(run_pytest, died):
         ([], {"NCCL_ALGO": "Ring"}, "variables of the environment that differ: NCCL_ALGO\n"),
     ],
 )
-def test_another_ground_is_refused(run_pytest, died, arguments, environment, words):
-    run = resumed(run_pytest, died, *arguments, **environment)
+def test_another_ground_is_refused(resumed, died, arguments, environment, words):
+    run = resumed(died.folders[0], *arguments, **environment)
     assert run.status == 4
     assert words in run.text
     assert not run.folders
 
 
-def test_another_burn_in_is_refused(fleet, run_pytest):
-    run = resumed(run_pytest, fleet(MODULE, "--fleet-burn-in=1s"), "--fleet-burn-in=3d")
+def test_another_burn_in_is_refused(fleet_here, resumed):
+    first = fleet_here("def test_x(): pass", "--fleet-burn-in=1s")
+    run = resumed(interrupted(first.folders[0]), "--fleet-burn-in=3d")
     assert run.status == 4
     assert "the length of the burn-in in seconds was 1, is 259200" in run.text
 
@@ -135,18 +142,18 @@ LIMITS = 'name = "Mine"\nmatch = ["NVIDIA X9000"]\n' + "".join(
 
 
 @pytest.mark.parametrize("how", ENDED)
-def test_a_run_that_came_to_its_end_is_refused(run_pytest, ended, how):
+def test_a_run_that_came_to_its_end_is_refused(run_here, ended, how):
     changes, words = ENDED[how]
-    run = run_pytest("--rehearse=2", f"--fleet-resume={ended(**changes)}", files={"test_inner.py": MODULE})
+    run = run_here("--rehearse=2", f"--fleet-resume={ended(**changes)}", files={"test_inner.py": MODULE})
     assert run.status == 4
     assert words in run.text
 
 
-def test_evidence_that_was_changed_by_hand_is_refused(run_pytest, ended):
+def test_evidence_that_was_changed_by_hand_is_refused(run_here, ended):
     folder = ended()
     evidence = folder / "evidence.jsonl"
     evidence.write_text(evidence.read_text().replace("31.4159", "3.14159"))
-    run = run_pytest("--rehearse=2", f"--fleet-resume={folder}", files={"test_inner.py": MODULE})
+    run = run_here("--rehearse=2", f"--fleet-resume={folder}", files={"test_inner.py": MODULE})
     assert run.status == 4
     assert "summary.json was made of other evidence" in run.text
 
@@ -172,14 +179,14 @@ def test_memory():
 """
 
 
-def test_a_machine_that_had_a_fault_stays_rejected_and_its_health_is_checked_again(run_pytest):
+def test_a_machine_that_had_a_fault_stays_rejected_and_its_health_is_checked_again(run_pytest, run_here):
     options = ("--gpus=4", "--fleet-dir=runs", *RECORDED)
     files = {"test_2_health.py": TOLD_NOW, "test_inner.py": FAULT}
     first = run_pytest(*options, files=files)
     assert first.status == -9
     folder, files["repaired"] = first.folders[0], ""
     for _ in range(2):  # also when the run that went on is gone on with
-        run = run_pytest(*options, f"--fleet-resume={folder}", files=files)
+        run = run_here(*options, f"--fleet-resume={folder}", files=files)
         assert (run.root / "ran").read_text() == "health "
         assert (run.status, run.record.verdict) == (1, "REJECTED"), run.text
         assert set(run.outcomes.values()) == {"passed"}
@@ -318,16 +325,17 @@ def test_what_a_later_version_tells_of_a_run_is_taken_over_too(tmp_path):
     )
 
 
-def test_other_hardware_is_refused(run_pytest, died):
-    evidence = died.folders[0] / "evidence.jsonl"
+def test_other_hardware_is_refused(resumed, died, tmp_path):
+    folder = shutil.copytree(died.folders[0], tmp_path / "run")
+    evidence = folder / "evidence.jsonl"
     evidence.write_text(evidence.read_text().replace('"driver": null', '"driver": "535.1"'))
-    run = resumed(run_pytest, died)
+    run = resumed(folder)
     assert run.status == 4
     assert "driver was 535.1, is unknown" in run.text
 
 
-def test_nothing_to_resume(run_pytest):
-    run = run_pytest("--rehearse=2", "--fleet-resume=nowhere", files={"test_inner.py": "def test_it(): pass"})
+def test_nothing_to_resume(run_here):
+    run = run_here("--rehearse=2", "--fleet-resume=nowhere", files={"test_inner.py": "def test_it(): pass"})
     assert run.status == 4
     assert "--fleet-resume: nowhere is not the folder of a run" in run.text
     assert "Errno" not in run.text
@@ -357,11 +365,11 @@ for gpu in gpus[2:]:
     ],
     ids=["GPUs replaced", "GPUs missing"],
 )
-def test_another_machine_is_told_in_a_sentence_for_each_thing(run_pytest, gpus, change, told):
+def test_another_machine_is_told_in_a_sentence_for_each_thing(run_here, gpus, change, told):
     options, files = ("--fleet-dir=runs", *RECORDED), {"test_inner.py": "def test_it(): pass"}
-    first = run_pytest("--gpus=4", *options, files=files)
+    first = run_here("--gpus=4", *options, files=files)
     again = (f"--gpus={gpus}", *options, f"--fleet-resume={interrupted(first.folders[0])}")
-    run = run_pytest(*again, files=files, CHANGE=change)
+    run = run_here(*again, files=files, CHANGE=change)
     assert run.status == 4
     (error, *lines) = run.text.strip().splitlines()
     assert error.endswith("this is not the same machine and setup:")
