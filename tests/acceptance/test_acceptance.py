@@ -168,10 +168,10 @@ def described(run_pytest):
     return run
 
 
-def test_a_suite_that_pytest_finds_by_itself_wants_to_know_what_to_run_on(run_pytest):
+def test_a_suite_that_pytest_finds_by_itself_wants_to_know_what_to_run_on(run_here):
     """Nobody has named its folder, so nobody has asked for a run: none without report and verdict."""
     conftest = (ACCEPTANCE / "conftest.py").read_text()
-    run = run_pytest(files={"suite/conftest.py": conftest, "suite/test_own.py": "def test_own(): pass"})
+    run = run_here(files={"suite/conftest.py": conftest, "suite/test_own.py": "def test_own(): pass"})
     assert (run.status, run.folders) == (4, [])
     assert "say what the acceptance suite is to run on: --gpus N, --gpus all or --rehearse" in run.text
 

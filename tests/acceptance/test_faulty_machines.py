@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -388,28 +389,30 @@ def test_pcie_replays_that_nvml_does_not_count(model, what):
 # ---------------------------------------------------------------- whole runs
 
 
+INVENTORY_AND_HEALTH = (
+    *(ACCEPTANCE / name for name in ("test_1_inventory.py", "test_2_health.py")),
+    # A single sample: plots are tested elsewhere.
+    *("--gpus=4", "--fleet-dir=runs", "--fleet-interval=10", *RECORDED, "-k", NEEDS_GPUS),
+)
+
+
 @pytest.fixture
-def described(run_pytest):
+def described(run_here):
     """described(change, *arguments): a run of inventory and health on the recorded machine after `change`."""
-
-    def run(change, *arguments, **environment):
-        files = [ACCEPTANCE / name for name in ("test_1_inventory.py", "test_2_health.py")]
-        # A single sample: plots are tested elsewhere, and loading matplotlib takes as long as all else here.
-        options = ("--gpus=4", "--fleet-dir=runs", "--fleet-interval=10", *RECORDED, "-k", NEEDS_GPUS)
-        return run_pytest(*files, *options, *arguments, CHANGE=change, **environment)
-
-    return run
+    return lambda change, *arguments, **environment: run_here(
+        *INVENTORY_AND_HEALTH, *arguments, CHANGE=change, **environment
+    )
 
 
 @pytest.fixture(scope="module")
-def on_recorded(run_pytest):
+def on_recorded(run_here):
     """on_recorded(module, *arguments): a test module on the recorded machine."""
+    return partial(of_module, run_here)
 
-    def run(module, *arguments, **environment):
-        options = ("--gpus=4", "--fleet-dir=runs", *RECORDED, *arguments)
-        return run_pytest(*options, files={"test_inner.py": module}, **environment)
 
-    return run
+def of_module(run, module, *arguments, **environment):
+    options = ("--gpus=4", "--fleet-dir=runs", *RECORDED, *arguments)
+    return run(*options, files={"test_inner.py": module}, **environment)
 
 
 def failures(run):
@@ -444,14 +447,15 @@ def test_faults_reject_the_machine(described):
     assert named(run.check(ECC).message) == {2}
 
 
-def test_xid_of_a_gpu_that_is_only_hidden_is_nothing_against_this_run(described):
+def test_xid_of_a_gpu_that_is_only_hidden_is_nothing_against_this_run(run_pytest):
     change = """
 from pytest_gpufleet.hardware import nvml
 nvml.pci_addresses = lambda: ["00000000:00:09.0"]
 machine.count = 3
 machine.log = "NVRM: Xid (PCI:0000:00:09): 79, GPU has fallen off the bus."
 """
-    assert described(change).outcomes["test_no_grave_xid_in_the_kernel_log"] == "passed"
+    run = run_pytest(*INVENTORY_AND_HEALTH, CHANGE=change)
+    assert run.outcomes["test_no_grave_xid_in_the_kernel_log"] == "passed"
 
 
 def test_no_failing_call_crashes_the_run(described):
@@ -554,7 +558,7 @@ def test_a_t4_may_slow_down_for_heat_until_its_hardware_does(on_recorded):
     assert "software thermal" not in run.check("test_slowdown[0x60]").message
 
 
-def test_lost_telemetry_is_told_and_leaves_the_verdict_incomplete(on_recorded):
+def test_lost_telemetry_is_told_and_leaves_the_verdict_incomplete(run_pytest):
     inner = """
     from pytest_gpufleet.run import health_watch
     from pytest_gpufleet.plugin.keys import RUN
@@ -568,7 +572,7 @@ def test_lost_telemetry_is_told_and_leaves_the_verdict_incomplete(on_recorded):
         while not pytestconfig.stash[RUN].sampling.sampler.trouble:
             pass
     """
-    run = on_recorded(inner, "--fleet-interval=0.05")
+    run = of_module(run_pytest, inner, "--fleet-interval=0.05")
     assert (run.record.verdict, run.status) == ("INCOMPLETE", 10), run.text
     assert "telemetry lost samples: RuntimeError: no room for it" in run.record.reasons
 
@@ -597,7 +601,7 @@ gpus[1]["temperature_c"] = gpus[2]["temperature_c"] = 91
     assert run.record.telemetry[0]["gpus"][2]["temperature_c"] == 91
 
 
-def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(on_recorded):
+def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(run_pytest):
     inner = """
     import threading
     from pytest_gpufleet.hardware import nvml, telemetry
@@ -613,7 +617,7 @@ def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(on_recorded):
         nvml.ANSWER_SECONDS = 0.5
         telemetry.LONGEST_GAP = 0.01  # at an interval of 10 s
     """
-    run = on_recorded(inner, "--fleet-interval=10")
+    run = of_module(run_pytest, inner, "--fleet-interval=10")
     message = run.check("test_during").message
     assert named(message) == {2}
     assert "no answer from the driver within 0.5 s" in message

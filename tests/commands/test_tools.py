@@ -46,9 +46,9 @@ def gpufleet(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 @pytest.fixture(scope="module")
-def rehearsed(fleet: Callable[..., FleetRun], tmp_path_factory: pytest.TempPathFactory) -> FleetRun:
+def rehearsed(fleet_here: Callable[..., FleetRun], tmp_path_factory: pytest.TempPathFactory) -> FleetRun:
     """A real run on two CPU ranks, with everything that it leaves behind."""
-    return fleet(
+    return fleet_here(
         """
         from pytest_gpufleet import MiB, bus_bandwidth, measure, not_applicable
 
@@ -214,9 +214,9 @@ def test_nothing_is_added_after_the_verdict(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_says_so_everywhere(
-    fleet: Callable[..., FleetRun], tmp_path: Path, gpufleet: Command
+    fleet_here: Callable[..., FleetRun], tmp_path: Path, gpufleet: Command
 ) -> None:
-    run = fleet("def test_x(): raise KeyboardInterrupt")
+    run = fleet_here("def test_x(): raise KeyboardInterrupt")
     (folder,) = run.folders
     document = json.loads((folder / "summary.json").read_text())
     jsonschema.validate(document, SCHEMA)
@@ -227,9 +227,9 @@ def test_an_interrupted_run_says_so_everywhere(
 
 
 def test_a_failed_rehearsal_with_broken_evidence_ends_as_judge_says(
-    fleet: Callable[..., FleetRun], gpufleet: Command
+    fleet_here: Callable[..., FleetRun], gpufleet: Command
 ) -> None:
-    run = fleet("""
+    run = fleet_here("""
         import shutil
 
         def test_x():
@@ -241,8 +241,8 @@ def test_a_failed_rehearsal_with_broken_evidence_ends_as_judge_says(
     assert gpufleet("judge", run.folders[0])[0] == 1
 
 
-def test_a_summary_that_cannot_be_written_is_no_success(fleet: Callable[..., FleetRun]) -> None:
-    run = fleet("""
+def test_a_summary_that_cannot_be_written_is_no_success(fleet_here: Callable[..., FleetRun]) -> None:
+    run = fleet_here("""
         from pathlib import Path
 
         def test_x():
@@ -695,9 +695,9 @@ def test_a_label_that_is_no_utf_8_costs_no_textfile(tmp_path: Path) -> None:
     ],
 )
 def test_a_textfile_that_cannot_be_written_is_told_before_anything_starts(
-    run_pytest: Callable[..., FleetRun], path: str, why: str
+    run_here: Callable[..., FleetRun], path: str, why: str
 ) -> None:
-    run = run_pytest(
+    run = run_here(
         "--rehearse", "--fleet-dir=runs", f"--fleet-prometheus={path}", files={"test_x.py": "def test_x(): pass"}
     )
     assert run.status == 4
@@ -705,11 +705,11 @@ def test_a_textfile_that_cannot_be_written_is_told_before_anything_starts(
     assert not run.folders
 
 
-def test_a_textfile_replaces_the_one_of_the_run_before(run_pytest: Callable[..., FleetRun], tmp_path: Path) -> None:
+def test_a_textfile_replaces_the_one_of_the_run_before(run_here: Callable[..., FleetRun], tmp_path: Path) -> None:
     path = tmp_path / "gpufleet.prom"
     path.touch()  # as an administrator may do, to give it to the right user
     for _ in range(2):
-        run = run_pytest(
+        run = run_here(
             "--rehearse", "--fleet-dir=runs", f"--fleet-prometheus={path}", files={"test_x.py": "def test_x(): pass"}
         )
         assert run.status == 0, run.text

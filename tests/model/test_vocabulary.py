@@ -61,9 +61,9 @@ FREE = {"image"}
 
 
 @pytest.fixture(scope="module")
-def measured(fleet):
+def measured(fleet_here):
     """The conditions that each metric was measured under, from the evidence of a rehearsal."""
-    run = fleet(MODULE)
+    run = fleet_here(MODULE)
     assert run.outcomes == {"test_everything": "passed"}, run.text
     conditions = {}
     for finding in run.record.findings:
