@@ -111,7 +111,7 @@ def run_here(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetRun
 
     def run(*arguments: object, files: Mapping[str, str | Path] | None = None, **environment: str) -> FleetRun:
         root, text = lay_out(tmp_path_factory.mktemp("run"), files or {}), io.StringIO()
-        before = set(sys.modules)
+        ours = {name: sys.modules.pop(name) for name in loaded_from(root)}
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(text), redirect_stderr(text):
             patch.chdir(root)
             patch.setattr(sys, "path", [str(root), *sys.path])
@@ -121,12 +121,21 @@ def run_here(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetRun
                 patch.setenv(name, value)
             # unraisableexception collects garbage for as long as all the rest takes.
             status = pytest.main(["-p", "no:cacheprovider", "-p", "no:unraisableexception", *map(str, arguments)])
-        for name in sys.modules.keys() - before:
-            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(root)):
-                del sys.modules[name]
+        for name in loaded_from(root):
+            del sys.modules[name]
+        sys.modules.update(ours)
         return FleetRun(int(status), text.getvalue(), root)
 
     return run
+
+
+def loaded_from(root: Path) -> list[str]:
+    """Modules of tests, which are called alike in other folders, and what else a run has loaded from its own."""
+    return [
+        name
+        for name, module in sys.modules.items()
+        if name.startswith("test_") or name == "conftest" or str(getattr(module, "__file__", "")).startswith(str(root))
+    ]
 
 
 @pytest.fixture(scope="session")

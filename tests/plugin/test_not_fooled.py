@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.run import files
+from pytest_gpufleet.run import disk_space
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.conftest import ACCEPTANCE
 
@@ -66,7 +66,7 @@ def test_there_is_no_run_without_a_part_of_this_plugin(fleet_here):
 
 
 def test_there_is_no_run_without_room_for_temporary_files(fleet_here, monkeypatch):
-    monkeypatch.setattr(files, "TEMPORARY_BYTES", 1 << 60)  # as much as the folder has not
+    monkeypatch.setattr(disk_space, "TEMPORARY_BYTES", 1 << 60)  # as much as the folder has not
     run = fleet_here(ORDER)
     assert (run.status, run.folders) == (4, [])
     assert "there is no room for temporary files in /" in run.text
@@ -76,7 +76,7 @@ def test_there_is_no_run_without_room_for_temporary_files(fleet_here, monkeypatc
 def test_a_changed_copy_of_the_suite_is_told(run_here, tmp_path):
     copy = shutil.copytree(ACCEPTANCE, tmp_path / "copy")
     health = copy / "test_2_health.py"
-    health.write_text(health.read_text().replace("assert ", "assert True or "))
+    health.write_text(health.read_text().replace("def test_", "def not_a_test_", 1))
     (copy / "test_10_own.py").write_text("def test_own(world): pass")
     run = run_here(copy, "--rehearse=2", "--fleet-dir=runs", "-k", "health or own")
     assert run.record.altered == ["test_2_health.py"]
