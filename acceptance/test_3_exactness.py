@@ -42,7 +42,7 @@ def deliver(group: World, collective: str, operation: str = "", **how: Any) -> S
     for reason in deliveries[0].refused:
         print(f"{collective} {operation} is not offered with {reason}")
     if any(delivery.wrong for delivery in deliveries):
-        pytest.fail(who_corrupts(group, deliveries, collective, operation, **how), pytrace=False)
+        expect_none([who_corrupts(group, deliveries, collective, operation, **how)])
     return deliveries
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.probes.search import slow_collective
 
 pytestmark = pytest.mark.fresh_world
@@ -50,35 +51,41 @@ def fail(rank):
     dist.batch_isend_irecv = batch
 
 def find(group):
-    text = slow_collective.who_is_slow(group, GpuTopology(), "all_reduce", 1 << 16)
-    print(text)
-    return text
+    found = slow_collective.who_is_slow(group, GpuTopology(), "all_reduce", 1 << 16)
+    print(*found, sep="\\n")
+    return found
+
+def cpu(index):
+    return Place(0, "cpu", index)
 
 def test_a_rank_that_comes_late(nccl_group):
     nccl_group.run(plant, late=2)
-    text = find(nccl_group)
-    assert text.startswith("rank 2 of 4, CPU comes ")
-    assert "ms late to every all_reduce" in text
+    (found,) = find(nccl_group)
+    assert (found.code, found.subjects) == ("rank_comes_late", (cpu(2),))
+    assert "ms late to every all_reduce" in found.what
 
 def test_a_rank_with_slow_links(nccl_group):
     nccl_group.run(plant, links=2)
-    text = find(nccl_group)
-    assert text.startswith("rank 2 of 4, CPU: every pair with it takes ")
-    assert " us, all others " in text
+    (found,) = find(nccl_group)
+    assert (found.code, found.subjects) == ("links_slow", (cpu(2),))
+    assert found.what.startswith("every pair with it takes ") and " us, all others " in found.what
 
 def test_a_slow_link(nccl_group):
     nccl_group.run(plant, link={1, 3})
-    assert find(nccl_group).startswith("the link between rank 1 of 4, CPU and rank 3 of 4, CPU: this pair takes ")
+    (found,) = find(nccl_group)
+    assert (found.code, found.subjects) == ("link_slow", (Pair(cpu(1), cpu(3)),))
 
 def test_a_rank_that_slows_nothing_but_the_collective(nccl_group):
     nccl_group.run(plant, end=1)
-    text = find(nccl_group)
-    assert text.startswith("rank 1 of 4, CPU: without it all_reduce reaches ")
-    assert "without any other rank " in text
+    (found,) = find(nccl_group)
+    assert (found.code, found.subjects) == ("slows_collectives", (cpu(1),))
+    assert "without any other rank " in found.what
 
 def test_no_single_one_where_all_are_slow(nccl_group):
     nccl_group.run(plant)
-    pairs, others, variables = find(nccl_group).splitlines()
+    found = find(nccl_group)
+    assert {(each.code, each.subjects) for each in found} == {("cause_unclear", ())}
+    pairs, others, variables = (each.what for each in found)
     assert pairs.startswith("no single GPU: each of the 6 pairs takes ")
     assert others.startswith("without any one rank all_reduce reaches ")
     assert "among ranks 0 to 1 " in others and "among ranks 2 to 3 " in others
@@ -87,14 +94,15 @@ def test_no_single_one_where_all_are_slow(nccl_group):
 @pytest.mark.world_size(2)
 def test_no_single_one_of_two(nccl_group):
     nccl_group.run(plant, links=1)
-    assert find(nccl_group).startswith("with two ranks nobody can tell which one it is: their link takes ")
+    found, *_ = find(nccl_group)
+    assert found.what.startswith("with two ranks nobody can tell which one it is: their link takes ")
 
 @pytest.mark.world_size(3)
 def test_a_search_that_fails(nccl_group):
     nccl_group.run(fail)
-    text = find(nccl_group)
-    assert text.startswith("the search for the cause failed: RankFailure")
-    assert "RuntimeError: no route" in text
+    found, *_ = find(nccl_group)
+    assert found.what.startswith("the search for the cause failed: RankFailure")
+    assert "RuntimeError: no route" in found.what
     assert nccl_group.run(lambda rank: rank.index) == [0, 1, 2]  # the next check has its ranks
 """
 

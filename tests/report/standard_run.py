@@ -91,8 +91,7 @@ class Run:
                 what = "every pair with it reaches 212 GB/s, all others 394"
                 found = [Fault("links_slow", (gpu(5),), what, check=check)]
             self.faults += found
-            cause = "\n".join(fault.told() for fault in found)
-            self.failed[check] = str(LimitMissed([finding], self.topology, cause))
+            self.failed[check] = str(LimitMissed([finding], self.topology, found))
 
     def _samples(self, metric: str, place: Where, value: float) -> tuple[float, ...]:
         factor = self.bad.get(metric, 1.0) if place == WORLD or gpu(5) in place.parts else 1.0

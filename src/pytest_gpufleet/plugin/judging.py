@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import reprlib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
+from pytest_gpufleet.plugin.keys import FAULTS, FINDINGS, MISSED, RUN
+from pytest_gpufleet.redaction import redacted
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.verdict.judgement import LimitMissed
+
+
+# Why figures missed: faults, or a text that names nobody.
+Cause = str | Fault | Sequence[Fault]
 
 
 class Judge:
@@ -28,10 +35,10 @@ class Judge:
         *measurements: Measurement,
         shown: Iterable[Measurement] = (),
         required: bool = True,
-        on_miss: Callable[[], str] | None = None,
+        on_miss: Callable[[], Cause] | None = None,
     ) -> None:
-        """Hold each of the measurements against its limit and its peers, and record all. TypeError for what is no
-        Measurement, ValueError for none."""
+        """Hold each of the measurements against its limit and its peers, and record all; `on_miss` looks for the cause
+        if one missed. TypeError for what is no Measurement, ValueError for none."""
         __tracebackhide__ = True
         run, item, shown = self._item.config.stash[RUN], self._item, tuple(shown)
         for each in (*measurements, *shown):
@@ -48,7 +55,20 @@ class Judge:
         if now := [finding for finding in findings if finding.state == "missed"]:
             missed, causes = item.stash.setdefault(MISSED, ([], []))
             missed += now
-            causes += [on_miss()] if on_miss else []
+            for fault in _faults(on_miss() if on_miss else "", item.nodeid):
+                run.record_event("fault", fault=fault.to_json())
+                causes.append(fault)
+
+
+def _faults(cause: Cause, check: str) -> list[Fault]:
+    match cause:
+        case str():
+            found: Sequence[Fault] = [Fault("cause_unclear", (), cause)] if cause else []
+        case Fault():
+            found = [cause]
+        case _:
+            found = cause
+    return [replace(fault, check=check, what=redacted(fault.what), story=redacted(fault.story)) for fault in found]
 
 
 def limit_missed(item: pytest.Item) -> LimitMissed | None:
@@ -59,7 +79,8 @@ def limit_missed(item: pytest.Item) -> LimitMissed | None:
         return None
     from pytest_gpufleet.verdict.judgement import LimitMissed
 
-    return LimitMissed(missed, item.config.stash[RUN].ground.topology, "\n".join(filter(None, causes)))
+    item.stash.setdefault(FAULTS, []).extend(causes)
+    return LimitMissed(missed, item.config.stash[RUN].ground.topology, causes)
 
 
 def _tell(config: pytest.Config, finding: Finding) -> None:

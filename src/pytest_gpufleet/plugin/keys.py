@@ -20,7 +20,7 @@ SCREEN = pytest.StashKey[Screen]()
 # Of a test: what judge() found; of that, what missed and no phase of the test has failed for yet, with the causes that
 # were found; and the LimitMissed of a test that did all that it had to do.
 FINDINGS: pytest.StashKey[list[Finding]] = pytest.StashKey()
-MISSED: pytest.StashKey[tuple[list[Finding], list[str]]] = pytest.StashKey()
+MISSED: pytest.StashKey[tuple[list[Finding], list[Fault]]] = pytest.StashKey()
 ONLY_LIMITS = pytest.StashKey[BaseException]()
 # What was found to be wrong by what ended its phases, and while it ran.
 FAULTS: pytest.StashKey[list[Fault]] = pytest.StashKey()

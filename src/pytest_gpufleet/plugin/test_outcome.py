@@ -68,7 +68,8 @@ def faults(item: pytest.Item, report: pytest.TestReport, error: BaseException | 
 def show_faults(report: pytest.TestReport, error: BaseException | None, run: Run) -> None:
     """Let pytest show faults with all that tells which GPU it is, and without a traceback, which tells nothing."""
     if isinstance(error, Faults) and report.failed:
-        report.longrepr = "\n".join(fault.told(run.ground.topology.identity) for fault in error.faults)
+        identity = run.ground.topology.identity
+        report.longrepr = "\n".join("\n".join(filter(None, (each.told(identity), each.story))) for each in error.faults)
 
 
 def _outcome(phases: Phases) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.accused import Accused
 from pytest_gpufleet.report.misses import Miss, misses
+from pytest_gpufleet.verdict.accusations import searched
 
 # Half of it from the top and half from the end: the cause of a failure is in one of the two.
 LONGEST_MESSAGE = 4000
@@ -135,11 +136,6 @@ def _failure(
         tuple(advice),
         said=heads.pop() if len(heads) == 1 and not more else "",
     )
-
-
-def searched(record: Record, check_id: str) -> list[Fault]:
-    """What was found out about the cause of limits that a check missed."""
-    return [fault for fault in record.faults if fault.check == check_id and fault.kind.category == "performance"]
 
 
 def explanations(accused: Iterable[Accused]) -> list[str]:

@@ -9,8 +9,9 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.accused import Accused, accused, times_named
 from pytest_gpufleet.report.banner import STAMPS, stamp
-from pytest_gpufleet.report.failures import explanations, searched
+from pytest_gpufleet.report.failures import explanations
 from pytest_gpufleet.report.open_points import counted, gaps
+from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import own_limits
 from pytest_gpufleet.verdict.verdict import RESUMABLE, remarks
 

@@ -36,6 +36,11 @@ def of_finding(finding: Finding) -> list[Fault]:
     ]
 
 
+def searched(record: Record, check_id: str) -> list[Fault]:
+    """What was found out about the cause of limits that a check missed."""
+    return [fault for fault in record.faults if fault.check == check_id and fault.kind.category == "performance"]
+
+
 def causes(record: Record) -> list[Fault]:
     """What has to be mended before what it explains says anything: settings, and who else used the GPUs of this run,
     whether or not a check looked."""

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit
@@ -24,23 +25,14 @@ STEADINESS = (
 class LimitMissed(AssertionError):
     """Measurements missed their limits, or a GPU is slower than its peers. `findings` has the figures.
 
-    `cause`, if anybody found one, comes first in the message.
+    `causes`, if anybody found any, come first in the message.
     """
 
-    def __init__(self, findings: Sequence[Finding], topology: GpuTopology, cause: str = "") -> None:
+    def __init__(self, findings: Sequence[Finding], topology: GpuTopology, causes: Iterable[Fault] = ()) -> None:
         self.findings = tuple(findings)
-        self.cause = cause
+        self.causes = tuple(causes)
         lines = [line for finding in findings for line in _lines(finding, topology)]
-        super().__init__("\n".join([cause, *lines] if cause else lines))
-
-
-def halves(message: str, findings: Iterable[Finding]) -> tuple[str, str]:
-    """What the message of a failed check says before the first of its figures that missed their limits: the cause, if
-    there are figures; and the rest."""
-    titles = tuple(f"{finding.measurement.definition.title} (" for finding in findings if finding.state == "missed")
-    lines = message.splitlines()
-    first = next((number for number, line in enumerate(lines) if titles and line.startswith(titles)), len(lines))
-    return "\n".join(lines[:first]).strip(), "\n".join(lines[first:])
+        super().__init__("\n".join([*(fault.told(topology.identity) for fault in self.causes), *lines]))
 
 
 def judge(

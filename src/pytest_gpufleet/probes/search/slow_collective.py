@@ -9,6 +9,7 @@ from statistics import median
 
 from pytest_gpufleet.hardware import environment
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
@@ -37,28 +38,27 @@ class Slow:
     deadline: Deadline = field(default_factory=Deadline)
 
 
-Step = tuple[str, str]  # who it is, and if that is not known what was seen
+Step = Fault | str  # who it is, or, if that is not known, what was seen
 
 
-def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: int) -> str:
+def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: int) -> list[Fault]:
     """Who made a collective over `world` slow at S = `nbytes`: a rank that comes late, one with slow links, one link,
     or no single one.
 
     Looks at launches, then at all pairs, then leaves out one rank after the other and tries both halves, and stops as
     soon as it knows.
     """
-    slow, clues = Slow(world, topology, collective, nbytes), []
+    slow, clues = Slow(world, topology, collective, nbytes), list[str]()
     try:
         for step in (_late_rank, _slow_links, _left_out):
-            found, clue = step(slow)
-            if found:
-                return found
-            clues += [clue] if clue else []
+            if isinstance(found := step(slow), Fault):
+                return [found]
+            clues.append(found)
     except Exception as error:  # whatever it is, the miss comes first
         clues.append(failed(error))
     if steering := [f"{name}={value}" for name, value in environment.relevant().items() if name.startswith("NCCL_")]:
         clues.append(f"variables that steer NCCL are set: {', '.join(steering)}")
-    return "\n".join(clues)
+    return [Fault("cause_unclear", (), clue) for clue in clues if clue]
 
 
 def _late_rank(slow: Slow) -> Step:
@@ -69,12 +69,12 @@ def _late_rank(slow: Slow) -> Step:
     usual = median(launched[:latest] + launched[latest + 1 :])
     late = launched[latest] - usual
     if late < max(LATE_SECONDS, 2 * usual) or late < LATE_SHARE * times[latest][1]:
-        return "", ""
-    return (
-        f"{world.name_of(latest)} comes {late * 1e3:.2g} ms late to every {slow.collective}, and all others wait for "
-        f"it: its process needs {launched[latest] * 1e3:.2g} ms to launch one, theirs {usual * 1e3:.2g} ms. Look for "
-        "what else runs on the processors that it may use"
-    ), ""
+        return ""
+    what = (
+        f"it comes {late * 1e3:.2g} ms late to every {slow.collective}, and all others wait for it: its process needs "
+        f"{launched[latest] * 1e3:.2g} ms to launch one, theirs {usual * 1e3:.2g} ms"
+    )
+    return Fault("rank_comes_late", (world.places[latest],), what)
 
 
 def _slow_links(slow: Slow) -> Step:
@@ -87,28 +87,30 @@ def _slow_links(slow: Slow) -> Step:
     rates = {pair: size / took for pair, took in seconds.items()}
     verb = "reaches" if size >= MiB else "takes"
     if len(rates) == 1:
-        return "", f"with two ranks nobody can tell which one it is: their link {verb} {_span(rates.values(), size)}"
+        return f"with two ranks nobody can tell which one it is: their link {verb} {_span(rates.values(), size)}"
     shares = of_their_kind(rates, {(a, b): _link(slow, a, b) for a, b in rates})
     if (rank := slow_rank(shares)) is not None:
         with_it, others = _split(rates, rank)
         theirs = _span(others, size)
-        return f"{world.name_of(rank)}: every pair with it {verb} {_span(with_it, size)}, all others {theirs}", ""
+        what = f"every pair with it {verb} {_span(with_it, size)}, all others {theirs}"
+        return Fault("links_slow", (world.places[rank],), what)
     few = slow_pairs(shares)
     if not few:
-        return "", f"no single GPU: each of the {len(rates)} pairs {verb} {_span(rates.values(), size)}"
+        return f"no single GPU: each of the {len(rates)} pairs {verb} {_span(rates.values(), size)}"
     fine = _span((rate for pair, rate in rates.items() if pair not in few), size)
     if len(few) == 1:
-        ends = " and ".join(world.name_of(index) for index in few[0])
-        return f"the link between {ends}: this pair {verb} {_span([rates[few[0]]], size)}, all others {fine}", ""
+        ends = place.Pair(*(world.places[index] for index in few[0]))
+        what = f"this pair {verb} {_span([rates[few[0]]], size)}, all others {fine}"
+        return Fault("link_slow", (ends,), what)
     each = ", ".join(f"{world.places[a]}-{world.places[b]} {_span([rates[a, b]], size)}" for a, b in few)
-    return "", f"no single GPU: {len(few)} of {len(rates)} pairs are slow ({each}), each other one {verb} {fine}"
+    return f"no single GPU: {len(few)} of {len(rates)} pairs are slow ({each}), each other one {verb} {fine}"
 
 
 def _left_out(slow: Slow) -> Step:
     """Bus bandwidth of the collective without each rank, and of both halves."""
     world, collective = slow.world, slow.collective
     if world.size < 3:
-        return "", ""
+        return ""
     size, everyone = min(slow.nbytes, GROUP_BYTES), range(world.size)
 
     def rate(ranks: Iterable[int]) -> float:
@@ -121,13 +123,14 @@ def _left_out(slow: Slow) -> Step:
     # The others must agree: with the culprit in the group, it matters little who else is.
     if max(others) < SLOW * without[best] and min(others) > SLOW * max(others):
         reached = f"without it {collective} reaches {_gigabytes([without[best]])}"
-        return f"{world.name_of(best)}: {reached}, without any other rank {_gigabytes(others)}", ""
+        what = f"{reached}, without any other rank {_gigabytes(others)}"
+        return Fault("slows_collectives", (world.places[best],), what)
     clue = f"without any one rank {collective} reaches {_gigabytes(without.values())}"
     if world.size > 3:
         halves = [everyone[: world.size // 2], everyone[world.size // 2 :]]
         rates = [f"ranks {half[0]} to {half[-1]} {_gigabytes([rate(half)])}" for half in halves]
         clue += f", among {' and among '.join(rates)}"
-    return "", clue
+    return clue
 
 
 def _link(slow: Slow, a: int, b: int) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Pair, Where
 
 # A pair this much slower than the fastest is a slow one.
 SLOWER = 0.03
 
 
-def who_slows_pairs(figures: Sequence[Mapping[Where, float]], topology: GpuTopology) -> str:
-    """Which GPU the slow pairs have in common, in one sentence. `figures`: GB/s by place, for each kind of link."""
+def who_slows_pairs(figures: Sequence[Mapping[Where, float]]) -> Fault:
+    """Which GPU the slow pairs have in common. `figures`: GB/s by place, for each kind of link."""
     slow: dict[Where, float] = {}
     others: dict[Where, float] = {}
     for values in figures:
@@ -20,14 +20,16 @@ def who_slows_pairs(figures: Sequence[Mapping[Where, float]], topology: GpuTopol
         slow |= {place: value for place, value in values.items() if not value >= enough}
         others |= {place: value for place, value in values.items() if value >= enough}
     if not slow:
-        return "no single GPU: all pairs are about equally slow"
+        return Fault("cause_unclear", (), "no single GPU: all pairs are about equally slow")
     common = sorted(set.intersection(*(set(place.parts) for place in slow)))
     rates = (
         f"{min(slow.values()):,.4g} to {max(slow.values()):,.4g} GB/s, all others at least {min(others.values()):,.4g}"
     )
     if not common:
-        return f"no single GPU: {', '.join(map(str, slow))} are slow and have none in common ({rates})"
+        what = f"no single GPU: {', '.join(map(str, slow))} are slow and have none in common ({rates})"
+        return Fault("cause_unclear", (), what)
     if len(common) == 2:
-        return f"{topology.identity(Pair(*common))}: only the way between these two is slow ({rates})"
+        return Fault("link_slow", (Pair(*common),), f"only the way between these two is slow ({rates})")
     own = [place for place in (*slow, *others) if common[0] in place.parts]
-    return f"{topology.identity(common[0])}: {len(slow)} of the {len(own)} figures of pairs with it are slow ({rates})"
+    what = f"{len(slow)} of the {len(own)} figures of pairs with it are slow ({rates})"
+    return Fault("links_slow", (common[0],), what)

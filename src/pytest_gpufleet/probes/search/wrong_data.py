@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.probes.collectives.exactness import Delivery, exchange
 from pytest_gpufleet.probes.search.deadline import Deadline, failed
 from pytest_gpufleet.world.world import World
@@ -12,10 +14,15 @@ from pytest_gpufleet.world.world import World
 SHOWN = 3
 
 
-def who_corrupts(world: World, deliveries: Sequence[Delivery], collective: str, operation: str, **how: Any) -> str:
-    """Who corrupted what `exchange` delivered, and what was wrong on which rank. Leaves out one rank after the other:
-    if the data are right without one only, it is that one."""
-    lines = [_corrupting_rank(world, deliveries, collective, operation, how)]
+def who_corrupts(world: World, deliveries: Sequence[Delivery], collective: str, operation: str, **how: Any) -> Fault:
+    """Who corrupted what `exchange` delivered; its story is what was wrong on which rank. Leaves out one rank after the
+    other: if the data are right without one only, it is that one."""
+    subjects, what = _corrupting_rank(world, deliveries, collective, operation, how)
+    return Fault("collective_wrong", subjects, what, _story(world, deliveries))
+
+
+def _story(world: World, deliveries: Sequence[Delivery]) -> str:
+    lines = []
     faults: dict[tuple[str, ...], list[int]] = {}
     for index, delivery in enumerate(deliveries):
         if delivery.wrong:
@@ -31,12 +38,12 @@ def who_corrupts(world: World, deliveries: Sequence[Delivery], collective: str, 
 
 def _corrupting_rank(
     world: World, deliveries: Sequence[Delivery], collective: str, operation: str, how: Mapping[str, Any]
-) -> str:
+) -> tuple[tuple[Where, ...], str]:
     seen = [index for index, delivery in enumerate(deliveries) if delivery.wrong]
     if world.size == 2 and len(seen) == 1:
-        return f"{world.name_of(seen[0])} has wrong data"
+        return (world.places[seen[0]],), "has wrong data"
     if world.size == 2:
-        return "both ranks have wrong data: nobody can tell whose fault it is"
+        return (), "both ranks have wrong data: nobody can tell whose fault it is"
     deadline, clean = Deadline(), []
     try:
         for index in range(world.size):
@@ -45,11 +52,12 @@ def _corrupting_rank(
             if not any(delivery.wrong for delivery in again):
                 clean.append(index)
     except Exception as error:  # whatever it is, the wrong data come first
-        return failed(error)
+        return (), failed(error)
     if len(clean) == 1:
-        return f"{world.name_of(clean[0])} corrupts data: only without it everything is right"
+        return (world.places[clean[0]],), "corrupts data: only without it everything is right"
     if len(clean) == 2:
-        return f"the link between {' and '.join(map(world.name_of, clean))} corrupts data: without either all are right"
+        link = Pair(*(world.places[index] for index in clean))
+        return (link,), "the link between them corrupts data: without either all are right"
     if clean:
-        return f"it did not happen again in groups without {', '.join(map(world.name_of, clean))}"
-    return "wrong data whichever rank is left out: more than one corrupts them, or what lies between them"
+        return (), f"it did not happen again in groups without {', '.join(map(world.name_of, clean))}"
+    return (), "wrong data whichever rank is left out: more than one corrupts them, or what lies between them"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, by_check
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.record import Record, sha256
+from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import as_given, instead
-from pytest_gpufleet.verdict.judgement import LimitMissed, halves, judge, unsteady
+from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
 from pytest_gpufleet.verdict.profiles.profile import Profile, shipped
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
@@ -27,9 +29,9 @@ def judge_again(record: Record, profile: Profile | None) -> Record:
     check compared itself, like the number of GPUs, is not judged again.
     """
     findings = [new for finding in record.findings for new in _findings(finding, record, profile)]
-    then, now = (by_check(each for each in some if each.state == "missed") for some in (record.findings, findings))
+    now = by_check(each for each in findings if each.state == "missed")
     checks = {
-        name: _check(check, then.get(name, []), now.get(name, []), record.topology)
+        name: _check(check, now.get(name, []), searched(record, name), record.topology)
         for name, check in record.checks.items()
     }
     limits = f"the limits of profile {profile.name}" if profile else "no limits"
@@ -39,7 +41,8 @@ def judge_again(record: Record, profile: Profile | None) -> Record:
         "profile_sha256": sha256(profile.path) if profile else None,
         "judged_again": note,
     }
-    again = replace(record, run={**record.run, **header}, findings=findings, checks=checks)
+    faults = [fault for fault in record.faults if fault.check in now or fault not in searched(record, fault.check)]
+    again = replace(record, run={**record.run, **header}, findings=findings, checks=checks, faults=faults)
     models = [gpu.name for gpu in record.topology.gpus]
     new = as_given(profile, models) if profile and profile not in shipped() else None
     again = replace(again, profile=instead(new, record.profile))
@@ -57,14 +60,12 @@ def _findings(finding: Finding, record: Record, profile: Profile | None) -> list
     return [new, *filter(None, [unsteady(new)])]
 
 
-def _check(check: Check, then: list[Finding], now: list[Finding], topology: GpuTopology) -> Check:
+def _check(check: Check, now: list[Finding], causes: list[Fault], topology: GpuTopology) -> Check:
     match check.outcome, check.failed_by, bool(now):
         case ("passed", _, True) | ("failed", "limits" | "limits, with more to do", True):
-            cause, figures = halves(check.message, then)  # the cause was found when it ran, and still holds
             told = f"\n\nWhen it ran:\n{check.message}" if check.message else ""
-            return replace(
-                check, outcome="failed", message=str(LimitMissed(now, topology, cause if figures else "")) + told
-            )
+            message = str(LimitMissed(now, topology, causes))  # which were found when it ran, and still hold
+            return replace(check, outcome="failed", failed_by="limits", message=message + told)
         case ("failed", "limits", False):
             return replace(check, outcome="passed", message="", failed_by="")
         case ("failed", "limits, with more to do", False):
