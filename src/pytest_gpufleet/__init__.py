@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_gpufleet.model.check import not_applicable as not_applicable
     from pytest_gpufleet.model.fault import Fault as Fault
     from pytest_gpufleet.model.fault import Faults as Faults
     from pytest_gpufleet.model.fault import expect_none as expect_none
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.health_rules import unreadable as unreadable
     from pytest_gpufleet.verdict.judgement import LimitMissed as LimitMissed
     from pytest_gpufleet.verdict.profiles.profile import Profile as Profile
-    from pytest_gpufleet.world.outcomes import not_applicable as not_applicable
     from pytest_gpufleet.world.rank import Rank as Rank
     from pytest_gpufleet.world.rank_failure import RankFailure as RankFailure
     from pytest_gpufleet.world.rank_failure import RankReport as RankReport
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 _NAMES = {
+    "model.check": ("not_applicable",),
     "model.fault": ("Fault", "Faults", "expect_none"),
     "model.finding": ("Finding",),
     "model.gpu": ("Gpu", "GpuTopology"),
@@ -72,7 +73,6 @@ _NAMES = {
     "verdict.health_rules": ("link_errors", "pcie_errors", "recorded_errors", "unreadable"),
     "verdict.judgement": ("LimitMissed",),
     "verdict.profiles.profile": ("Profile",),
-    "world.outcomes": ("not_applicable",),
     "world.rank": ("Rank",),
     "world.rank_failure": ("RankFailure", "RankReport"),
     "world.world": ("World",),

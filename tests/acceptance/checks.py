@@ -17,10 +17,10 @@ import pytest
 
 from pytest_gpufleet.hardware.kernel_log import KernelLog
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.check import NotApplicable, NotJudged
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.verdict.profiles import profile
-from pytest_gpufleet.world.outcomes import NotApplicable
 from pytest_gpufleet.world.world import World
 from tests.conftest import ACCEPTANCE
 from tests.machines import Recorded
@@ -97,7 +97,7 @@ def _outcome(check: Callable[..., None], fixtures: dict[str, Any], topology: Gpu
         check(**{name: fixtures[name] for name in inspect.signature(check).parameters})
     except NotApplicable as end:
         return Outcome("not applicable", str(end))
-    except pytest.skip.Exception as end:
+    except (pytest.skip.Exception, NotJudged) as end:
         return Outcome("skipped", str(end))
     except Faults as found:
         told = "\n".join(fault.told(topology.identity) for fault in found.faults)

@@ -34,11 +34,9 @@ def test_the_terminal(pytestconfig):
 
 def test_the_writers_of_reports(run_here):
     conftest = """
-    import pytest
     from pytest_gpufleet.plugin import compat
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(session):
+    def pytest_collection_finish(session):
         junit = compat.stop_report_writers(session.config)
         assert junit.logfile.endswith("junit.xml")
     """
@@ -65,3 +63,36 @@ def test_an_option_that_takes_an_argument_only_behind_an_equals_sign(run_here):
     assert "sugar: one ['test_inner.py']" in run_here("--sugar", "test_inner.py", files=files).text
     assert "sugar: two ['test_inner.py']" in run_here("--sugar=two", "test_inner.py", files=files).text
     assert "sugar: None" in run_here("test_inner.py", files=files).text
+
+
+def test_a_skip_is_told_where_the_test_stands(run_here):
+    files = {
+        "test_inner.py": """
+        from pytest_gpufleet import not_applicable
+        from pytest_gpufleet.plugin import compat
+
+        def test_raised():
+            raise compat.skip_of_the_test("of the test")
+
+        def test_not_applicable():
+            not_applicable("no such hardware")
+    """
+    }
+    run = run_here("-rs", files=files)
+    assert "SKIPPED [1] test_inner.py:5: of the test" in run.text
+    assert "SKIPPED [1] test_inner.py:8: not applicable: no such hardware" in run.text
+
+
+def test_assertions_are_explained_by_what_was_given(monkeypatch):
+    monkeypatch.setattr("_pytest.assertion.util._reprcompare", None)
+    compat.explain_assertions_by(lambda operator, left, right: f"{left} is {right} no more")
+    with pytest.raises(AssertionError, match="1 is 2 no more"):
+        assert int("1") == int("2")
+
+
+def test_a_configuration_beside_that_of_the_session(monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    config = compat.configuration(["-c", "/dev/null", "--noconftest", "-vv"])
+    told = config.hook.pytest_assertrepr_compare(config=config, op="==", left=[1, 2], right=[1, 3])
+    assert told[0][0] == "[1, 2] == [1, 3]"
+    assert config.get_verbosity() == 2

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import _pytest
 import pytest
 
+from pytest_gpufleet.model.check import NotApplicable, NotJudged
+
+OURS = (NotApplicable, NotJudged)  # which pytest takes for skips
+NO_FAILURE = (pytest.skip.Exception, pytest.xfail.Exception, *OURS)  # though they end a test
 PACKAGE = Path(str(_pytest.__file__)).parent  # of pytest's own hooks and fixtures
 _JUNIT, _HTML = "_pytest.junitxml", "pytest_html.selfcontained_report"  # where their writers are defined
 
@@ -58,3 +63,35 @@ def takes_no_argument_alone(parser: pytest.Parser, option: str, value: str) -> N
     for name in ("parse", "parse_known_and_unknown_args"):
         parse = getattr(parser, name)
         setattr(parser, name, lambda args, namespace=None, parse=parse: parse(completed(args), namespace))
+
+
+def skip_of_the_test(reason: str) -> BaseException:
+    """A skip that is told where the test stands, and not where it was raised."""
+    ending = pytest.skip.Exception(reason)
+    ending._use_item_location = True
+    return ending
+
+
+def as_skip(error: BaseException) -> pytest.ExceptionInfo[BaseException]:
+    """The same for what was raised."""
+    return pytest.ExceptionInfo.from_exception(skip_of_the_test(str(error)).with_traceback(error.__traceback__))
+
+
+def explain_assertions_by(explain: Callable[[str, object, object], str | None]) -> None:
+    """Have rewritten assertions of this process ask `explain(operator, left, right)` what differs."""
+    import _pytest.assertion.util
+
+    _pytest.assertion.util._reprcompare = explain
+
+
+def configuration(arguments: list[str]) -> pytest.Config:
+    """A configuration of pytest beside any that there is."""
+    from _pytest.config import get_config
+    from _pytest.terminal import TerminalReporter
+
+    config = get_config(arguments)
+    config.parse(arguments)
+    # Before pytest 9 the highlighter of diffs is asked of the terminal reporter.
+    if not config.pluginmanager.hasplugin("terminalreporter"):
+        config.pluginmanager.register(TerminalReporter(config, sys.stdout), "terminalreporter")
+    return config

@@ -9,13 +9,13 @@ from typing import Any
 from pytest_gpufleet.hardware.kernel_log import KernelLog
 from pytest_gpufleet.hardware.nvml import pci_addresses
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.check import not_applicable, not_judged
 from pytest_gpufleet.model.facts import COUNTERS, Unavailable, check_name
 from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.verdict.blind import untold
 from pytest_gpufleet.verdict.health_rules import sxids, xids_of, xids_of_none
-from pytest_gpufleet.world.outcomes import not_applicable, not_judged
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.plugin import compat, fixtures, needs, options, ownership, telling
+from pytest_gpufleet.plugin import compat, fixtures, needs, on_ranks, options, ownership, telling
 from pytest_gpufleet.plugin.keys import ENDED, FAULTS, FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
 from pytest_gpufleet.plugin.screen import Screen
 from pytest_gpufleet.run.run import Run
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     screen = config.stash[SCREEN] = Screen()
-    run = config.stash[RUN] = Run(options.from_config(config), screen.tell)
+    run = config.stash[RUN] = Run(options.from_config(config), screen.tell, on_ranks.prepare)
     # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
     config.add_cleanup(run.interruption.pass_on)
     config.add_cleanup(run.close)  # this one first
@@ -246,7 +246,7 @@ def _limit_missed(item: pytest.Item) -> BaseException | None:
 
 
 def _is_no_failure(ended: BaseException | None) -> bool:
-    return ended is None or isinstance(ended, (pytest.skip.Exception, pytest.xfail.Exception))
+    return ended is None or isinstance(ended, compat.NO_FAILURE)
 
 
 # ---------------------------------------------------------------- reporting
@@ -256,11 +256,13 @@ def _is_no_failure(ended: BaseException | None) -> bool:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    run = item.config.stash[RUN]
     # What ended the body stays, also if somebody else took it away on its way here.
     kept = item.stash.get(ENDED, None) if call.when == "call" else None
     error = call.excinfo.value if call.excinfo else kept
+    if isinstance(error, compat.OURS) and call.excinfo:
+        call.excinfo = compat.as_skip(error)
+    report = yield
+    run = item.config.stash[RUN]
     if error is not None and run.ranks.in_use is not None:
         from pytest_gpufleet.plugin import spmd
 

@@ -41,6 +41,7 @@ class Body:
         self.__qualname__ = getattr(function, "__qualname__", name)
 
     def __call__(self, rank: Rank, *, filled_in: list[str], fixtures: dict[str, Any]) -> str | None:
+        __tracebackhide__ = True
         own = {name: FILLED_IN[name][1](rank) for name in filled_in}
         try:
             returned = self.function(**fixtures, **own)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model.check import Check, FailedBy
+from pytest_gpufleet.model.check import Check, FailedBy, NotApplicable
 from pytest_gpufleet.model.fault import Fault, Faults
+from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.interference import is_of_the_suite
 from pytest_gpufleet.plugin.keys import ONLY_LIMITS, REACHED, RUN, Phases
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.judgement import LimitMissed
-from pytest_gpufleet.world.outcomes import NotApplicable
 from pytest_gpufleet.world.rank_failure import RankFailure
 
 MESSAGE_LIMIT = 20_000
@@ -95,7 +95,7 @@ def _outcome(phases: Phases) -> tuple[str, str]:
 def _failed(report: pytest.TestReport, error: BaseException | None) -> bool:
     """Other plugins and conftest files may change a report later (a rerun, a retry): what was raised stays, unless it
     was expected, which is reported as skipped."""
-    raised = error is not None and not isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception))
+    raised = error is not None and not isinstance(error, compat.NO_FAILURE)
     return report.failed or (raised and not (report.skipped and hasattr(report, "wasxfail")))
 
 

@@ -46,7 +46,7 @@ class Ranks:
         )
 
     def _specs(self) -> list[RankSpec]:
-        from pytest_gpufleet.world.rank_spec import RankSpec
+        from pytest_gpufleet.world.rank_spec import RankSpec, nothing
 
         ground = self._run.ground
         threads = max(1, (os.cpu_count() or 1) // ground.size) if ground.rehearsal_ranks else None
@@ -60,6 +60,7 @@ class Ranks:
                 device="cpu" if ground.rehearsal_ranks else f"cuda:{index}",
                 gpu=None if ground.rehearsal_ranks else ground.topology.gpus[index],
                 cpu_threads=threads,
+                prepare=self._run.prepare_rank or nothing,
             )
             for index in range(ground.size)
         ]

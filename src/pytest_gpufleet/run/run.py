@@ -32,15 +32,22 @@ REHEARSED_BURN_IN_SECONDS = 10.0
 
 class Run:
     """What the tests of one session share, each part made at its first use. `opening` gives it evidence and a folder,
-    if it was asked for; `conclusion` gives it a verdict. `tell(text)` shows a line at once, whatever else is shown."""
+    if it was asked for; `conclusion` gives it a verdict. `tell(text)` shows a line at once, whatever else is shown.
+    `prepare_rank` is called on each rank when it starts: what it does for those who run tests on it."""
 
     evidence: Evidence | None = None
     folder: RunFolder  # only beside evidence
     sampling: Sampling | None = None
 
-    def __init__(self, options: Options, tell: Callable[[str], None] = print) -> None:
+    def __init__(
+        self,
+        options: Options,
+        tell: Callable[[str], None] = print,
+        prepare_rank: Callable[[], None] | None = None,
+    ) -> None:
         self.options = options
         self.tell = tell
+        self.prepare_rank = prepare_rank
         self.ranks = Ranks(self)
         self.interruption = Interruption(self._tell_interruption)
         self.carried: set[str] = set()  # checks that an earlier run has done, by the names by which they are known

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NoReturn
 
-import pytest
-from _pytest.outcomes import Skipped
-
+from pytest_gpufleet.model.check import NotApplicable, NotJudged
 from pytest_gpufleet.world.call import ranks_text
-
-OutcomeKind = Literal["returned", "raised", "skipped", "xfailed", "not applicable"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank answers. Plain data: an exception itself often cannot be pickled. `call` is the number of the call
-    that it answers, `result` what was returned, packed, `phase` the one in which it was raised, and `seconds` how long
-    the call took on this rank."""
+    """What a rank answers. Plain data: an exception itself often cannot be pickled. `kind`: "returned", "raised" or one
+    of ENDINGS. `call` is the number of the call that it answers, `result` what was returned, packed, `phase` the one in
+    which it was raised, and `seconds` how long the call took on this rank."""
 
-    kind: OutcomeKind
+    kind: str
     call: int
     result: bytes = b""
     error_type: str = ""
@@ -32,41 +27,36 @@ class Outcome:
     seconds: float = 0.0
 
 
-class NotApplicable(Skipped):
-    """The hardware has no such thing: unlike a skipped check, this does not make a verdict incomplete."""
+@dataclass(frozen=True)
+class Ending:
+    """What ends a call and is no failure of it. `again(text)`: as it is raised in the controller."""
+
+    raised: type[BaseException]
+    again: Callable[[str], BaseException]
 
 
-def not_applicable(reason: str) -> NoReturn:
-    """End a test, in the controller or on a rank, because what it checks does not exist here."""
-    __tracebackhide__ = True
-    raise NotApplicable(f"not applicable: {reason}")
-
-
-def not_judged(reason: str) -> NoReturn:
-    """End a test because what it checks cannot be seen, which makes a verdict INCOMPLETE."""
-    __tracebackhide__ = True
-    pytest.skip(f"not judged: {reason}")
-
-
-# How an outcome that is neither a result nor a failure is raised again in the controller.
-RAISED_AGAIN: dict[OutcomeKind, type[BaseException]] = {
-    "not applicable": NotApplicable,
-    "skipped": Skipped,
-    "xfailed": pytest.xfail.Exception,
+# By the kind of their outcome, the most special first. Who runs tests on a world adds those of its own, in the
+# controller and on the ranks.
+ENDINGS = {
+    "not applicable": Ending(NotApplicable, NotApplicable),
+    "not judged": Ending(NotJudged, NotJudged),
 }
+
+
+def kind_of(error: BaseException) -> str:
+    """The kind of the outcome of a call that raised this."""
+    return next((kind for kind, ending in ENDINGS.items() if isinstance(error, ending.raised)), "raised")
 
 
 def raise_again(outcomes: Mapping[int, Outcome]) -> None:
     """End the test as its ranks have ended it, if any has by what is no failure."""
     __tracebackhide__ = True
-    for kind, exception in RAISED_AGAIN.items():
+    for kind, ending in ENDINGS.items():
         told = {rank: outcome for rank, outcome in outcomes.items() if outcome.kind == kind}
         if told:
             text = next(iter(told.values())).error_text
             where = "" if len(told) == len(outcomes) else f" (on {ranks_text(told)} of {len(outcomes)} only)"
-            ending = exception(text + where)
-            ending._use_item_location = True  # type: ignore[attr-defined]  # a skip is told at the test, not here
-            raise ending
+            raise ending.again(text + where)
 
 
 def echo_output(outcomes: Mapping[int, Outcome]) -> None:

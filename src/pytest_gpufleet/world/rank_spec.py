@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytest_gpufleet.model import place
@@ -9,10 +10,15 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Place
 
 
+def nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class RankSpec:
     """Rank `index` of `size`, which is rank `local_index` of the `local_size` on its node. `device` is a torch device
-    of that node ("cuda:3", "cpu"), `gpu` the GPU behind it; None in a rehearsal."""
+    of that node ("cuda:3", "cpu"), `gpu` the GPU behind it; None in a rehearsal. `prepare` is called on the
+    rank when it starts."""
 
     index: int
     size: int
@@ -22,6 +28,7 @@ class RankSpec:
     device: str
     gpu: Gpu | None
     cpu_threads: int | None = None
+    prepare: Callable[[], None] = nothing
 
     @property
     def place(self) -> Place:

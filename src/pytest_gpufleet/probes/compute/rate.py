@@ -15,11 +15,11 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
+from pytest_gpufleet.model.check import not_applicable
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.probes.tf32 import products_in_tf32
 from pytest_gpufleet.probes.timing.one_gpu import samples, seconds_each, warm_up
-from pytest_gpufleet.world.outcomes import not_applicable
 from pytest_gpufleet.world.rank import Rank
 
 Shape = tuple[int, int, int]  # m, n, k of an m x k matrix times a k x n matrix

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pytest_gpufleet.model.check import not_judged
 from pytest_gpufleet.probes.training.lap import Step
 from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer
-from pytest_gpufleet.world.outcomes import not_judged
 
 # Small gradients would be zero in fp16. NVIDIA's value for ResNet-50 (DeepLearningExamples): the sum of all ranks'
 # gradients still has room.

@@ -24,7 +24,7 @@ from pytest_gpufleet.world.engines.rank_files import RankFiles, stack_sizes, wai
 from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.worker import main
 
-PRELOAD = ["torch", "torch.distributed", "cloudpickle", "pytest", main.__name__]
+PRELOAD = ["torch", "torch.distributed", "cloudpickle", main.__name__]
 NEWS_SECONDS = 0.2  # the connection of a dying rank closes a moment before its exit status is there
 TURN_SECONDS = 0.005  # between two looks at what is still alive
 END_SECONDS = 1.0  # for ranks to go when the controller ends
@@ -72,7 +72,7 @@ class LocalEngine:
     def start(self, specs: Sequence[RankSpec]) -> None:
         self._give_up_a_stuck_server()  # it may have come to harm while nobody needed it
         if self._server is None:
-            self._server = Forkserver(PRELOAD)
+            self._server = Forkserver([*PRELOAD, specs[0].prepare.__module__])
         scratch.sweep()
         self._scratch = made = scratch.make()
         self._ranks = []

@@ -16,18 +16,16 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from pytest_gpufleet.world.call import START, Call
 from pytest_gpufleet.world.engines.channel import RankEnd
 from pytest_gpufleet.world.engines.rank_files import RankFiles
-from pytest_gpufleet.world.outcomes import NotApplicable, Outcome
+from pytest_gpufleet.world.outcomes import Outcome, kind_of
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.shipping import pack, unpack
-from pytest_gpufleet.world.worker import introspection
 from pytest_gpufleet.world.worker.output import Output
 from pytest_gpufleet.world.worker.progress_board import Progress
 
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
 # torch's own records of collectives: NCCL's, and from torch 2.8 on also Gloo's.
 FLIGHT_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-OWN_FILES = {__file__, str(Path(__file__).parents[2] / "plugin" / "spmd.py")}
 TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not flood the report
 
 
@@ -57,7 +54,7 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
     faulthandler.register(signal.SIGUSR1, stacks)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which then ends the ranks
     _write_flight_recorder_on_request(files.recorder)
-    introspection.install()
+    spec.prepare()
     progress = Progress(files.progress)
 
     state: RankState | None = None
@@ -109,14 +106,11 @@ def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any]
     ending: dict[str, Any]
     try:
         ending = {"kind": "returned", "result": _pack_result(_as_one_process(body))}
-    except NotApplicable as skip:
-        ending = {"kind": "not applicable", "error_text": _clip(str(skip))}
-    except pytest.skip.Exception as skip:
-        ending = {"kind": "skipped", "error_text": _clip(str(skip))}
-    except pytest.xfail.Exception as xfail:
-        ending = {"kind": "xfailed", "error_text": _clip(str(xfail))}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the story must get out
-        ending = {"kind": "raised", "phase": progress.now, **_story(error)}
+        if (kind := kind_of(error)) == "raised":
+            ending = {"kind": kind, "phase": progress.now, **_story(error)}
+        else:
+            ending = {"kind": kind, "error_text": _clip(str(error))}
     return Outcome(call=number, output=output.take(), seconds=time.monotonic() - began, **ending)
 
 
@@ -156,9 +150,13 @@ def _story(error: BaseException) -> dict[str, str]:
 def _without_own_frames(error: BaseException) -> Any:
     """The traceback from the shipped function on: how it was called is no news to its author."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in OWN_FILES and frames.tb_next is not None:
+    while frames is not None and _is_own(frames.tb_frame) and frames.tb_next is not None:
         frames = frames.tb_next
     return frames
+
+
+def _is_own(frame: FrameType) -> bool:
+    return frame.f_code.co_filename == __file__ or "__tracebackhide__" in frame.f_locals
 
 
 def _clip(text: str) -> str:
