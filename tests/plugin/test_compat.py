@@ -41,7 +41,7 @@ def test_the_writers_of_reports(run_here):
         assert junit.logfile.endswith("junit.xml")
     """
     files = {"conftest.py": conftest, "test_inner.py": "def test_it(): pass"}
-    run = run_here("--junitxml=junit.xml", "--html=report.html", files=files)
+    run = run_here("--junitxml=junit.xml", "--html=report.html", "--self-contained-html", files=files)
     assert run.status == 0, run.text
     assert {path.name for path in run.root.iterdir()} >= {"conftest.py", "test_inner.py"}
     assert not (run.root / "junit.xml").exists()
