@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pytest_gpufleet.model.check import Check, FailedBy
+from pytest_gpufleet.model.events import SCHEMA
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.model.record import SCHEMA
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence

@@ -152,6 +152,6 @@ def test_no_secret_is_in_what_a_run_leaves_behind_or_prints(fleet) -> None:
         "test_on_ranks": "failed",
     }  # fmt: skip
     assert "cannot start: (hidden)" in run.check("test_start").message
-    assert run.record.run["environment"]["NVIDIA_NGC_APIKEY"] == "(hidden)"
-    assert "--metadata my_token (hidden)" in run.record.run["command"]
+    assert run.record.run.environment["NVIDIA_NGC_APIKEY"] == "(hidden)"
+    assert "--metadata my_token (hidden)" in run.record.run.command
     assert "https://(hidden)@host/job/7" in files["report.html"]

@@ -82,7 +82,7 @@ def rehearsal(run_pytest):
 def test_rehearsal_passes_and_is_stamped_everywhere(rehearsal):
     assert rehearsal.status == 0, rehearsal.text
     assert rehearsal.record.verdict == "REHEARSAL"
-    assert rehearsal.record.run["rehearsal"] is True
+    assert rehearsal.record.run.rehearsal is True
     assert set(rehearsal.outcomes.values()) == {"passed", "not applicable"}
     assert {finding.state for finding in rehearsal.record.findings} == {"not judged"}
     assert len(rehearsal.record.worlds) == 1
@@ -219,5 +219,5 @@ def test_a_machine_whose_driver_is_not_loaded(described, options, verdict, statu
         (folder,) = run.folders
         left = {name: (folder / name).read_text() for name in ("report.html", "evidence.jsonl", "summary.json")}
         assert {name for name, text in left.items() if reason not in text} == set()
-        assert run.record.run["rehearsal_because"] == (reason if verdict == "REHEARSAL" else "")
+        assert run.record.run.rehearsal_because == (reason if verdict == "REHEARSAL" else "")
         assert str(run.record.topology).startswith(f"no GPU: {reason}")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.terminal import progress_lines
 from pytest_gpufleet.verdict.verdict import conclude
@@ -138,7 +139,7 @@ def test_it_belongs_to_its_level(run_here):
 
 @pytest.mark.parametrize(("seconds", "short"), [(899.0, True), (900.0, False), (259200.0, False)])
 def test_a_short_one_accepts_nothing(seconds, short):
-    record = Record(run={"level": "burnin", "burn_in_seconds": seconds})
+    record = Record(run=RunHeader(level="burnin", burn_in_seconds=seconds))
     record.checks["x"] = Check("x", "passed", 1.0)
     _, reasons = conclude(record)
     assert any("level burnin asks for 900 s" in reason for reason in reasons) is short

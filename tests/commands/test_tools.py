@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -157,25 +158,37 @@ def put(event: str, *keys: str) -> Callable[[Path], None]:
         (replace("evidence.jsonl", '"gpus": [], "links"', '"links"'), "line 2: not an event of a run"),
         (
             replace("evidence.jsonl", '"level": "standard", "burn', '"level": null, "burn'),
-            "line 1: not an event of a run (level is None)",
+            "line 1: not an event of a run (Expected `str`, got `null` - at `$.level`)",
         ),
         (
             replace("evidence.jsonl", '"level": "standard", "burn', '"level": "thorough", "burn'),
-            "(level is 'thorough')",
+            "'thorough' - at `$.level`",
         ),
-        (replace("evidence.jsonl", '"burn_in_seconds": 0', '"burn_in_seconds": null'), "(burn_in_seconds is None)"),
-        (replace("evidence.jsonl", '"gpus_present": 0', '"gpus_present": null'), "(gpus_present is None)"),
-        (replace("evidence.jsonl", '"resumed": []', '"resumed": null'), "(resumed is None)"),
-        (replace("evidence.jsonl", '"resumed": []', '"resumed": [null]'), "(resumed[0] is None)"),
-        (put("machine", "machine"), "line 3: not an event of a run (machine is None)"),
-        (put("check_started", "check"), "(check is None)"),
-        (put("check_finished", "check"), "(check is None)"),
-        (put("check_finished", "check", "seconds"), "(check.seconds is None)"),
-        (put("verdict", "reasons"), "(reasons is None)"),
-        (put("finding", "finding", "measurement", "values", "world"), "the value of busbw at world must be a number"),
-        (put("finding", "finding", "measurement", "conditions", "bytes"), '"bytes" in the conditions of busbw must be'),
-        (insert('{"event": "telemetry", "sample": null}'), "line 2: not an event of a run (sample is None)"),
-        (insert("[1, 2]"), "line 2: not an event of a run (it is [1, 2])"),
+        (
+            replace("evidence.jsonl", '"burn_in_seconds": 0', '"burn_in_seconds": null'),
+            "got `null` - at `$.burn_in_seconds`",
+        ),
+        (replace("evidence.jsonl", '"gpus_present": 0', '"gpus_present": null'), "got `null` - at `$.gpus_present`"),
+        (replace("evidence.jsonl", '"resumed": []', '"resumed": null'), "got `null` - at `$.resumed`"),
+        (replace("evidence.jsonl", '"resumed": []', '"resumed": [null]'), "got `null` - at `$.resumed[0]`"),
+        (put("machine", "machine"), "line 3: not an event of a run (Expected `object`, got `null` - at `$.machine`)"),
+        (put("check_started", "check"), "got `null` - at `$.check`"),
+        (put("check_finished", "check"), "got `null` - at `$.check`"),
+        (put("check_finished", "check", "seconds"), "got `null` - at `$.check.seconds`"),
+        (put("verdict", "reasons"), "got `null` - at `$.reasons`"),
+        (
+            put("finding", "finding", "measurement", "values", "world"),
+            "got `null` - at `$.finding.measurement.values[...]`",
+        ),
+        (
+            put("finding", "finding", "measurement", "conditions", "bytes"),
+            "got `null` - at `$.finding.measurement.conditions[...]`",
+        ),
+        (
+            insert('{"event": "telemetry", "sample": null}'),
+            "line 2: not an event of a run (Expected `object`, got `null` - at `$.sample`)",
+        ),
+        (insert("[1, 2]"), "line 2: not an event of a run (it has no event)"),
         (lambda folder: (folder / "evidence.jsonl").unlink(), "is not the folder of a run"),
         (
             lambda folder: (folder / "evidence.jsonl").write_text("{}\n"),
@@ -636,7 +649,7 @@ def families(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 def test_prometheus_can_read_what_a_run_writes(rehearsed: FleetRun) -> None:
-    (option,) = (word for word in rehearsed.record.run["command"].split() if "prometheus" in word)
+    (option,) = (word for word in rehearsed.record.run.command.split() if "prometheus" in word)
     path = Path(option.partition("=")[2])
     assert [file.name for file in path.parent.iterdir()] == ["gpufleet.prom"]  # nothing half-written beside it
     assert path.stat().st_mode & 0o044  # node_exporter is another user
@@ -679,7 +692,7 @@ def test_a_label_that_is_no_utf_8_costs_no_textfile(tmp_path: Path) -> None:
     from pytest_gpufleet.report import prometheus
 
     record = read(NEIGHBOUR / "evidence.jsonl")
-    record.run["host"] = "node\udcff"  # as names of files give it
+    record.run = msgspec.structs.replace(record.run, host="node\udcff")  # as names of files give it
     prometheus.write(tmp_path / "x.prom", record)
     assert {labels["host"] for labels, _ in families((tmp_path / "x.prom").read_text())["gpufleet_verdict"]} == {"node"}
 

@@ -72,7 +72,7 @@ def test_readme_has_the_examples() -> None:
 def test_own_checks_run_and_are_on_record(rehearsed: FleetRun) -> None:
     assert rehearsed.status == 0, rehearsed.text
     assert rehearsed.record.verdict == "REHEARSAL"
-    assert rehearsed.record.run["profile"] == "Contract 4711"
+    assert rehearsed.record.run.profile == "Contract 4711"
     assert rehearsed.record.profile is not None
     assert [limit.metric for limit in rehearsed.record.profile.limits] == ["sort_rate"]
     assert {check.outcome for check in rehearsed.record.checks.values()} == {"passed"}

@@ -60,7 +60,7 @@ def test_it_runs_from_another_folder_and_a_changed_conftest_is_told(clone, tmp_p
     ended = run_without_installation(elsewhere, "--rehearse=3", suite, "-k", "gpu_count")
     (folder,) = (elsewhere / "reports").iterdir()
     record = read(folder / "evidence.jsonl")
-    assert (record.run["ranks"], record.verdict) == (3, "REHEARSAL"), ended.stdout + ended.stderr
+    assert (record.run.ranks, record.verdict) == (3, "REHEARSAL"), ended.stdout + ended.stderr
     assert record.altered == ["../conftest.py"]
 
 

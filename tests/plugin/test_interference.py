@@ -10,6 +10,7 @@ from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_gpufleet.plugin import interference
@@ -204,12 +205,12 @@ def test_no_hook_around_a_check_makes_it_pass_unseen(beside_the_suite: Any, tmp_
     assert {str(each) for each in run.record.interference} <= set(reasons)
     fixture = f"the fixture machine_now of {tmp_path / 'conftest.py'} took part in"
     assert f"{fixture} test_9_endurance.py::test_pcie_links_stayed_clean" in reasons
-    page, session = dict(facts(run.record)["What else ran"]), run.record.session
+    page, session = dict(facts(run.record)["What else ran"]), run.record.sessions[0]
     assert "loaded.py" in page["Plugins of pytest"]
     assert str(tmp_path / "conftest.py") in page["conftest.py"]
     assert page["PYTEST_ADDOPTS"] == "--durations=1 --metadata token (hidden)"
     assert (page["PYTEST_PLUGINS"], page["-p"]) == ("named", "no:cacheprovider recorded loaded")
-    assert session["ini_file"] == str(tmp_path / "pytest.ini")
+    assert session.ini_file == str(tmp_path / "pytest.ini")
     assert "loaded.py" in (run.folders[0] / "report.html").read_text()
 
 
@@ -223,7 +224,7 @@ def test_what_leaves_the_suite_alone_is_only_on_record(beside_the_suite: Any, tm
     assert set(run.outcomes.values()) == {"passed"}, run.text
     assert run.record.interference == []
     assert run.record.altered == []
-    assert [Path(each["file"]).parent.name for each in run.record.session["conftests"]] == [
+    assert [Path(each.file).parent.name for each in run.record.sessions[0].conftests] == [
         tmp_path.name,
         "acceptance",
         "checks",
@@ -235,7 +236,7 @@ def test_a_fixture_in_the_place_of_judge_leaves_no_figures_and_is_told(beside_th
     node = tmp_path / "acceptance" / "test_4_each_gpu.py::test_memory_bandwidth"
     run = beside_the_suite({"conftest.py": judge}, node, "--gpus=auto", "--rehearse=1")
     assert set(run.outcomes.values()) == {"passed"}, run.text
-    _, reasons = conclude(replace(run.record, run={**run.record.run, "rehearsal": False}))
+    _, reasons = conclude(replace(run.record, run=msgspec.structs.replace(run.record.run, rehearsal=False)))
     name = "test_4_each_gpu.py::test_memory_bandwidth"
     assert f"the fixture judge of {tmp_path / 'conftest.py'} took part in {name}" in reasons
     assert any(f"({name}): passed and left no figure of memory_bandwidth" in reason for reason in reasons)

@@ -126,7 +126,7 @@ def test_gpus_that_are_left_out_are_told(run_here, gpus, hidden):
     options = (f"--gpus={gpus}", f"--fleet-dir={REPORTS}", *RECORDED)
     run = run_here(*options, files={"test_inner.py": TRIVIAL})
     assert ("2x NVIDIA H200 of the machine's 4 GPUs, level standard" in run.text) == hidden
-    assert run.record.run["gpus_present"] == 4
+    assert run.record.run.gpus_present == 4
     told = "2 of the machine's 4 GPUs were tested"
     assert (told in run.record.reasons) == hidden
     assert (f"{told}." in unescape((run.folders[0] / "report.html").read_text())) == hidden
@@ -271,7 +271,7 @@ def test_a_path_that_does_not_exist_gives_no_verdict_on_the_terminal(run_here, a
 def assert_nothing_was_tested(run):
     assert "nothing was tested" in run.text
     assert not any(line in ("REHEARSAL", "INCOMPLETE") for line in run.text.splitlines())
-    assert run.record.verdict == ("REHEARSAL" if run.record.run["rehearsal"] else "INCOMPLETE")
+    assert run.record.verdict == ("REHEARSAL" if run.record.run.rehearsal else "INCOMPLETE")
     assert "pytest was called in a wrong way, so nothing was tested" in run.record.reasons
     assert run.record.exit_status == pytest.ExitCode.USAGE_ERROR
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
@@ -299,7 +301,12 @@ def standard_record(folder: Path, bad: bool = False, seconds: int = 30) -> Recor
     run.findings += standard_run.compared(H200X8)
     checks = standard_run.checks(run, failed)
     verdict, reasons = conclude(
-        Record(run=RUN, manifest=SUITE, checks={check.id: check for check in checks}, findings=run.findings)
+        Record(
+            run=codec.typed(RUN, RunHeader),
+            manifest=SUITE,
+            checks={check.id: check for check in checks},
+            findings=run.findings,
+        )
     )
     telemetry = standard_run.telemetry(seconds)
     return written(

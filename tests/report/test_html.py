@@ -14,6 +14,7 @@ import pytest
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric, MiB
@@ -230,7 +231,7 @@ def test_hostile_text_is_shown_not_run(verdict: str) -> None:
     measurement = Measurement(HOSTILE, {"world": 1.0}, conditions, {}, {HOSTILE: HOSTILE}, metric)
     several = Measurement(HOSTILE, {"gpu0": 1.0, "gpu1": 2.0}, {HOSTILE: HOSTILE}, {}, {}, metric)
     record = Record(
-        run={"host": HOSTILE, "command": HOSTILE, "environment": {HOSTILE: HOSTILE}},
+        run=RunHeader(host=HOSTILE, command=HOSTILE, environment={HOSTILE: HOSTILE}),
         findings=[
             Finding("a", measurement, "missed", reason=HOSTILE),
             Finding("b", several, "not judged"),

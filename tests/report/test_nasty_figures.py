@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
@@ -76,7 +77,9 @@ def endless(values: list[float]) -> Iterator[float]:
 def assert_shown_everywhere(figures: Iterator[float]) -> None:
     checks = {CHECK: Check(CHECK, "failed", next(figures), message="it missed")}
     samples = [{"time": float(at), "gpus": [{"power_watts": next(figures)} for _ in PLACES]} for at in range(4)]
-    record = Record(run={"host": "x"}, findings=findings(figures), checks=checks, verdict="REJECTED", telemetry=samples)
+    record = Record(
+        run=RunHeader(host="x"), findings=findings(figures), checks=checks, verdict="REJECTED", telemetry=samples
+    )
     assert "fleet-verdict" in summary_html.summary(record)
     assert svgs(samples, [place.gpu(index) for index in range(3)], []) is not None
     list(summary_lines.summary_lines(record))

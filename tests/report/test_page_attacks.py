@@ -99,7 +99,7 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = poisoned("h200x4-neighbour")
-    record.run["judged_again"] = PAYLOAD  # as the page of `gpufleet judge -o` has it
+    record.judged_again = PAYLOAD  # as the page of `gpufleet judge -o` has it
     pages = {"report": page(record, PAYLOAD)}
     pages["compared"] = comparison_section.page(compare({f"a{PAYLOAD}": record, f"b{PAYLOAD}": record}))
     pages |= {f"{name}-without-policy": without_policy(page) for name, page in pages.items()}
@@ -119,7 +119,21 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
 
 def poisoned(name: str) -> Record:
     """A recorded run with a payload behind every text that is not one of our own words."""
-    words = {"event", "outcome", "state", "sense", "level", "better", "failed_by", "metric", "missed", "t", "verdict"}
+    words = {
+        "event",
+        "outcome",
+        "state",
+        "sense",
+        "level",
+        "better",
+        "failed_by",
+        "metric",
+        "missed",
+        "t",
+        "kind",
+        "utc",
+        "verdict",
+    }
     record = Record()
     for line in (RECORDED / name / "evidence.jsonl").read_text(encoding="utf-8").splitlines():
         record.add(_each_string(json.loads(line), lambda text: text + PAYLOAD, words))

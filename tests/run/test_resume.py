@@ -5,8 +5,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from pytest_gpufleet.model.codec import Moment
+from pytest_gpufleet.model.events import Earlier
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.record import Record, read
@@ -210,8 +213,8 @@ def test_what_was_carried_over_stands_beside_the_acceptance(ended):
     assert conclude(record)[0] == "ACCEPTED"
     (check, *_), (other, *_) = record.checks, list(record.checks)[7:]
     record.checks[check] = replace(record.checks[check], run="node7-a")
-    earlier = {"run": "node7-a", "utc": "2026-11-20T23:10:00+00:00", "failed": [other, "own.py::test_x"]}
-    record.run["resumed"] = [earlier]
+    earlier = Earlier("node7-a", Moment("2026-11-20T23:10:00+00:00"), (other, "own.py::test_x"))
+    record.run = msgspec.structs.replace(record.run, resumed=(earlier,))
     verdict, (_, carried, *failed) = conclude(record)
     assert verdict == "ACCEPTED"
     assert carried == f"1 of {len(record.checks)} checks carried over from node7-a of 2026-11-20 23:10 UTC"
@@ -377,7 +380,7 @@ def test_another_machine_is_told_in_a_sentence_for_each_thing(run_here, gpus, ch
 
 
 def test_a_refusal_steers_no_terminal():
-    then = replace(Record(run={"environment": {}}), topology=GpuTopology(driver="\x1b[2J570"))
+    then = replace(Record(), topology=GpuTopology(driver="\x1b[2J570"))
     with pytest.raises(pytest.UsageError, match=r"driver was .*570, is 580") as refused, options.refusals():
         resume.check_same(RunFolder(Path("there")), then, {"environment": {}}, GpuTopology(driver="580"))
     assert "\x1b" not in str(refused.value)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.model.given_limits import Given
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.events import RunHeader
+from pytest_gpufleet.model.limit import GivenLimits
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.open_points import counted, gaps, not_applied
 from pytest_gpufleet.report.page.machine_section import facts
@@ -117,10 +119,8 @@ def test_a_fact_that_a_profile_changes_is_told(tmp_path: Path, name: str) -> Non
     given = as_given(profile.load(path), [runs.H200])
     assert list(map(str, given.changes)) == ([said] if said else [])
     # As it comes back from the evidence.
-    assert Given.from_json(json.loads(json.dumps(asdict(given)))) == given
-    record = Record(
-        run={"level": "quick", "rehearsal": False}, topology=runs.topology("node7", runs.H200), profile=given
-    )
+    assert codec.typed(json.loads(json.dumps(asdict(given))), GivenLimits) == given
+    record = Record(run=RunHeader(level="quick"), topology=runs.topology("node7", runs.H200), profile=given)
     _, reasons = conclude(record)
     assert (said in reasons) == bool(said)
     assert (("Changed by the profile", said) in facts(record)["The run"]) == bool(said)

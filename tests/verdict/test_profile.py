@@ -8,7 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.conditions import CONDITIONS
+from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.limit import Limit
@@ -323,7 +325,7 @@ def test_who_reads_a_finding_sees_whose_the_limit_is(tmp_path):
     ):
         finding = judge(busbw(**ALL_REDUCE), profile, topology, "test_a.py::test_it", rehearsal=False)
         assert line in str(LimitMissed([finding], topology))
-        page = unescape(summary(Record(run={"level": "standard"}, topology=topology, findings=[finding])))
+        page = unescape(summary(Record(run=RunHeader(level="standard"), topology=topology, findings=[finding])))
         for shown in (dict(finding.properties())["busbw limit"], page):
             assert ("contract, customer's limit from contract.toml" in shown) == marked
             assert ("customer's" in shown) == marked
@@ -333,7 +335,7 @@ def test_evidence_from_before_there_were_contracts_can_be_read():
     found = judge(busbw(**ALL_REDUCE), for_gpu(H200), GpuTopology(), "test_a.py::test_it", rehearsal=False)
     old = json.loads(json.dumps(found.to_json()))
     del old["limit"]["contract"]
-    assert Finding.from_json(old) == found
+    assert codec.typed(old, Finding) == found
 
 
 def test_the_profile_is_chosen_by_the_gpus(tmp_path):

@@ -4,10 +4,12 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
@@ -176,7 +178,7 @@ LEVEL = "standard"
 
 def run(*outcomes, left_out=(), level=LEVEL, **run_facts):
     """A record in which every required check passed, except those left out and those given as (name, outcome)."""
-    record = Record(run={"level": level, "rehearsal": False, **run_facts})
+    record = Record(run=RunHeader(level=level, **run_facts))
     given, required = dict(outcomes), shipped().required(level)
     for name in (*required, *(given.keys() - set(required))):
         for case in shipped().cases(name) if name in required else [name]:
@@ -323,7 +325,7 @@ OLD = Suite("0.0.1", {ANY: SuiteCheck("quick", "As it was")})
 
 
 def test_evidence_is_judged_by_the_manifest_of_the_suite_that_made_it():
-    record = Record(run={"level": LEVEL, "plugin": "0.0.1"}, manifest=OLD)
+    record = Record(run=RunHeader(level=LEVEL, plugin="0.0.1"), manifest=OLD)
     assert conclude(record) == ("INCOMPLETE", [f"{titled(ANY)}: not run", conclude(record)[1][-1]])
     add(record, ANY, "passed")
     verdict, (_, since) = conclude(record)
@@ -333,7 +335,7 @@ def test_evidence_is_judged_by_the_manifest_of_the_suite_that_made_it():
 
 
 def test_where_nobody_knows_the_suite_nothing_is_accepted():
-    record = replace(run(), run={"level": LEVEL, "plugin": "0.0.1"})
+    record = replace(run(), run=RunHeader(level=LEVEL, plugin="0.0.1"))
     verdict, (reason, *_) = conclude(record)
     assert (verdict, "suite of pytest-gpufleet 0.0.1" in reason) == ("INCOMPLETE", True)
 
@@ -348,7 +350,7 @@ def test_a_run_of_version_0_1_is_still_accepted():
 def test_another_version_in_the_evidence_hides_no_missing_check(version):
     record = read(RECORDED / "h200x1-e" / "evidence.jsonl")
     assert contradictions(record) == []
-    record.run["plugin"] = version
+    record.run = msgspec.structs.replace(record.run, plugin=version)
     for check in [name for name in record.checks if "test_4_each_gpu" in name]:
         del record.checks[check]
         record.started.remove(check)
@@ -400,5 +402,5 @@ def test_exit_statuses_differ_from_each_other_and_from_pytests_own():
 )
 def test_what_a_variable_kept_from_being_tested_is_told(environment, fabric, capability, told):
     gpus = tuple(Gpu(gpu.index, {**gpu.facts, "compute_capability": capability}) for gpu in CARDS.gpus)
-    record = Record(run={"environment": environment}, topology=replace(CARDS, gpus=gpus, fabric=fabric))
+    record = Record(run=RunHeader(environment=environment), topology=replace(CARDS, gpus=gpus, fabric=fabric))
     assert any("NCCL_NVLS_ENABLE=0" in reason and "not tested" in reason for reason in conclude(record)[1]) == told

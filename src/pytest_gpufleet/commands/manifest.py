@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY
 
@@ -82,5 +83,5 @@ def check_note(text: str) -> str:
 
 def of_run(record: Record) -> dict[str, str]:
     """What a manifest says about a run."""
-    said = {**record.run, "verdict": record.verdict}
+    said = {**codec.plain(record.run), "verdict": record.verdict}
     return {name: said.get(name) or "" for name in RUN}

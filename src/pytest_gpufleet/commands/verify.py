@@ -46,7 +46,7 @@ def _run(given: argparse.Namespace) -> int:
         if not problems:
             verdict = f"{record.verdict}; {DIED}" if died else record.verdict
             tell(f"{folder}: evidence, report and summary belong together, SHA-256 {digest}: {verdict}")
-            if (made_by := record.run.get("plugin")) != __version__:
+            if (made_by := record.run.plugin) != __version__:
                 tell(f"{folder}: made by pytest-gpufleet {made_by}, of which it is not known here what limits it had")
         for line in told:
             tell(f"{folder}: {line}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-OUTCOMES = ("passed", "failed", "skipped", "not applicable")
+from pytest_gpufleet.model.codec import Amount
 
+Outcome = Literal["passed", "failed", "skipped", "not applicable"]
 
 # What made a check fail: figures that missed their limits and nothing else, or anything else. Only the first can be
 # undone by judging the figures against other limits. Up to version 0.2 a missed limit could also cut a check off.
@@ -15,11 +16,11 @@ FailedBy = Literal["", "limits", "limits, with more to do", "other"]
 
 @dataclass(frozen=True)
 class Check:
-    """One acceptance test after it ran. `outcome`: passed, failed, skipped or not applicable."""
+    """One acceptance test after it ran."""
 
     id: str
-    outcome: str
-    seconds: float
+    outcome: Outcome
+    seconds: Amount
     title: str = ""  # first line of its docstring
     doc: str = ""  # the rest: why it matters, what to do
     message: str = ""  # why it failed, was skipped or does not apply

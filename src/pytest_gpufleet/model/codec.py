@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -11,6 +14,13 @@ from pytest_gpufleet.model.place import Where
 
 T = TypeVar("T")
 
+Amount = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]  # a time, a size or a reading
+Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+
+
+class Moment(str):
+    """A time with its zone, as ISO 8601 writes it; "" if nobody says."""
+
 
 def plain(value: object) -> Any:
     """A value of the model as JSON has it; places are texts, also as keys."""
@@ -18,8 +28,8 @@ def plain(value: object) -> Any:
 
 
 def _written(value: object) -> str:
-    if isinstance(value, Where):
-        return place.write(value)
+    if isinstance(value, Where | Moment):
+        return str(value)
     raise NotImplementedError(f"{type(value).__name__} has no form in JSON")
 
 
@@ -28,7 +38,16 @@ def typed(value: Any, kind: type[T]) -> T:
     return msgspec.convert(value, kind, dec_hook=_read)
 
 
-def _read(kind: type, value: Any) -> Where:
-    if isinstance(value, str):
-        return place.read(value)
-    raise ValueError(f"a place is a text, not {value!r}")
+def _read(kind: type, value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return _READ[kind](value)
+
+
+def _moment(text: str) -> Moment:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return Moment(text)
+
+
+_READ: dict[type, Callable[[str], Any]] = {Where: place.read, Moment: _moment}

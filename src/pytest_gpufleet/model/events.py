@@ -1,120 +1,276 @@
-"""The lines of evidence, read within bounded time and memory and held against what they must be, whoever wrote them."""
+"""The events of the evidence, a class each. A new one is a class here, and a case of Record.add if a record keeps it.
+
+Earlier versions had fewer fields, and later ones may have more: what is missing is left out, and what nobody here knows
+is not looked at.
+"""
 
 from __future__ import annotations
 
-import json
-import reprlib
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
-from types import FunctionType
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
-from pytest_gpufleet.safe_files import open_regular
+import msgspec
+from msgspec import Meta
 
-LONGEST_LINE = 64 << 20  # bytes
-DEEPEST = 64  # lists and objects within each other
-LARGEST = 1e15  # of a time, a size or a reading
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.codec import Amount, Moment
+from pytest_gpufleet.model.codes import CODES
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.levels import Level
+from pytest_gpufleet.model.limit import GivenLimits
+from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.suite import Suite
 
-# What a value must be: a type; a set of texts of which it is one; a function that tells; a list, whose items are all as
-# the one given and have all of its fields; an object that has such fields or not, `str` standing for all others.
-Expected = Any
-
-
-def number(value: Any) -> bool:
-    """A time or a size."""
-    return type(value) in (int, float) and -LARGEST <= value <= LARGEST
-
-
-def reading(value: Any) -> bool:
-    """What telemetry reads of a GPU. There are many of these."""
-    return value is None or (type(value) in (int, float) and -LARGEST <= value <= LARGEST)
+SCHEMA = 2  # 1, of versions before 0.3, has no faults: see old_evidence
+Count = Annotated[int, Meta(ge=0, le=10**15)]
+VerdictWord = Literal["ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL"]
 
 
-def finite(value: Any) -> bool:
-    return type(value) in (int, float) and -sys.float_info.max <= value <= sys.float_info.max
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """`t`: when it was written. `in_run`: the earlier run that it was taken over from."""
+
+    t: Moment = Moment("")
+    in_run: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Since the epoch; 0 if nobody says."""
+        return datetime.fromisoformat(self.t).timestamp() if self.t else 0.0
+
+    @property
+    def where(self) -> str:
+        return f" (in run {self.in_run})" if self.in_run else ""
 
 
-def whole(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= LARGEST
+class Earlier(msgspec.Struct, frozen=True):
+    """A run that this one goes on with, and the checks that failed there."""
+
+    run: str
+    utc: Moment
+    failed: tuple[str, ...]
 
 
-def moment(value: Any) -> bool:
-    """A time with its zone, as ISO 8601 writes it."""
-    try:
-        return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
-    except ValueError:
-        return False
+class RunHeader(Event, frozen=True, tag="run"):
+    """What evidence says of its run first. `gpus`: what --gpus asked for."""
+
+    schema: int = SCHEMA
+    host: str = ""
+    utc: Moment = Moment("")
+    command: str = ""
+    level: Level = "standard"
+    burn_in_seconds: Amount = 0
+    gpus: str = ""
+    gpus_present: Count = 0
+    rehearsal: bool = False
+    rehearsal_because: str = ""
+    ranks: Count | None = None
+    profile: str | None = None
+    profile_sha256: str | None = None
+    environment: Mapping[str, str] = {}
+    python: str = ""
+    pytest: str = ""
+    plugin: str = ""  # the version of pytest-gpufleet
+    resumed: tuple[Earlier, ...] = ()
 
 
-def optional(expected: Expected) -> Callable[[Any], bool]:
-    return lambda value: value is None or not _wrong(value, expected)
+class GpuFound(msgspec.Struct, frozen=True):
+    """What must be right of a GPU, whatever else is told of it."""
+
+    index: Count
+    name: str
+    uuid: str
+    compute_capability: tuple[Count, Count] | None = None
 
 
-def read(path: Path, fields: Mapping[str, Expected]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each event with the number of its line. A last line that a dying machine cut short is left out.
-
-    `fields`: what the fields of each kind of event must be. OSError if the file cannot be read; ValueError that names
-    the line if one is no event.
-    """
-    with open_regular(path) as file:
-        number, event = 0, {"event": ""}
-        while line := file.readline(LONGEST_LINE + 1):
-            number += 1
-            if len(line) > LONGEST_LINE:
-                raise ValueError(f"{path}, line {number}: it is longer than {LONGEST_LINE >> 20} MiB")
-            try:
-                following = json.loads(line)
-            except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-                if line.endswith(b"\n") or event["event"] == "verdict":
-                    raise ValueError(f"{path}, line {number}: not JSON") from None
-                return
-            event = following
-            if wrong := _no_event(event, fields).lstrip(".") or _too_deep(line, event):
-                raise ValueError(f"{path}, line {number}: not an event of a run ({wrong})")
-            yield number, event
+class LinksFound(msgspec.Struct, frozen=True):
+    gpus: tuple[GpuFound, ...]
+    links: tuple[tuple[str, ...], ...]
+    absent: str = ""
 
 
-def _no_event(event: Any, fields: Mapping[str, Expected]) -> str:
-    if not isinstance(event, dict):
-        return f"it is {reprlib.repr(event)}"
-    if "event" not in event:
-        return "it has no event"
-    return _wrong(event, {"event": str}) or _wrong(event, {"t": moment, **fields.get(event["event"], {})})
+class TopologyFound(Event, frozen=True, tag="topology"):
+    """`topology` is what GpuTopology writes and reads."""
+
+    topology: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        codec.typed(self.topology, LinksFound)
 
 
-def _wrong(value: Any, expected: Expected, all_of_it: bool = False) -> str:
-    """What is not as expected, like ".check.seconds is None"; "" if nothing. `all_of_it`: no field may be missing."""
-    if isinstance(expected, FunctionType):
-        right = expected(value)
-    elif isinstance(expected, dict):
-        right = isinstance(value, dict)
-        others = expected.get(str, object)
-        for key, each in value.items() if right else ():
-            if wrong := _wrong(each, expected.get(key, others)):
-                return f".{key}{wrong}"
-        if right and all_of_it and (missing := expected.keys() - {str} - value.keys()):
-            return f" has no {min(missing)}"
-    elif isinstance(expected, list):
-        right = isinstance(value, list)
-        for index, each in enumerate(value if right else ()):
-            if wrong := _wrong(each, expected[0], True):
-                return f"[{index}]{wrong}"
-    elif isinstance(expected, frozenset):
-        right = isinstance(value, str) and value in expected
-    else:
-        right = isinstance(value, expected)
-    return "" if right else f" is {reprlib.repr(value)}"
+class ProfileGiven(Event, frozen=True, tag="profile"):
+    profile: GivenLimits
 
 
-def _too_deep(line: bytes, event: Any) -> str:
-    if line.count(b"[") + line.count(b"{") <= DEEPEST:  # as in nearly all
-        return ""
-    level = [event]
-    for _ in range(DEEPEST):
-        nested = [each for each in level if isinstance(each, dict | list)]
-        level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
-        if not level:
-            return ""
-    return f"more than {DEEPEST} lists and objects are within each other"
+class FactsOfGpu(TypedDict):
+    index: Count
+    facts: dict[str, Any]
+
+
+class MachineDocument(TypedDict):
+    """What model/machine.py writes and reads."""
+
+    taken: str
+    host: dict[str, Any]
+    gpus: list[FactsOfGpu]
+
+
+class MachineRead(Event, frozen=True, tag="machine"):
+    machine: MachineDocument
+
+
+class WorldStarted(Event, frozen=True, tag="world_started"):
+    ranks: Count = 0
+    seconds: Amount = 0
+
+
+class CheckStarted(Event, frozen=True, tag="check_started"):
+    check: str
+
+
+class Progress(Event, frozen=True, tag="progress"):
+    """Of a check that takes long: seconds, and of how many."""
+
+    check: str
+    done: Amount
+    of: Amount
+
+
+class Sample(TypedDict):
+    """`gpus`: what telemetry reads of each, by name; None where one did not tell."""
+
+    time: Amount
+    gpus: list[dict[str, Amount | None]]
+
+
+class Telemetry(Event, frozen=True, tag="telemetry"):
+    sample: Sample
+
+
+class Judged(Event, frozen=True, tag="finding"):
+    finding: Finding
+
+
+class FaultTold(msgspec.Struct, frozen=True):
+    """A fault as Fault.to_json writes it. `code`: the number, `name`: the key of CODES."""
+
+    check: str
+    code: Count
+    name: str
+    subjects: tuple[Where, ...]
+    what: str
+    story: str
+    watched: bool
+
+    def of_this_version(self) -> Fault:
+        """ValueError if it is none that this version knows."""
+        known = CODES.get(self.name)
+        if known is None or known.number != self.code:
+            raise ValueError(f"there is no fault {self.name} with code {self.code}")
+        return Fault(self.name, self.subjects, self.what, self.story, self.check, self.watched)
+
+
+class FaultFound(Event, frozen=True, tag="fault"):
+    fault: FaultTold
+
+
+class HealthWorsened(Event, frozen=True, tag="health"):
+    """Of schema 1: later ones have faults."""
+
+    check: str
+    problems: tuple[str, ...]
+
+
+class CheckFinished(Event, frozen=True, tag="check_finished"):
+    check: Check
+
+
+class SuiteSeen(Event, frozen=True, tag="suite"):
+    """`altered`: files of the suite that are not as they were shipped."""
+
+    altered: tuple[str, ...] = ()
+    manifest: Suite | None = None
+
+
+class FreshWorld(Event, frozen=True, tag="fresh_world"):
+    """For who reads the file: a check of the suite got new ranks after another test."""
+
+    check: str
+    after: str
+
+
+class Plugin(msgspec.Struct, frozen=True):
+    name: str
+    version: str
+    file: str
+
+
+class Conftest(msgspec.Struct, frozen=True):
+    file: str
+    sha256: str
+
+
+class Session(Event, frozen=True, tag="session"):
+    """What else ran: plugins, conftest files, options."""
+
+    plugins: tuple[Plugin, ...] = ()
+    conftests: tuple[Conftest, ...] = ()
+    ini_file: str = ""
+    ini_options: str = ""
+    rootdir: str = ""
+    asked_for: tuple[str, ...] = ()
+    pytest_addopts: str = msgspec.field(name="PYTEST_ADDOPTS", default="")
+    pytest_plugins: str = msgspec.field(name="PYTEST_PLUGINS", default="")
+
+
+@dataclass(frozen=True)
+class Interference:
+    """A hook around checks of the suite, or a fixture that these use, that is neither pytest's nor this plugin's nor
+    the suite's own."""
+
+    kind: str  # hook or fixture
+    name: str
+    file: str
+    checks: tuple[str, ...] = ()  # that use the fixture; a hook stands around all
+
+    def __str__(self) -> str:
+        if not self.checks:
+            return f"the hook {self.name} of {self.file} stood around the suite's checks and could change their outcome"
+        more = f" and {len(self.checks) - 1} more" if len(self.checks) > 1 else ""
+        return f"the fixture {self.name} of {self.file} took part in {self.checks[0]}{more}"
+
+
+class InterferenceSeen(Event, frozen=True, tag="interference"):
+    found: tuple[Interference, ...]
+
+
+class Spoiled(Event, frozen=True, tag="spoiled"):
+    why: str
+
+
+class Deselected(Event, frozen=True, tag="deselected"):
+    checks: tuple[str, ...]
+
+
+class Verdict(Event, frozen=True, tag="verdict"):
+    """The last event. `broken`: why the run did not come to its end."""
+
+    verdict: VerdictWord
+    reasons: tuple[str, ...]
+    broken: str = ""
+    exit_status: Count | None = None
+
+
+KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in Event.__subclasses__()}
+
+
+def typed(event: Mapping[str, Any]) -> Event | None:
+    """An event as one of these classes; None if this version knows no such event. ValueError that says what is wrong,
+    and where."""
+    if not isinstance(event, Mapping) or not isinstance(event.get("event"), str):
+        raise ValueError("it has no event")
+    kind = KINDS.get(event["event"])
+    return codec.typed(event, kind) if kind else None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_gpufleet.model import place
 from pytest_gpufleet.model.codes import CODES, Code
 from pytest_gpufleet.model.place import Where
 
@@ -47,21 +46,6 @@ class Fault:
             "story": self.story,
             "watched": self.watched,
         }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Fault:
-        """KeyError or ValueError if it is none that this version knows."""
-        fault = cls(
-            data["name"],
-            tuple(map(place.read, data["subjects"])),
-            data["what"],
-            data["story"],
-            data["check"],
-            data["watched"],
-        )
-        if fault.kind.number != data["code"]:
-            raise ValueError(f"the fault {fault.code} has code {fault.kind.number}, not {data['code']}")
-        return fault
 
 
 class Faults(AssertionError):

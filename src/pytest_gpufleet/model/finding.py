@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.place import Where, read
+from pytest_gpufleet.model.place import Where, where
 
 State = Literal["met", "missed", "not judged", "for information"]
 
@@ -28,9 +29,15 @@ class Finding:
     state: State
     limit: Limit | None = None
     missed: tuple[Where, ...] = ()
-    slower_than_peers: Mapping[Where, float] | None = None
+    slower_than_peers: Mapping[Where, Finite] | None = None
     reason: str = ""
     required: bool = True
+
+    def __post_init__(self) -> None:
+        """msgspec leaves the keys of a dict as they are."""
+        if self.slower_than_peers:
+            slower = {where(at): fraction for at, fraction in self.slower_than_peers.items()}
+            object.__setattr__(self, "slower_than_peers", slower)
 
     def properties(self) -> list[tuple[str, str]]:
         """The figures as names and values, for junit.xml."""
@@ -47,19 +54,6 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         return dict(codec.plain(self))
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Finding:
-        slower = data["slower_than_peers"]
-        return cls(
-            **{
-                **data,
-                "measurement": Measurement.from_json(data["measurement"]),
-                "limit": Limit(**data["limit"]) if data["limit"] else None,
-                "missed": tuple(map(read, data["missed"])),
-                "slower_than_peers": slower if slower is None else {read(at): far for at, far in slower.items()},
-            }
-        )
 
 
 def by_check(findings: Iterable[Finding]) -> dict[str, list[Finding]]:

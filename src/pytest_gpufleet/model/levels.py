@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-LEVELS = ("quick", "standard", "burnin")
+from typing import Literal, get_args
+
+Level = Literal["quick", "standard", "burnin"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 BURN_IN_SECONDS = 900.0  # what level burnin asks for
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_gpufleet.model.codec import Finite
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import Condition
 
 Kind = Literal["published gate", "0.90 x published measurement", "data sheet", "calibrated", "project gate", "contract"]
@@ -20,7 +22,7 @@ class Limit:
 
     metric: str
     sense: Literal["min", "max"]
-    value: float
+    value: Finite
     unit: str
     kind: Kind
     source: str
@@ -40,3 +42,49 @@ class Limit:
     def __str__(self) -> str:
         sign = "≥" if self.sense == "min" else "≤"
         return f"{sign} {self.value:,g} {self.unit}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A fact of a GPU model that a profile sets otherwise than the shipped one; `given` is None if it leaves it out."""
+
+    file: str
+    fact: str
+    shipped: Finite
+    given: Finite | None
+
+    def __str__(self) -> str:
+        whose = f"the customer's profile {self.file}"
+        if self.given is None:
+            return f"{whose} leaves out {self.fact} ({self.shipped:g})"
+        verb = "lowers" if self.given < self.shipped else "raises"
+        return f"{whose} {verb} {self.fact} from {self.shipped:g} to {self.given:g}"
+
+
+@dataclass(frozen=True)
+class KnownGood:
+    """A run that limits were calibrated on, and the GPUs that it ran on."""
+
+    run: str
+    host: str
+    utc: str
+    uuids: tuple[str, ...]
+    serials: tuple[str, ...]
+    evidence_sha256: str
+
+
+@dataclass(frozen=True)
+class GivenLimits:
+    """The limits that were given with --fleet-profile, as evidence keeps them: those of the file itself, in its order.
+    `facts`: all that hold with it."""
+
+    file: str
+    limits: tuple[Limit, ...]
+    facts: Mapping[str, Finite]
+    changes: tuple[Change, ...] = ()
+    calibrated_on: tuple[KnownGood, ...] = ()
+
+    def calibrated_among(self, gpus: Iterable[Gpu]) -> list[Gpu]:
+        """Those of these GPUs that its limits were measured on."""
+        known = {name for run in self.calibrated_on for name in (*run.uuids, *run.serials)}
+        return [gpu for gpu in gpus if gpu.uuid in known or gpu.serial in known]

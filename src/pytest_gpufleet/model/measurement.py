@@ -14,6 +14,7 @@ from pytest_gpufleet.model.metric import METRICS, Condition, Metric, conditions,
 from pytest_gpufleet.model.place import Where
 
 V = TypeVar("V")
+KNOWN = Metric("known", "of METRICS", "higher", "the one of METRICS that has the name of the measurement")
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ class Measurement:
     conditions: Mapping[str, Condition]
     samples: Mapping[Where, tuple[float, ...]] = field(default_factory=dict)
     details: Mapping[str, Condition] = field(default_factory=dict)
-    definition: Metric = None  # type: ignore[assignment]  # __post_init__ fills it in
+    definition: Metric = KNOWN
 
     def __post_init__(self) -> None:
-        if self.definition is None:
+        if self.definition is KNOWN:
             if self.metric not in METRICS:
                 raise ValueError(
                     f"there is no metric {self.metric!r}: use one of {', '.join(METRICS)}, or give a Metric of your own"
@@ -99,16 +100,6 @@ class Measurement:
             if len(samples) > 1 and median(samples)
         }
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Measurement:
-        samples = {place: tuple(values) for place, values in data["samples"].items()}
-        name = data["metric"]
-        # Evidence of earlier versions has no definition.
-        definition = Metric(**given) if (given := data.get("definition")) else METRICS.get(name)
-        return cls(
-            **{**data, "samples": samples, "definition": definition or Metric(name, "unknown unit", "higher", name)}
-        )
-
 
 def _by_place(given: Mapping[Any, Any], checked: Callable[[Any, str], V], what: str) -> dict[Where, V]:
     if not isinstance(given, Mapping):
@@ -117,11 +108,9 @@ def _by_place(given: Mapping[Any, Any], checked: Callable[[Any, str], V], what: 
 
 
 def _where(given: Any, what: str) -> Where:
-    if isinstance(given, Where):
-        return given
-    if not isinstance(given, str):
+    if not isinstance(given, Where | str):
         raise TypeError(f'{what} must be a place or its text, like "gpu0" or "world", not {reprlib.repr(given)}')
-    return place.read(given)
+    return place.where(given)
 
 
 def goodness(value: float, metric: Metric) -> float:

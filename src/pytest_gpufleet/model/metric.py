@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pytest_gpufleet.model.codec import Finite
+
 Condition = str | int | float | bool
 BETTER = ("higher", "lower")
 
@@ -28,7 +30,7 @@ class Metric:
     unit: str
     better: Literal["higher", "lower"]
     title: str
-    peer_tolerance: float | None = None
+    peer_tolerance: Finite | None = None
     steady: bool = True
 
     def __post_init__(self) -> None:

@@ -96,6 +96,11 @@ def read(text: str) -> Where:
     return Pair(_read(first), _read(second)) if dash else _read(first)
 
 
+def where(given: Where | str) -> Where:
+    """A place, also by its text."""
+    return given if isinstance(given, Where) else read(given)
+
+
 def _read(text: str) -> Place:
     if text in ("world", "node"):
         return Place(0, text)

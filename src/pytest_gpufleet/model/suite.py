@@ -17,6 +17,7 @@ from typing import Any
 import pytest_gpufleet
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.levels import Level
 
 # `python docs/make_checks.py` writes it; a test holds it to acceptance/. It stands in a file of its own, since a check
 # that never ran cannot tell.
@@ -33,7 +34,7 @@ class SuiteCheck:
     brackets of its cases (none if it is not parametrized), the metrics of which each case leaves a finding, and the
     chapter of the report where it stands. A machine of which nothing `proves_sound` ran is not known to be good."""
 
-    level: str
+    level: Level
     title: str
     cases: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model.check import Check, FailedBy, NotApplicable
+from pytest_gpufleet.model.check import Check, FailedBy, NotApplicable, Outcome
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.interference import is_of_the_suite
@@ -72,7 +72,7 @@ def show_faults(report: pytest.TestReport, error: BaseException | None, run: Run
         report.longrepr = "\n".join("\n".join(filter(None, (each.told(identity), each.story))) for each in error.faults)
 
 
-def _outcome(phases: Phases) -> tuple[str, str]:
+def _outcome(phases: Phases) -> tuple[Outcome, str]:
     for report, error in phases:
         if _failed(report, error):
             own = isinstance(error, (LimitMissed, RankFailure))

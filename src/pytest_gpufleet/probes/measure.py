@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_gpufleet.model.measurement import Measurement, Reading
+from pytest_gpufleet.model.measurement import KNOWN, Measurement, Reading
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.world.world import World
@@ -59,8 +59,8 @@ def _together(world: World, group: list[tuple[int, Reading]]) -> Measurement:
             f"{world.name_of(group[0][0])} measured {first.metric} {dict(first.conditions)}, "
             f"{world.name_of(min(silent))} did not: a probe must measure the same thing on every rank"
         )
-    definition = first.metric if isinstance(first.metric, Metric) else METRICS.get(first.metric)
-    sign = -1 if definition and definition.better == "lower" else 1
+    definition = first.metric if isinstance(first.metric, Metric) else METRICS.get(first.metric, KNOWN)
+    sign = -1 if definition.better == "lower" else 1
     chosen: dict[Where, Reading] = {}
     for index, reading in group:
         place = reading.place or world.places[index]
@@ -73,7 +73,7 @@ def _together(world: World, group: list[tuple[int, Reading]]) -> Measurement:
         first.conditions,
         {place: reading.samples for place, reading in chosen.items()},
         first.details,
-        definition,  # type: ignore[arg-type]  # None: Measurement looks it up and says what is wrong
+        definition,
     )
 
 

@@ -55,7 +55,7 @@ STAMPS = {
 
 def stamp(record: Record) -> Stamp:
     """The stamp of a run. A rehearsal stays one whatever was recorded, and no verdict is INCOMPLETE."""
-    if record.run.get("rehearsal"):
+    if record.run.rehearsal:
         return STAMPS["REHEARSAL"]
     return STAMPS.get(record.verdict or "", STAMPS["INCOMPLETE"])
 

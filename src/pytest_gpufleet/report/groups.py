@@ -53,7 +53,7 @@ def check_lines(group: Group, blamed: Collection[str]) -> list[CheckLine]:
 
 def _check_line(name: str, ids: list[str], group: Group, blamed: Collection[str]) -> CheckLine:
     ended = [check for check_id in ids if (check := group.checks[check_id])]
-    outcomes = Counter("failed" if check.id in blamed else check.outcome for check in ended)
+    outcomes: Counter[str] = Counter("failed" if check.id in blamed else check.outcome for check in ended)
     outcomes["unfinished"] += len(ids) - len(ended)
     counted = [(outcomes[state], state) for state in GRAVITY if outcomes[state]]
     result = counted[0][1] if len(ids) == 1 else ", ".join(f"{count} {state}" for count, state in counted)
@@ -81,8 +81,8 @@ def groups(record: Record) -> list[Group]:
         findings[group_title(finding.check)].append(finding)
     for check_id in dict.fromkeys((*record.started, *record.checks)):
         checks.setdefault(group_title(check_id), {})[check_id] = record.checks.get(check_id)
-    level = record.run.get("level")
-    real = level in levels.LEVELS and not record.run.get("rehearsal")
+    level = record.run.level
+    real = level in levels.LEVELS and not record.run.rehearsal
     wanted = {group_title(name) for name in record.suite.required(str(level))} if real else set()
     return [
         Group(title, checks.get(title, {}), tuple(findings[title]))

@@ -107,7 +107,7 @@ def _open(record: Record) -> Iterator[Open]:
             what = ", ".join([wording.title(finding), *wording.conditions(finding)])
             yield "not judged", finding.reason or "no reason was given", group_title(finding.check), what
     yield from _ended(record, "skipped")
-    level, known = record.run.get("level", "standard"), record.suite.checks
+    level, known = record.run.level, record.suite.checks
     absent = "not selected, or the run ended before it"
     for check_id in record.deselected:
         name = levels.check_name(check_id)

@@ -33,7 +33,7 @@ def write(path: Path, record: Record) -> None:
     """
     registry = CollectorRegistry()
     run, running = record.run, record.verdict is None
-    host = {"host": str(run.get("host") or "")}
+    host = {"host": str(run.host or "")}
     _gauge(registry, "gpufleet_running", "Whether an acceptance run goes on.", [(host, float(running))])
     _gauge(
         registry,
@@ -45,7 +45,7 @@ def write(path: Path, record: Record) -> None:
         registry,
         "gpufleet_run_timestamp_seconds",
         "When the last acceptance run began.",
-        [(host, datetime.fromisoformat(run["utc"]).timestamp() if run.get("utc") else math.nan)],
+        [(host, datetime.fromisoformat(run.utc).timestamp() if run.utc else math.nan)],
     )
     _gauge(
         registry,

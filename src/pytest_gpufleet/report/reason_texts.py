@@ -22,19 +22,19 @@ GOES_ON = "A new run with --fleet-resume and the folder of this one goes on wher
 def why(record: Record) -> str:
     """The paragraph for the top of the report."""
     cut_short = record.verdict is None or record.broken in RESUMABLE
-    goes_on = GOES_ON if cut_short and record.run else ""
+    goes_on = GOES_ON if cut_short and record.began else ""
     return " ".join(filter(None, (_again(record), _no_gpu(record), _why(record), goes_on)))
 
 
 def _again(record: Record) -> str:
     """That this is no verdict of a run."""
-    note = record.run.get("judged_again", "")
+    note = record.judged_again
     return f"Judged again, and not the verdict of the run itself: {note}." if note else ""
 
 
 def _no_gpu(record: Record) -> str:
     """Where no GPU is here nothing else needs to be explained."""
-    absent = not record.topology.gpus and not record.run.get("rehearsal")
+    absent = not record.topology.gpus and not record.run.rehearsal
     reason = "; ".join(record.topology.problems)
     return f"No GPU is here: {reason.rstrip('.')}." if absent and reason else ""
 
@@ -42,7 +42,7 @@ def _no_gpu(record: Record) -> str:
 def _why(record: Record) -> str:
     word = stamp(record).word
     if word == "REHEARSAL":
-        because = record.run.get("rehearsal_because", "").rstrip(".")
+        because = record.run.rehearsal_because.rstrip(".")
         why_none = f"Why it is a rehearsal: {because}." if because else ""
         return " ".join(filter(None, (f"{_rehearsed(record)}.", STAMPS[word].meaning, why_none)))
     if record.verdict is None:
@@ -108,7 +108,7 @@ def _first_cause(record: Record, accused: Iterable[str]) -> str:
 
 
 def _judged(record: Record) -> str:
-    gpus, level = wording.count(len(record.topology.gpus), "GPU"), record.run.get("level")
+    gpus, level = wording.count(len(record.topology.gpus), "GPU"), record.run.level
     figures = sum(finding.state == "met" for finding in record.findings)
     return f"Every check that level {level} requires ran on {gpus}, and all {figures} judged figures met their limits."
 

@@ -101,7 +101,7 @@ class RunFolder:
             ) from None
         except ValueError as error:
             raise Refused(f"{self}: the evidence is damaged: {error}") from None
-        if not record.run:
+        if not record.began:
             raise Refused(f"{self} is not the folder of a run: {self.evidence} does not begin with one")
         return record
 

@@ -14,7 +14,7 @@ from typing import Any
 from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware.environment import of_this_process, relevant
 from pytest_gpufleet.model import machine
-from pytest_gpufleet.model.record import SCHEMA
+from pytest_gpufleet.model.events import SCHEMA
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.redaction import command
 from pytest_gpufleet.run import conclusion, disk_space, early_exit, resume

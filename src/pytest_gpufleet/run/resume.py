@@ -7,12 +7,13 @@ it, and checks that failed are named beside a new verdict.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from pytest_gpufleet.model import codec, event_lines
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.record import events as recorded_events
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
 from pytest_gpufleet.run.refused import Refused
@@ -75,12 +76,12 @@ def check_same(folder: RunFolder, then: Record, run: dict[str, Any], topology: G
     differences = [
         _differs(what, before, now)
         for what, before, now in (
-            *((what, then.run.get(name), run.get(name)) for name, what in RUN_FACTS.items()),
+            *((what, getattr(then.run, name), run.get(name)) for name, what in RUN_FACTS.items()),
             *((what, getattr(then.topology, name), getattr(topology, name)) for name, what in SOFTWARE.items()),
         )
         if before != now
     ]
-    differences += _variables(then.run.get("environment") or {}, run["environment"])
+    differences += _variables(then.run.environment, run["environment"])
     differences += _gpus(then.topology.gpus, topology.gpus)
     if differences:
         told = "\n".join(f"  {difference}" for difference in differences)
@@ -104,7 +105,7 @@ def _told(value: object) -> str:
     return str(value)
 
 
-def _variables(before: dict[str, str], now: dict[str, str]) -> list[str]:
+def _variables(before: Mapping[str, str], now: dict[str, str]) -> list[str]:
     """Names only: values may be long, and stand in both reports."""
     names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     return [f"variables of the environment that differ: {', '.join(names)}"] if names else []
@@ -136,14 +137,14 @@ def history(folder: RunFolder, then: Record) -> list[dict[str, Any]]:
     those that missed a limit and did not come to their end."""
     failed = [check.id for check in then.checks.values() if check.outcome == "failed"]
     failed += [finding.check for finding in then.findings if finding.state == "missed"]
-    told = {"run": folder.name, "utc": then.run.get("utc"), "failed": list(dict.fromkeys(failed))}
-    return [*then.run.get("resumed", []), told]
+    told = {"run": folder.name, "utc": str(then.run.utc), "failed": list(dict.fromkeys(failed))}
+    return [*codec.plain(then.run.resumed), told]
 
 
 def _passed(then: Record) -> set[str]:
     """The checks of a run that need not run again: they passed, left nothing unjudged and do not tell what the machine
     is like now."""
-    rehearsal = then.run.get("rehearsal")
+    rehearsal = then.run.rehearsal
     unjudged = {finding.check for finding in then.findings if finding.state == "not judged" and not rehearsal}
     again = {name for name, check in shipped().checks.items() if check.of_the_moment}
     return {
@@ -158,7 +159,7 @@ def events(folder: RunFolder, then: Record) -> list[tuple[str, dict[str, Any]]]:
     the run as a whole: what spoiled it spoils the new one. Each says which run it is of."""
     passed, name = _passed(then), folder.name
     taken = []
-    for event in recorded_events(folder.evidence):
+    for _, event in event_lines.read(folder.evidence):
         content = {key: value for key, value in event.items() if key not in ("t", "event")}
         match event:
             case {"event": "finding", "finding": {"check": check}}:

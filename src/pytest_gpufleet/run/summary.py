@@ -32,7 +32,7 @@ def summary(record: Record, sha256: str) -> dict[str, Any]:
         "reasons": record.reasons,
         "exit_status": record.exit_status,
         "evidence_sha256": sha256,
-        "run": {name: record.run.get(name) for name in RUN} | _because(record),
+        "run": {name: codec.plain(getattr(record.run, name)) for name in RUN} | _because(record),
         "software": {name: getattr(record.topology, name) for name in SOFTWARE},
         "gpus": [{name: codec.plain(getattr(gpu, name)) for name in GPU} for gpu in record.topology.gpus],
         "counts": {
@@ -51,7 +51,7 @@ def text(record: Record, sha256: str) -> str:
 
 def _because(record: Record) -> dict[str, str]:
     """Why it was a rehearsal, where it was one."""
-    because = record.run.get("rehearsal_because")
+    because = record.run.rehearsal_because
     return {"rehearsal_because": because} if because else {}
 
 

@@ -75,7 +75,7 @@ def untold(gpus: Iterable[Gpu], facts: Iterable[str]) -> list[str]:
 
 def without_telemetry(record: Record) -> list[tuple[str, str]]:
     """The GPUs of which a reading of TELEMETRY was never had while the run lasted, with what is missing."""
-    if record.run.get("rehearsal") or not record.telemetry:
+    if record.run.rehearsal or not record.telemetry:
         return []
     found = []
     for position, gpu in enumerate(record.topology.gpus):

@@ -26,7 +26,6 @@ from pytest_gpufleet.verdict.profiles.profile import Profile
 from pytest_gpufleet.verdict.profiles.profile_file import SENSES
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, EXIT_STATUS, settled
 
-SAID = ("host", "utc", "level", "rehearsal", "ranks", "plugin")  # by a run of any version
 COUNT = "test_1_inventory.py::test_gpu_count"
 
 
@@ -38,24 +37,22 @@ def contradictions(record: Record) -> list[str]:
 
 def _same_version(record: Record) -> bool:
     """Whether limits, metrics and wordings are those of this version; others may have had others."""
-    return bool(record.run.get("plugin") == __version__)
+    return bool(record.run.plugin == __version__)
 
 
 def _suite(record: Record) -> Iterator[str]:
     """Of versions that are known here, it is known what their suite consists of."""
-    known = of_version(record.run.get("plugin"))
+    known = of_version(record.run.plugin)
     if known.checks and record.suite != known:
         yield f"what it says that its suite consists of is not what that of pytest-gpufleet {known.version} does"
 
 
 def _machine(record: Record) -> Iterator[str]:
     run, gpus = record.run, record.topology.gpus
-    if unsaid := [name for name in SAID if name not in run]:
-        yield f"its run does not say: {', '.join(unsaid)}"
-    if not run.get("rehearsal") and run.get("ranks", len(gpus)) != len(gpus):
-        yield f"it ran on {run['ranks']} ranks, but has {len(gpus)} GPUs"
-    asked, passed = str(run.get("gpus")), [check for check in record.checks.values() if check.outcome == "passed"]
-    if not run.get("rehearsal") and any(check_name(check.id) == COUNT for check in passed):
+    if not run.rehearsal and run.ranks not in (None, len(gpus)):
+        yield f"it ran on {run.ranks} ranks, but has {len(gpus)} GPUs"
+    asked, passed = run.gpus, [check for check in record.checks.values() if check.outcome == "passed"]
+    if not run.rehearsal and any(check_name(check.id) == COUNT for check in passed):
         if not gpus:
             yield "no GPU is there, but the count of GPUs passed"
         elif asked.isdecimal() and int(asked) != len(gpus):
@@ -63,7 +60,7 @@ def _machine(record: Record) -> Iterator[str]:
 
 
 def _findings(record: Record) -> Iterator[str]:
-    rehearsal = bool(record.run.get("rehearsal"))
+    rehearsal = record.run.rehearsal
     carried = {check.id for check in record.checks.values() if check.run}
     begun = {*record.started, *carried}
     for finding in record.findings:
@@ -127,7 +124,7 @@ def _key(finding: Finding) -> tuple[object, ...]:
 def _places(record: Record) -> Iterator[str]:
     """Figures of GPUs and of pairs are there for all GPUs that are."""
     known = {gpu.place for gpu in record.topology.gpus}
-    if record.run.get("rehearsal"):
+    if record.run.rehearsal:
         return
     measured: dict[tuple[str, str], set[Where]] = defaultdict(set)
     for finding in record.findings:
@@ -148,8 +145,8 @@ def _places(record: Record) -> Iterator[str]:
 def _limits(record: Record) -> Iterator[str]:
     """Where it is known which limits there were, each figure was held against the one that decides."""
     names = {gpu.name for gpu in record.topology.gpus}
-    used = _shipped().get(str(record.run.get("profile_sha256")))
-    rehearsal, given = record.run.get("rehearsal"), record.profile
+    used = _shipped().get(record.run.profile_sha256 or "")
+    rehearsal, given = record.run.rehearsal, record.profile
     known = given is not None or _same_version(record)
     if known and not rehearsal and given is None and used != profile.choose(None, names):
         yield f"its limits are those of {used.name if used else 'no profile'}, which is not the one for its GPUs"

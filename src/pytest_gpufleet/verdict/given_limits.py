@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpufleet.model.given_limits import Change, Given
-from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.limit import Change, GivenLimits, Limit
 from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.verdict.profiles.profile import Profile, for_gpu
+from pytest_gpufleet.verdict.profiles.profile import Profile, for_gpu, holds
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.record import Record
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 NOT_APPLIED = "a limit of the contract was never applied, since no figure was measured under its conditions"
 
 
-def as_given(profile: Profile, models: Iterable[str]) -> Given:
+def as_given(profile: Profile, models: Iterable[str]) -> GivenLimits:
     """What evidence has to keep of a profile that was given for GPUs of these models."""
     shipped = [model.facts for name in sorted(set(models)) if (model := for_gpu(name))]
     if not shipped and profile.base:
@@ -28,10 +27,10 @@ def as_given(profile: Profile, models: Iterable[str]) -> Given:
         for fact, value in facts.items()
         if profile.facts.get(fact) != value
     }
-    return Given(profile.path.name, profile.limits, profile.facts, tuple(changes), profile.calibrated_on)
+    return GivenLimits(profile.path.name, profile.limits, profile.facts, tuple(changes), profile.calibrated_on)
 
 
-def instead(new: Given | None, before: Given | None) -> Given | None:
+def instead(new: GivenLimits | None, before: GivenLimits | None) -> GivenLimits | None:
     """What is to be told where recorded figures are held against another profile: the facts that the run's own profile
     changed still stand behind its checks."""
     if new is None or before is None:
@@ -51,11 +50,12 @@ def unused_limits(record: Record, kind: str = "") -> list[str]:
     contract."""
     if record.profile is None:
         return []
-    unused = record.profile.unused(record.findings, record.topology.fabric)
+    measured = [finding.measurement for finding in record.findings if finding.measurement.values]
     return [
         f"{record.profile.file}: {described(number, limit)}"
-        for number, limit in unused
+        for number, limit in enumerate(record.profile.limits, 1)
         if (limit.kind == kind if kind else limit.kind != "contract")
+        and not any(holds(limit, measurement, record.topology.fabric) for measurement in measured)
     ]
 
 

@@ -38,7 +38,7 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     REHEARSAL without GPUs; else REJECTED if any check failed or the health of a GPU got worse; else INCOMPLETE if a
     check that the level requires was not run, skipped or not judged; else ACCEPTED.
     """
-    level, rehearsal = record.run.get("level", "standard"), record.run.get("rehearsal", False)
+    level, rehearsal = record.run.level, record.run.rehearsal
     failed = [check for check in record.checks.values() if check.outcome == "failed"]
     cut_short = ([broken] if broken else []) + record.spoiled + _unfinished(record)
     if rehearsal:
@@ -66,28 +66,28 @@ def _standing(fault: Fault, record: Record) -> str:
 
 def remarks(record: Record) -> list[str]:
     """What a verdict does not cover, or did not see happen: GPUs that were left out, checks of earlier runs."""
-    tested, present = len(record.topology.gpus), record.run.get("gpus_present", 0)
+    tested, present = len(record.topology.gpus), record.run.gpus_present
     told = [f"{tested} of the machine's {present} GPUs were tested"] if present > tested else []
     if _nvls_is_off(record):
         told.append("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested")
     told += remarks_on(record)
     if since := since_then(record):
-        told.append(f"did not exist in {record.run.get('plugin')}, and is not held against it: {', '.join(since)}")
+        told.append(f"did not exist in {record.run.plugin}, and is not held against it: {', '.join(since)}")
     outcomes = {record.suite.known_as(check.id): check.outcome for check in record.checks.values()}
-    for earlier in record.run.get("resumed", []):
-        carried = sum(check.run == earlier["run"] for check in record.checks.values())
-        when = datetime.fromisoformat(earlier["utc"]).strftime("%Y-%m-%d %H:%M UTC")
-        told.append(f"{carried} of {len(record.checks)} checks carried over from {earlier['run']} of {when}")
-        for check in earlier["failed"]:
+    for earlier in record.run.resumed:
+        carried = sum(check.run == earlier.run for check in record.checks.values())
+        when = datetime.fromisoformat(earlier.utc).strftime("%Y-%m-%d %H:%M UTC")
+        told.append(f"{carried} of {len(record.checks)} checks carried over from {earlier.run} of {when}")
+        for check in earlier.failed:
             now = outcomes.get(record.suite.known_as(check), "not run")
-            told.append(f"{titled(check)}: failed in {earlier['run']}, {now} in this run")
+            told.append(f"{titled(check)}: failed in {earlier.run}, {now} in this run")
     return told
 
 
 def _nvls_is_off(record: Record) -> bool:
     """Whether the environment switches off what GPUs from compute capability 9.0 on can do behind an NVSwitch."""
     able = all((gpu.compute_capability or (0, 0)) >= (9, 0) for gpu in record.topology.gpus)
-    off = record.run.get("environment", {}).get("NCCL_NVLS_ENABLE") == "0"
+    off = record.run.environment.get("NCCL_NVLS_ENABLE") == "0"
     return off and able and record.topology.fabric == "nvswitch"
 
 
@@ -113,7 +113,7 @@ def left_out(record: Record) -> dict[str, tuple[list[str], list[str]]]:
     begun = set(map(levels.case_name, {*record.started, *record.checks}))
     deselected = set(map(levels.case_name, record.deselected))
     absent = {}
-    for name in record.suite.required(record.run.get("level", "standard")):
+    for name in record.suite.required(record.run.level):
         missing = [case for case in record.suite.cases(name) if case not in begun]
         if missing:
             wanted = [case for case in missing if case not in deselected]
@@ -129,8 +129,8 @@ def named(cases: list[str]) -> str:
 
 def short_burn_in(record: Record) -> str:
     """How much shorter the burn-in was than the level asks for; empty if it was not."""
-    seconds = record.run.get("burn_in_seconds", 0)
-    if record.run.get("level") != "burnin" or seconds >= levels.BURN_IN_SECONDS:
+    seconds = record.run.burn_in_seconds
+    if record.run.level != "burnin" or seconds >= levels.BURN_IN_SECONDS:
         return ""
     return f"the burn-in was {seconds:g} s long, level burnin asks for {levels.BURN_IN_SECONDS:g} s"
 
@@ -139,11 +139,7 @@ def since_then(record: Record) -> list[str]:
     """The checks that this version requires at the level of the run, and that did not exist in the version that ran."""
     if not record.suite.checks:
         return []
-    return [
-        titled(name)
-        for name in shipped().required(record.run.get("level", "standard"))
-        if name not in record.suite.checks
-    ]
+    return [titled(name) for name in shipped().required(record.run.level) if name not in record.suite.checks]
 
 
 def without_figures(record: Record) -> dict[str, dict[str, list[str]]]:
@@ -163,8 +159,8 @@ def without_figures(record: Record) -> dict[str, dict[str, list[str]]]:
 def _gaps(record: Record) -> list[str]:
     suite = record.suite
     own = {levels.check_name(check.id): check.title for check in record.checks.values()}
-    required = set(suite.required(record.run.get("level", "standard")))
-    gaps = [] if suite.checks else [NO_MANIFEST.format(version=record.run.get("plugin"))]
+    required = set(suite.required(record.run.level))
+    gaps = [] if suite.checks else [NO_MANIFEST.format(version=record.run.plugin)]
     for name, (deselected, not_run) in left_out(record).items():
         missing, all_cases = deselected + not_run, len(suite.cases(name))
         if len(missing) == all_cases:

@@ -80,8 +80,8 @@ def _runs(comparison: RunComparison) -> ComparisonTable:
     rows = (
         (
             name,
-            str(record.run.get("host") or ""),
-            str(record.run.get("utc") or ""),
+            record.run.host,
+            record.run.utc,
             f"{len(record.topology.gpus)} x {models(record)}" if record.topology.gpus else models(record),
             record.verdict or "died",
         )

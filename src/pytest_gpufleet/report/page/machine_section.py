@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
 from typing import Any
 
+from pytest_gpufleet.model.events import Session
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
@@ -36,18 +35,17 @@ INVENTORY = (
 
 def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
     """The run, the software and the host, each a small table."""
-    run, topology, host = record.run, record.topology, record.machine.get("host", {})
-    command = run.get("command")
+    run, topology, host = record.run, record.topology, record.machine["host"]
     changes = record.profile.changes if record.profile else ()
     return {
         "The run": [
-            ("Host", run.get("host")),
-            ("Date", wording.moment(run.get("utc"))),
-            ("Command", shlex.join(command) if isinstance(command, list | tuple) else command),
-            ("Level", run.get("level")),
-            ("GPUs asked for", run.get("gpus")),
-            ("Profile", run.get("profile")),
-            ("SHA-256 of the profile", run.get("profile_sha256")),
+            ("Host", run.host),
+            ("Date", wording.moment(run.utc)),
+            ("Command", run.command),
+            ("Level", run.level),
+            ("GPUs asked for", run.gpus),
+            ("Profile", run.profile),
+            ("SHA-256 of the profile", run.profile_sha256),
             *[("Changed by the profile", str(change)) for change in changes],
         ],
         "The software": [
@@ -56,8 +54,8 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("cuDNN", topology.cudnn),
             ("NCCL", topology.nccl),
             ("torch", topology.torch),
-            ("Python, pytest", ", ".join(str(run[key]) for key in ("python", "pytest") if run.get(key))),
-            ("pytest-gpufleet", run.get("plugin")),
+            ("Python, pytest", ", ".join(filter(None, (run.python, run.pytest)))),
+            ("pytest-gpufleet", run.plugin),
         ],
         "What else ran": _all_that_ran(record),
         "The host": [
@@ -73,27 +71,28 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
 
 def _all_that_ran(record: Record) -> list[tuple[str, Any]]:
     """Of this run, and what was otherwise in those that it goes on with."""
-    now = _what_else(record.session)
+    now = [told for session in record.sessions if not session.in_run for told in _what_else(session)]
     before = [
-        (f"{what} (in run {session['in_run']})", told)
-        for session in record.earlier_sessions
+        (f"{what}{session.where}", told)
+        for session in record.sessions
+        if session.in_run
         for what, told in _what_else(session)
         if (what, told) not in now
     ]
     return now + before
 
 
-def _what_else(session: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    plugins = (f"{each['name']} {each['version'] or each['file']}" for each in session.get("plugins", ()))
-    conftests = (f"{each['file']} (SHA-256 {each['sha256'][:12]}…)" for each in session.get("conftests", ()))
+def _what_else(session: Session) -> list[tuple[str, Any]]:
+    plugins = (f"{each.name} {each.version or each.file}" for each in session.plugins)
+    conftests = (f"{each.file} (SHA-256 {each.sha256[:12]}…)" for each in session.conftests)
     return [
         ("Plugins of pytest", ", ".join(plugins)),
         ("conftest.py", ", ".join(conftests)),
-        ("Configuration", " ".join(filter(None, (session.get("ini_file"), session.get("ini_options"))))),
-        ("Root", session.get("rootdir")),
-        ("-p", " ".join(session.get("asked_for", ()))),
-        ("PYTEST_ADDOPTS", session.get("PYTEST_ADDOPTS")),
-        ("PYTEST_PLUGINS", session.get("PYTEST_PLUGINS")),
+        ("Configuration", " ".join(filter(None, (session.ini_file, session.ini_options)))),
+        ("Root", session.rootdir),
+        ("-p", " ".join(session.asked_for)),
+        ("PYTEST_ADDOPTS", session.pytest_addopts),
+        ("PYTEST_PLUGINS", session.pytest_plugins),
     ]
 
 
@@ -107,8 +106,7 @@ def _both(soft: int | str | None, hard: int | str | None) -> str:
 
 
 def environment(record: Record) -> list[tuple[str, str]]:
-    variables = record.run.get("environment")
-    return sorted((str(name), str(value)) for name, value in variables.items()) if variables else []
+    return sorted(record.run.environment.items())
 
 
 def inventory(topology: GpuTopology) -> list[tuple[str, list[Any]]]:

@@ -16,7 +16,7 @@ def page(record: Record, sha256: str) -> str:
     """
     return render(
         "page.html.jinja",
-        host=record.run.get("host") or "unknown host",
+        host=record.run.host or "unknown host",
         fragment=summary_html.summary(record, sha256),
         checks=[_row(check) for check in record.checks.values()],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +60,9 @@ def summary(record: Record, sha256: str = "") -> str:
         .get_template("summary.html.jinja")
         .render(
             record=record,
-            run=defaultdict(lambda: None, record.run),  # a run that died early tells less
-            when=wording.moment(record.run.get("utc")),
+            run=record.run,
+            judged_again=record.judged_again,
+            when=wording.moment(record.run.utc),
             stamp=stamp(record),
             why=why(record),
             reasons=reasons(record, "all of which are listed below"),
@@ -89,7 +90,7 @@ def summary(record: Record, sha256: str = "") -> str:
             gaps=gaps(record),
             inapplicable=inapplicable(record),
             not_applied=not_applied(record),
-            above=len(record.suite.checks) - len(record.suite.required(record.run.get("level", "standard"))),
+            above=len(record.suite.checks) - len(record.suite.required(record.run.level)),
             carried=[check for check in record.checks.values() if check.run],
             symbols=wording.SYMBOLS,
             sha256=sha256,
@@ -144,7 +145,7 @@ def _prose(text: str) -> Markup:
 def _counts(record: Record) -> list[str]:
     """The run in three figures: GPUs, checks, limits."""
     models = Counter(gpu.name for gpu in record.topology.gpus)
-    outcomes = Counter(check.outcome for check in record.checks.values())
+    outcomes: Counter[str] = Counter(check.outcome for check in record.checks.values())
     states = Counter(str(finding.state) for finding in record.findings)
     machines = [f"{count} x {name}" for name, count in models.items()] or ["no GPU"]
     return [

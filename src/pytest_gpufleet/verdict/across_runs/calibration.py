@@ -76,7 +76,7 @@ def _unclean(record: Record) -> list[str]:
     ran = {levels.check_name(check).partition("::")[0] for check in record.checks}
     unseen = [file for file in proving if file not in ran]  # however fast the machine was
     rules = (
-        (record.run.get("rehearsal"), "is a rehearsal: its figures are those of CPU ranks"),
+        (record.run.rehearsal, "is a rehearsal: its figures are those of CPU ranks"),
         (record.verdict is None, "did not come to its end"),
         (record.broken, f"was cut short: {record.broken}"),
         (record.spoiled, f"is not complete: {'; '.join(record.spoiled)}"),
@@ -91,7 +91,7 @@ def _unlike(runs: Mapping[str, Record]) -> list[str]:
     """In what the runs' machines and software differ, so that one limit cannot hold for all."""
     begun: dict[tuple[object, object], str] = {}
     for name, record in runs.items():
-        run = begun.setdefault((record.run.get("host"), record.run.get("utc")), name)
+        run = begun.setdefault((record.run.host, record.run.utc), name)
         if run != name:
             return [f"{run} and {name} are one and the same run"]
     mixed = {
@@ -140,8 +140,8 @@ def _disagreement(one: _Worst) -> str:
 def _origin(records: Iterable[Record]) -> str:
     """Where the figures come from: hosts, days, software."""
     records = list(records)
-    hosts = sorted({str(record.run.get("host")) for record in records})
-    days = sorted({str(record.run.get("utc"))[:10] for record in records})
+    hosts = sorted({record.run.host for record in records})
+    days = sorted({record.run.utc[:10] for record in records})
     topology = records[0].topology
     counts = sorted({len(record.topology.gpus) for record in records})
     return (
@@ -159,13 +159,13 @@ def _weaker(figure: Figure, value: float, base: Profile, fabric: str) -> bool:
 
 def _head(runs: Mapping[str, Record], margin: float, base: Profile | None) -> list[str]:
     model = models(next(iter(runs.values())))
-    plugins = sorted({str(record.run.get("plugin")) for record in runs.values()})
+    plugins = sorted({record.run.plugin for record in runs.values()})
     return [
         f"# Calibrated on known-good runs of pytest-gpufleet {', '.join(plugins)}.",
         f"# Each limit is the worst figure of all runs and places with a margin of {margin:g}.",
         *(["# Where the shipped limit is as strict, it is not repeated here, and holds."] if base else []),
         "# The runs:",
-        *(f"# {name}: {record.run.get('host')}, {record.run.get('utc')}" for name, record in runs.items()),
+        *(f"# {name}: {record.run.host}, {record.run.utc}" for name, record in runs.items()),
         "",
         f"name = {_text(f'{base.name if base else model}, calibrated')}",
         f"extends = {_text(base.name)}" if base else f"match = [{_text(model)}]",
@@ -180,8 +180,8 @@ def _known_good(runs: Mapping[str, Record], sums: Mapping[str, str]) -> list[str
             (
                 "[[calibrated_on]]",
                 f"run = {_text(name)}",
-                f"host = {_text(str(record.run.get('host')))}",
-                f"utc = {_text(str(record.run.get('utc')))}",
+                f"host = {_text(record.run.host)}",
+                f"utc = {_text(record.run.utc)}",
                 f"uuids = {_texts(gpu.uuid for gpu in record.topology.gpus)}",
                 f"serials = {_texts(gpu.serial for gpu in record.topology.gpus if gpu.serial)}",
                 f"evidence_sha256 = {_text(sums[name])}",

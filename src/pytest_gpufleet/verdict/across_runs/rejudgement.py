@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, by_check
@@ -34,15 +36,15 @@ def judge_again(record: Record, profile: Profile | None) -> Record:
         name: _check(check, now.get(name, []), searched(record, name), record.topology)
         for name, check in record.checks.items()
     }
-    limits = f"the limits of profile {profile.name}" if profile else "no limits"
-    note = f"the figures of {record.run.get('host')}, {record.run.get('utc')}, judged again with {limits}"
-    header = {
-        "profile": profile.name if profile else None,
-        "profile_sha256": sha256(profile.path) if profile else None,
-        "judged_again": note,
-    }
+    by = f"the limits of profile {profile.name}" if profile else "no limits"
+    note = f"the figures of {record.run.host}, {record.run.utc}, judged again with {by}"
+    header = msgspec.structs.replace(
+        record.run,
+        profile=profile.name if profile else None,
+        profile_sha256=sha256(profile.path) if profile else None,
+    )
     faults = [fault for fault in record.faults if fault.check in now or fault not in searched(record, fault.check)]
-    again = replace(record, run={**record.run, **header}, findings=findings, checks=checks, faults=faults)
+    again = replace(record, run=header, judged_again=note, findings=findings, checks=checks, faults=faults)
     models = [gpu.name for gpu in record.topology.gpus]
     new = as_given(profile, models) if profile and profile not in shipped() else None
     again = replace(again, profile=instead(new, record.profile))
@@ -53,7 +55,7 @@ def judge_again(record: Record, profile: Profile | None) -> Record:
 def _findings(finding: Finding, record: Record, profile: Profile | None) -> list[Finding]:
     if finding.measurement.metric == "spread":  # it follows from another figure
         return []
-    rehearsal = bool(record.run.get("rehearsal"))
+    rehearsal = record.run.rehearsal
     new = judge(
         finding.measurement, profile, record.topology, finding.check, rehearsal=rehearsal, required=finding.required
     )

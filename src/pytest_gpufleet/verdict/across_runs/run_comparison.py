@@ -151,7 +151,7 @@ def differences(runs: Mapping[str, Record]) -> list[str]:
 def models(record: Record) -> str:
     """The GPU model of a run; several if it has several."""
     names = sorted({gpu.name for gpu in record.topology.gpus})
-    return " and ".join(names) or ("CPU ranks (rehearsal)" if record.run.get("rehearsal") else "no GPU")
+    return " and ".join(names) or ("CPU ranks (rehearsal)" if record.run.rehearsal else "no GPU")
 
 
 def _owners(values: Mapping[str, str]) -> str:
@@ -167,7 +167,7 @@ def _exchanged(runs: Mapping[str, Record]) -> list[str]:
     seen: dict[tuple[str, Where], tuple[str, str]] = {}
     for name, record in runs.items():
         for gpu in record.topology.gpus:
-            at = (str(record.run.get("host")), gpu.place)
+            at = (record.run.host, gpu.place)
             before, run = seen.get(at, (gpu.uuid, name))
             if before != gpu.uuid:
                 notes.append(f"{gpu.place} of {at[0]} is another GPU in {name} than in {run}: now {gpu.identity}")

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.limit import KnownGood, Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.vocabulary import EXTRAORDINARY
 from pytest_gpufleet.verdict.profiles import profile_file
-from pytest_gpufleet.verdict.profiles.profile_file import KnownGood
 from pytest_gpufleet.verdict.profiles.profile_table import ProfileError
 
 __all__ = ["Profile", "ProfileError", "choose", "for_gpu", "holds", "load", "shipped"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from pytest_gpufleet.model.conditions import CONDITIONS
-from pytest_gpufleet.model.limit import Kind, Limit
+from pytest_gpufleet.model.limit import Kind, KnownGood, Limit
 from pytest_gpufleet.model.metric import METRICS, Condition, GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.vocabulary import (
     FACTS,
@@ -32,22 +32,6 @@ SENSES: dict[str, tuple[Sense, Sense]] = {"higher": ("min", "max"), "lower": ("m
 
 _TYPE_NAMES = {int: "a positive whole number", bool: "true or false"}
 _BYTE_UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB}
-
-
-@dataclass(frozen=True)
-class KnownGood:
-    """A run that limits were calibrated on, and the GPUs that it ran on."""
-
-    run: str
-    host: str
-    utc: str
-    uuids: tuple[str, ...]
-    serials: tuple[str, ...]
-    evidence_sha256: str
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> KnownGood:
-        return cls(**{**data, "uuids": tuple(data["uuids"]), "serials": tuple(data["serials"])})
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,48 @@
+"""The lines of evidence, read within bounded time and memory, whoever wrote them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet.safe_files import open_regular
+
+LONGEST_LINE = 64 << 20  # bytes
+DEEPEST = 64  # lists and objects within each other
+
+
+def read(path: Path) -> Iterator[tuple[int, Any]]:
+    """What each line holds, with its number. A last line that a dying machine cut short is left out.
+
+    OSError if the file cannot be read; ValueError that names the line if one is not JSON, or beyond all bounds.
+    """
+    with open_regular(path) as file:
+        number, ended = 0, False
+        while line := file.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                raise ValueError(f"{path}, line {number}: it is longer than {LONGEST_LINE >> 20} MiB")
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+                if line.endswith(b"\n") or ended:
+                    raise ValueError(f"{path}, line {number}: not JSON") from None
+                return
+            if wrong := _too_deep(line, event):
+                raise ValueError(f"{path}, line {number}: not an event of a run ({wrong})")
+            ended = isinstance(event, dict) and event.get("event") == "verdict"
+            yield number, event
+
+
+def _too_deep(line: bytes, event: Any) -> str:
+    if line.count(b"[") + line.count(b"{") <= DEEPEST:  # as in nearly all
+        return ""
+    level = [event]
+    for _ in range(DEEPEST):
+        nested = [each for each in level if isinstance(each, dict | list)]
+        level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return ""
+    return f"more than {DEEPEST} lists and objects are within each other"
