@@ -33,4 +33,4 @@ def test_no_grave_xid_in_the_kernel_log(machine: Machine) -> None:
     counts too: that GPU has failed since. GPUs that are only hidden from this run are left out. Errors of NVSwitches
     are SXids. All GPUs share the NVSwitches, so every one that calls itself fatal fails this test.
     """
-    expect_none(grave_xids(machine.gpus))
+    expect_none(grave_xids(machine))

@@ -43,14 +43,14 @@ def main():
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between samples")
     asked = parser.parse_args()
     run = Run(Options(gpus=asked.gpus or "auto"))
-    source = run.ground.source
-    if source is None:
+    node = run.ground.node
+    if not node.topology.gpus:
         parser.error(f"there are no GPUs: {run.ground.why}")
 
     taken = []
 
     def sampler():
-        started = Sampler(source, asked.interval, taken.append)
+        started = Sampler(node, asked.interval, taken.append)
         started.start()
         return started
 

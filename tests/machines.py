@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pytest_gpufleet.hardware.kernel_log import parse
 from pytest_gpufleet.model import machine
 from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.machine import Machine
+from pytest_gpufleet.model.xid_catalogue import Logged
 
 SNAPSHOTS = Path(__file__).parent / "hardware" / "snapshots"
 
@@ -27,7 +29,8 @@ class Recorded:
 
 def recorded(change: str = "", snapshot: str = "h200x4") -> Recorded:
     """The machine of a snapshot. `change` holds Python assignments to `gpus` (the facts of each GPU), `host` and
-    `machine` (`count`, `processes`, `log`, `problems`, `links`, `fabric`).
+    `machine` (`count`, `processes`, `log`, `hidden`: PCI bus ids of GPUs hidden from the run, `problems`, `links`,
+    `fabric`).
 
     `gpufleet snapshot --anonymous` made the snapshots, with schema 1: without the topology. That of h200x4 was added:
     it is the one that tests/recorded/h200x4-b has of a machine of the same kind. h200x1 stays as it was.
@@ -46,6 +49,7 @@ def recorded(change: str = "", snapshot: str = "h200x4") -> Recorded:
         count=len(gpus),
         processes={gpu.index: gpu.processes for gpu in topology.gpus},
         log="",
+        hidden=(),
         problems=topology.problems,
         links=topology.links,
         fabric=topology.fabric,
@@ -63,4 +67,7 @@ def recorded(change: str = "", snapshot: str = "h200x4") -> Recorded:
         links=tuple(map(tuple, state.links)),
         fabric=state.fabric,
     )
-    return Recorded(replace(taken, host=host, gpus=whole.gpus), whole.first(state.count), state.log)
+    present = (*(gpu.get("pci_bus_id") or "" for gpu in whole.gpus), *state.hidden)
+    logged = Logged(tuple(parse(state.log)))
+    read = replace(taken, host=host, gpus=whole.gpus, logged=logged, present=present)
+    return Recorded(read, whole.first(state.count), state.log)

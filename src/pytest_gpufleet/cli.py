@@ -17,7 +17,7 @@ from pytest_gpufleet.commands.report import REPORT_AGAIN
 from pytest_gpufleet.commands.sign import SIGN
 from pytest_gpufleet.commands.snapshot import SNAPSHOT
 from pytest_gpufleet.commands.verify import VERIFY
-from pytest_gpufleet.hardware.nvml import NoGpus
+from pytest_gpufleet.hardware.node import NoGpus
 from pytest_gpufleet.report.wording import capitalised
 from pytest_gpufleet.run.refused import Refused
 

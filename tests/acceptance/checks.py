@@ -5,17 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from pytest_gpufleet.hardware.kernel_log import KernelLog
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.check import NotApplicable, NotJudged
 from pytest_gpufleet.model.fault import Fault, Faults
@@ -69,15 +66,11 @@ def outcomes(here: Recorded, asked: int = 4, **more: Any) -> dict[str, Outcome]:
         "pytestconfig": SimpleNamespace(getoption={"gpus": asked}.get),
         **more,
     }
-    with tempfile.NamedTemporaryFile("w", suffix="-kernel-log") as log:
-        log.write(here.log)
-        log.flush()
-        with mock.patch.object(KernelLog.__init__, "__defaults__", (log.name,)):
-            return {
-                name: _outcome(check, {**fixtures, **case}, here.topology)
-                for name, check, case in checks()
-                if inspect.signature(check).parameters.keys() <= {*fixtures, *case}
-            }
+    return {
+        name: _outcome(check, {**fixtures, **case}, here.topology)
+        for name, check, case in checks()
+        if inspect.signature(check).parameters.keys() <= {*fixtures, *case}
+    }
 
 
 def later(here: Recorded) -> Callable[[str], list[Any]]:

@@ -449,9 +449,7 @@ def test_faults_reject_the_machine(described):
 
 def test_xid_of_a_gpu_that_is_only_hidden_is_nothing_against_this_run(run_pytest):
     change = """
-from pytest_gpufleet.hardware import nvml
-nvml.pci_addresses = lambda: ["00000000:00:09.0"]
-machine.count = 3
+machine.count, machine.hidden = 3, ["00000000:00:09.0"]
 machine.log = "NVRM: Xid (PCI:0000:00:09): 79, GPU has fallen off the bus."
 """
     run = run_pytest(*INVENTORY_AND_HEALTH, CHANGE=change)

@@ -49,7 +49,7 @@ KNOWN = {"name": "NVIDIA H200", "memory_bytes": 150754820096, "power_limit_watts
 STAND_IN = f"""
 import sys
 from contextlib import contextmanager
-from pytest_gpufleet.hardware import nvml
+from pytest_gpufleet.hardware import local_node, nvml
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 
 class StandIn:
@@ -61,11 +61,11 @@ class StandIn:
         return {READING!r}[fact]
 
 @contextmanager
-def open_source():
+def opened():
     gpus = tuple(Gpu(n, {KNOWN!r} | {{"uuid": f"GPU-{{n}}"}}) for n in range(8))
-    yield StandIn(), GpuTopology(gpus=gpus, driver="580.159.04")
+    yield local_node.LocalNode(StandIn(), GpuTopology(gpus=gpus, driver="580.159.04"))
 
-nvml.open_source = open_source
+local_node.opened = opened
 """
 MONITOR = STAND_IN + "from pytest_gpufleet import cli; sys.exit(cli.main())"
 
@@ -369,11 +369,11 @@ from pytest_gpufleet.hardware.telemetry import Sampler
 from pytest_gpufleet.report.terminal.live_table import LiveTable
 
 drawn = threading.Event()
-with nvml.open_source() as (source, topology), LiveTable(topology, sys.stdout, lambda: "test_a.py::test_b") as live:
+with local_node.opened() as node, LiveTable(node.topology, sys.stdout, lambda: "test_a.py::test_b") as live:
     def show(sample):
         live.show(sample)
         drawn.set()
-    sampler = Sampler(source, 0.01, show)
+    sampler = Sampler(node, 0.01, show)
     sampler.start()
     for number in range(40):
         print(f"test_{number}.py ", end="", flush=True)

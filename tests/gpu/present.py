@@ -2,14 +2,15 @@
 
 import pytest
 
-from pytest_gpufleet.hardware import nvml
+from pytest_gpufleet.hardware import local_node
+from pytest_gpufleet.hardware.node import NoGpus
 
 
 def _read():
     try:
-        with nvml.open_source() as (_, topology):
-            return topology.gpus
-    except nvml.NoGpus:
+        with local_node.opened() as node:
+            return node.topology.gpus
+    except NoGpus:
         return ()
 
 

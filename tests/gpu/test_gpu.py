@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware import gpu_lock, nvml
+from pytest_gpufleet.hardware import gpu_lock, local_node, nvml
 from tests.gpu.present import GPUS, needs_gpus
 
 ROOT = Path(__file__).parents[2]
@@ -70,8 +70,8 @@ def grown(now, before):
 
 
 def test_topology_is_what_nvidia_smi_says():
-    with nvml.open_source(environment={}) as (_, topology):
-        pass
+    with local_node.opened(environment={}) as node:
+        topology = node.topology
     fields = "index,name,uuid,serial,pci.bus_id,vbios_version"
     ours = [[str(gpu.index), gpu.name, gpu.uuid, gpu.serial, gpu.pci_bus_id, gpu["vbios"]] for gpu in topology.gpus]
     assert ours == smi(fields)

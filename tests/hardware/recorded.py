@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware import host, nvml
-from pytest_gpufleet.hardware.kernel_log import KernelLog
+from pytest_gpufleet.hardware import local_node
+from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.hardware.nvml import FactError
 from pytest_gpufleet.model.facts import Unavailable
 from tests import machines
@@ -24,7 +24,7 @@ recorded = here.machine
 
 
 class Recorded:
-    """A Source that answers from the document, with the GPUs that were asked for."""
+    """In the place of the driver: answers from the document, of the GPUs that were asked for."""
 
     def __init__(self, wanted):
         self._wanted = wanted
@@ -35,6 +35,9 @@ class Recorded:
     def xids(self):
         return []
 
+    def present(self):
+        return recorded.present
+
     def ask(self, index, fact):
         answer = recorded.gpus[index][fact]
         if isinstance(answer, Unavailable):
@@ -42,18 +45,20 @@ class Recorded:
         return answer
 
 
+class RecordedNode(LocalNode):
+    def host(self):
+        return dict(recorded.host)
+
+
 @contextmanager
-def open_source(wanted=None):
-    yield Recorded(wanted), here.topology if wanted is None else here.topology.first(wanted)
+def opened(wanted=None):
+    topology = here.topology if wanted is None else here.topology.first(wanted)
+    yield RecordedNode(Recorded(wanted), topology, "kernel-log")
 
 
+Path("kernel-log").write_text(here.log)
 patch = pytest.MonkeyPatch()
-patch.setattr(nvml, "open_source", open_source)
-patch.setattr(nvml, "gpus_present", lambda: len(recorded.gpus))
-patch.setattr(host, "read", lambda: dict(recorded.host))
-log = Path("kernel-log")
-log.write_text(here.log)
-patch.setattr(KernelLog.__init__, "__defaults__", (str(log),))
+patch.setattr(local_node, "opened", opened)
 
 
 def pytest_unconfigure():

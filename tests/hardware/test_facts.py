@@ -7,6 +7,7 @@ import pynvml
 import pytest
 
 from pytest_gpufleet import expect
+from pytest_gpufleet.hardware import local_node
 from pytest_gpufleet.hardware import nvml as driver
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.run.run import Run
@@ -39,16 +40,12 @@ def test_thresholds_that_cannot_be_read_are_no_absent_ones():
     assert caught.value.unavailable.applicable
 
 
-def test_addresses_of_all_gpus_that_nvml_lists_but_not_of_lost_ones(monkeypatch):
+def test_every_gpu_is_present_hidden_and_lost_ones_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", switched(4, lost=(2,)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert driver.pci_addresses() == ["00000000:1B:00.0", "00000000:2B:00.0", "00000000:4B:00.0"]
-
-
-def test_every_gpu_counts_hidden_and_lost_ones_too(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", switched(4, lost=(2,)))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert driver.gpus_present() == 4
+    with local_node.opened() as node:
+        assert len(node.topology.gpus) == 1
+        assert node.present() == ("00000000:1B:00.0", "00000000:2B:00.0", "", "00000000:4B:00.0")
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED])

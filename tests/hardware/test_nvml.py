@@ -8,8 +8,8 @@ import pynvml
 import pytest
 import torch
 
-from pytest_gpufleet.hardware import host, nvml
-from pytest_gpufleet.hardware.nvml import NoGpus
+from pytest_gpufleet.hardware import host, local_node, nvml
+from pytest_gpufleet.hardware.node import NoGpus
 from pytest_gpufleet.model import place
 from tests.hardware.fake_nvml import ANSWERS, FakeNvml, linked, plain, switched
 
@@ -22,8 +22,8 @@ def read(monkeypatch):
         monkeypatch.setitem(sys.modules, "pynvml", machine)
         environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         try:
-            with nvml.open_source(environment=environment) as (_, told):
-                return told
+            with local_node.opened(environment=environment) as node:
+                return node.topology
         finally:
             assert machine.sessions == 0, "NVML was not shut down"
 

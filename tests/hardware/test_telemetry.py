@@ -14,12 +14,18 @@ from statistics import median
 import pytest
 
 from pytest_gpufleet.hardware import telemetry
+from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.hardware.nvml import FactError
-from pytest_gpufleet.hardware.telemetry import Activity, Sampler, sample
+from pytest_gpufleet.hardware.telemetry import Activity, Sampler
 from pytest_gpufleet.model.facts import READINGS, SLOW_READINGS, clock_events
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.sample import SLOW_BEAT, Sample
 
 MANY_SECONDS = 30  # a deadline for what takes milliseconds
+
+
+def node(driver: object) -> LocalNode:
+    return LocalNode(driver, GpuTopology())
 
 
 class StandIn:
@@ -42,7 +48,7 @@ class StandIn:
 
 def test_sample_has_every_reading_of_every_gpu_in_their_order() -> None:
     before = time.time()
-    taken = sample(StandIn(3))
+    taken = node(StandIn(3)).sample()
     assert taken.gpus == tuple(dict.fromkeys(READINGS, index) for index in range(3))
     assert before - 0.001 <= taken.time <= time.time()
     assert json.loads(json.dumps(taken.to_json())) == {"time": taken.time, "gpus": list(taken.gpus)}
@@ -57,7 +63,7 @@ def test_gpus_are_read_at_the_same_time() -> None:
                 meeting.wait(MANY_SECONDS)  # breaks unless all three GPUs are being asked
             return index
 
-    assert sample(Slow(3)).gpus[2]["power_watts"] == 2
+    assert node(Slow(3)).sample().gpus[2]["power_watts"] == 2
 
 
 def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again() -> None:
@@ -67,9 +73,9 @@ def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again()
             (1, "power_watts"): FactError("GPU is lost", applicable=True),
         }
     )
-    known: set[tuple[int, str]] = set()
+    asked = node(source)
     for _ in range(3):
-        taken = sample(source, known)
+        taken = asked.sample()
         assert taken.gpus[1]["memory_temperature_c"] is None
         assert taken.gpus[1]["power_watts"] is None
         assert None not in taken.gpus[0].values()
@@ -86,7 +92,7 @@ def test_readings_that_cost_much_are_in_one_sample_of_several() -> None:
         if len(taken) == SLOW_BEAT + 1:
             done.set()
 
-    sampler = Sampler(StandIn(), 0.01, on_sample)
+    sampler = Sampler(node(StandIn()), 0.01, on_sample)
     sampler.start()
     assert done.wait(MANY_SECONDS)
     sampler.stop()
@@ -113,7 +119,7 @@ def test_sampler_goes_on_after_failures_and_tells_the_last() -> None:
         if len(calls) == 3:
             done.set()
 
-    sampler = Sampler(Moody(), 0.01, on_sample)
+    sampler = Sampler(node(Moody()), 0.01, on_sample)
     sampler.start()
     assert done.wait(MANY_SECONDS)
     sampler.stop()
@@ -136,7 +142,7 @@ def test_sampler_keeps_its_rhythm_though_each_sample_takes_time() -> None:
         if len(times) == count:
             done.set()
 
-    sampler = Sampler(Slow(), interval, on_sample)
+    sampler = Sampler(node(Slow()), interval, on_sample)
     sampler.start()
     assert done.wait(MANY_SECONDS)
     sampler.stop()
@@ -155,7 +161,7 @@ def test_stop_does_not_wait_for_a_gpu_that_hangs() -> None:
             return index
 
     taken: list[Sample] = []
-    sampler = Sampler(Hanging(), 0.2, taken.append)
+    sampler = Sampler(node(Hanging()), 0.2, taken.append)
     sampler.start()
     assert hanging.wait(MANY_SECONDS)
     before = time.monotonic()
@@ -167,13 +173,13 @@ def test_stop_does_not_wait_for_a_gpu_that_hangs() -> None:
 
 def test_stop_comes_before_the_next_sample_and_twice_and_without_start() -> None:
     first = threading.Event()
-    sampler = Sampler(StandIn(), 3600, lambda _: first.set())
+    sampler = Sampler(node(StandIn()), 3600, lambda _: first.set())
     sampler.start()
     assert first.wait(MANY_SECONDS), "the first sample is taken at once"
     before = time.monotonic()
     sampler.stop()
     sampler.stop()
-    Sampler(StandIn(), 1, print).stop()
+    Sampler(node(StandIn()), 1, print).stop()
     assert time.monotonic() - before < MANY_SECONDS
 
 
@@ -193,7 +199,7 @@ def test_a_gap_in_the_samples_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(taken) == 2:
             again.set()
 
-    sampler = Sampler(Late(), 0.01, on_sample)
+    sampler = Sampler(node(Late()), 0.01, on_sample)
     sampler.start()
     assert again.wait(MANY_SECONDS)
     sampler.stop()
@@ -209,7 +215,7 @@ def test_a_reading_that_hangs_is_told_at_the_end() -> None:
             release.wait(MANY_SECONDS)
             return index
 
-    sampler = Sampler(Hanging(), 0.1, print)
+    sampler = Sampler(node(Hanging()), 0.1, print)
     sampler.start()
     assert hanging.wait(MANY_SECONDS)
     sampler.stop()
@@ -220,14 +226,16 @@ def test_a_reading_that_hangs_is_told_at_the_end() -> None:
 def test_a_gpu_that_hangs_does_not_keep_python_from_its_end() -> None:
     code = """if True:
         import threading
+        from pytest_gpufleet.hardware.local_node import LocalNode
         from pytest_gpufleet.hardware.telemetry import Sampler
+        from pytest_gpufleet.model.gpu import GpuTopology
         asked = threading.Event()
         class Hanging:
             def count(self): return 2
             def ask(self, index, fact):
                 asked.set()
                 threading.Event().wait()
-        sampler = Sampler(Hanging(), 0.1, print)
+        sampler = Sampler(LocalNode(Hanging(), GpuTopology()), 0.1, print)
         sampler.start()
         asked.wait()
         sampler.stop()

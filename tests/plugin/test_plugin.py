@@ -277,12 +277,13 @@ def assert_nothing_was_tested(run):
 
 
 NO_GPU = """
-    from pytest_gpufleet.hardware import nvml
+    from pytest_gpufleet.hardware import local_node
+    from pytest_gpufleet.hardware.node import NoGpus
 
     def nothing(wanted):
-        raise nvml.NoGpus("the driver sleeps")
+        raise NoGpus("the driver sleeps")
 
-    nvml.open_source = nothing
+    local_node.opened = nothing
 """
 NEEDS_GPUS = "\n".join(f"def test_{name}(world): pass" for name in "abc")
 

@@ -17,7 +17,8 @@ from typing import Any
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.command import Command, new_console
 from pytest_gpufleet.commands.writing import check_output
-from pytest_gpufleet.hardware import nvml, telemetry
+from pytest_gpufleet.hardware import local_node, telemetry
+from pytest_gpufleet.hardware.node import Node
 from pytest_gpufleet.model.facts import READINGS, clock_events
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.sample import Sample
@@ -49,10 +50,11 @@ def _run(given: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor
     running = RunningCheck(given.fleet_dir)
     with suppress(KeyboardInterrupt), ExitStack() as stack:
-        source, topology = stack.enter_context(nvml.open_source())
+        node = stack.enter_context(local_node.opened())
+        topology = node.topology
         shows = [stack.enter_context(_csv(given.csv, topology))] if given.csv else []
         shows.append(_json(topology, running) if given.json else stack.enter_context(_tables(topology, running, given)))
-        for sample in stack.enter_context(_samples(source, given.interval)):
+        for sample in stack.enter_context(_samples(node, given.interval)):
             for show in shows:
                 show(sample)
             if given.once:
@@ -61,10 +63,10 @@ def _run(given: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _samples(source: nvml.Source, interval: float) -> Iterator[Iterator[Sample]]:
+def _samples(node: Node, interval: float) -> Iterator[Iterator[Sample]]:
     """One sample after the other. This thread only waits for them, so that Ctrl-C works even where a driver hangs."""
     taken: queue.SimpleQueue[Sample] = queue.SimpleQueue()
-    sampler = telemetry.Sampler(source, interval, taken.put)
+    sampler = telemetry.Sampler(node, interval, taken.put)
 
     def arriving() -> Iterator[Sample]:
         while True:

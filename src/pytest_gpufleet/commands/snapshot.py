@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_gpufleet.commands.command import Command
-from pytest_gpufleet.hardware import node, nvml
+from pytest_gpufleet.hardware import local_node
+from pytest_gpufleet.hardware.node import take
 from pytest_gpufleet.model import machine
 
 SCHEMA = 2  # 1 had no topology
@@ -22,10 +23,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    with nvml.open_source() as (source, topology):
-        taken = node.take(source, topology)
+    with local_node.opened() as node:
+        taken = take(node)
     # Of the environment it holds what environment.relevant() shows.
-    document = {"schema": SCHEMA, "topology": topology.to_json(), **machine.to_json(taken)}
+    document = {"schema": SCHEMA, "topology": node.topology.to_json(), **machine.to_json(taken)}
     print(json.dumps(_anonymous(document) if given.anonymous else document, indent=1))
     return 0
 

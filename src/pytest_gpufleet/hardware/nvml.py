@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from pytest_gpufleet.hardware import driver_signs
 from pytest_gpufleet.hardware.fact_tables import CALLS, NOT_HERE, named, text
+from pytest_gpufleet.hardware.node import NoGpus
 from pytest_gpufleet.hardware.software import driver_problems, software
 from pytest_gpufleet.model.facts import CONSTANTS, Unavailable
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
@@ -34,53 +36,37 @@ ANSWER_SECONDS = 20.0
 T = TypeVar("T")
 
 
-class NoGpus(Exception):
-    """There is no GPU to run on; the text says why in one sentence."""
-
-
-class NoDriver(NoGpus):
-    """Nor is the driver's library installed."""
-
-
 class FactError(Exception):
-    """A source could not give a fact."""
+    """The driver could not give a fact."""
 
     def __init__(self, reason: str, applicable: bool) -> None:
         super().__init__(reason)
         self.unavailable = Unavailable(reason, applicable)
 
 
-class Source(Protocol):
-    """Where facts come from: NVML, or the snapshot of a machine."""
-
-    def count(self) -> int: ...
-
-    def ask(self, index: int, fact: str) -> Any:
-        """One fact of one GPU as plain JSON values. Raises FactError."""
-
-    def xids(self) -> list[tuple[int, int]]:
-        """The XIDs that the driver has reported since the last call (the first one arms it): (GPU, number)."""
-
-
 @contextmanager
 def session() -> Iterator[Any]:
-    """The initialised pynvml module. Raises NoGpus with the reason if there is no working NVML."""
+    """The initialised pynvml module. Raises NoGpus if there is no working NVML."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         reason = type(error).__name__.removeprefix("NVMLError_")
-        kind = NoDriver if reason == "LibraryNotFound" else NoGpus
-        raise kind(NO_NVML.get(reason, f"NVML could not be initialised: {error}")) from None
+        why = NO_NVML.get(reason, f"NVML could not be initialised: {error}")
+        raise _no_gpus(why, installed=reason != "LibraryNotFound") from None
     try:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
 
 
+def _no_gpus(why: str, installed: bool = True) -> NoGpus:
+    return NoGpus(why, [*driver_signs.signs_of_nvidia(), *(["an installed driver"] if installed else [])])
+
+
 class Nvml:
-    """The Source that is the driver of this machine. `handles` are the GPUs of the run, in their order."""
+    """The driver of this machine. `handles` are the GPUs of the run, in their order."""
 
     def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
         self._nvml = nvml
@@ -91,6 +77,7 @@ class Nvml:
         return len(self._handles)
 
     def ask(self, index: int, fact: str) -> Any:
+        """One fact of one GPU as plain JSON values. Raises FactError."""
         try:
             return text((self._p2p if fact == "p2p" else CALLS[fact])(self._nvml, self._handles[index]))
         except self._nvml.NVMLError as error:
@@ -101,6 +88,7 @@ class Nvml:
             raise FactError(f"nvidia-ml-py: {error!r}", applicable=True) from None
 
     def xids(self) -> list[tuple[int, int]]:
+        """The XIDs that the driver has told of since the last call (the first one arms it): (GPU, number)."""
         if self._events is None:
             self._events = [self._armed(handle) for handle in self._handles]
         return [(index, number) for index, events in enumerate(self._events) for number in self._arrived(events)]
@@ -120,6 +108,15 @@ class Nvml:
             except self._nvml.NVMLError:  # most often: nothing has happened
                 return
 
+    def present(self) -> tuple[str, ...]:
+        """As Node.present."""
+        return tuple(map(self._address, range(_ask(self._nvml, "nvmlDeviceGetCount") or 0)))
+
+    def _address(self, index: int) -> str:
+        with suppress(Exception):
+            return str(text(self._nvml.nvmlDeviceGetPciInfo(self._nvml.nvmlDeviceGetHandleByIndex(index)).busId))
+        return ""
+
     def _p2p(self, nvml: Any, handle: Any) -> dict[str, list[int]]:
         return {
             name: [0 if peer is handle else nvml.nvmlDeviceGetP2PStatus(handle, peer, number) for peer in self._handles]
@@ -127,12 +124,12 @@ class Nvml:
         }
 
 
-def read(source: Source, index: int, facts: Iterable[str]) -> dict[str, Any]:
+def read(driver: Nvml, index: int, facts: Iterable[str]) -> dict[str, Any]:
     """Facts of one GPU by name; what cannot be had is Unavailable."""
     values: dict[str, Any] = {}
     for fact in facts:
         try:
-            values[fact] = source.ask(index, fact)
+            values[fact] = driver.ask(index, fact)
         except FactError as error:
             values[fact] = error.unavailable
     return values
@@ -152,10 +149,10 @@ def in_thread(call: Callable[..., T], *args: Any) -> Future[T]:
     return future
 
 
-def read_all(source: Source, facts: Sequence[str]) -> list[dict[str, Any]]:
+def read_all(driver: Nvml, facts: Sequence[str]) -> list[dict[str, Any]]:
     """Facts of every GPU, all GPUs at the same time. Of one whose driver does not answer in time, all are Unavailable:
     a GPU that hangs must not hang the run."""
-    futures = [in_thread(read, source, index, facts) for index in range(source.count())]
+    futures = [in_thread(read, driver, index, facts) for index in range(driver.count())]
     until = time.monotonic() + ANSWER_SECONDS
     values = []
     for future in futures:
@@ -167,39 +164,22 @@ def read_all(source: Source, facts: Sequence[str]) -> list[dict[str, Any]]:
     return values
 
 
-def gpus_present() -> int:
-    """How many GPUs NVML lists, also those that are hidden from this run or do not answer. 0 where it does not work."""
-    with suppress(NoGpus), session() as nvml, suppress(nvml.NVMLError):
-        return int(nvml.nvmlDeviceGetCount())
-    return 0
-
-
-def pci_addresses() -> list[str]:
-    """Of all GPUs that NVML can talk to, also of those hidden from this run; empty where NVML does not work."""
-    addresses = []
-    with suppress(NoGpus), session() as nvml, suppress(nvml.NVMLError):
-        for index in range(nvml.nvmlDeviceGetCount()):
-            with suppress(Exception):
-                addresses.append(str(nvml.nvmlDeviceGetPciInfo(nvml.nvmlDeviceGetHandleByIndex(index)).busId))
-    return addresses
-
-
 @contextmanager
-def open_source(
+def opened(
     wanted: int | None = None, environment: Mapping[str, str] = os.environ
-) -> Iterator[tuple[Source, GpuTopology]]:
-    """The GPUs of this machine that the environment leaves visible, in its order, the first `wanted` of them: as a
-    Source, and their topology. Raises NoGpus if NVML does not work or no GPU is visible."""
+) -> Iterator[tuple[Nvml, GpuTopology]]:
+    """The driver, asked about the GPUs that the environment leaves visible, in its order, the first `wanted` of them,
+    and their topology. Raises NoGpus if NVML does not work or no GPU is visible."""
     with session() as nvml:
         try:
             visible, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
         except Exception as error:  # a version of nvidia-ml-py that does not fit the driver raises anything
-            raise NoGpus(f"NVML could not list the GPUs: {error}") from None
+            raise _no_gpus(f"NVML could not list the GPUs: {error}") from None
         if not visible:
-            raise NoGpus("; ".join(lost) or _why_none_visible(nvml.nvmlDeviceGetCount(), environment))
+            raise _no_gpus("; ".join(lost) or _why_none_visible(nvml.nvmlDeviceGetCount(), environment))
         visible = visible[:wanted]
-        source = Nvml(nvml, [handle for _, handle in visible])
-        yield source, _topology(nvml, source, visible, lost)
+        driver = Nvml(nvml, [handle for _, handle in visible])
+        yield driver, _topology(nvml, driver, visible, lost)
 
 
 def _visible(nvml: Any, visible: str | None) -> tuple[list[tuple[int, Any]], list[str]]:
@@ -235,8 +215,8 @@ def _why_none_visible(count: int, environment: Mapping[str, str]) -> str:
     return "the NVIDIA driver works but reports no GPU: see `lspci` and the kernel log for one that fell off the bus"
 
 
-def _topology(nvml: Any, source: Source, visible: Sequence[tuple[int, Any]], lost: Iterable[str]) -> GpuTopology:
-    facts = read_all(source, CONSTANTS)
+def _topology(nvml: Any, driver: Nvml, visible: Sequence[tuple[int, Any]], lost: Iterable[str]) -> GpuTopology:
+    facts = read_all(driver, CONSTANTS)
     gpus = tuple(Gpu(index, known) for (index, _), known in zip(visible, facts, strict=True))
     links = _links(nvml, [handle for _, handle in visible], gpus)
     fabric = (
@@ -245,12 +225,12 @@ def _topology(nvml: Any, source: Source, visible: Sequence[tuple[int, Any]], los
         else "pcie" if len(gpus) > 1
         else "none"
     )  # fmt: skip
-    driver = _ask(nvml, "nvmlSystemGetDriverVersion")
+    version = _ask(nvml, "nvmlSystemGetDriverVersion")
     cuda_driver = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
     cuda = f"{cuda_driver // 1000}.{cuda_driver % 1000 // 10}" if cuda_driver else None
     versions = software()
-    problems = (*lost, *driver_problems(driver, cuda, versions["cuda"]))
-    return GpuTopology(gpus, links, fabric, driver, cuda, problems=problems, **versions)
+    problems = (*lost, *driver_problems(version, cuda, versions["cuda"]))
+    return GpuTopology(gpus, links, fabric, version, cuda, problems=problems, **versions)
 
 
 def _links(nvml: Any, handles: list[Any], gpus: tuple[Gpu, ...]) -> tuple[tuple[str, ...], ...]:

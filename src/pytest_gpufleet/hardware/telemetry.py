@@ -1,4 +1,4 @@
-"""What the GPUs do while a run goes on: the readings of all GPUs at one moment, and a thread that takes them."""
+"""What the GPUs do while a run goes on: a thread that takes samples, and what they amount to."""
 
 from __future__ import annotations
 
@@ -6,46 +6,26 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from pytest_gpufleet.hardware.nvml import Source, in_thread, read
-from pytest_gpufleet.model.facts import READINGS, SLOW_READINGS, Unavailable, clock_events
+from pytest_gpufleet.hardware.node import Node
+from pytest_gpufleet.model.facts import clock_events
 from pytest_gpufleet.model.sample import SLOW_BEAT, Sample
 
 LONGEST_GAP = 10  # intervals, of a second at least: without samples for longer, what happened went unseen
 
 
-def sample(source: Source, not_applicable: set[tuple[int, str]] | None = None, slow: bool = True) -> Sample:
-    """The readings of all GPUs now. The GPUs are read at the same time, for some calls block for tens of milliseconds.
-
-    `not_applicable` remembers, from one sample to the next, what some GPU does not have and is not asked for again.
-    `slow`: also those of SLOW_READINGS, which are None otherwise.
-    """
-    skip = set() if not_applicable is None else not_applicable
-    names = [name for name in READINGS if slow or name not in SLOW_READINGS]
-    now = round(time.time(), 3)
-    readings = [in_thread(_read, source, index, names, skip) for index in range(source.count())]
-    return Sample(now, tuple(future.result() for future in readings))
-
-
-def _read(source: Source, index: int, names: Sequence[str], skip: set[tuple[int, str]]) -> dict[str, Any]:
-    values = read(source, index, [name for name in names if (index, name) not in skip])
-    absent = {name: value for name, value in values.items() if isinstance(value, Unavailable)}
-    skip.update((index, name) for name, value in absent.items() if not value.applicable)
-    return {name: None if name in absent else values.get(name) for name in READINGS}
-
-
 class Sampler:
     """A daemon thread that hands a Sample to `on_sample`, which runs in that thread, every `interval_seconds`.
 
-    Whatever fails in the source or in `on_sample` costs one sample, and `trouble` says what it was last. So it does
+    Whatever fails in the node or in `on_sample` costs one sample, and `trouble` says what it was last. So it does
     when there was no sample for LONGEST_GAP.
     """
 
-    def __init__(self, source: Source, interval_seconds: float, on_sample: Callable[[Sample], None]) -> None:
+    def __init__(self, node: Node, interval_seconds: float, on_sample: Callable[[Sample], None]) -> None:
         self.trouble = ""
-        self._source = source
+        self._node = node
         self._interval = interval_seconds
         self._on_sample = on_sample
         self._latest = 0.0  # monotonic time of the last sample, or of the start
@@ -72,12 +52,11 @@ class Sampler:
             self.trouble = f"no answer from the driver for {gap:.1f} s"
 
     def _run(self) -> None:
-        not_applicable: set[tuple[int, str]] = set()
         beats = itertools.count()
         due = time.monotonic()
         while not self._stopped.wait(max(0.0, due - time.monotonic())):
             try:
-                taken = sample(self._source, not_applicable, slow=next(beats) % SLOW_BEAT == 0)
+                taken = self._node.sample(slow=next(beats) % SLOW_BEAT == 0)
                 if not self._stopped.is_set():
                     self._note_gap()
                     self._latest, self._sampled = time.monotonic(), True

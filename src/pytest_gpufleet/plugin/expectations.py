@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_gpufleet.hardware.kernel_log import KernelLog
-from pytest_gpufleet.hardware.nvml import pci_addresses
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.check import not_applicable, not_judged
 from pytest_gpufleet.model.facts import COUNTERS, Unavailable, check_name
@@ -76,16 +74,15 @@ def require_told(gpus: Sequence[Gpu], facts: Iterable[str] = tuple(COUNTERS)) ->
         not_judged("\n".join(lines))
 
 
-def grave_xids(gpus: Sequence[Gpu]) -> list[Fault]:
-    """What in the kernel log condemns one of these GPUs, one that is no longer here, or an NVSwitch. Ends the check as
-    not judged where nobody may read the log."""
+def grave_xids(machine: Machine) -> list[Fault]:
+    """What in the kernel log from before the run condemns one of its GPUs, one that is no longer here, or an NVSwitch.
+    Ends the check as not judged where nobody may read the log."""
     __tracebackhide__ = True
-    logged = KernelLog().new()
-    if logged.trouble:
-        not_judged(logged.trouble)
-    condemning = [xid for xid in logged.xids if xid.condemning]
-    here = [*pci_addresses(), *(str(gpu["pci_bus_id"]) for gpu in gpus)]
-    return xids_of(gpus, condemning) + xids_of_none(here, condemning) + sxids(condemning)
+    if machine.logged.trouble:
+        not_judged(machine.logged.trouble)
+    condemning = [xid for xid in machine.logged.xids if xid.condemning]
+    here = [*machine.present, *(gpu.pci_bus_id for gpu in machine.gpus)]
+    return xids_of(machine.gpus, condemning) + xids_of_none(here, condemning) + sxids(condemning)
 
 
 def expect_host(machine: Machine, fact: str, wanted: Any, *, code: str) -> None:

@@ -126,7 +126,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         screen.open(compat.terminal(config), run.open_things)
         _tell_prometheus(run)
         # A burn-in is long: whoever waits for it sees how far it is, and how hot.
-        if run.ground.source is not None and (run.options.monitor or run.options.level == "burnin"):
+        if run.ground.topology.gpus and (run.options.monitor or run.options.level == "burnin"):
             screen.draw(run.ground.topology, run.options.folder, run.open_things)
         run.watch(screen.show)
 

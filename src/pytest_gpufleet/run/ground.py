@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pytest_gpufleet.hardware import driver_signs, host, node, nvml
-from pytest_gpufleet.hardware.nvml import Source
+from pytest_gpufleet.hardware import local_node
+from pytest_gpufleet.hardware.node import Node, NoGpus, take
 from pytest_gpufleet.hardware.software import software
 from pytest_gpufleet.model.facts import check_name
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -21,9 +21,12 @@ from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
 class Ground:
     """What a run stands on: GPUs and what is known of them, or CPU ranks and why there are no GPUs."""
 
-    topology: GpuTopology
-    rehearsal_ranks: int  # 0: a real run
-    source: Source | None = None  # NVML, while the run lasts
+    node: Node
+    rehearsal_ranks: int = 0  # 0: a real run
+
+    @property
+    def topology(self) -> GpuTopology:
+        return self.node.topology
 
     @property
     def why(self) -> str:
@@ -38,19 +41,17 @@ class Ground:
     @cached_property
     def machine(self) -> Machine:
         """Everything about the GPUs of this run and their host."""
-        if self.source is None:
-            return Machine((), host.read())
-        return node.take(self.source, self.topology)
+        return take(self.node)
 
     @cached_property
     def gpus_present(self) -> int:
         """How many GPUs the machine has, with those that are left out of this run; 0 in a rehearsal."""
-        return nvml.gpus_present() if self.source is not None else 0
+        return len(self.node.present())
 
     def read_now(self, fact: str) -> list[Any]:
         """A fact of every GPU at this moment."""
         check_name(fact)
-        return [values[fact] for values in nvml.read_all(self.source, (fact,))] if self.source else []
+        return [gpu[fact] for gpu in self.node.facts((fact,))]
 
     def headline(self, level: str) -> str:
         """One line on what a run of this level stands on."""
@@ -64,7 +65,8 @@ class Ground:
 
     @classmethod
     def without_gpus(cls, *why: str, ranks: int = 0) -> Ground:
-        return cls(GpuTopology(problems=() if ranks else why, absent="; ".join(why), **software()), ranks)
+        topology = GpuTopology(problems=() if ranks else why, absent="; ".join(why), **software())
+        return cls(local_node.LocalNode(None, topology), ranks)
 
 
 def find(options: Options, stack: ExitStack) -> Ground:
@@ -74,23 +76,20 @@ def find(options: Options, stack: ExitStack) -> Ground:
         return Ground.without_gpus("--rehearse was given", ranks=options.rehearse)
     wanted = options.gpus if isinstance(options.gpus, int) else None
     try:
-        source, topology = stack.enter_context(nvml.open_source(wanted))
-    except nvml.NoGpus as reason:
+        return Ground(stack.enter_context(local_node.opened(wanted)))
+    except NoGpus as reason:
         if options.gpus == "all":
             raise Refused(f"--gpus all: {reason}") from None
         if options.gpus == "auto":
             return _instead_of_gpus(reason)
         return Ground.without_gpus(str(reason))
-    return Ground(topology, 0, source)
 
 
-def _instead_of_gpus(reason: nvml.NoGpus) -> Ground:
+def _instead_of_gpus(reason: NoGpus) -> Ground:
     """What --gpus auto stands on without GPUs: a rehearsal only where nothing speaks for NVIDIA hardware, since a
     server whose driver is dead must not pass for a machine without GPUs."""
-    seen = driver_signs.signs_of_nvidia()
-    if not isinstance(reason, nvml.NoDriver):
-        seen.append("an installed driver")
-    if not seen:
+    if not reason.signs:
         return Ground.without_gpus(str(reason), ranks=REHEARSAL_RANKS)
-    found = f"this machine shows NVIDIA hardware ({'; '.join(seen)}), so it is no rehearsal: --rehearse makes one"
+    seen = "; ".join(reason.signs)
+    found = f"this machine shows NVIDIA hardware ({seen}), so it is no rehearsal: --rehearse makes one"
     return Ground.without_gpus(str(reason), found)

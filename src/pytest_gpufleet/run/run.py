@@ -69,14 +69,9 @@ class Run:
     @cached_property
     def health(self) -> Guard | None:
         """Watches the health of the GPUs from its first use on; None without GPUs."""
-        from pytest_gpufleet.hardware.kernel_log import KernelLog
         from pytest_gpufleet.run.health_watch import Guard
 
-        if self.ground.source is None:
-            return None
-        log = KernelLog()
-        log.new()  # what is there already is for the health checks to judge
-        return Guard(self.ground.source, self.ground.machine, log)
+        return Guard(self.ground.node) if self.ground.machine.gpus else None
 
     @cached_property
     def profile(self) -> Profile | None:
@@ -97,8 +92,8 @@ class Run:
     def watch(self, hear: Callable[[Any], None]) -> None:
         """Heed signals from here on. With GPUs, start telemetry: `hear(sample)` is called with each sample."""
         self.last_things.enter_context(self.interruption.heed())
-        source, health = self.ground.source, self.health
-        if source is None or health is None:
+        health = self.health
+        if health is None:
             return
         from pytest_gpufleet.run.sampling import Sampling
 
@@ -106,7 +101,7 @@ class Run:
             health.note(sample)
             hear(sample)
 
-        self.sampling = Sampling(self, source, take_in)
+        self.sampling = Sampling(self, self.ground.node, take_in)
         self.open_things.callback(self.sampling.stop)
         self.sampling.start()
 
@@ -133,12 +128,12 @@ class Run:
 
     def lock(self) -> None:
         """Make the GPUs of this run its own, until this process is gone. Refused if somebody else has one."""
-        from pytest_gpufleet.hardware import gpu_lock
+        from pytest_gpufleet.hardware.node import GpuTaken
 
         if self._locks is None:
             try:
-                self._locks = gpu_lock.lock(() if self.ground.rehearsal_ranks else self.ground.topology.gpus)
-            except gpu_lock.GpuTaken as taken:
+                self._locks = self.ground.node.lock()
+            except GpuTaken as taken:
                 raise Refused(str(taken)) from None
 
     def record_event(self, name: str, **content: Any) -> None:

@@ -9,20 +9,20 @@ from pytest_gpufleet.hardware.telemetry import Activity, Sampler
 from pytest_gpufleet.model.sample import Sample
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.hardware.nvml import Source
+    from pytest_gpufleet.hardware.node import Node
     from pytest_gpufleet.run.run import Run
 
 
 class Sampling:
     """`hear(sample)` is called with each sample, by a thread of its own."""
 
-    def __init__(self, run: Run, source: Source, hear: Callable[[Sample], None]) -> None:
+    def __init__(self, run: Run, node: Node, hear: Callable[[Sample], None]) -> None:
         self._run = run
         self._hear = hear
         self._activity = Activity()
         self._lost = False  # told once: the words of the trouble change
         self.latest: Sample | None = None
-        self.sampler = Sampler(source, run.options.interval, self._take_in)
+        self.sampler = Sampler(node, run.options.interval, self._take_in)
 
     def start(self) -> None:
         self.sampler.start()

@@ -1,0 +1,83 @@
+"""The node that this process runs on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from pytest_gpufleet.hardware import gpu_lock, host, nvml
+from pytest_gpufleet.hardware.kernel_log import KernelLog
+from pytest_gpufleet.hardware.nvml import Nvml
+from pytest_gpufleet.model.facts import READINGS, SLOW_READINGS, Unavailable
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.sample import Sample
+from pytest_gpufleet.model.xid_catalogue import Logged, Xid
+
+
+class LocalNode:
+    """A Node. `driver`: None where there is no GPU to ask about."""
+
+    def __init__(self, driver: Nvml | None, topology: GpuTopology, kernel_log: str = "/dev/kmsg") -> None:
+        self.topology = topology
+        self._driver = driver
+        self._path = kernel_log
+        self._log: KernelLog | None = None
+        self._absent: set[tuple[int, str]] = set()  # readings that a GPU does not have, so that it is asked once
+
+    def facts(self, names: Sequence[str]) -> tuple[Gpu, ...]:
+        if self._driver is None:
+            return ()
+        now = nvml.read_all(self._driver, names)
+        return tuple(Gpu(gpu.index, {**gpu.facts, **told}) for gpu, told in zip(self.topology.gpus, now, strict=True))
+
+    def host(self) -> dict[str, Any]:
+        return host.read()
+
+    def sample(self, slow: bool = True) -> Sample:
+        """The GPUs are asked at the same time, for some calls block for tens of milliseconds."""
+        assert self._driver is not None
+        names = [name for name in READINGS if slow or name not in SLOW_READINGS]
+        now = round(time.time(), 3)
+        asked = [
+            nvml.in_thread(
+                nvml.read, self._driver, index, [name for name in names if (index, name) not in self._absent]
+            )
+            for index in range(self._driver.count())
+        ]
+        return Sample(now, tuple(self._readings(index, told.result()) for index, told in enumerate(asked)))
+
+    def _readings(self, index: int, told: Mapping[str, Any]) -> dict[str, Any]:
+        missing = {name: value for name, value in told.items() if isinstance(value, Unavailable)}
+        self._absent.update((index, name) for name, value in missing.items() if not value.applicable)
+        return {name: None if name in missing else told.get(name) for name in READINGS}
+
+    def kernel_log(self) -> Logged:
+        """Most XIDs are told by NVML and the kernel's log, SXids by the log alone."""
+        if self._driver is None:
+            return Logged()
+        self._log = self._log or KernelLog(self._path)
+        logged = self._log.new()
+        at = [gpu.pci_bus_id for gpu in self.topology.gpus]
+        told = [
+            Xid(at[index], number, "")
+            for index, number in self._driver.xids()
+            if not any(xid.number == number and xid.of(at[index]) for xid in logged.xids)
+        ]
+        return Logged((*logged.xids, *told), logged.trouble, logged.unread)
+
+    def present(self) -> tuple[str, ...]:
+        return self._driver.present() if self._driver is not None else ()
+
+    def lock(self) -> ExitStack:
+        return gpu_lock.lock(self.topology.gpus)
+
+
+@contextmanager
+def opened(wanted: int | None = None, environment: Mapping[str, str] = os.environ) -> Iterator[LocalNode]:
+    """This machine with the GPUs that the environment leaves visible, in its order, the first `wanted` of them. Raises
+    NoGpus."""
+    with nvml.opened(wanted, environment) as (driver, topology):
+        yield LocalNode(driver, topology)
