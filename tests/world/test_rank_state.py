@@ -71,9 +71,11 @@ MODULE = """
             "function": dist.all_reduce.__name__,
             "method": torch.Tensor.allclose(torch.ones(1), torch.ones(1)),
             "operator": torch.matmul.__name__,
+            "kept": sorted(rank.kept),
         }
 
     def change(rank, folder):
+        rank.kept["left"] = torch.zeros(1)
         os.environ["LEFT"] = "1"
         del os.environ["RANK"]
         os.chdir(folder)

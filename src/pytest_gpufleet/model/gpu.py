@@ -89,6 +89,17 @@ class Gpu:
         return f"GPU {self.index} {self.name}, {serial}, {self.pci_bus_id}, {self.uuid}"
 
 
+# The software of a topology, and what it is called.
+SOFTWARE = {
+    "driver": "driver",
+    "cuda_driver": "CUDA of the driver",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "nccl": "NCCL",
+    "torch": "torch",
+}
+
+
 @dataclass(frozen=True)
 class GpuTopology:
     """The GPUs a run uses, the links between them and the software above them.

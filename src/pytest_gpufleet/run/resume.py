@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_gpufleet.model import codec, event_lines
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import SOFTWARE, Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
@@ -34,7 +34,6 @@ RUN_FACTS = {
     "python": "Python",
     "pytest": "pytest",
 }
-SOFTWARE = {"driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL", "torch": "torch"}
 GPU_FACTS = {
     "serial": "serial number",
     "uuid": "UUID",

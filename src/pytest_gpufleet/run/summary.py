@@ -11,6 +11,7 @@ from typing import Any
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 
@@ -20,7 +21,6 @@ RUN = (
     "host", "utc", "command", "level", "burn_in_seconds", "gpus", "rehearsal", "ranks", "profile", "profile_sha256",
     "environment", "python", "pytest", "plugin",
 )  # fmt: skip
-SOFTWARE = ("driver", "cuda_driver", "cuda", "cudnn", "nccl", "torch")
 GPU = ("place", "index", "name", "uuid", "serial", "pci_bus_id")
 
 

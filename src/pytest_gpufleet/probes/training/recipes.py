@@ -48,27 +48,20 @@ def _short(dtype: torch.dtype) -> str:
     return {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
 
 
+_MIXED = Recipe(
+    batch=1024,
+    megabytes_per_image=45,
+    warm_up=10,
+    steps=8,
+    autocast=torch.float16,
+    tf32=True,
+    channels_last=True,
+)
 RECIPES = {
     "fp32": Recipe(batch=64, megabytes_per_image=90, warm_up=10, steps=15),
     "tf32": Recipe(batch=128, megabytes_per_image=90, warm_up=10, steps=20, tf32=True),
-    "amp": Recipe(
-        batch=1024,
-        megabytes_per_image=45,
-        warm_up=10,
-        steps=8,
-        autocast=torch.float16,
-        tf32=True,
-        channels_last=True,
-    ),
-    "bf16": Recipe(
-        batch=1024,
-        megabytes_per_image=45,
-        warm_up=8,
-        steps=6,
-        autocast=torch.bfloat16,
-        tf32=True,
-        channels_last=True,
-    ),
+    "amp": _MIXED,
+    "bf16": replace(_MIXED, warm_up=8, steps=6, autocast=torch.bfloat16),
     # The fastest that plain PyTorch can do.
     "peak": Recipe(
         batch=512,

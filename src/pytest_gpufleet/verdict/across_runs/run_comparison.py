@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures, held_to_limits
@@ -14,7 +15,6 @@ from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures
 TOLERANCE = 0.03
 SIGMAS = 3
 MAD_TO_SIGMA = 1.4826  # of a normal distribution (Rousseeuw and Croux 1993)
-SOFTWARE = ("driver", "cuda", "nccl", "torch")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,10 @@ def differences(runs: Mapping[str, Record]) -> list[str]:
     """In what the runs' machines and software differ: "driver differs: 580.95 (node7, node8), 575.57 (node9)"."""
     facts = {
         "GPU model": {name: models(record) for name, record in runs.items()},
-        **{fact: {name: getattr(run.topology, fact) or "unknown" for name, run in runs.items()} for fact in SOFTWARE},
+        **{
+            what: {name: getattr(run.topology, fact) or "unknown" for name, run in runs.items()}
+            for fact, what in SOFTWARE.items()
+        },
     }
     return [f"{fact} differs: {_owners(of)}" for fact, of in facts.items() if len(set(of.values())) > 1]
 
