@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -61,7 +62,7 @@ def train_epoch(rank: Rank, model: DDP, optimizer: torch.optim.Optimizer, epoch:
         last = (index + 1) % accumulate == 0
         with nullcontext() if last else model.no_sync():
             loss = cross_entropy(model(images), labels)
-            (loss / accumulate).backward()
+            (loss / accumulate).backward()  # type: ignore[no-untyped-call]
         if last:
             optimizer.step()
         total += loss.item()
@@ -78,7 +79,7 @@ def train_step(
     optimizer.zero_grad()
     with torch.autocast(images.device.type, torch.bfloat16, enabled=dtype is torch.bfloat16):
         loss = cross_entropy(model(images), labels)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     return loss.detach()
 
@@ -219,7 +220,7 @@ def test_fsdp_is_exact(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
         y.sum().backward()
         optimizer.step()
         weight -= 2**rank.size - 1
-        assert torch.equal(held(model.weight), own_shard(rank, weight)), f"own shard after step {step}"
+        assert torch.equal(held(model.get_parameter("weight")), own_shard(rank, weight)), f"own shard after step {step}"
 
 
 @pytest.mark.spmd
@@ -262,8 +263,9 @@ def train_and_save(rank: Rank, folder: str) -> tuple[dict[str, Tensor], list[flo
     optimizer = sgd(model)
     for step in range(5):
         train_step(model, optimizer, *batch(step, [rank.index], rank.device))
-    dcp.save(checkpoint(model, optimizer), checkpoint_id=folder, process_group=rank.group)
-    weights = {name: parameter.full_tensor().detach().clone() for name, parameter in model.named_parameters()}
+    save(checkpoint(model, optimizer), checkpoint_id=folder, process_group=rank.group)
+    sharded: dict[str, Any] = dict(model.named_parameters())
+    weights = {name: parameter.full_tensor().detach().clone() for name, parameter in sharded.items()}
     return weights, next_losses(rank, model, optimizer)
 
 
@@ -271,7 +273,7 @@ def load_and_go_on(rank: Rank, folder: str, weights: dict[str, Tensor], losses: 
     model = fully_sharded(rank, network(rank))
     optimizer = sgd(model)
     state = checkpoint(model, optimizer)
-    dcp.load(state, checkpoint_id=folder, process_group=rank.group)
+    load(state, checkpoint_id=folder, process_group=rank.group)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for name, parameter in model.named_parameters():
         assert torch.equal(held(parameter).cpu(), own_shard(rank, weights[name])), f"loaded shard of {name}"

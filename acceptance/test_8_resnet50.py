@@ -17,6 +17,7 @@ from pytest_gpufleet import (
     Judge,
     Measurement,
     Size,
+    Where,
     World,
     expect_none,
     measure,
@@ -177,7 +178,7 @@ def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: Worklo
     """
     every = nccl_group.run(fill_memory, "tf32", resnet, seconds=FULL_MEMORY_SECONDS, timeout=SEARCHING_SECONDS)
     by_place = dict(zip(nccl_group.places, every, strict=True))
-    used = {place: each.used / GiB for place, each in by_place.items()}
+    used: dict[Where, float] = {place: each.used / GiB for place, each in by_place.items()}
     steps = {"steps": every[0].steps}
     judge(
         Measurement("train_memory", used, every[0].training.conditions(nccl_group.size), details=steps), required=False

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.place import WORLD as WORLD
     from pytest_gpufleet.model.place import Pair as Pair
     from pytest_gpufleet.model.place import Place as Place
+    from pytest_gpufleet.model.place import Where as Where
     from pytest_gpufleet.model.size import Size as Size
     from pytest_gpufleet.plugin.expectations import Wanted as Wanted
     from pytest_gpufleet.plugin.expectations import at_least as at_least
@@ -64,7 +65,7 @@ _NAMES = {
     "model.machine": ("Machine",),
     "model.measurement": ("Measurement", "Reading"),
     "model.metric": ("GiB", "KiB", "Metric", "MiB"),
-    "model.place": ("THIS_NODE", "WORLD", "Pair", "Place"),
+    "model.place": ("THIS_NODE", "WORLD", "Pair", "Place", "Where"),
     "model.size": ("Size",),
     "plugin.expectations": ("Wanted", "at_least", "expect", "expect_host", "grave_xids", "require_any", "require_told"),
     "plugin.judging": ("Judge",),
