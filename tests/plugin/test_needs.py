@@ -9,20 +9,19 @@ import pytest
 
 from pytest_gpufleet import Faults, Gpu, GpuTopology
 from pytest_gpufleet.plugin.needs import lacking
-from pytest_gpufleet.run.ground import Ground
 from tests import runs
 
-REHEARSAL = Ground(GpuTopology(), rehearsal_ranks=2)
+REHEARSAL = GpuTopology(), 2
 
 
-def gpus(count: int, capability: tuple[int, int] | None = (9, 0)) -> Ground:
+def gpus(count: int, capability: tuple[int, int] | None = (9, 0)) -> tuple[GpuTopology, int]:
     topology = runs.topology("node7", runs.H200).first(count)
     able = tuple(Gpu(gpu.index, {**gpu.facts, "compute_capability": capability}) for gpu in topology.gpus)
-    return Ground(replace(topology, gpus=able), rehearsal_ranks=0)
+    return replace(topology, gpus=able), count
 
 
 @pytest.mark.parametrize(
-    ("ground", "needs", "words"),
+    ("here", "needs", "words"),
     [
         (REHEARSAL, {"gpus": True}, "a rehearsal has no GPUs"),
         (REHEARSAL, {"ranks": 4}, "needs 4 ranks, this run has 2"),
@@ -34,12 +33,12 @@ def gpus(count: int, capability: tuple[int, int] | None = (9, 0)) -> Ground:
         (gpus(2, None), {"capability": (8, 0)}, ""),
     ],
 )
-def test_what_is_lacking(ground: Ground, needs: dict[str, Any], words: str) -> None:
-    assert lacking(ground, **needs) == words
+def test_what_is_lacking(here: tuple[GpuTopology, int], needs: dict[str, Any], words: str) -> None:
+    assert lacking(*here, **needs) == words
 
 
 def test_a_machine_without_the_gpus_that_were_asked_for_fails() -> None:
-    dead = Ground(GpuTopology(problems=("the driver is not loaded",)), rehearsal_ranks=0)
+    dead = GpuTopology(problems=("the driver is not loaded",))
     with pytest.raises(Faults) as raised:
-        lacking(dead, gpus=True)
+        lacking(dead, 0, gpus=True)
     assert [fault.code for fault in raised.value.faults] == ["gpu_missing"]

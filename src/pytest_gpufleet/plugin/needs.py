@@ -10,7 +10,7 @@ from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.plugin.ownership import uses_ranks
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.run.ground import Ground
+    from pytest_gpufleet.model.gpu import GpuTopology
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -21,23 +21,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     from pytest_gpufleet.model.check import not_applicable
 
     for marker in markers:
-        if what := lacking(run.ground, *marker.args, **marker.kwargs):
+        if what := lacking(run.ground.topology, run.ground.size, *marker.args, **marker.kwargs):
             not_applicable(what)
 
 
-def lacking(ground: Ground, *, gpus: bool = False, capability: tuple[int, int] = (0, 0), ranks: int = 1) -> str:
-    """What is not here, in a sentence. Fails the check where GPUs were asked for and there is none at all."""
-    if gpus and not ground.topology.gpus:
+def lacking(
+    topology: GpuTopology, size: int, *, gpus: bool = False, capability: tuple[int, int] = (0, 0), ranks: int = 1
+) -> str:
+    """What is not here, in a sentence; `size` is the number of ranks. Raises Faults where GPUs were asked for and there
+    is none at all."""
+    if gpus and not topology.gpus:
         from pytest_gpufleet.model.fault import Fault, Faults
 
-        if problems := ground.topology.problems:
+        if problems := topology.problems:
             raise Faults((Fault("gpu_missing", (), f"no GPU is here: {'; '.join(problems)}"),))
         return "a rehearsal has no GPUs"
-    for gpu in ground.topology.gpus:
+    for gpu in topology.gpus:
         has = tuple(gpu.compute_capability or capability)
         if has < capability:
             wanted, found = (".".join(map(str, each)) for each in (capability, has))
             return f"needs compute capability {wanted}, GPU {gpu.index} has {found}"
-    if 0 < ground.size < ranks:  # without any, the test's fixtures say what is wrong
-        return f"needs {ranks} ranks, this run has {ground.size}"
+    if 0 < size < ranks:  # without any, the test's fixtures say what is wrong
+        return f"needs {ranks} ranks, this run has {size}"
     return ""
