@@ -83,8 +83,8 @@ def test_parts_are_equal_and_in_place_shares_memory(name, n):
         assert output == (part if collective.one_part == "output" else range(total))
 
 
-def test_figures_say_what_they_were_measured_with(fleet):
-    run = fleet(MODULE, ranks=3)
+def test_figures_say_what_they_were_measured_with(fleet_here):
+    run = fleet_here(MODULE, ranks=3)
     assert set(run.outcomes.values()) == {"passed"}, run.text
 
     told = json.loads((run.root / "figures.json").read_text())

@@ -108,8 +108,8 @@ def test_a_search_that_fails(nccl_group):
 
 
 @pytest.fixture(scope="module")
-def searches(fleet):
-    return fleet(SEARCHES, "-rP", ranks=4, NCCL_ALGO="Ring")
+def searches(fleet_here):
+    return fleet_here(SEARCHES, "-rP", ranks=4, NCCL_ALGO="Ring")
 
 
 @pytest.mark.parametrize("search", re.findall(r"^def (test_\w+)", SEARCHES, re.MULTILINE))

@@ -28,7 +28,7 @@ def test_without_a_majority_all_are_named(nccl_group):
 """
 
 
-def test_who_differs(fleet):
-    run = fleet(MODULE, ranks=4)
+def test_who_differs(fleet_here):
+    run = fleet_here(MODULE, ranks=4)
     assert run.status == 0, run.text
     assert list(run.outcomes.values()) == ["passed"] * 3

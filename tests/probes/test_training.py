@@ -169,8 +169,8 @@ def test_workers_end_with_their_rank(nccl_group, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def run(fleet):
-    return fleet(MODULE)
+def run(fleet_here):
+    return fleet_here(MODULE)
 
 
 @pytest.mark.parametrize("name", re.findall(r"^def (test_\w+)", MODULE, re.MULTILINE))
