@@ -130,7 +130,9 @@ def measured(topology: GpuTopology, bad: dict[str, float]) -> Run:
             check = "test_5_links.py::test_host_links"
             run.each(check, "host_bandwidth", value, at_once == "one", direction=direction, at_once=at_once)
     for direction, value in (("read", 394.0), ("write", 396.4), ("both", 778.8)):
-        run.pairs("test_5_links.py::test_pairs", "pair_bandwidth", value, direction=direction, link="NVLink")
+        run.pairs(
+            "test_5_links.py::test_pair_bandwidth[read]", "pair_bandwidth", value, direction=direction, link="NVLink"
+        )
     run.pairs("test_5_links.py::test_pair_latency", "pair_latency", 2.1, link="NVLink")
     ring = {"dtype": "float32", "ranks": 8, "nvls": False}
     for collective, curve in BUSBW.items():

@@ -17,7 +17,10 @@ from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.accused import Accused, accused
 from pytest_gpufleet.report.gpu_grid import standings
 from pytest_gpufleet.report.groups import groups
+from pytest_gpufleet.report.page.summary_html import summary as html
 from pytest_gpufleet.report.reason_texts import why
+from pytest_gpufleet.run.summary import summary as document
+from tests.report.page import Page
 
 LINKS = "acceptance/test_5_links.py::test_pair_bandwidth[read]"
 PAIRS = [f"gpu{i}-gpu{j}" for i in range(8) for j in range(8) if i != j]
@@ -159,6 +162,26 @@ def test_a_neighbour_explains_slow_figures_and_no_fault_of_the_hardware() -> Non
     slow = Finding(LINKS, Measurement("pair_latency", {"gpu3": 9.0}, {}), "missed", missed=(gpu(3),))
     record.findings.append(slow)
     assert accused(record)[LINKS].named == (gpu(3),)
+
+
+def test_a_neighbour_is_to_be_ended_and_no_gpu_to_be_replaced() -> None:
+    """The words of the page, and what a program reads of it."""
+    record = read(NEIGHBOUR)
+    page = Page(html(record)).text
+    assert "GPU 0: process 8833 (python3), 0.5 GiB; GPU 2: process 8833 (python3), 0.9 GiB" in page
+    assert "lists it; in a container it may belong to another one) and run again. Nothing here speaks against" in page
+    assert page.count("Until then this says nothing against the hardware.") == 4
+    assert "eplace" not in page
+
+    told = document(record, "0" * 64)["faults"]
+    neighbours = [fault for fault in told if fault["name"] == "foreign_process"]
+    assert {(fault["code"], fault["action"], *fault["subjects"]) for fault in neighbours} == {
+        (106, "CONFIG", "gpu0"),
+        (106, "CONFIG", "gpu2"),
+    }
+    others = [fault for fault in told if fault["name"] != "foreign_process"]
+    assert {fault["category"] for fault in others} == {"performance"}
+    assert all(fault["explained_by"] == [106] for fault in others)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,11 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.place import Place, Where
+from pytest_gpufleet.model.place import WORLD, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS
+from pytest_gpufleet.verdict.accusations import told
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures
 
 Labels = Mapping[str, str]
@@ -80,6 +81,16 @@ def write(path: Path, record: Record) -> None:
         for figure in figures([finding])
     ]
     _gauge(registry, "gpufleet_limit", "The limit that a figure was held against: min or max.", limits)
+    faults = [
+        (
+            {"code": str(fault.kind.number), "name": fault.code, "action": fault.kind.action,
+             "place": str(where), "serial": _serial(where, serials)},
+            1.0,
+        )
+        for fault in told(record)
+        for where in fault.subjects or (WORLD,)
+    ]  # fmt: skip
+    _gauge(registry, "gpufleet_fault", "What is wrong, by code and place.", faults)
     safe_files.write_text(path, generate_latest(registry).decode())
 
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict.accusations import causes, explaining, told
 
 SCHEMA = 1
 
@@ -40,6 +42,7 @@ def summary(record: Record, sha256: str) -> dict[str, Any]:
             "findings": dict(Counter(str(finding.state) for finding in record.findings)),
         },
         "checks": [_check(check) for check in record.checks.values()],
+        "faults": [_fault(fault, record) for fault in told(record)],
         "findings": [_finding(finding) for finding in record.findings],
     }
 
@@ -63,6 +66,21 @@ def _check(check: Check) -> dict[str, Any]:
         "seconds": check.seconds,
         "message": check.message,
         "run": check.run or None,
+    }
+
+
+def _fault(fault: Fault, record: Record) -> dict[str, Any]:
+    kind = fault.kind
+    return {
+        "check": fault.check or None,
+        "code": kind.number,
+        "name": kind.name,
+        "category": kind.category,
+        "action": kind.action,
+        "subjects": [str(subject) for subject in fault.subjects],
+        "what": fault.what,
+        "next_step": kind.next_step,
+        "explained_by": sorted({cause.kind.number for cause in explaining(fault, causes(record))}),
     }
 
 

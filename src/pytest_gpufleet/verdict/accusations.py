@@ -20,6 +20,11 @@ def accusations(record: Record) -> list[Fault]:
     ]
 
 
+def told(record: Record) -> list[Fault]:
+    """Everything that somebody has to know: what has to be mended first, and all that is said against places."""
+    return list(dict.fromkeys((*causes(record), *accusations(record))))
+
+
 def of_finding(finding: Finding) -> list[Fault]:
     """A missed finding as faults, one a place; of all together if it names none."""
     slower = finding.slower_than_peers or {}
