@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.suite import titled
+from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.groups import group_title
 from pytest_gpufleet.verdict.blind import without_telemetry
@@ -101,7 +101,7 @@ def _open(record: Record) -> Iterator[Open]:
     if text := own_limits(record):
         yield "calibrated here", text, WHOLE_RUN, "the profile as a whole"
     if text := short_burn_in(record):
-        yield "too short", text, group_title("test_9_endurance.py::test_burn_in"), "the burn-in"
+        yield "too short", text, group_title(_burn_in()), "the burn-in"
     for finding in record.findings:
         if finding.state == "not judged":
             what = ", ".join([wording.title(finding), *wording.conditions(finding)])
@@ -119,6 +119,11 @@ def _open(record: Record) -> Iterator[Open]:
     for name, metrics in without_figures(record).items():
         for metric, cases in metrics.items():
             yield from (("without figures", f"it left no {metric}", group_title(name), titled(case)) for case in cases)
+
+
+def _burn_in() -> str:
+    """The name of the check that makes the load that lasts."""
+    return next(name for name, check in shipped().checks.items() if "burn_retention" in check.figures)
 
 
 def _ended(record: Record, outcome: str) -> Iterator[Open]:
