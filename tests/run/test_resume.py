@@ -177,7 +177,7 @@ def test_dies():
         os.kill(os.getpid(), signal.SIGKILL)
 """
 TOLD_NOW = """
-def test_memory():
+def test_no_memory_error_is_recorded():
     open("ran", "a").write("health ")
 """
 
@@ -283,7 +283,7 @@ def test_a_run_that_only_died_spoils_nothing(tmp_path):
 
 
 def test_telemetry_that_saw_nothing_spoils_the_checks_that_do_not_run_again(tmp_path):
-    gpus = [replace(gpu, compute_capability=(9, 0)) for gpu in runs.topology("node7").gpus]
+    gpus = [replace(gpu, facts={**gpu.facts, "compute_capability": [9, 0]}) for gpu in runs.topology("node7").gpus]
     machine = replace(runs.topology("node7"), gpus=tuple(gpus))
     first = runs.record(tmp_path / "first", machine=machine, ends=False)
     sample = {"time": 1.0, "gpus": [{"temperature_c": 30, "power_watts": 75.0}] * 4}
