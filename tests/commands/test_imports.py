@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from pytest_gpufleet.cli import main
 from tests.conftest import EVIDENCE, SECONDS
 
 HEAVY = ("pytest", "_pytest", "torch", "cloudpickle", "pytest_gpufleet.world", "pytest_gpufleet.probes")
@@ -44,3 +45,11 @@ def test_the_version_of_the_module():
     assert ended.stdout.startswith("pytest-gpufleet ")
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in ended.stderr.splitlines()}
     assert not loaded & {"pytest", "_pytest", "torch", "cloudpickle"}
+
+
+def test_what_a_command_needs_and_is_not_installed_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    for name in [name for name in sys.modules if name.startswith("pytest_gpufleet.report.page")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert main(["report", str(EVIDENCE / "h200x4-a"), "-o", str(tmp_path / "report.html")]) == 1
+    assert capsys.readouterr().err == "gpufleet: jinja2 is not installed, which this needs\n"

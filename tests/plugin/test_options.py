@@ -92,3 +92,15 @@ def test_names_of_others_are_left_alone(run_here):
     assert run.status == 0, run.text
     assert "4 passed" in run.text
     assert "warning" not in run.text
+
+
+@pytest.mark.parametrize(
+    ("missing", "options"),
+    [("matplotlib", []), ("jinja2", []), ("prometheus_client", ["--fleet-prometheus=gpufleet.prom"])],
+    ids=["matplotlib", "jinja2", "prometheus"],
+)
+def test_what_the_report_needs_is_missed_before_anything_starts(run_pytest, missing, options):
+    files = {"blocked.py": f"import sys\nsys.modules['{missing}'] = None", "test_inner.py": TELLS}
+    run = run_pytest("-p", "blocked", "--rehearse", "--fleet-dir=runs", *options, files=files)
+    assert (run.status, run.folders) == (pytest.ExitCode.USAGE_ERROR, [])
+    assert run.text.strip() == f"ERROR: a run needs {missing}, which is not installed"

@@ -73,6 +73,9 @@ def _open(config: pytest.Config, run: Run) -> None:
     from pytest_gpufleet.report.page import summary_html
     from pytest_gpufleet.run.opening import open_run
 
+    if run.options.prometheus is not None:
+        from pytest_gpufleet.report import prometheus  # noqa: F401  what it needs is missed here, not at the end
+
     report_files = ReportFiles(run, config)
     open_run(run, config.invocation_params.args)
     assert run.evidence is not None
@@ -107,7 +110,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, in
             raise
         status = 0
     run = config.stash.get(RUN, None)
-    if not status and run is not None and run.evidence is not None:
+    if status == 0 and run is not None and run.evidence is not None:
         from pytest_gpufleet.run import conclusion
 
         return conclusion.final_status(run)
