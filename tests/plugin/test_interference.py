@@ -35,6 +35,7 @@ gpus[2]['nvlink_states'][4] = 0
 for gpu in gpus: gpu['remapped_rows'] = Unavailable('NVML: Not Supported', False)
 """
 ABOVE = """
+from types import SimpleNamespace
 import pytest
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -59,13 +60,13 @@ def pytest_collection_modifyitems(items):
         if item.name == "test_compute_mode_is_default":
             item.add_marker(pytest.mark.xfail)
         if item.name == "test_persistence_mode_is_on":
-            item.obj = lambda gpus: None
+            item.obj = lambda machine: None
         if item.name == "test_nvlinks_are_up":
             item.obj = item.module.test_nvlinks_are_up = lambda **fixtures: None
 
 def pytest_generate_tests(metafunc):
     if metafunc.function.__name__ == "test_pcie_width_is_full":
-        metafunc.parametrize("gpus", [[]], ids=[pytest.HIDDEN_PARAM])
+        metafunc.parametrize("machine", [SimpleNamespace(gpus=())], ids=[pytest.HIDDEN_PARAM])
 
 def pytest_runtest_logreport(report):
     if report.skipped and report.nodeid.endswith("test_no_memory_error_is_recorded"):
@@ -260,10 +261,10 @@ def test_a_body_is_that_of_the_check_after_which_it_is_called() -> None:
         item: Any = SimpleNamespace(obj=body, module=module, originalname=name, nodeid=nodeid, path=Path(path))
         return interference._is_its_own_body(item)
 
-    assert own("test_a", "acceptance/what_ran.py::test_a[fp16]")
-    assert not own("test_a", "acceptance/what_ran.py::test_b")
+    assert own("test_a", "acceptance/interference.py::test_a[fp16]")
+    assert not own("test_a", "acceptance/interference.py::test_b")
     assert not own("test_a", "acceptance/test_2_health.py::test_a")
-    assert not own("test_a", "acceptance/what_ran.py::test_a", "elsewhere/what_ran.py")
+    assert not own("test_a", "acceptance/interference.py::test_a", "elsewhere/what_ran.py")
 
 
 def test_a_check_on_fewer_ranks_than_its_file_says_is_told(beside_the_suite: Any, tmp_path: Path) -> None:

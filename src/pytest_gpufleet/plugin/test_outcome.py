@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model.check import Check, FailedBy, NotApplicable, Outcome
+from pytest_gpufleet.model.check import Check, FailedBy, NotApplicable, NotJudged, Outcome
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.interference import is_of_the_suite
@@ -85,7 +85,7 @@ def _outcome(phases: Phases) -> tuple[Outcome, str]:
         if isinstance(error, NotApplicable):
             return "not applicable", str(error)
         # An expected failure is reported as skipped too; a skip stays one, whatever others make of its report.
-        if report.skipped or isinstance(error, pytest.skip.Exception):
+        if report.skipped or isinstance(error, (pytest.skip.Exception, NotJudged)):
             return "skipped", str(getattr(report, "wasxfail", "") or error)
     if not any(report.when == "call" for report, _ in phases):  # --setup-only and the like
         return "skipped", NOT_RUN
