@@ -52,10 +52,10 @@ def health(machine: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def _cell(facts: Mapping[str, Any], names: tuple[str, ...], form: Callable[[Any], str]) -> str:
-    return " / ".join(_told(facts.get(name), form) for name in names)
+    return " / ".join(_in_words(facts.get(name), form) for name in names)
 
 
-def _told(value: Any, form: Callable[[Any], str]) -> str:
+def _in_words(value: Any, form: Callable[[Any], str]) -> str:
     match value:
         case None:
             return "not recorded"

@@ -71,13 +71,13 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
 
 def _all_that_ran(record: Record) -> list[tuple[str, Any]]:
     """Of this run, and what was otherwise in those that it goes on with."""
-    now = [told for session in record.sessions if not session.in_run for told in _what_else(session)]
+    now = [text for session in record.sessions if not session.in_run for text in _what_else(session)]
     before = [
-        (f"{what}{session.where}", told)
+        (f"{what}{session.where}", text)
         for session in record.sessions
         if session.in_run
-        for what, told in _what_else(session)
-        if (what, told) not in now
+        for what, text in _what_else(session)
+        if (what, text) not in now
     ]
     return now + before
 
