@@ -94,7 +94,7 @@ def record(
         python="3.12.3", pytest="9.2.0", plugin=SUITE.version,
     )  # fmt: skip
     evidence.add("suite", manifest=SUITE.to_json())
-    evidence.add("topology", topology=machine.to_json())
+    evidence.add("topology", nodes=[machine.to_json()])
     if limits and limit:
         evidence.add("profile", profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus))))
     for check in (each for each in _checks() if without not in each.id):

@@ -171,7 +171,7 @@ def put(event: str, *keys: str) -> Callable[[Path], None]:
         (replace("evidence.jsonl", '"gpus_present": 0', '"gpus_present": null'), "got `null` - at `$.gpus_present`"),
         (replace("evidence.jsonl", '"resumed": []', '"resumed": null'), "got `null` - at `$.resumed`"),
         (replace("evidence.jsonl", '"resumed": []', '"resumed": [null]'), "got `null` - at `$.resumed[0]`"),
-        (put("machine", "machine"), "line 3: not an event of a run (Expected `object`, got `null` - at `$.machine`)"),
+        (put("machine", "nodes"), "line 3: not an event of a run (Expected `array`, got `null` - at `$.nodes`)"),
         (put("check_started", "check"), "got `null` - at `$.check`"),
         (put("check_finished", "check"), "got `null` - at `$.check`"),
         (put("check_finished", "check", "seconds"), "got `null` - at `$.check.seconds`"),

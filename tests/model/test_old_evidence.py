@@ -9,7 +9,7 @@ from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Pair, gpu
-from pytest_gpufleet.model.record import read
+from pytest_gpufleet.model.record import Record, read
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 CHECK = "test_5_links.py::test_x"
@@ -82,3 +82,15 @@ def test_a_recorded_neighbour_is_read():
     neighbours = [fault for fault in record.faults if fault.code == "foreign_process"]
     assert [fault.subjects for fault in neighbours] == [(gpu(0),), (gpu(2),)]
     assert {fault.subjects for fault in record.faults if fault.code == "slower_than_peers"} == {(gpu(2),)}
+
+
+def test_a_machine_of_schema_1_is_a_list_of_one_node() -> None:
+    record = read(RECORDED / "h200x2-f" / "evidence.jsonl")
+    assert [(node.index, node.host) for node in record.run.nodes] == [(0, record.run.host)]
+    assert len(record.topology.gpus) == len(record.machine["gpus"]) == 2
+
+
+def test_more_than_one_node_is_refused_by_a_version_that_runs_on_one() -> None:
+    topology = {"gpus": [], "links": []}
+    with pytest.raises(ValueError, match=r"nodes"):
+        Record().add({"event": "topology", "nodes": [topology, topology]})

@@ -95,7 +95,7 @@ RUNS = (of_an_unknown_version, of_an_earlier_version, of_this_version)
 
 def refused(events: list[Event], before: list[Event]) -> str:
     """Why such evidence is no acceptance; "" if it is one. `before`: what the run really left."""
-    run, topology = one(events, "run"), one(events, "topology")["topology"]
+    run, topology = one(events, "run"), _topology(one(events, "topology"))
     gpus = [f"gpu{gpu['index']}" for gpu in topology["gpus"]]
     checks = {event["check"]["id"]: event["check"]["outcome"] for event in some(events, "check_finished")}
     findings = [event["finding"] for event in some(events, "finding")]
@@ -127,6 +127,11 @@ def refused(events: list[Event], before: list[Event]) -> str:
         "other limits": known and new_limits(events, before),
     }
     return next((what for what, found in rules.items() if found), "")
+
+
+def _topology(event: Event) -> Any:
+    """As schema 1 or 2 has it."""
+    return event.get("topology") or event["nodes"][0]
 
 
 def one(events: list[Event], kind: str) -> Event:

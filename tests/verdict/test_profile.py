@@ -20,6 +20,7 @@ from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.vocabulary import FACTS, KINDS, MEASURED_UNDER
 from pytest_gpufleet.report.page.summary_html import summary
+from pytest_gpufleet.verdict.across_runs.recorded_figures import figures
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profiles import profile_table
 from pytest_gpufleet.verdict.profiles.profile import ProfileError, choose, for_gpu, load, shipped
@@ -270,6 +271,15 @@ def test_training_out_of_the_ordinary_meets_only_limits_that_name_it(tmp_path):
     assert profile.limit_for(trained(recipe="amp", method="fsdp")) is fsdp
     for extra in ({"optimizer": "adam"}, {"workload": "custom"}, {"method": "dp"}):
         assert profile.limit_for(trained(recipe="amp", **extra)) is None
+
+
+def test_a_metric_that_is_measured_another_way_meets_only_limits_of_that_method(tmp_path):
+    before, now = (profile := load(write(tmp_path, HEAD + limit() + limit(when="method = 'ddp'")))).limits
+    assert profile.limit_for(busbw()) is before
+    assert profile.limit_for(busbw(method="ddp")) is now
+    assert profile.limit_for(busbw(method="fsdp")) is None
+    # Nor are they one figure, which runs are compared and calibrated by.
+    assert len(figures([Finding("a", busbw(**method), "met") for method in ({}, {"method": "ddp"})])) == 2
 
 
 # ---------------- contracts: limits of the customer's own

@@ -97,6 +97,14 @@ FACTS: dict[str, Callable[[], Any]] = {
 }
 
 
+def serial() -> str | None:
+    """The serial number of this machine by its firmware (DMI), which only root may read; None if it does not tell."""
+    try:
+        return _text("/sys/class/dmi/id/product_serial") or None
+    except OSError:
+        return None
+
+
 def read() -> dict[str, Any]:
     """Every fact of the host; None where this system does not tell."""
     facts: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -25,8 +25,10 @@ from pytest_gpufleet.model.limit import GivenLimits
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.suite import Suite
 
-SCHEMA = 2  # 1, of versions before 0.3, has no faults: see old_evidence
+SCHEMA = 2  # 1, of versions before 0.3, knows one node and no faults: see old_evidence
 Count = Annotated[int, Meta(ge=0, le=10**15)]
+T = TypeVar("T")
+OfOneNode = Annotated[list[T], Meta(min_length=1, max_length=1)]
 VerdictWord = Literal["ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL"]
 
 
@@ -54,11 +56,22 @@ class Earlier(msgspec.Struct, frozen=True):
     failed: tuple[str, ...]
 
 
+class NodeFound(msgspec.Struct, frozen=True):
+    """A machine of the run: its number in places, its name, the serial number of its board (None if the system does not
+    tell), and the UUIDs of its GPUs."""
+
+    index: Count
+    host: str
+    serial: str | None = None
+    gpus: tuple[str, ...] = ()
+
+
 class RunHeader(Event, frozen=True, tag="run"):
     """What evidence says of its run first. `gpus`: what --gpus asked for."""
 
     schema: int = SCHEMA
     host: str = ""
+    nodes: tuple[NodeFound, ...] = ()
     utc: Moment = Moment("")
     command: str = ""
     level: Level = "standard"
@@ -93,12 +106,12 @@ class LinksFound(msgspec.Struct, frozen=True):
 
 
 class TopologyFound(Event, frozen=True, tag="topology"):
-    """`topology` is what GpuTopology writes and reads."""
+    """Of each node, what GpuTopology writes and reads; this version runs on one."""
 
-    topology: dict[str, Any]
+    nodes: OfOneNode[dict[str, Any]]
 
     def __post_init__(self) -> None:
-        codec.typed(self.topology, LinksFound)
+        codec.typed(self.nodes, tuple[LinksFound, ...])
 
 
 class ProfileGiven(Event, frozen=True, tag="profile"):
@@ -119,7 +132,7 @@ class MachineDocument(TypedDict):
 
 
 class MachineRead(Event, frozen=True, tag="machine"):
-    machine: MachineDocument
+    nodes: OfOneNode[MachineDocument]
 
 
 class WorldStarted(Event, frozen=True, tag="world_started"):

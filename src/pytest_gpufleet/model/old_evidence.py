@@ -1,4 +1,4 @@
-"""Faults of runs by versions before 0.3, whose evidence (schema 1) tells of them in texts alone.
+"""Evidence of versions before 0.3 (schema 1), which knows one node, and tells of faults in texts alone.
 
 The only place where texts are read for what is wrong with which GPU: these versions wrote them so, and nobody will
 change what they wrote.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.fault import Fault
@@ -27,6 +28,16 @@ _GPU = re.compile(r"\bGPU (\d+)\b")
 _RANK = re.compile(r"^rank \d+ of \d+, (?:GPU (\d+)|CPU).*?: (raised|died|running|returned)\b([^\n]*)", re.MULTILINE)
 _OF_STATE = {"raised": "rank_raised", "died": "rank_died", "running": "rank_hung", "returned": "rank_raised"}
 _OF_CHECK = {"test_1_inventory.py::test_no_foreign_process": "foreign_process"}
+
+
+def upgraded(event: Any) -> Any:
+    """An event as schema 2 has it: what it tells of its machine it tells of a list of nodes."""
+    match event:
+        case {"event": "run", "host": host} if "nodes" not in event:
+            return {**event, "nodes": [{"index": 0, "host": host}]}
+        case {"event": "topology" | "machine" as kind, **content} if kind in content:
+            return {**event, "nodes": [content[kind]]}
+    return event
 
 
 def worsened(check: str, problem: str) -> Fault:

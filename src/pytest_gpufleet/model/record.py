@@ -93,7 +93,7 @@ class Record:
         """Take in one event. ValueError that says what is wrong with it."""
         if self.verdict is not None:
             raise ValueError("it stands after the verdict, which is the last event of a run")
-        event = typed(line)
+        event = typed(old_evidence.upgraded(line))
         if not self.began and line["event"] != "run":
             self.contradictions.append(f"it begins with an event {line['event']}, and not with a run")
         if isinstance(event, ONCE) and type(event) in self._once:
@@ -104,11 +104,11 @@ class Record:
                 self.run = event
                 if unsaid := [name for name in SAID if name not in line]:
                     self.contradictions.append(f"its run does not say: {', '.join(unsaid)}")
-            case TopologyFound(topology=topology):
+            case TopologyFound(nodes=[topology]):
                 self.topology = GpuTopology.from_json(topology)
             case ProfileGiven(profile=profile):
                 self.profile = profile
-            case MachineRead(machine=machine):
+            case MachineRead(nodes=[machine]):
                 self.machine = machine
             case WorldStarted():
                 self.worlds.append(event)

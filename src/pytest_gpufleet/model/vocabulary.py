@@ -29,10 +29,11 @@ FACTS = {
     "peak_tflops_fp8": "TFLOP/s, dense",
 }
 
-# Training out of the ordinary is measured under these as well, and only a limit that names them holds for it.
+# What is out of the ordinary is measured under these as well, and only a limit that names them holds for it. A metric
+# that is measured another way than before gets a `method`, so that limits and comparisons never mix the two.
 EXTRAORDINARY = ("optimizer", "workload", "method")
 
-_TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls", "fabric")
+_TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls", "fabric", "method")
 _TRAINING = ("model", "recipe", "ranks", "batch", *EXTRAORDINARY)
 
 # Of the conditions that the probes give with each metric, those that a limit may name, and the fabric of the machine. A
@@ -40,17 +41,17 @@ _TRAINING = ("model", "recipe", "ranks", "batch", *EXTRAORDINARY)
 MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "busbw": _TRANSFER,
     "collective_latency": _TRANSFER,
-    "gemm": ("precision", "at_once", "work"),
-    "memory_bandwidth": ("operation", "at_once"),
-    "host_bandwidth": ("direction", "at_once"),
-    "pair_bandwidth": ("direction", "link", "fabric"),
-    "pair_latency": ("link", "fabric"),
+    "gemm": ("precision", "at_once", "work", "method"),
+    "memory_bandwidth": ("operation", "at_once", "method"),
+    "host_bandwidth": ("direction", "at_once", "method"),
+    "pair_bandwidth": ("direction", "link", "fabric", "method"),
+    "pair_latency": ("link", "fabric", "method"),
     "train_throughput": _TRAINING,
     "solo_train_throughput": _TRAINING,
     "train_memory": _TRAINING,
     "scaling_efficiency": _TRAINING,
     "communication_share": _TRAINING,
     "loader_throughput": _TRAINING,
-    "burn_peak_power": (),
-    "burn_retention": ("work",),
+    "burn_peak_power": ("method",),
+    "burn_retention": ("work", "method"),
 }

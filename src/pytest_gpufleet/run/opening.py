@@ -12,14 +12,16 @@ from importlib.metadata import version
 from typing import Any
 
 from pytest_gpufleet import __version__
+from pytest_gpufleet.hardware import host
 from pytest_gpufleet.hardware.environment import of_this_process, relevant
-from pytest_gpufleet.model import machine
-from pytest_gpufleet.model.events import SCHEMA
+from pytest_gpufleet.model import codec, machine
+from pytest_gpufleet.model.events import SCHEMA, NodeFound
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.redaction import command
 from pytest_gpufleet.run import conclusion, disk_space, early_exit, resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.ground import Ground
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.given_limits import as_given
 
@@ -38,11 +40,11 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     folder = RunFolder.make(run.options.folder, f"{header['host']}-{started:%Y%m%dT%H%M%SZ}")
     run.folder, run.evidence = folder, Evidence(folder.evidence)
     run.record_event("run", **header)
-    run.record_event("topology", topology=ground.topology.to_json())
+    run.record_event("topology", nodes=[ground.topology.to_json()])
     if profile and run.options.profile:
         given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
         run.record_event("profile", profile=asdict(given))
-    run.record_event("machine", machine=machine.to_json(ground.machine))
+    run.record_event("machine", nodes=[machine.to_json(ground.machine)])
     run.record_event("suite", manifest=shipped().to_json())
     for name, content in carried:
         run.record_event(name, **content)
@@ -56,6 +58,7 @@ def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, 
     return {
         "schema": SCHEMA,
         "host": socket.gethostname(),
+        "nodes": codec.plain([_node(ground)]),
         "utc": started.isoformat(timespec="seconds"),
         "command": command(["pytest", *arguments]),
         "level": options.level,
@@ -72,6 +75,11 @@ def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, 
         "pytest": version("pytest"),
         "plugin": __version__,
     }
+
+
+def _node(ground: Ground) -> NodeFound:
+    gpus = tuple(gpu.uuid for gpu in ground.topology.gpus)
+    return NodeFound(0, socket.gethostname(), host.serial(), gpus)
 
 
 def _resumed(run: Run, header: dict[str, Any]) -> tuple[list[dict[str, Any]], Carried]:

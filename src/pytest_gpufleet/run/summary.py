@@ -35,6 +35,7 @@ def summary(record: Record, sha256: str) -> dict[str, Any]:
         "exit_status": record.exit_status,
         "evidence_sha256": sha256,
         "run": {name: codec.plain(getattr(record.run, name)) for name in RUN} | _because(record),
+        "nodes": codec.plain(record.run.nodes),
         "software": {name: getattr(record.topology, name) for name in SOFTWARE},
         "gpus": [{name: codec.plain(getattr(gpu, name)) for name in GPU} for gpu in record.topology.gpus],
         "counts": {
