@@ -13,47 +13,8 @@ from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.training import method_comparison, recipes
 from pytest_gpufleet.verdict.profiles.profile import shipped
+from tests.conftest import INNER
 
-# Every probe that makes figures for limits, as the suite calls it, and training out of the ordinary.
-MODULE = """
-from pytest_gpufleet import MiB, bus_bandwidth, measure, measure_all, scaling_efficiency
-from pytest_gpufleet.probes.collectives import speed
-from pytest_gpufleet.probes.training import method_comparison, loop
-from pytest_gpufleet.probes.compute import rate
-from pytest_gpufleet.probes.links import host_copies, pairs
-from pytest_gpufleet.probes.memory.bandwidth import memory_bandwidth
-from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
-from pytest_gpufleet.probes.training.recipes import Workload
-
-
-def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
-    write_photos(tmp_path, 4)
-    one, (every, share) = (
-        measure(nccl_group.subset([0]), loop.train_throughput, "fp32"),
-        measure_all(nccl_group, loop.train_throughput, "fp32", communication=True),
-    )
-    copied = [
-        host_copies.host_bandwidth(world, "both", "all", MiB),
-        pairs.pair_bandwidth(world, gpu_topology, "read", MiB),
-        pairs.pair_latency(world, gpu_topology),
-    ]
-    judge(
-        measure(nccl_group, bus_bandwidth, "all_reduce", 1024),
-        measure(nccl_group, speed.collective_latency, "all_reduce", 1024),
-        measure_all(world, rate.product_rate, "fp32")[0],
-        *measure_all(world, memory_bandwidth),
-        *(measurement for each in copied for measurement in each.measurements),
-        one,
-        every,
-        share,
-        scaling_efficiency(one, every),
-        measure(nccl_group, loop.train_throughput, "fp32", together=False),
-        measure(nccl_group, loop.train_throughput, "fp32", Workload(optimizer="adam")),
-        measure(nccl_group, method_comparison.throughput_by, "ddp", "fp32", places=nccl_group.places),
-        measure(nccl_group, fed_throughput, str(tmp_path), "fp32"),
-        required=False,
-    )
-"""
 # What a burn-in measures, and what only GPUs have.
 NOT_HERE = {"burn_peak_power", "burn_retention", "train_memory"}
 # Nobody's limit depends on these.
@@ -63,7 +24,7 @@ FREE = {"image"}
 @pytest.fixture(scope="module")
 def measured(fleet_here):
     """The conditions that each metric was measured under, from the evidence of a rehearsal."""
-    run = fleet_here(MODULE)
+    run = fleet_here(INNER / "every_probe.py")
     assert run.outcomes == {"test_everything": "passed"}, run.text
     conditions = {}
     for finding in run.record.findings:

@@ -1,0 +1,39 @@
+"""Every probe that makes figures for limits, as the suite calls it, and training out of the ordinary."""
+
+from pytest_gpufleet import MiB, bus_bandwidth, measure, measure_all, scaling_efficiency
+from pytest_gpufleet.probes.collectives import speed
+from pytest_gpufleet.probes.compute import rate
+from pytest_gpufleet.probes.links import host_copies, pairs
+from pytest_gpufleet.probes.memory.bandwidth import memory_bandwidth
+from pytest_gpufleet.probes.training import loop, method_comparison
+from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
+from pytest_gpufleet.probes.training.recipes import Workload
+
+
+def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
+    write_photos(tmp_path, 4)
+    one, (every, share) = (
+        measure(nccl_group.subset([0]), loop.train_throughput, "fp32"),
+        measure_all(nccl_group, loop.train_throughput, "fp32", communication=True),
+    )
+    copied = [
+        host_copies.host_bandwidth(world, "both", "all", MiB),
+        pairs.pair_bandwidth(world, gpu_topology, "read", MiB),
+        pairs.pair_latency(world, gpu_topology),
+    ]
+    judge(
+        measure(nccl_group, bus_bandwidth, "all_reduce", 1024),
+        measure(nccl_group, speed.collective_latency, "all_reduce", 1024),
+        measure_all(world, rate.product_rate, "fp32")[0],
+        *measure_all(world, memory_bandwidth),
+        *(measurement for each in copied for measurement in each.measurements),
+        one,
+        every,
+        share,
+        scaling_efficiency(one, every),
+        measure(nccl_group, loop.train_throughput, "fp32", together=False),
+        measure(nccl_group, loop.train_throughput, "fp32", Workload(optimizer="adam")),
+        measure(nccl_group, method_comparison.throughput_by, "ddp", "fp32", places=nccl_group.places),
+        measure(nccl_group, fed_throughput, str(tmp_path), "fp32"),
+        required=False,
+    )

@@ -1,0 +1,111 @@
+"""Faults are planted in torch.distributed on the ranks, where they last until the world is a fresh one."""
+
+import time
+
+import pytest
+import torch.distributed as dist
+
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.place import Pair, Place
+from pytest_gpufleet.probes.search import slow_collective
+
+pytestmark = pytest.mark.fresh_world
+
+USUAL, LONG = 0.02, 0.15  # seconds; what a busy machine adds is small beside the one and beside their difference
+
+
+class Slow:
+    def __init__(self, work, seconds):
+        self.work, self.seconds = work, seconds
+
+    def wait(self):
+        time.sleep(self.seconds)
+        self.work.wait()
+
+
+def plant(rank, late=None, links=None, link=None, end=None):
+    me, all_reduce, batch_isend_irecv = rank.index, dist.all_reduce, dist.batch_isend_irecv
+
+    def slow_all_reduce(*args, **kwargs):
+        time.sleep(LONG if me == late else USUAL)
+        work = all_reduce(*args, **kwargs)
+        return work and Slow(work, LONG if me == end else USUAL)
+
+    def slow_batch(ops):
+        time.sleep(LONG if me == links or {me, ops[0].peer} == link else USUAL)
+        return batch_isend_irecv(ops)
+
+    dist.all_reduce, dist.batch_isend_irecv = slow_all_reduce, slow_batch
+
+
+def fail(rank):
+    def batch(ops):
+        raise RuntimeError("no route")
+
+    dist.batch_isend_irecv = batch
+
+
+def find(group):
+    found = slow_collective.who_is_slow(group, GpuTopology(), "all_reduce", 1 << 16)
+    print(*found, sep="\\n")
+    return found
+
+
+def cpu(index):
+    return Place(0, "cpu", index)
+
+
+def test_a_rank_that_comes_late(nccl_group):
+    nccl_group.run(plant, late=2)
+    (found,) = find(nccl_group)
+    assert (found.code, found.subjects) == ("rank_comes_late", (cpu(2),))
+    assert "ms late to every all_reduce" in found.what
+
+
+def test_a_rank_with_slow_links(nccl_group):
+    nccl_group.run(plant, links=2)
+    (found,) = find(nccl_group)
+    assert (found.code, found.subjects) == ("links_slow", (cpu(2),))
+    assert found.what.startswith("every pair with it takes ")
+    assert " us, all others " in found.what
+
+
+def test_a_slow_link(nccl_group):
+    nccl_group.run(plant, link={1, 3})
+    (found,) = find(nccl_group)
+    assert (found.code, found.subjects) == ("link_slow", (Pair(cpu(1), cpu(3)),))
+
+
+def test_a_rank_that_slows_nothing_but_the_collective(nccl_group):
+    nccl_group.run(plant, end=1)
+    (found,) = find(nccl_group)
+    assert (found.code, found.subjects) == ("slows_collectives", (cpu(1),))
+    assert "without any other rank " in found.what
+
+
+def test_no_single_one_where_all_are_slow(nccl_group):
+    nccl_group.run(plant)
+    found = find(nccl_group)
+    assert {(each.code, each.subjects) for each in found} == {("cause_unclear", ())}
+    pairs, others, variables = (each.what for each in found)
+    assert pairs.startswith("no single GPU: each of the 6 pairs takes ")
+    assert others.startswith("without any one rank all_reduce reaches ")
+    assert "among ranks 0 to 1 " in others
+    assert "among ranks 2 to 3 " in others
+    assert variables == "variables that steer NCCL are set: NCCL_ALGO=Ring"
+
+
+@pytest.mark.world_size(2)
+def test_no_single_one_of_two(nccl_group):
+    nccl_group.run(plant, links=1)
+    found, *_ = find(nccl_group)
+    assert found.what.startswith("with two ranks nobody can tell which one it is: their link takes ")
+
+
+@pytest.mark.world_size(3)
+def test_a_search_that_fails(nccl_group):
+    nccl_group.run(fail)
+    found, *_ = find(nccl_group)
+    assert found.what.startswith("the search for the cause failed: RankFailure")
+    assert "RuntimeError: no route" in found.what
+    assert nccl_group.run(lambda rank: rank.index) == [0, 1, 2]  # the next check has its ranks
