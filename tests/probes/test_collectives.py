@@ -7,47 +7,13 @@ import pytest
 from pytest_gpufleet import GiB
 from pytest_gpufleet.probes.collectives.speed import buffer_bytes
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
+from tests.conftest import INNER
 
 # doc/PERFORMANCE.md of nccl-tests, for 8 ranks.
 FACTORS = {
     "all_reduce": 1.75, "all_gather": 0.875, "reduce_scatter": 0.875, "broadcast": 1, "reduce": 1, "all_to_all": 0.875,
     "gather": 0.875, "scatter": 0.875, "sendrecv": 1,
 }  # fmt: skip
-
-MODULE = """
-import json
-
-from pytest_gpufleet import WORLD, measure_all
-from pytest_gpufleet.probes.collectives.speed import bus_bandwidth, collective_latency, sweep
-from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-
-def test_figures(nccl_group):
-    told = []
-    for name in COLLECTIVES:
-        told += measure_all(nccl_group, sweep, collective_latency, name, [8, 1024])
-        told += measure_all(nccl_group, sweep, bus_bandwidth, name, [65536])
-    told += measure_all(nccl_group, sweep, bus_bandwidth, "all_gather", [65536], in_place=True)
-    for one in told:
-        assert one.definition.unit == {"busbw": "GB/s", "collective_latency": "us"}[one.metric]
-        assert len(one.samples[WORLD]) == {"busbw": 3, "collective_latency": 5}[one.metric]
-        assert one.values[WORLD] > 0
-    with open("figures.json", "w") as file:
-        json.dump([[one.metric, dict(one.conditions)] for one in told], file)
-
-def test_a_slow_rank_counts(nccl_group):
-    import time
-
-    import torch.distributed as dist
-
-    def slow(rank):
-        genuine = dist.all_to_all_single
-        if rank.index == 1:
-            dist.all_to_all_single = lambda *args, **kwargs: (time.sleep(0.01), genuine(*args, **kwargs))[1]
-        return collective_latency(rank, "all_to_all", 8)
-
-    (one,) = measure_all(nccl_group, slow)
-    assert one.values[WORLD] > 10_000
-"""
 
 
 def test_factors_are_those_of_nccl_tests():
@@ -84,7 +50,7 @@ def test_parts_are_equal_and_in_place_shares_memory(name, n):
 
 
 def test_figures_say_what_they_were_measured_with(fleet_here):
-    run = fleet_here(MODULE, ranks=3)
+    run = fleet_here(INNER / "collective_figures.py", ranks=3)
     assert set(run.outcomes.values()) == {"passed"}, run.text
 
     told = json.loads((run.root / "figures.json").read_text())

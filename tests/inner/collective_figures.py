@@ -1,0 +1,36 @@
+"""Figures of collectives, and what they were measured with."""
+
+import json
+
+from pytest_gpufleet import WORLD, measure_all
+from pytest_gpufleet.probes.collectives.speed import bus_bandwidth, collective_latency, sweep
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
+
+
+def test_figures(nccl_group):
+    told = []
+    for name in COLLECTIVES:
+        told += measure_all(nccl_group, sweep, collective_latency, name, [8, 1024])
+        told += measure_all(nccl_group, sweep, bus_bandwidth, name, [65536])
+    told += measure_all(nccl_group, sweep, bus_bandwidth, "all_gather", [65536], in_place=True)
+    for one in told:
+        assert one.definition.unit == {"busbw": "GB/s", "collective_latency": "us"}[one.metric]
+        assert len(one.samples[WORLD]) == {"busbw": 3, "collective_latency": 5}[one.metric]
+        assert one.values[WORLD] > 0
+    with open("figures.json", "w") as file:
+        json.dump([[one.metric, dict(one.conditions)] for one in told], file)
+
+
+def test_a_slow_rank_counts(nccl_group):
+    import time
+
+    import torch.distributed as dist
+
+    def slow(rank):
+        genuine = dist.all_to_all_single
+        if rank.index == 1:
+            dist.all_to_all_single = lambda *args, **kwargs: (time.sleep(0.01), genuine(*args, **kwargs))[1]
+        return collective_latency(rank, "all_to_all", 8)
+
+    (one,) = measure_all(nccl_group, slow)
+    assert one.values[WORLD] > 10_000
