@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict.verdict import failure
 
 MOST_REASONS = 10
-# "Its title (file.py::test_name[case])"
-_CASE = re.compile(r"(?<=\w)\[[^\n]*\]\)$")
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,9 @@ def reasons(record: Record, where_more: str = "which the report lists") -> list[
     """
     if record.verdict is None:
         return [*record.reasons, "No verdict was recorded: the run did not reach its end."]
-    cases: dict[str, int] = {}
-    for reason in record.reasons:
-        merged = _CASE.sub(")", reason)
-        cases[merged] = cases.get(merged, 0) + 1
+    titled = (check for check in record.checks.values() if check.title)
+    without_case = {failure(check): failure(replace(check, id=check.id.partition("[")[0])) for check in titled}
+    cases = Counter(without_case.get(reason, reason) for reason in record.reasons)
     told = [f"{reason}, {count} cases" if count > 1 else reason for reason, count in cases.items()]
     more = len(told) - MOST_REASONS
     return told[:MOST_REASONS] + ([f"... and {more} more, {where_more}"] if more > 0 else [])

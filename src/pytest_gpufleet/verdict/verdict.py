@@ -104,7 +104,12 @@ def settled(record: Record, broken: str) -> Record:
 
 
 def _failures(failed: list[Check]) -> list[str]:
-    return [f"{check.title} ({check.id})" if check.title else check.id for check in failed]
+    return [failure(check) for check in failed]
+
+
+def failure(check: Check) -> str:
+    """A check that failed, as a reason."""
+    return f"{check.title} ({check.id})" if check.title else check.id
 
 
 def left_out(record: Record) -> dict[str, tuple[list[str], list[str]]]:
