@@ -94,3 +94,11 @@ def test_more_than_one_node_is_refused_by_a_version_that_runs_on_one() -> None:
     topology = {"gpus": [], "links": []}
     with pytest.raises(ValueError, match=r"nodes"):
         Record().add({"event": "topology", "nodes": [topology, topology]})
+
+
+def test_a_figure_of_a_metric_that_nobody_defined_can_be_read() -> None:
+    finding = Finding("a.py::b", Measurement("busbw", {"world": 1.0}, {}), "not judged").to_json()
+    finding["measurement"] = {**finding["measurement"], "metric": "decode_rate", "definition": None}
+    record = Record()
+    record.add({"event": "finding", "finding": finding})
+    assert record.findings[0].measurement.unit == "unknown unit"

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.levels import case_name, check_name
 from pytest_gpufleet.model.record import Record, read
@@ -100,7 +101,7 @@ def refused(events: list[Event], before: list[Event]) -> str:
     checks = {event["check"]["id"]: event["check"]["outcome"] for event in some(events, "check_finished")}
     findings = [event["finding"] for event in some(events, "finding")]
     manifests = [event["manifest"] for event in some(events, "suite") if "manifest" in event]
-    suite = Suite.from_json(manifests[0]) if manifests else of_version(run.get("plugin"))
+    suite = codec.typed(manifests[0], Suite) if manifests else of_version(run.get("plugin"))
     required = suite.required(run["level"])
     known = some(events, "profile") or run["plugin"] == shipped().version  # which limits there were
     ended = {case_name(check) for check, outcome in checks.items() if outcome in ("passed", "not applicable")}

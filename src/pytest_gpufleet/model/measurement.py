@@ -38,15 +38,9 @@ class Reading:
         name = self.metric.name if isinstance(self.metric, Metric) else self.metric
         if not isinstance(name, str):
             raise TypeError(f"the metric of a Reading must be a Metric or the name of one, not {reprlib.repr(name)}")
-        checked = {
-            "place": None if self.place is None else _where(self.place, f"the place of {name}"),
-            "value": number(self.value, f"the value of {name}"),
-            "samples": numbers(self.samples, f"the samples of {name}"),
-            "conditions": conditions(self.conditions, f"the conditions of {name}"),
-            "details": conditions(self.details, f"the details of {name}"),
-        }
-        for attribute, value in checked.items():
-            object.__setattr__(self, attribute, value)
+        place = None if self.place is None else _where(self.place, f"the place of {name}")
+        value = number(self.value, f"the value of {name}")
+        _settle(self, name, place=place, value=value, samples=numbers(self.samples, f"the samples of {name}"))
 
 
 @dataclass(frozen=True)
@@ -73,14 +67,9 @@ class Measurement:
                     f"there is no metric {self.metric!r}: use one of {', '.join(METRICS)}, or give a Metric of your own"
                 )
             object.__setattr__(self, "definition", METRICS[self.metric])
-        checked = {
-            "values": _by_place(self.values, number, f"the value of {self.metric}"),
-            "samples": _by_place(self.samples, numbers, f"the samples of {self.metric}"),
-            "conditions": conditions(self.conditions, f"the conditions of {self.metric}"),
-            "details": conditions(self.details, f"the details of {self.metric}"),
-        }
-        for attribute, value in checked.items():
-            object.__setattr__(self, attribute, value)
+        values = _by_place(self.values, number, f"the value of {self.metric}")
+        samples = _by_place(self.samples, numbers, f"the samples of {self.metric}")
+        _settle(self, self.metric, values=values, samples=samples)
 
     @property
     def unit(self) -> str:
@@ -99,6 +88,14 @@ class Measurement:
             for place, samples in self.samples.items()
             if len(samples) > 1 and median(samples)
         }
+
+
+def _settle(made: Reading | Measurement, name: str, **checked: Any) -> None:
+    """Leave plain Python where an author may have given numbers and texts of other kinds."""
+    for attribute in ("conditions", "details"):
+        checked[attribute] = conditions(getattr(made, attribute), f"the {attribute} of {name}")
+    for attribute, value in checked.items():
+        object.__setattr__(made, attribute, value)
 
 
 def _by_place(given: Mapping[Any, Any], checked: Callable[[Any, str], V], what: str) -> dict[Where, V]:

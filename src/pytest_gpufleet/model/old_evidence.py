@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, by_check
 from pytest_gpufleet.model.levels import check_name
+from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import Pair, Where, gpu
 
 # "GPU 5 NVIDIA H200, serial ..., GPU-...: what is wrong with it" at the beginning of a line. What stands further inside
@@ -31,12 +33,18 @@ _OF_CHECK = {"test_1_inventory.py::test_no_foreign_process": "foreign_process"}
 
 
 def upgraded(event: Any) -> Any:
-    """An event as schema 2 has it: what it tells of its machine it tells of a list of nodes."""
+    """An event as schema 2 has it: with a list of nodes where it tells of its machine, and what the metric of a figure
+    is."""
     match event:
         case {"event": "run", "host": host} if "nodes" not in event:
             return {**event, "nodes": [{"index": 0, "host": host}]}
         case {"event": "topology" | "machine" as kind, **content} if kind in content:
             return {**event, "nodes": [content[kind]]}
+        case {"event": "finding", "finding": {"measurement": {"metric": str(name)} as measurement} as finding}:
+            if measurement.get("definition") is None:
+                known = METRICS.get(name) or Metric(name, "unknown unit", "higher", name)
+                defined = {**measurement, "definition": codec.plain(known)}
+                return {**event, "finding": {**finding, "measurement": defined}}
     return event
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest_gpufleet
 from pytest_gpufleet import __version__
-from pytest_gpufleet.model import levels
+from pytest_gpufleet.model import codec, levels
 from pytest_gpufleet.model.levels import Level
 
 # `python docs/make_checks.py` writes it; a test holds it to acceptance/. It stands in a file of its own, since a check
@@ -43,11 +43,6 @@ class SuiteCheck:
     proves_sound: bool = False
     at_the_end: bool = False
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> SuiteCheck:
-        lists = {name: tuple(each) for name, each in document.items() if isinstance(each, list)}
-        return cls(**{**document, **lists})
-
     @property
     def of_the_moment(self) -> bool:
         """It tells what the machine is like now: a run that goes on with another one has to do it again."""
@@ -67,11 +62,6 @@ class Suite:
     checks: Mapping[str, SuiteCheck] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     chapters: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Suite:
-        checks = {name: SuiteCheck.from_json(each) for name, each in document["checks"].items()}
-        return cls(document["version"], checks, dict(document["files"]), dict(document.get("chapters", {})))
 
     def to_json(self) -> dict[str, Any]:
         told = {name: asdict(check).items() for name, check in self.checks.items()}
@@ -107,7 +97,7 @@ def of_version(name: str | None) -> Suite:
 
 
 def _read(path: Path) -> Suite:
-    return Suite.from_json(json.loads(path.read_text(encoding="utf-8")))
+    return codec.typed(json.loads(path.read_text(encoding="utf-8")), Suite)
 
 
 def digest(path: Path) -> str:
