@@ -5,78 +5,36 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-# What stays as it is while a machine runs. "p2p": by capability the nvmlGpuP2PStatus_t with every GPU (0 is OK).
-# "processes": who computed on the GPU before this run's ranks started, as "process 4711 (python3), 2.1 GiB".
+# What stays as it is while a machine runs. `minor` is of the device file: 3 for /dev/nvidia3. `power_limit_watts` is
+# the enforced one. `nvlink_remotes`: where each link ends, by PCI bus id, "switch", or "" for one that is down.
+# `processes`: who computed on the GPU before this run's ranks started, as "process 4711 (python3), 2.1 GiB". `p2p`: by
+# capability the nvmlGpuP2PStatus_t with every GPU (0 is OK).
 CONSTANTS = (
-    "name",
-    "uuid",
-    "serial",
-    "board_part_number",
-    "vbios",
-    "inforom_version",
-    "inforom_valid",
-    "pci_bus_id",
-    "pci_device_id",
-    "minor",  # of its device file: 3 for /dev/nvidia3
-    "memory_bytes",
-    "compute_capability",
-    "pcie_generation",
-    "pcie_generation_max",
-    "pcie_width",
-    "pcie_width_max",
-    "ecc_mode",
-    "ecc_mode_default",
-    "mig_mode",
-    "compute_mode",
-    "persistence_mode",
-    "power_limit_watts",  # the enforced one
-    "power_limit_default_watts",
-    "application_clock_mhz",
-    "application_clock_default_mhz",
-    "temperature_limits_c",
-    "recovery_action",
-    "numa_node",
-    "cpu_affinity",
-    "fabric",
-    "nvlink_states",
-    "nvlink_versions",
-    "nvlink_remote_types",
-    "nvlink_remotes",  # of each link: a PCI bus id, "switch", or "" where it is down
-    "nvlink_speeds",
-    "processes",
-    "p2p",
-)
+    "name", "uuid", "serial", "board_part_number", "vbios", "inforom_version", "inforom_valid",
+    "pci_bus_id", "pci_device_id", "minor", "memory_bytes", "compute_capability",
+    "pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max",
+    "ecc_mode", "ecc_mode_default", "mig_mode", "compute_mode", "persistence_mode",
+    "power_limit_watts", "power_limit_default_watts", "application_clock_mhz", "application_clock_default_mhz",
+    "temperature_limits_c", "recovery_action", "numa_node", "cpu_affinity", "fabric",
+    "nvlink_states", "nvlink_versions", "nvlink_remote_types", "nvlink_remotes", "nvlink_speeds", "processes", "p2p",
+)  # fmt: skip
 
 # What must not get worse. All of these are read around every test, so each is one cheap call.
 COUNTERS = (
-    "ecc_uncorrected_volatile",
-    "ecc_uncorrected_aggregate",
-    "ecc_corrected_volatile",
-    "sram_threshold_exceeded",
-    "remapped_rows",
-    "retired_pages_pending",
-    "pcie_replays",
-)
+    "ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile", "sram_threshold_exceeded",
+    "remapped_rows", "retired_pages_pending", "pcie_replays",
+)  # fmt: skip
 
 # Counters that cost too much to be read around every test: on an H200 each of these 72 numbers takes 4 ms of CPU.
 SLOW_COUNTERS = ("nvlink_errors",)
 
-# What telemetry samples.
-READINGS = (
-    "utilization_percent",
-    "memory_used_bytes",
-    "temperature_c",
-    "memory_temperature_c",
-    "power_watts",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "clock_event_reasons",
-    "pcie_transmitted_kilobytes_per_second",
-    "pcie_received_kilobytes_per_second",
-)
-
-# Readings that cost more than all others together (on an H200 a millisecond of CPU each): not in every sample.
+# What telemetry samples. The slow readings cost more than all others together (on an H200 a millisecond of CPU each):
+# they are not in every sample.
 SLOW_READINGS = ("pcie_transmitted_kilobytes_per_second", "pcie_received_kilobytes_per_second")
+READINGS = (
+    "utilization_percent", "memory_used_bytes", "temperature_c", "memory_temperature_c", "power_watts",
+    "sm_clock_mhz", "memory_clock_mhz", "clock_event_reasons", *SLOW_READINGS,
+)  # fmt: skip
 
 NAMES = (*CONSTANTS, *COUNTERS, *SLOW_COUNTERS, *READINGS)
 
