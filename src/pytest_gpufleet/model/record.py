@@ -14,6 +14,7 @@ from pytest_gpufleet.model.events import (
     CheckFinished,
     CheckStarted,
     Deselected,
+    Event,
     FaultFound,
     HealthWorsened,
     Interference,
@@ -94,11 +95,7 @@ class Record:
         if self.verdict is not None:
             raise ValueError("it stands after the verdict, which is the last event of a run")
         event = typed(old_evidence.upgraded(line))
-        if not self.began and line["event"] != "run":
-            self.contradictions.append(f"it begins with an event {line['event']}, and not with a run")
-        if isinstance(event, ONCE) and type(event) in self._once:
-            self.contradictions.append(f"it has two events {line['event']}")
-        self._once.add(type(event))
+        self._order(event, line["event"])
         match event:
             case RunHeader():
                 self.run = event
@@ -143,6 +140,13 @@ class Record:
             case Verdict():
                 self.verdict, self.reasons = event.verdict, list(event.reasons)
                 self.broken, self.exit_status = event.broken, event.exit_status
+
+    def _order(self, event: Event | None, kind: str) -> None:
+        if not self.began and kind != "run":
+            self.contradictions.append(f"it begins with an event {kind}, and not with a run")
+        if isinstance(event, ONCE) and type(event) in self._once:
+            self.contradictions.append(f"it has two events {kind}")
+        self._once.add(type(event))
 
     def _see(self, suite: SuiteSeen) -> None:
         self.altered += [f"{name}{suite.where}" for name in suite.altered]
