@@ -898,7 +898,7 @@ def test_a_neighbour_is_named_and_not_the_gpu_that_it_computes_on(gpufleet: Comm
     assert status == 1
     told = " ".join(text.split())
     assert "GPU 0: process 8833 (python3), 0.5 GiB; GPU 2: process 8833 (python3), 0.9 GiB" in told
-    assert "end that and run again. Nothing here speaks against GPU 0 or GPU 2." in told
+    assert "one) and run again. Nothing here speaks against GPU 0 or GPU 2." in told
     assert "is named in" not in told
     assert "replace" not in told
     assert "every pair with it reaches 132 to 135 GB/s, all others 286 to 307 GB/s" in told  # what was found is kept
