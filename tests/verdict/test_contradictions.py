@@ -121,6 +121,7 @@ def refused(events: list[Event], before: list[Event]) -> str:
             if (case, metric) not in left
         ],
         "health": [event for event in some(events, "health") if event["problems"]],
+        "a fault": some(events, "fault"),
         "spoiled": some(events, "spoiled"),
         "altered": [event for event in some(events, "suite") if event.get("altered")],
         "a short burn-in": run["level"] == "burnin" and run["burn_in_seconds"] < 900,
