@@ -75,7 +75,7 @@ def test_there_is_no_run_without_room_for_temporary_files(fleet_here, monkeypatc
 
 
 def test_a_changed_copy_of_the_suite_is_told(run_here, tmp_path):
-    copy = shutil.copytree(ACCEPTANCE, tmp_path / "copy")
+    copy = shutil.copytree(ACCEPTANCE, tmp_path / "changed_suite")
     health = copy / "test_2_health.py"
     health.write_text(health.read_text().replace("def test_", "def not_a_test_", 1))
     (copy / "test_10_own.py").write_text("def test_own(world): pass")

@@ -96,8 +96,8 @@ def test_names_of_others_are_left_alone(run_here):
 
 @pytest.mark.parametrize(
     ("missing", "options"),
-    [("matplotlib", []), ("jinja2", []), ("prometheus_client", ["--fleet-prometheus=gpufleet.prom"])],
-    ids=["matplotlib", "jinja2", "prometheus"],
+    [("matplotlib", []), ("prometheus_client", ["--fleet-prometheus=gpufleet.prom"])],
+    ids=["matplotlib", "prometheus"],
 )
 def test_what_the_report_needs_is_missed_before_anything_starts(run_pytest, missing, options):
     files = {"blocked.py": f"import sys\nsys.modules['{missing}'] = None", "test_inner.py": TELLS}

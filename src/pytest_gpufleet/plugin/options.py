@@ -191,11 +191,9 @@ def _from_ini(config: pytest.Config, option: Option) -> Any:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What a run refuses, or lacks, is an error of usage for pytest, by which what others wrote steers no terminal."""
+    """What a run refuses is an error of usage for pytest. What others wrote cannot steer the terminal by it."""
     try:
         yield
-    except ModuleNotFoundError as error:
-        raise pytest.UsageError(f"a run needs {error.name}, which is not installed") from None
     except Refused as error:
         from pytest_gpufleet.report.wording import clean
 

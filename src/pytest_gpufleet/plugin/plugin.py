@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from pytest_gpufleet.plugin.keys import ENDED, FAULTS, FINDINGS, MISSED, ON_RANK
 from pytest_gpufleet.plugin.markers import MARKERS
 from pytest_gpufleet.plugin.screen import Screen
 from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import Options
 
 # ---------------------------------------------------------------- options
 
@@ -48,12 +50,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(selection, "gpufleet-selection")
     if run.options.makes_a_run:
-        _refuse_what_spoils_a_run(config)
+        _refuse_what_spoils_a_run(config, run.options)
         with options.refusals():
             _open(config, run)
 
 
-def _refuse_what_spoils_a_run(config: pytest.Config) -> None:
+def _refuse_what_spoils_a_run(config: pytest.Config, asked: Options) -> None:
+    needed = ["matplotlib", *(["prometheus_client"] if asked.prometheus else [])]
+    if missing := [name for name in needed if find_spec(name) is None]:  # known now, and not when all is measured
+        raise pytest.UsageError(f"a run needs {', '.join(missing)}, which is not installed")
     if config.getoption("dist", "no") != "no":  # xdist sets it for -n too
         raise pytest.UsageError(
             "-n and --dist do not go together with --gpus or --rehearse: several workers would share the GPUs and "
@@ -72,9 +77,6 @@ def _open(config: pytest.Config, run: Run) -> None:
     from pytest_gpufleet.plugin.report_files import ReportFiles
     from pytest_gpufleet.report.page import summary_html
     from pytest_gpufleet.run.opening import open_run
-
-    if run.options.prometheus is not None:
-        from pytest_gpufleet.report import prometheus  # noqa: F401  what it needs is missed here, not at the end
 
     report_files = ReportFiles(run, config)
     open_run(run, config.invocation_params.args)
