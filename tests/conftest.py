@@ -134,7 +134,8 @@ def loaded_from(root: Path) -> list[str]:
     return [
         name
         for name, module in sys.modules.items()
-        if name.startswith("test_") or name == "conftest" or str(getattr(module, "__file__", "")).startswith(str(root))
+        if name.startswith(("test_", "conftest", "acceptance"))
+        or str(getattr(module, "__file__", "")).startswith(str(root))
     ]
 
 
