@@ -13,11 +13,12 @@ import time
 
 import torch
 
+from pytest_gpufleet.model.conditions import METHODS
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import measure_all, scaling_efficiency
 from pytest_gpufleet.probes.training.batch_size import throughput_by_batch
 from pytest_gpufleet.probes.training.loop import train_throughput
-from pytest_gpufleet.probes.training.method_comparison import METHODS, in_words, throughput_by
+from pytest_gpufleet.probes.training.method_comparison import in_words, throughput_by
 from pytest_gpufleet.probes.training.recipes import RECIPES, Workload
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options

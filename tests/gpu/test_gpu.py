@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.hardware import gpu_lock, local_node, nvml
+from pytest_gpufleet.hardware.node import GpuTaken
 from tests.gpu.present import GPUS, needs_gpus
 
 ROOT = Path(__file__).parents[2]
@@ -118,10 +119,10 @@ def test_gpu_memory_is_free_after_the_controller_is_killed(tmp_path):
 
 
 def test_the_device_file_of_a_gpu_is_what_is_locked():
-    assert all((gpu_lock.DEVICES / f"nvidia{gpu.minor}").is_char_device() for gpu in GPUS)
+    assert all((gpu_lock.DEVICES / f"nvidia{gpu['minor']}").is_char_device() for gpu in GPUS)
     with (
         gpu_lock.lock(GPUS),
-        pytest.raises(gpu_lock.GpuTaken, match=f"is in use by another run: process {os.getpid()} of "),
+        pytest.raises(GpuTaken, match=f"is in use by another run: process {os.getpid()} of "),
     ):
         gpu_lock.lock(GPUS)
 
