@@ -10,14 +10,16 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.place import WORLD, Place, Where
+from pytest_gpufleet.model.check import Outcome
+from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS
@@ -25,6 +27,8 @@ from pytest_gpufleet.verdict.accusations import told
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures
 
 Labels = Mapping[str, str]
+Series = list[tuple[Labels, float]]
+Metrics = Iterator[tuple[str, str, Series]]  # name, help, and a value for each set of labels
 
 
 def write(path: Path, record: Record) -> None:
@@ -33,68 +37,77 @@ def write(path: Path, record: Record) -> None:
     OSError if it cannot be written.
     """
     registry = CollectorRegistry()
-    run, running = record.run, record.verdict is None
-    host = {"host": str(run.host or "")}
-    _gauge(registry, "gpufleet_running", "Whether an acceptance run goes on.", [(host, float(running))])
-    _gauge(
-        registry,
+    for name, text, series in (*_of_the_run(record), *_of_places(record)):
+        _gauge(registry, name, text, series)
+    safe_files.write_text(path, generate_latest(registry).decode())
+
+
+def _of_the_run(record: Record) -> Metrics:
+    run, running, host = record.run, record.verdict is None, {"host": record.run.host}
+    began = datetime.fromisoformat(run.utc).timestamp() if run.utc else math.nan
+    outcomes = Counter(check.outcome for check in record.checks.values())
+    yield "gpufleet_running", "Whether an acceptance run goes on.", [(host, float(running))]
+    yield (
         "gpufleet_verdict",
         "Whether the last acceptance run came to this verdict; all 0 while it goes on.",
         [({"verdict": verdict, **host}, float(verdict == record.verdict)) for verdict in STAMPS],
     )
-    _gauge(
-        registry,
-        "gpufleet_run_timestamp_seconds",
-        "When the last acceptance run began.",
-        [(host, datetime.fromisoformat(run.utc).timestamp() if run.utc else math.nan)],
-    )
-    _gauge(
-        registry,
+    yield "gpufleet_run_timestamp_seconds", "When the last acceptance run began.", [(host, began)]
+    yield (
         "gpufleet_run_end_timestamp_seconds",
         "When the last acceptance run ended; NaN while it goes on.",
         [(host, math.nan if running else time.time())],
     )
-    _gauge(
-        registry,
+    yield (
         "gpufleet_exit_status",
         "Exit status of the last acceptance run.",
         [(host, math.nan if record.exit_status is None else record.exit_status)],
     )
-    outcomes = Counter(check.outcome for check in record.checks.values())
-    _gauge(
-        registry,
+    yield (
         "gpufleet_checks",
         "Checks of the last acceptance run by outcome.",
-        [({"outcome": name}, outcomes[name]) for name in ("passed", "failed", "skipped", "not applicable")],
+        [({"outcome": name}, outcomes[name]) for name in get_args(Outcome)],
     )
+
+
+def _of_places(record: Record) -> Metrics:
     serials = {gpu.place: gpu.serial or "" for gpu in record.topology.gpus}
-    measured = [
-        ({**_labels(figure), "place": str(place), "serial": _serial(place, serials)}, value)
-        for figure, values in figures(record.findings).items()
-        for place, value in values.items()
-    ]
-    _gauge(registry, "gpufleet_figure", "What was measured, by place; the label unit has its unit.", measured)
-    limits = [
-        ({**_labels(figure), "sense": finding.limit.sense}, finding.limit.value)
-        for finding in record.findings
-        if finding.limit
-        for figure in figures([finding])
-    ]
-    _gauge(registry, "gpufleet_limit", "The limit that a figure was held against: min or max.", limits)
-    faults = [
-        (
-            {"code": str(fault.kind.number), "name": fault.code, "action": fault.kind.action,
-             "place": str(where), "serial": _serial(where, serials)},
-            1.0,
-        )
-        for fault in told(record)
-        for where in fault.subjects or (WORLD,)
-    ]  # fmt: skip
-    _gauge(registry, "gpufleet_fault", "What is wrong, by code and place.", faults)
-    safe_files.write_text(path, generate_latest(registry).decode())
+
+    def at(where: Where) -> dict[str, str]:
+        serial = "-".join(serials[part] for part in where.parts if part in serials)
+        return {"place": str(where), "serial": serial}
+
+    yield (
+        "gpufleet_figure",
+        "What was measured, by place; the label unit has its unit.",
+        [
+            ({**_labels(figure), **at(place)}, value)
+            for figure, values in figures(record.findings).items()
+            for place, value in values.items()
+        ],
+    )
+    yield (
+        "gpufleet_limit",
+        "The limit that a figure was held against: min or max.",
+        [
+            ({**_labels(figure), "sense": finding.limit.sense}, finding.limit.value)
+            for finding in record.findings
+            if finding.limit
+            for figure in figures([finding])
+        ],
+    )
+    yield (
+        "gpufleet_fault",
+        "What is wrong, by code and place.",
+        [
+            ({"code": str(fault.kind.number), "name": fault.code, "action": fault.kind.action, **at(where)}, 1.0)
+            for fault in told(record)
+            for where in fault.subjects or (WORLD,)
+        ],
+    )
 
 
-def _gauge(registry: CollectorRegistry, name: str, text: str, series: Sequence[tuple[Labels, float]]) -> None:
+def _gauge(registry: CollectorRegistry, name: str, text: str, series: Series) -> None:
     """A label that a series does not have is empty, which to Prometheus is the same."""
     if not series:
         return
@@ -108,7 +121,3 @@ def _labels(figure: Figure) -> dict[str, str]:
     """Conditions have a prefix, since authors of checks may call them as they like: `instance`, `place`, `job`."""
     conditions = {f"condition_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}": str(value) for name, value in figure.conditions}
     return {"metric": figure.name, "unit": figure.metric.unit, **conditions}
-
-
-def _serial(where: Where, serials: Mapping[Place, str]) -> str:
-    return "-".join(serials[part] for part in where.parts if part in serials)
