@@ -29,7 +29,7 @@ from tests.conftest import FleetRun
 
 RECORDED = sorted(path.parent for path in (Path(__file__).parents[1] / "recorded").glob("*/evidence.jsonl"))
 NEIGHBOUR = Path(__file__).parents[1] / "recorded" / "h200x4-neighbour"
-SCHEMA = json.loads(Path(summary.__file__).with_name("summary.schema.json").read_text())
+SCHEMA = json.loads(summary.schema())
 
 Command = Callable[..., tuple[int, str]]
 
@@ -291,9 +291,16 @@ def test_the_summary_of_a_real_run(rehearsed: FleetRun) -> None:
     assert document["findings"][0]["values"].keys() == {"world"}
 
 
+def test_the_shipped_schema_of_the_summary_is_up_to_date() -> None:
+    assert summary.FILE.read_text(encoding="utf-8") == summary.schema(), "run python -m pytest_gpufleet.run.summary"
+
+
 def test_the_schema_refuses_what_is_no_summary(rehearsed: FleetRun) -> None:
     document = json.loads((rehearsed.folders[0] / "summary.json").read_text())
-    for wrong in ({"verdict": "FINE"}, {"evidence_sha256": ""}, {"more": 1}, {"exit_status": None}):
+    counts = {"checks": {"fine": 1}, "findings": {}}
+    for wrong in (
+        {"verdict": "FINE"}, {"evidence_sha256": ""}, {"more": 1}, {"exit_status": None}, {"counts": counts},
+    ):  # fmt: skip
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**document, **wrong}, SCHEMA)
 

@@ -173,15 +173,15 @@ def test_a_neighbour_is_to_be_ended_and_no_gpu_to_be_replaced() -> None:
     assert page.count("Until then this says nothing against the hardware.") == 4
     assert "eplace" not in page
 
-    told = document(record, "0" * 64)["faults"]
-    neighbours = [fault for fault in told if fault["name"] == "foreign_process"]
-    assert {(fault["code"], fault["action"], *fault["subjects"]) for fault in neighbours} == {
+    told = document(record, "0" * 64).faults
+    neighbours = [fault for fault in told if fault.name == "foreign_process"]
+    assert {(fault.code, fault.action, *fault.subjects) for fault in neighbours} == {
         (106, "CONFIG", "gpu0"),
         (106, "CONFIG", "gpu2"),
     }
-    others = [fault for fault in told if fault["name"] != "foreign_process"]
-    assert {fault["category"] for fault in others} == {"performance"}
-    assert all(fault["explained_by"] == [106] for fault in others)
+    others = [fault for fault in told if fault.name != "foreign_process"]
+    assert {fault.category for fault in others} == {"performance"}
+    assert all(fault.explained_by == (106,) for fault in others)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, printing, tell
 from pytest_gpufleet.commands.openssh import AllowedSigners
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
@@ -81,8 +82,8 @@ def _problems(folder: RunFolder, record: Record, digest: str) -> Iterator[str]:
 
 def _contradictions(given: dict[str, object], record: Record, digest: str) -> Iterator[str]:
     """What a summary that was made of this very evidence says differently: somebody changed it by hand."""
-    if given.get("schema") != summary.SCHEMA:
-        yield f"{SUMMARY} has schema {given.get('schema')}, but this version of the program knows {summary.SCHEMA}"
+    if (schema := codec.typed(given, summary.Stated).schema) != summary.SCHEMA:
+        yield f"{SUMMARY} has schema {schema}, but this version of the program knows {summary.SCHEMA}"
         return
     expected = json.loads(summary.text(record, digest))
     if record.run.schema == 1:  # by a version before 0.3, which told of neither

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpufleet import safe_files
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.record import Record, read, sha256
 from pytest_gpufleet.run.refused import Refused
+from pytest_gpufleet.run.summary import Stated
 from pytest_gpufleet.verdict.contradictions import contradictions
 
 EVIDENCE, SUMMARY, REPORT, JUNIT = "evidence.jsonl", "summary.json", "report.html", "junit.xml"
@@ -149,8 +151,8 @@ def _in_report(page: str) -> str:
 
 def _in_summary(document: str) -> str:
     try:
-        return str(json.loads(document)["evidence_sha256"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return codec.typed(json.loads(document), Stated).evidence_sha256
+    except (ValueError, RecursionError):
         return ""
 
 

@@ -1,4 +1,7 @@
-"""What a run came to as one JSON document for machines. summary.schema.json beside this file describes it."""
+"""What a run came to as one JSON document for machines.
+
+summary.schema.json beside this file is made from these types: `python -m pytest_gpufleet.run.summary`.
+"""
 
 from __future__ import annotations
 
@@ -6,111 +9,238 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+
+import msgspec
+from msgspec import Meta
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.check import Outcome
+from pytest_gpufleet.model.codes import Action
+from pytest_gpufleet.model.events import VerdictWord
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import SOFTWARE
+from pytest_gpufleet.model.finding import Finding, State
+from pytest_gpufleet.model.levels import Level
+from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.accusations import causes, explaining, told
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
+FILE = Path(__file__).parent / "summary.schema.json"
 
-RUN = (
-    "host", "utc", "command", "level", "burn_in_seconds", "gpus", "rehearsal", "ranks", "profile", "profile_sha256",
-    "environment", "python", "pytest", "plugin",
-)  # fmt: skip
-GPU = ("place", "index", "name", "uuid", "serial", "pci_bus_id")
+P = TypeVar("P", bound="Part")
+Natural = Annotated[int, Meta(ge=0)]
+Some = Annotated[int, Meta(ge=1)]
 
 
-def summary(record: Record, sha256: str) -> dict[str, Any]:
+def _one_of(names: Any) -> Meta:
+    """msgspec tells nothing of the keys of a table."""
+    return Meta(extra_json_schema={"propertyNames": {"enum": get_args(names)}})
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What stands in a summary: all of its keys and no other, but for one that has a default."""
+
+
+class OfRun(Part, frozen=True):
+    host: str
+    utc: Annotated[str, Meta(description="When the run began, ISO 8601.")]
+    command: str
+    level: Level
+    burn_in_seconds: Annotated[float, Meta(description="0 below level burnin.")]
+    gpus: Annotated[str, Meta(description="As asked for: a number, all or auto.")]
+    rehearsal: bool
+    ranks: Natural | None
+    profile: Annotated[str | None, Meta(description="Where the limits come from.")]
+    profile_sha256: str | None
+    environment: Annotated[Mapping[str, str], Meta(description="The variables that can change a result.")]
+    python: str
+    pytest: str
+    plugin: Annotated[str, Meta(description="The version of pytest-gpufleet.")]
+    rehearsal_because: Annotated[str, Meta(description="Why there were no GPUs; only in a rehearsal.")] = ""
+
+
+class OfNode(Part, frozen=True):
+    index: Annotated[Natural, Meta(description="How places name this machine; the first is not named.")]
+    host: str
+    serial: Annotated[str | None, Meta(description="By its firmware (DMI), if the run could read it.")]
+    gpus: Annotated[tuple[str, ...], Meta(description="UUIDs.")]
+
+
+class Software(Part, frozen=True):
+    driver: str | None
+    cuda_driver: Annotated[str | None, Meta(description="The CUDA version that the driver supports.")]
+    cuda: Annotated[str | None, Meta(description="The one that torch was built for.")]
+    cudnn: str | None
+    nccl: str | None
+    torch: str | None
+
+
+class OfGpu(Part, frozen=True):
+    place: Annotated[str, Meta(description="How findings name this GPU: gpu3.")]
+    index: Annotated[Natural, Meta(description="As nvidia-smi counts.")]
+    name: str
+    uuid: str
+    serial: str | None
+    pci_bus_id: str
+
+
+class Counts(Part, frozen=True):
+    checks: Annotated[Mapping[Outcome, Some], _one_of(Outcome)]
+    findings: Annotated[Mapping[State, Some], _one_of(State)]
+
+
+class OfCheck(Part, frozen=True):
+    id: Annotated[str, Meta(description="pytest's node id.")]
+    title: str
+    outcome: Outcome
+    seconds: Annotated[float, Meta(ge=0)]
+    message: Annotated[str, Meta(description="Why it failed, was skipped or does not apply.")]
+    run: Annotated[str | None, Meta(description="The earlier run that it was carried over from.")]
+
+
+class OfFault(Part, frozen=True):
+    check: Annotated[str | None, Meta(description="The id of the check that found it, or while which it happened.")]
+    code: Annotated[int, Meta(ge=100, le=999, description="What kind of fault: a number that never means another.")]
+    name: Annotated[str, Meta(description="The same in one word.")]
+    category: str
+    action: Annotated[Action, Meta(description="What happens to the node next.")]
+    subjects: Annotated[tuple[str, ...], Meta(description="The places to blame, most suspicious first.")]
+    what: str
+    next_step: str
+    explained_by: Annotated[
+        tuple[int, ...],
+        Meta(description="Codes of faults at the same place of which it may be an effect: mend these first."),
+    ]
+
+
+class OfLimit(Part, frozen=True):
+    sense: Literal["min", "max"]
+    value: Annotated[float, Meta(description="In the unit of the finding.")]
+    kind: str
+    source: str
+    profile: Annotated[str | None, Meta(description="The file in which the limit stands.")]
+    contract: Annotated[bool, Meta(description="Whether it is the customer's and not a shipped one.")]
+
+
+class OfFinding(Part, frozen=True):
+    check: Annotated[str, Meta(description="The id of the check that measured it.")]
+    metric: str
+    unit: str
+    better: Literal["higher", "lower"]
+    conditions: Mapping[str, Condition]
+    values: Annotated[
+        Mapping[str, float | None],
+        Meta(description="By place: a GPU (gpu3), a pair (gpu0-gpu5) or world, all ranks together. null: no number."),
+    ]
+    limit: OfLimit | None
+    state: State
+    missed: Annotated[tuple[str, ...], Meta(description="The places that missed the limit.")]
+    worse_than_peers: Annotated[
+        Mapping[str, float | None],
+        Meta(description="By place: how far below the median of its peers, as a fraction, where that is too far."),
+    ]
+    reason: str
+
+
+class Summary(Part, frozen=True):
+    """What one acceptance run came to. Made from evidence.jsonl, which has more."""
+
+    schema: Annotated[Literal[1], Meta(description="Grows when a reader of the version before would go wrong.")]
+    verdict: VerdictWord
+    reasons: Annotated[tuple[str, ...], Meta(description="Why, most important first.")]
+    exit_status: Annotated[
+        int,
+        Meta(description="0 accepted or a clean rehearsal, 1 rejected, 10 incomplete; 2 to 5 are pytest's own."),
+    ]
+    evidence_sha256: Annotated[
+        str, Meta(pattern="^[0-9a-f]{64}$", description="Of the whole file evidence.jsonl beside this one.")
+    ]
+    run: OfRun
+    nodes: Annotated[tuple[OfNode, ...], Meta(description="The machines of the run.")]
+    software: Software
+    gpus: tuple[OfGpu, ...]
+    counts: Counts
+    checks: tuple[OfCheck, ...]
+    faults: Annotated[tuple[OfFault, ...], Meta(description="What is wrong, as codes: match these, and no text.")]
+    findings: tuple[OfFinding, ...]
+
+
+class Stated(msgspec.Struct, frozen=True):
+    """What a summary of any version says of itself."""
+
+    schema: int
+    evidence_sha256: str
+
+
+def summary(record: Record, sha256: str) -> Summary:
     """The summary of a run that has a verdict. `sha256`: of its whole evidence file."""
-    return {
-        "schema": SCHEMA,
-        "verdict": record.verdict,
-        "reasons": record.reasons,
-        "exit_status": record.exit_status,
-        "evidence_sha256": sha256,
-        "run": {name: codec.plain(getattr(record.run, name)) for name in RUN} | _because(record),
-        "nodes": codec.plain(record.run.nodes),
-        "software": {name: getattr(record.topology, name) for name in SOFTWARE},
-        "gpus": [{name: codec.plain(getattr(gpu, name)) for name in GPU} for gpu in record.topology.gpus],
-        "counts": {
-            "checks": dict(Counter(check.outcome for check in record.checks.values())),
-            "findings": dict(Counter(str(finding.state) for finding in record.findings)),
-        },
-        "checks": [_check(check) for check in record.checks.values()],
-        "faults": [_fault(fault, record) for fault in told(record)],
-        "findings": [_finding(finding) for finding in record.findings],
-    }
+    return Summary(
+        SCHEMA,
+        cast(VerdictWord, record.verdict),
+        tuple(record.reasons),
+        cast(int, record.exit_status),
+        sha256,
+        _part(OfRun, record.run),
+        tuple(_part(OfNode, node) for node in record.run.nodes),
+        _part(Software, record.topology),
+        tuple(_part(OfGpu, gpu) for gpu in record.topology.gpus),
+        Counts(
+            Counter(check.outcome for check in record.checks.values()),
+            Counter(finding.state for finding in record.findings),
+        ),
+        tuple(_part(OfCheck, check, run=check.run or None) for check in record.checks.values()),
+        tuple(_fault(fault, record) for fault in told(record)),
+        tuple(map(_finding, record.findings)),
+    )
 
 
 def text(record: Record, sha256: str) -> str:
     """The summary as the file has it."""
-    return json.dumps(summary(record, sha256), indent=1, allow_nan=False) + "\n"
+    return json.dumps(codec.plain(summary(record, sha256)), indent=1, allow_nan=False) + "\n"
 
 
-def _because(record: Record) -> dict[str, str]:
-    """Why it was a rehearsal, where it was one."""
-    because = record.run.rehearsal_because
-    return {"rehearsal_because": because} if because else {}
+def schema() -> str:
+    """The JSON Schema of the file."""
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "summary.json of pytest-gpufleet"}
+    return json.dumps(dialect | msgspec.json.schema(Summary), indent=1) + "\n"
 
 
-def _check(check: Check) -> dict[str, Any]:
-    return {
-        "id": check.id,
-        "title": check.title,
-        "outcome": check.outcome,
-        "seconds": check.seconds,
-        "message": check.message,
-        "run": check.run or None,
-    }
+def _part(kind: type[P], of: object, **otherwise: Any) -> P:
+    """What the model has under the same names, but for what is called or counted otherwise here."""
+    same = (name for name in kind.__struct_fields__ if name not in otherwise)
+    return kind(**{name: codec.plain(getattr(of, name)) for name in same}, **otherwise)
 
 
-def _fault(fault: Fault, record: Record) -> dict[str, Any]:
-    kind = fault.kind
-    return {
-        "check": fault.check or None,
-        "code": kind.number,
-        "name": kind.name,
-        "category": kind.category,
-        "action": kind.action,
-        "subjects": [str(subject) for subject in fault.subjects],
-        "what": fault.what,
-        "next_step": kind.next_step,
-        "explained_by": sorted({cause.kind.number for cause in explaining(fault, causes(record))}),
-    }
+def _fault(fault: Fault, record: Record) -> OfFault:
+    explained_by = tuple(sorted({cause.kind.number for cause in explaining(fault, causes(record))}))
+    subjects = codec.plain(fault.subjects)
+    return _part(
+        OfFault, fault.kind, check=fault.check or None, code=fault.kind.number, subjects=subjects, what=fault.what,
+        explained_by=explained_by,
+    )  # fmt: skip
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: Finding) -> OfFinding:
     measurement, limit = finding.measurement, finding.limit
-    return {
-        "check": finding.check,
-        "metric": measurement.metric,
-        "unit": measurement.unit,
-        "better": measurement.definition.better,
-        "conditions": dict(measurement.conditions),
-        "values": _numbers(measurement.values),
-        "limit": None
-        if limit is None
-        else {
-            "sense": limit.sense,
-            "value": limit.value,
-            "kind": limit.kind,
-            "source": limit.source,
-            "profile": limit.profile or None,
-            "contract": limit.contract,
-        },
-        "state": finding.state,
-        "missed": codec.plain(finding.missed),
-        "worse_than_peers": _numbers(finding.slower_than_peers or {}),
-        "reason": finding.reason,
-    }
+    return _part(
+        OfFinding, finding,
+        metric=measurement.metric,
+        unit=measurement.unit,
+        better=measurement.definition.better,
+        conditions=measurement.conditions,
+        values=_numbers(measurement.values),
+        limit=limit and _part(OfLimit, limit, profile=limit.profile or None),
+        worse_than_peers=_numbers(finding.slower_than_peers or {}),
+    )  # fmt: skip
 
 
 def _numbers(values: Mapping[Where, float]) -> dict[str, float | None]:
     """JSON has no NaN and no infinity: null, which no reader takes for a good figure."""
     return {str(place): value if math.isfinite(value) else None for place, value in values.items()}
+
+
+if __name__ == "__main__":
+    FILE.write_text(schema(), encoding="utf-8")
