@@ -695,6 +695,21 @@ def test_figures_and_limits_of_gpus_in_prometheus(tmp_path: Path) -> None:
     }
 
 
+def test_faults_by_code_and_place_in_prometheus(tmp_path: Path) -> None:
+    from pytest_gpufleet.report import prometheus
+
+    record = read(NEIGHBOUR / "evidence.jsonl")
+    prometheus.write(tmp_path / "x.prom", record)
+    found = [labels for labels, value in families((tmp_path / "x.prom").read_text())["gpufleet_fault"] if value == 1]
+    serials = [gpu.serial for gpu in record.topology.gpus]
+    neighbours = [labels for labels in found if labels["name"] == "foreign_process"]
+    assert neighbours == [
+        {"code": "106", "name": "foreign_process", "action": "CONFIG", "place": f"gpu{index}", "serial": serials[index]}
+        for index in (0, 2)
+    ]
+    assert {labels["code"] for labels in found} == {"106", "401", "402"}
+
+
 def test_a_label_that_is_no_utf_8_costs_no_textfile(tmp_path: Path) -> None:
     from pytest_gpufleet.report import prometheus
 

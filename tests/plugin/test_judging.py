@@ -1,5 +1,7 @@
 """The fixture judge: it records and returns, and what missed fails the check when its body has ended."""
 
+from xml.etree import ElementTree
+
 import pytest
 
 from tests.conftest import INNER, RECORDED
@@ -46,6 +48,13 @@ def test_every_cause_comes_before_the_figures(run):
     lines = run.check("test_two").message.splitlines()
     assert lines[:2] == ["the first cable", "the second cable"]
     assert [line.split()[1] for line in lines if "which no measurement can give" in line] == ["-1", "-2"]
+
+
+def test_junit_has_the_codes_of_faults_as_properties(run):
+    (folder,) = run.folders
+    (case,) = ElementTree.parse(folder / "junit.xml").iterfind(".//testcase[@name='test_two']")
+    faults = [each.get("value") for each in case.iterfind(".//property[@name='fault']")]
+    assert faults == ["407 cause_unclear the first cable", "407 cause_unclear the second cable"]
 
 
 def test_what_a_body_raised_after_a_miss_is_told_beside_the_figure(run):
