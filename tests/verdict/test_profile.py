@@ -4,6 +4,7 @@ import json
 import re
 from html import unescape
 from pathlib import Path
+from typing import get_args
 
 import jsonschema
 import pytest
@@ -13,12 +14,12 @@ from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.limit import Kind, Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.vocabulary import FACTS, KINDS, MEASURED_UNDER
+from pytest_gpufleet.model.vocabulary import FACTS, MEASURED_UNDER
 from pytest_gpufleet.report.page.summary_html import summary
 from pytest_gpufleet.verdict.across_runs.recorded_figures import figures
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
@@ -58,6 +59,14 @@ min = 100
 unit = "images/s"
 kind = "contract"
 source = "somebody"
+"""
+KNOWN_GOOD = """[[calibrated_on]]
+run = 'good.jsonl'
+host = 'node1'
+utc = '2026-11-22T00:00:00Z'
+uuids = ['GPU-0']
+serials = []
+evidence_sha256 = 'abc'
 """
 MODELS = (
     "Tesla V100-SXM2-16GB",
@@ -157,7 +166,7 @@ REFUSED = [
     (HEAD + limit(when="dtype = 'fp32'"), 10, ['"dtype"', '"fp32"']),
     (HEAD + limit(when="model = 'resnet18'", of=TRAINING), 10, ['"model" cannot be "resnet18"']),
     (HEAD + limit(when="recipe = 'tf23'", of=TRAINING), 10, ['"recipe"', 'did you mean "tf32"?']),
-    (HEAD + limit(when="bytes = '8 GB'"), 10, ['"bytes"', "KiB, MiB or GiB", '"8 GB"']),
+    (HEAD + limit(when="bytes = '8 GB'"), 10, ['"bytes"', "KiB, MiB or GiB", "'8 GB'"]),
     (HEAD + limit(when="bytes = '0.5 GiB'"), 10, ['"bytes"', "KiB, MiB or GiB"]),
     (HEAD + limit(when="bytes = '0 GiB'"), 10, ['"bytes"', "positive"]),
     (HEAD + limit(when="bytes = -8"), 10, ['"bytes"', "positive"]),
@@ -167,6 +176,9 @@ REFUSED = [
     (HEAD + limit('"higher"', '"more"', of=OWN), 6, ["[metric.decode_rate]", '"better"', "higher or lower"]),
     (HEAD + limit('title = "decode rate"\n', of=OWN), 4, ["[metric.decode_rate]", '"title"', "missing"]),
     (HEAD + limit("load = 0.5", "load = [1]", of=OWN), 15, ['"load"', "text, a number, true or false"]),
+    (HEAD + limit("metric.decode_rate", 'metric." "', of=OWN), None, ["metric"]),
+    (HEAD + KNOWN_GOOD.replace("host", "hots"), 5, ["calibrated_on", 'did you mean "host"?']),
+    (HEAD + KNOWN_GOOD.replace("['GPU-0']", "'GPU-0'"), 7, ["calibrated_on", '"uuids"', "list of texts"]),
 ]
 # What no schema can say.
 REFUSED_BY_THE_LOADER = [
@@ -174,7 +186,7 @@ REFUSED_BY_THE_LOADER = [
     (HEAD + "[facts]\npower_watts = nan", 4, ["[facts]", '"power_watts"', "number"]),
     (HEAD + limit("100", "nan"), 6, ['"min"', "positive", "not nan"]),
     (HEAD + limit("load = 0.5", "load = nan", of=OWN), 15, ['"load"', "not nan"]),
-    (HEAD + limit("8 GiB", "8 GB", of=OWN), 15, ['"bytes"', '"8 GB"']),
+    (HEAD + limit("8 GiB", "8 GB", of=OWN), 15, ['"bytes"', "'8 GB'"]),
     (HEAD + limit("min = 1000", "max = 1000", of=OWN), 11, ['"max"', "decode_rate", "higher is better"]),
     (HEAD + limit('"decode_rate"', '"decode"', of=OWN), 10, ['did you mean "decode_rate"?']),
     (HEAD + limit('unit = "tokens/s"\nkind', 'unit = "tokens/min"\nkind', of=OWN), 12, ['"unit"', "tokens/min"]),
@@ -472,7 +484,7 @@ def test_shipped_profiles_are_valid_by_the_schema(schema, profile):
 @pytest.mark.parametrize(
     "text",
     [
-        HEAD,
+        HEAD + KNOWN_GOOD,
         HEAD + OWN + limit(when="bytes = 8, in_place = true") + limit(when="bytes = '8 GiB'"),
         "name = 'x'\nextends = 'H200'\nfacts.power_watts = 600" + limit(of=TRAINING, when="method = 'fsdp'"),
     ],
@@ -493,7 +505,7 @@ def test_what_the_loader_refuses_is_not_valid_by_the_schema(tmp_path, schema, te
 def test_the_documentation_has_every_word_and_every_profile():
     text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
     named = {name: each.values for name, each in CONDITIONS.items() if each.values is not None}
-    words = [*FACTS, *MEASURED_UNDER, *KINDS, *named]
+    words = [*FACTS, *MEASURED_UNDER, *get_args(Kind), *named]
     words += [value for values in named.values() if isinstance(values, tuple) for value in values]
     assert [word for word in words if f"`{word}`" not in text] == []
     rows = [f"| `{profile.path.name}` | {', '.join(profile.match)} |" for profile in shipped()]

@@ -1,16 +1,4 @@
-"""The words of a profile: its keys, its facts, and which conditions its limits may name."""
-
-from __future__ import annotations
-
-from typing import get_args
-
-from pytest_gpufleet.model.limit import Kind
-
-KEYS = ("name", "match", "extends", "facts", "metric", "limit", "calibrated_on")
-KNOWN_GOOD_KEYS = ("run", "host", "utc", "uuids", "serials", "evidence_sha256")
-LIMIT_KEYS = ("metric", "min", "max", "unit", "kind", "source", "when")
-METRIC_KEYS = ("unit", "better", "title")
-KINDS: tuple[str, ...] = get_args(Kind)
+"""The words of a profile: its facts, and which conditions its limits may name."""
 
 # Figures of the data sheet, and what each of them is. A fact is left out where the GPU has no such thing, or where
 # nobody says.

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+import msgspec
+
 from pytest_gpufleet.model.limit import KnownGood, Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.vocabulary import EXTRAORDINARY
-from pytest_gpufleet.verdict.profiles import profile_file
+from pytest_gpufleet.verdict.profiles import profile_file, profile_table
 from pytest_gpufleet.verdict.profiles.profile_table import ProfileError
 
 __all__ = ["Profile", "ProfileError", "choose", "for_gpu", "holds", "load", "shipped"]
@@ -122,11 +124,18 @@ def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
 
 
 def _load(path: Path, bases: Iterable[Profile], *, contract: bool) -> Profile:
-    by_name = {profile.name: profile for profile in bases}
-    file = profile_file.read(path, tuple(by_name), contract=contract)
-    if not file.extends:
-        return Profile(file.name, file.match, file.facts, file.limits, path, None, file.metrics, file.calibrated_on)
-    base = by_name[file.extends]
-    facts = {**base.facts, **file.facts}
-    match = file.match or base.match
-    return Profile(file.name, match, facts, file.limits, path, base, file.metrics, file.calibrated_on)
+    top = profile_table.read(path)
+    top.check(profile_file.ProfileTable)
+    values, by_name = top.values, {profile.name: profile for profile in bases}
+    base = by_name[top.choice("extends", by_name)] if "extends" in values else None
+    metrics = profile_file.metrics(top)
+    return Profile(
+        name=values["name"],
+        match=tuple(values.get("match", base.match if base else ())),
+        facts={**(base.facts if base else {}), **values.get("facts", {})},
+        limits=profile_file.limits(top, metrics, contract=contract),
+        path=path,
+        base=base,
+        metrics=metrics,
+        calibrated_on=tuple(msgspec.convert(run, KnownGood) for run in values.get("calibrated_on", ())),
+    )

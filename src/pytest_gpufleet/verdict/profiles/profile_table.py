@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -61,27 +63,47 @@ class Table:
             case way:
                 return f"[{'.'.join(map(str, way))}]: "
 
-    def check_keys(self, known: Iterable[str]) -> None:
-        known = tuple(known)
-        for key in self.values:
-            if key not in known:
-                raise self.error(f'unknown key "{key}"; {hint(key, known)}', key)
+    def check(self, kind: type[msgspec.Struct]) -> None:
+        """ProfileError at the first key that is not as this type says."""
+        try:
+            msgspec.convert(self.values, kind)
+        except msgspec.ValidationError as error:
+            fields = {field.name: field for field in msgspec.structs.fields(kind)}
+            for key in self.values:
+                if key not in fields:
+                    raise self.error(f'unknown key "{key}"; {_hint(key, fields)}', key) from None
+            for key, field in fields.items():
+                if field.required and key not in self.values:
+                    raise self.error(f'"{key}" is missing; add it.') from None
+            for key in self.values:
+                self.check_key(key, fields[key].type)
+            raise self.error(f"{error}.") from None
 
-    def required(self, key: str) -> Any:
-        if key not in self.values:
-            raise self.error(f'"{key}" is missing; add it.')
-        return self.values[key]
-
-    def text(self, key: str) -> str:
-        value = self.required(key)
-        if not isinstance(value, str) or not value.strip():
-            raise self.error(f'"{key}" must be a text that is not empty, not {value!r}.', key)
-        return value
+    def check_key(self, key: str, kind: Any) -> None:
+        """ProfileError if the value of this key is not of this type."""
+        value, form, inner = self.values[key], get_origin(kind), get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            self.table(key).check(kind)
+        elif form is dict:
+            below = self.table(key)
+            for name in below.values:
+                below.check_key(name, inner[1])
+        elif form is list:
+            for each in self.tables(key):
+                each.check(inner[0])
+        elif form is Literal and isinstance(value, str):
+            self.choice(key, inner)
+        else:
+            try:
+                msgspec.convert(value, kind)
+            except msgspec.ValidationError:
+                words = kind.__metadata__[-1].description if hasattr(kind, "__metadata__") else "a text"
+                raise self.error(f'"{key}" must be {words}, not {value!r}.', key) from None
 
     def choice(self, key: str, choices: Iterable[str]) -> str:
-        value, choices = self.text(key), tuple(choices)
+        value: str = self.values[key]
         if value not in choices:
-            raise self.error(f'"{key}" cannot be "{value}"; {hint(value, choices)}', key)
+            raise self.error(f'"{key}" cannot be "{value}"; {_hint(value, choices)}', key)
         return value
 
     def table(self, key: str) -> Table:
@@ -128,6 +150,6 @@ def _lines(text: str) -> dict[Way, int]:
     return lines
 
 
-def hint(word: str, known: tuple[str, ...]) -> str:
+def _hint(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
     return f'did you mean "{near[0]}"?' if near else f"write {' or '.join(known)}."
