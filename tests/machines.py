@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pytest_gpufleet.hardware.kernel_log import parse
-from pytest_gpufleet.model import machine
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.machine import Machine
@@ -36,13 +36,13 @@ def recorded(change: str = "", snapshot: str = "h200x4") -> Recorded:
     it is the one that tests/recorded/h200x4-b has of a machine of the same kind. h200x1 stays as it was.
     """
     document = json.loads((SNAPSHOTS / f"{snapshot}.json").read_text())
-    taken = machine.from_json(document)
+    taken = Machine(codec.typed(document["gpus"], tuple[Gpu, ...]), document["host"], document["taken"])
     gpus: list[dict[str, Any]] = [dict(gpu.facts) for gpu in taken.gpus]
     for values in gpus:  # a snapshot has no readings of telemetry; these are those of an idle H200
         values.update(clock_event_reasons=0x1, temperature_c=30, power_watts=75.0)
     host = dict(taken.host)
     if "topology" in document:
-        topology = GpuTopology.from_json(document["topology"])
+        topology = codec.typed(document["topology"], GpuTopology)
     else:  # schema 1
         topology = GpuTopology(links=tuple(tuple("X" if row is gpu else "?" for gpu in gpus) for row in gpus))
     state = SimpleNamespace(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check, FailedBy
 from pytest_gpufleet.model.events import SCHEMA
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
@@ -94,7 +95,7 @@ def record(
         python="3.12.3", pytest="9.2.0", plugin=SUITE.version,
     )  # fmt: skip
     evidence.add("suite", manifest=SUITE.to_json())
-    evidence.add("topology", nodes=[machine.to_json()])
+    evidence.add("topology", nodes=[codec.plain(machine)])
     if limits and limit:
         evidence.add("profile", profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus))))
     for check in (each for each in _checks() if without not in each.id):

@@ -695,13 +695,14 @@ for options in [], ["--anonymous"]:
         check=True,
     ).stdout.split("=====\n")[:2]
     whole, anonymous = map(json.loads, texts)
-    assert (whole["schema"], whole["gpus"][1]["facts"]["serial"], whole["host"]["name"]) == (2, "S3CRET", "n0de")
     topology = whole["topology"]
+    gpus = [gpu["facts"] for gpu in topology["gpus"]]
+    assert (whole["schema"], gpus[1]["serial"], gpus[1]["uuid"]) == (3, "S3CRET", uuid)
+    assert whole["host"]["name"] == "n0de"
     assert (topology["driver"], topology["nccl"], topology["torch"]) == ("580.159.04", "2.28.9", "2.11.0+cu130")
     assert (topology["fabric"], topology["links"][0]) == ("nvswitch", ["X", "NV18", "NV18", "NV18"])
-    assert [gpu["processes"] for gpu in topology["gpus"]] == [[], [], ["miner"], []]
-    assert (topology["gpus"][1]["serial"], topology["gpus"][1]["uuid"]) == ("S3CRET", uuid)
+    assert [facts["processes"] for facts in gpus] == [[], [], ["miner"], []]
     assert not [name for name in ("S3CRET", uuid, "n0de") if name not in texts[0] or name in texts[1]]
-    assert anonymous["topology"]["gpus"][1]["serial"] == anonymous["gpus"][1]["facts"]["serial"] == "0000000000001"
+    assert anonymous["topology"]["gpus"][1]["facts"]["serial"] == "0000000000001"
     assert anonymous["host"]["environment"]["CUDA_VISIBLE_DEVICES"].endswith("-000000000001")
-    assert anonymous["gpus"][3]["facts"]["nvlink_states"] == [1] * 18
+    assert anonymous["topology"]["gpus"][3]["facts"]["nvlink_states"] == [1] * 18

@@ -155,7 +155,10 @@ def put(event: str, *keys: str) -> Callable[[Path], None]:
         (replace("evidence.jsonl", '"verdict": "REHEARSAL"', '"verdict": "ACCEPTED"'), "amounts to REHEARSAL"),
         (append('{"event": "verdict", "verdict": "ACCEPTED", "reasons": []}'), "it stands after the verdict"),
         (replace("evidence.jsonl", '"event": "topology"', '"event": topology'), "line 2: not JSON"),
-        (replace("evidence.jsonl", '"gpus": [], "links"', '"links"'), "line 2: not an event of a run"),
+        (
+            replace("evidence.jsonl", '"gpus": [], "links"', '"gpus": [null], "links"'),
+            "line 2: not an event of a run (Expected `object`, got `null` - at `$.nodes[0].gpus[0]`)",
+        ),
         (
             replace("evidence.jsonl", '"level": "standard", "burn', '"level": null, "burn'),
             "line 1: not an event of a run (Expected `str`, got `null` - at `$.level`)",

@@ -87,7 +87,8 @@ def test_a_recorded_neighbour_is_read():
 def test_a_machine_of_schema_1_is_a_list_of_one_node() -> None:
     record = read(RECORDED / "h200x2-f" / "evidence.jsonl")
     assert [(node.index, node.host) for node in record.run.nodes] == [(0, record.run.host)]
-    assert len(record.topology.gpus) == len(record.machine["gpus"]) == 2
+    assert [gpu.nvlinks_active for gpu in record.topology.gpus] == [18, 18]
+    assert all({"processes", "ecc_mode"} <= gpu.facts.keys() for gpu in record.topology.gpus)
 
 
 def test_more_than_one_node_is_refused_by_a_version_that_runs_on_one() -> None:

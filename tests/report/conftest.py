@@ -176,7 +176,7 @@ def written(
     evidence.add("run", **run)
     evidence.add("suite", manifest=SUITE.to_json())
     if topology:
-        evidence.add("topology", nodes=[topology.to_json()])
+        evidence.add("topology", nodes=[codec.plain(topology)])
     for check in checks:
         evidence.add("check_started", check=check.id)
     for finding in findings:

@@ -17,8 +17,10 @@ from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric, MiB
+from pytest_gpufleet.model.old_evidence import with_facts
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report.page.summary_html import stylesheet, summary
@@ -180,12 +182,13 @@ def test_nothing_is_open_only_if_all_ran_and_was_judged(standard: Record) -> Non
 
 def test_health_of_each_gpu_and_of_the_host() -> None:
     recorded = read(RECORDED / "h200x4-neighbour" / "evidence.jsonl")
-    recorded.machine["gpus"][2]["facts"] |= {
+    changed = {
         "ecc_mode": [1, 0],
         "remapped_rows": [2, 1, 1, 0],
         "pcie_replays": {"unavailable": "NVML: Not Supported", "applicable": False},
         "nvlink_errors": {"unavailable": "NVML: Unknown Error", "applicable": True},
     }
+    recorded.topology = with_facts(recorded.topology, [Gpu(2, changed)])
     page = Page(summary(recorded))
     first, bad = (page.table("Health of the GPUs").row(gpu) for gpu in ("GPU 0", "GPU 2"))
     assert [*first.values()] == ["GPU 0", "on", "0 / 0", "0", "0 / 0", "0", "0 / 0 / 0 / 7,157", "87 / 89 / 95 / 95"]

@@ -6,14 +6,15 @@ import argparse
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pytest_gpufleet.commands.command import Command
 from pytest_gpufleet.hardware import local_node
 from pytest_gpufleet.hardware.node import take
-from pytest_gpufleet.model import machine
+from pytest_gpufleet.model import codec
 
-SCHEMA = 2  # 1 had no topology
+SCHEMA = 3  # 1 had no topology, 2 the facts of GPUs beside it
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,8 @@ def _run(given: argparse.Namespace) -> int:
     with local_node.opened() as node:
         taken = take(node)
     # Of the environment it holds what environment.relevant() shows.
-    document = {"schema": SCHEMA, "topology": node.topology.to_json(), **machine.to_json(taken)}
+    topology = codec.plain(replace(node.topology, gpus=taken.gpus))
+    document = {"schema": SCHEMA, "taken": taken.taken, "host": taken.host, "topology": topology}
     print(json.dumps(_anonymous(document) if given.anonymous else document, indent=1))
     return 0
 
@@ -34,7 +36,7 @@ def _run(given: argparse.Namespace) -> int:
 def _anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
     """The same document with serials, UUIDs and the host's name replaced by aliases, the same ones every time."""
     aliases: dict[str, str] = {}
-    for gpu in document["gpus"]:
+    for gpu in document["topology"]["gpus"]:
         serial, uuid = (str(gpu["facts"][fact]) for fact in ("serial", "uuid"))
         aliases |= {serial: f"{gpu['index']:013d}", uuid: f"GPU-00000000-0000-0000-0000-{gpu['index']:012d}"}
     # Wherever they stand: CUDA_VISIBLE_DEVICES can name UUIDs too.

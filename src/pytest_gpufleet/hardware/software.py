@@ -18,7 +18,7 @@ def software() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": _cudnn_text(cudnn.version()) if cudnn.is_available() else None,
         "nccl": ".".join(map(str, nccl.version())) if has_nccl else None,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # which is a TorchVersion
     }
 
 

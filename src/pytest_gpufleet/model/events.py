@@ -18,8 +18,10 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.codec import Amount, Moment
 from pytest_gpufleet.model.codes import CODES
+from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits
 from pytest_gpufleet.model.place import Where
@@ -90,49 +92,42 @@ class RunHeader(Event, frozen=True, tag="run"):
     resumed: tuple[Earlier, ...] = ()
 
 
-class GpuFound(msgspec.Struct, frozen=True):
+class FactsFound(msgspec.Struct, frozen=True):
     """What must be right of a GPU, whatever else is told of it."""
 
     index: Count
-    name: str
-    uuid: str
-    compute_capability: tuple[Count, Count] | None = None
-
-
-class LinksFound(msgspec.Struct, frozen=True):
-    gpus: tuple[GpuFound, ...]
-    links: tuple[tuple[str, ...], ...]
-    absent: str = ""
+    name: str | Unavailable | None = None
+    uuid: str | Unavailable | None = None
+    compute_capability: tuple[Count, Count] | Unavailable | None = None
 
 
 class TopologyFound(Event, frozen=True, tag="topology"):
-    """Of each node, what GpuTopology writes and reads; this version runs on one."""
+    """Of each node, with all facts of its GPUs as they were when the run began; this version runs on one."""
 
-    nodes: OfOneNode[dict[str, Any]]
+    nodes: OfOneNode[GpuTopology]
 
     def __post_init__(self) -> None:
-        codec.typed(self.nodes, tuple[LinksFound, ...])
+        (node,) = self.nodes
+        codec.typed([{**gpu.facts, "index": gpu.index} for gpu in node.gpus], tuple[FactsFound, ...])
+        if [len(row) for row in node.links] != [len(node.gpus)] * len(node.gpus):
+            count = len(node.gpus)
+            raise ValueError(f"the links of {count} GPUs are no table of {count} rows and columns")
 
 
 class ProfileGiven(Event, frozen=True, tag="profile"):
     profile: GivenLimits
 
 
-class FactsOfGpu(TypedDict):
-    index: Count
-    facts: dict[str, Any]
+class HostFound(msgspec.Struct, frozen=True):
+    """The facts of a host, and when all were read. `gpus`: of schema 1; later ones have them in the topology."""
 
-
-class MachineDocument(TypedDict):
-    """What model/machine.py writes and reads."""
-
-    taken: str
-    host: dict[str, Any]
-    gpus: list[FactsOfGpu]
+    taken: str = ""
+    host: Mapping[str, Any] = {}
+    gpus: tuple[Gpu, ...] = ()
 
 
 class MachineRead(Event, frozen=True, tag="machine"):
-    nodes: OfOneNode[MachineDocument]
+    nodes: OfOneNode[HostFound]
 
 
 class WorldStarted(Event, frozen=True, tag="world_started"):

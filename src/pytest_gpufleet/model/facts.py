@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+
+import msgspec
 
 # What stays as it is while a machine runs. `minor` is of the device file: 3 for /dev/nvidia3. `power_limit_watts` is
 # the enforced one. `nvlink_remotes`: where each link ends, by PCI bus id, "switch", or "" for one that is down.
@@ -52,11 +53,10 @@ CLOCK_EVENTS = {
 }
 
 
-@dataclass(frozen=True)
-class Unavailable:
+class Unavailable(msgspec.Struct, frozen=True):
     """A fact that could not be read. `applicable` is False where this GPU or driver has no such thing."""
 
-    reason: str
+    reason: str = msgspec.field(name="unavailable")
     applicable: bool
 
     def __str__(self) -> str:

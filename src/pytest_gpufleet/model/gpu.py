@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_gpufleet.model import place
+from pytest_gpufleet.model import codec, place
 from pytest_gpufleet.model.facts import Unavailable, check_name
 from pytest_gpufleet.model.place import Place, Where
-
-# What the event of a topology tells of a GPU.
-IN_TOPOLOGY = (
-    "name", "uuid", "pci_bus_id", "memory_bytes", "serial", "board_part_number", "vbios", "compute_capability",
-    "pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "power_limit_watts", "minor", "processes",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,6 +20,12 @@ class Gpu:
 
     index: int
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """msgspec leaves what may be anything as it is."""
+        for name, value in self.facts.items():
+            if isinstance(value, dict) and "unavailable" in value:
+                object.__setattr__(self, "facts", {**self.facts, name: codec.typed(value, Unavailable)})
 
     def __getitem__(self, fact: str) -> Any:
         """KeyError for a name that this version and the recorded machine both do not know."""
@@ -150,27 +150,3 @@ class GpuTopology:
         names = [f"GPU{gpu.index}" for gpu in self.gpus]
         rows = [["", *names], *([name, *row] for name, row in zip(names, self.links, strict=True))]
         return "\n".join("\t".join(row) for row in rows)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; of each GPU the facts of IN_TOPOLOGY, None where one cannot be had."""
-        return {**asdict(replace(self, gpus=())), "gpus": [_to_json(gpu) for gpu in self.gpus]}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> GpuTopology:
-        """The inverse of `to_json`. Of the links of a GPU it has only how many were active."""
-        gpus = tuple(_gpu(**gpu) for gpu in data["gpus"])
-        links = tuple(tuple(row) for row in data["links"])
-        if [len(row) for row in links] != [len(gpus)] * len(gpus):
-            raise ValueError(f"the links of {len(gpus)} GPUs are no table of {len(gpus)} rows and columns")
-        return cls(**{**data, "gpus": gpus, "links": links, "problems": tuple(data["problems"])})
-
-
-def _to_json(gpu: Gpu) -> dict[str, Any]:
-    facts = {fact: gpu.get(fact) for fact in IN_TOPOLOGY}
-    told = {"name": gpu.name, "uuid": gpu.uuid, "nvlinks_active": gpu.nvlinks_active}
-    return {"index": gpu.index, **facts, **told}
-
-
-def _gpu(index: int, nvlinks_active: int | None = None, **facts: Any) -> Gpu:
-    told = {name: value for name, value in facts.items() if value is not None}
-    return Gpu(index, {**told, "nvlink_states": [1] * (nvlinks_active or 0)})

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, by_check
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import Pair, Where, gpu
@@ -38,14 +40,30 @@ def upgraded(event: Any) -> Any:
     match event:
         case {"event": "run", "host": host} if "nodes" not in event:
             return {**event, "nodes": [{"index": 0, "host": host}]}
-        case {"event": "topology" | "machine" as kind, **content} if kind in content:
-            return {**event, "nodes": [content[kind]]}
+        case {"event": "machine", "machine": machine}:
+            return {**event, "nodes": [machine]}
+        case {"event": "topology", "topology": {"gpus": list(gpus), **rest}}:
+            return {**event, "nodes": [{**rest, "gpus": list(map(_gpu, gpus))}]}
         case {"event": "finding", "finding": {"measurement": {"metric": str(name)} as measurement} as finding}:
             if measurement.get("definition") is None:
                 known = METRICS.get(name) or Metric(name, "unknown unit", "higher", name)
                 defined = {**measurement, "definition": codec.plain(known)}
                 return {**event, "finding": {**finding, "measurement": defined}}
     return event
+
+
+def _gpu(gpu: Any) -> Any:
+    match gpu:
+        case {"index": index, **facts}:
+            return {"index": index, "facts": {name: value for name, value in facts.items() if value is not None}}
+    return gpu
+
+
+def with_facts(topology: GpuTopology, gpus: Iterable[Gpu]) -> GpuTopology:
+    """With the facts of GPUs that an event of the machine told again, and more of them."""
+    more = {gpu.index: gpu.facts for gpu in gpus}
+    known = (replace(gpu, facts={**gpu.facts, **more.get(gpu.index, {})}) for gpu in topology.gpus)
+    return replace(topology, gpus=tuple(known))
 
 
 def worsened(check: str, problem: str) -> Fault:

@@ -17,10 +17,10 @@ from pytest_gpufleet.model.events import (
     Event,
     FaultFound,
     HealthWorsened,
+    HostFound,
     Interference,
     InterferenceSeen,
     Judged,
-    MachineDocument,
     MachineRead,
     ProfileGiven,
     Progress,
@@ -54,7 +54,7 @@ class Record:
 
     run: RunHeader = NO_RUN
     topology: GpuTopology = field(default_factory=GpuTopology)
-    machine: MachineDocument = field(default_factory=lambda: MachineDocument(taken="", host={}, gpus=[]))
+    machine: HostFound = field(default_factory=HostFound)
     profile: GivenLimits | None = None  # the one that was given, if any was
     worlds: list[WorldStarted] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -102,11 +102,11 @@ class Record:
                 if unsaid := [name for name in SAID if name not in line]:
                     self.contradictions.append(f"its run does not say: {', '.join(unsaid)}")
             case TopologyFound(nodes=[topology]):
-                self.topology = GpuTopology.from_json(topology)
+                self.topology = topology
             case ProfileGiven(profile=profile):
                 self.profile = profile
             case MachineRead(nodes=[machine]):
-                self.machine = machine
+                self.machine, self.topology = machine, old_evidence.with_facts(self.topology, machine.gpus)
             case WorldStarted():
                 self.worlds.append(event)
             case CheckStarted(check=started):
@@ -194,9 +194,8 @@ def read(path: Path) -> Record:
     for line, event in event_lines.read(path):
         try:
             record.add(event)
-        except (LookupError, TypeError, ValueError) as error:  # the first two of a topology that lacks something
-            told = error if isinstance(error, ValueError) else repr(error)
-            raise ValueError(f"{path}, line {line}: not an event of a run ({told})") from None
+        except ValueError as error:
+            raise ValueError(f"{path}, line {line}: not an event of a run ({error})") from None
     if record.run.schema == 1:
         record.faults += old_evidence.faults(record.checks.values(), record.findings)
     return record

@@ -6,7 +6,7 @@ import hashlib
 import platform
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware import host
 from pytest_gpufleet.hardware.environment import of_this_process, relevant
-from pytest_gpufleet.model import codec, machine
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import SCHEMA, NodeFound
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.redaction import command
@@ -39,12 +39,13 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     run.lock()
     folder = RunFolder.make(run.options.folder, f"{header['host']}-{started:%Y%m%dT%H%M%SZ}")
     run.folder, run.evidence = folder, Evidence(folder.evidence)
+    machine = ground.machine
     run.record_event("run", **header)
-    run.record_event("topology", nodes=[ground.topology.to_json()])
+    run.record_event("topology", nodes=[codec.plain(replace(ground.topology, gpus=machine.gpus))])
     if profile and run.options.profile:
         given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
         run.record_event("profile", profile=asdict(given))
-    run.record_event("machine", nodes=[machine.to_json(ground.machine)])
+    run.record_event("machine", nodes=[{"taken": machine.taken, "host": dict(machine.host)}])
     run.record_event("suite", manifest=shipped().to_json())
     for name, content in carried:
         run.record_event(name, **content)

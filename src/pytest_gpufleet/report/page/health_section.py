@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.report import wording
 
 
@@ -43,11 +45,13 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[Any], str]], ...] = (
 )
 
 
-def health(machine: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """The rows of the table whose heads are those of COLUMNS: the GPU, and the rest."""
+def health(gpus: Iterable[Gpu]) -> list[tuple[str, list[str]]]:
+    """The rows of the table whose heads are those of COLUMNS: the GPU, and the rest. None for a GPU whose health nobody
+    recorded."""
     return [
-        (f"GPU {gpu['index']}", [_cell(gpu["facts"], names, form) for _, names, form in COLUMNS])
-        for gpu in machine.get("gpus", ())
+        (wording.place(gpu.place), [_cell(gpu.facts, names, form) for _, names, form in COLUMNS])
+        for gpu in gpus
+        if any(name in gpu.facts for _, names, _ in COLUMNS for name in names)
     ]
 
 
@@ -59,7 +63,7 @@ def _in_words(value: Any, form: Callable[[Any], str]) -> str:
     match value:
         case None:
             return "not recorded"
-        case {"unavailable": _, "applicable": applicable}:
+        case Unavailable(applicable=applicable):
             return "not readable" if applicable else "not supported"
         case _:
             return form(value)

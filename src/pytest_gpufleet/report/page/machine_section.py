@@ -35,7 +35,7 @@ INVENTORY = (
 
 def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
     """The run, the software and the host, each a small table."""
-    run, topology, host = record.run, record.topology, record.machine["host"]
+    run, topology, host = record.run, record.topology, record.machine.host
     changes = record.profile.changes if record.profile else ()
     return {
         "The run": [
