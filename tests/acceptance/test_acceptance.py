@@ -122,11 +122,46 @@ def test_junit_has_every_figure_as_a_property(rehearsal):
 @pytest.mark.parametrize(
     ("fault", "ranks", "file", "check", "blame", "words"),
     [
-        ("flip", 2, EXACT, f"{EXACT_TEST}[all_reduce-sum]", " has wrong data", "1 of 16,384 elements are wrong: [7]"),
-        ("flip in the input", 3, EXACT, f"{EXACT_TEST}[all_reduce-max]", " corrupts data", "all ranks alike"),
-        ("swap", 3, EXACT, f"{EXACT_TEST}[all_reduce-sum]", " corrupts data", "2 of 16,384 elements are wrong: [7]"),
-        ("lose", 3, EXACT, f"{EXACT_TEST}[all_reduce-min]", " corrupts data", "1 of 16,384 elements are wrong: [163"),
-        ("parameter", 3, TRAINING, PHASE_3, ": raised AssertionError", "0.weight: 1 of 288 bytes, first in element 0"),
+        (
+            "flip",
+            2,
+            EXACT,
+            f"{EXACT_TEST}[all_reduce-sum]",
+            "CPU rank 1: has wrong data",
+            "1 of 16,384 elements are wrong: [7]",
+        ),
+        (
+            "flip in the input",
+            3,
+            EXACT,
+            f"{EXACT_TEST}[all_reduce-max]",
+            "CPU rank 1: corrupts data",
+            "all ranks alike",
+        ),
+        (
+            "swap",
+            3,
+            EXACT,
+            f"{EXACT_TEST}[all_reduce-sum]",
+            "CPU rank 1: corrupts data",
+            "2 of 16,384 elements are wrong: [7]",
+        ),
+        (
+            "lose",
+            3,
+            EXACT,
+            f"{EXACT_TEST}[all_reduce-min]",
+            "CPU rank 1: corrupts data",
+            "1 of 16,384 elements are wrong: [163",
+        ),
+        (
+            "parameter",
+            3,
+            TRAINING,
+            PHASE_3,
+            "rank 1 of 3, CPU: raised AssertionError",
+            "0.weight: 1 of 288 bytes, first in element 0",
+        ),
     ],
     ids=["flipped bit", "flipped bit in the input", "swapped elements", "lost element", "parameter"],
 )
@@ -137,7 +172,7 @@ def test_a_planted_fault_is_found_and_the_rank_named(run_pytest, fault, ranks, f
     )
     assert run.status == 1, run.text
     message = run.check(check).message
-    assert message.removeprefix("Failed: ").startswith(f"rank 1 of {ranks}, CPU{blame}"), message
+    assert message.removeprefix("Failed: ").startswith(blame), message
     assert words in message
     assert f"rank 0 of {ranks}, CPU: raised" not in message
 
@@ -172,7 +207,7 @@ def test_a_suite_that_pytest_finds_by_itself_wants_to_know_what_to_run_on(run_he
     """Nobody has named its folder, so nobody has asked for a run: none without report and verdict."""
     conftest = (ACCEPTANCE / "conftest.py").read_text()
     run = run_here(files={"suite/conftest.py": conftest, "suite/test_own.py": "def test_own(): pass"})
-    assert (run.status, run.folders) == (4, [])
+    assert (run.status, run.folders) == (pytest.ExitCode.INTERRUPTED, [])
     assert "say what the acceptance suite is to run on: --gpus N, --gpus all or --rehearse" in run.text
 
 

@@ -20,7 +20,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch._dynamo  # every optimizer imports it
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_saver
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -59,7 +59,7 @@ def after_saving(damage):
             genuine(state, **kwargs)
             damage(state)
         return save
-    change(dcp, "save", make)
+    change(state_dict_saver, "save", make)
 
 
 ON_RANK_1 = {

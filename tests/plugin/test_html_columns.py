@@ -69,8 +69,9 @@ def test_row_without_cells_stays_without() -> None:
 
 def test_cells_are_escaped() -> None:
     finding = Finding(
-        "a", Measurement("<b>", {"<script>": 1.0}, {}, definition=Metric("<b>", "<i>", "higher", "<b>")), "not judged"
+        "a", Measurement("<b>", {"gpu0": 1.0}, {}, definition=Metric("<b>", "<i>", "higher", "<b>")), "not judged"
     )
     cells = list(ROW)
     html_columns.row(cells, [finding])
-    assert "<script>" not in "".join(cells)
+    assert "<b>" not in "".join(cells)
+    assert "<i>" not in "".join(cells)

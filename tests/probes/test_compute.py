@@ -87,7 +87,7 @@ def test_a_wrong_element_is_found_and_the_rank_named(with_fault, fault, words):
     assert run.status == 1, run.text
     for check, phrases in words.items():
         message = run.check(check).message
-        assert "rank 1 of 3, CPU: " in message
+        assert "CPU rank 1: " in message
         assert "rank 0 of 3" not in message
         assert "rank 2 of 3" not in message
         for phrase in phrases:

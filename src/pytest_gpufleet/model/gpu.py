@@ -130,7 +130,10 @@ class GpuTopology:
     def identity(self, where: Where) -> str:
         """What stands behind a place: the identity of every GPU in it."""
         by_place = {gpu.place: gpu.identity for gpu in self.gpus}
-        return " and ".join(by_place.get(part, str(part)) for part in where.parts)
+        return " and ".join(
+            by_place.get(part) or (f"CPU rank {part.index}" if part.kind == "cpu" else str(part))
+            for part in where.parts
+        )
 
     def kind(self, where: Where) -> tuple[str, ...]:
         """What a place has to be compared with: GPUs of its model; pairs of such GPUs with its kind of link.
