@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from pytest_gpufleet.plugin import interference
-from pytest_gpufleet.plugin.test_outcome import _outcome
+from pytest_gpufleet.plugin.check_outcome import _outcome
 from pytest_gpufleet.report.page.machine_section import facts
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.conftest import ACCEPTANCE, RECORDED, ROOT, FleetRun

@@ -258,12 +258,12 @@ def pytest_runtest_makereport(
         spmd.explain(item, error, report)
     if run.evidence is not None:
         from pytest_gpufleet import redaction
-        from pytest_gpufleet.plugin import test_outcome
+        from pytest_gpufleet.plugin import check_outcome
 
-        test_outcome.show_faults(report, error, run)
+        check_outcome.show_faults(report, error, run)
         redaction.hide_in(report)
         faults = item.stash.setdefault(FAULTS, [])
-        for fault in test_outcome.faults(item, report, error):
+        for fault in check_outcome.faults(item, report, error):
             run.record_event("fault", fault=fault.to_json())
             faults.append(fault)
         report.findings = item.stash.get(FINDINGS, [])  # type: ignore[attr-defined]
@@ -272,7 +272,7 @@ def pytest_runtest_makereport(
         if report.when == "teardown":
             report.user_properties += [("fault", f"{each.kind.number} {each.code} {each.told()}") for each in faults]
             activity = {"telemetry": run.sampling.end_of_check()} if run.sampling is not None else {}
-            run.record_event("check_finished", check=test_outcome.finished(item, phases), **activity)
+            run.record_event("check_finished", check=check_outcome.finished(item, phases), **activity)
     return report
 
 
