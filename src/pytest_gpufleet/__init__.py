@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.model.check import not_applicable as not_applicable
+    from pytest_gpufleet.model.endings import not_applicable as not_applicable
     from pytest_gpufleet.model.fault import Fault as Fault
     from pytest_gpufleet.model.fault import Faults as Faults
     from pytest_gpufleet.model.fault import expect_none as expect_none
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 _NAMES = {
-    "model.check": ("not_applicable",),
+    "model.endings": ("not_applicable",),
     "model.fault": ("Fault", "Faults", "expect_none"),
     "model.finding": ("Finding",),
     "model.gpu": ("Gpu", "GpuTopology"),

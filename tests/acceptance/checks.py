@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model import place
-from pytest_gpufleet.model.check import NotApplicable, NotJudged
+from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.verdict.profiles import profile

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Literal
 
 from pytest_gpufleet.model.codec import Amount
 
@@ -26,24 +26,3 @@ class Check:
     message: str = ""  # why it failed, was skipped or does not apply
     run: str = ""  # the earlier run that this was carried over from
     failed_by: FailedBy = ""
-
-
-class NotApplicable(BaseException):
-    """The hardware has no such thing: unlike a skipped check, this does not make a verdict incomplete. No failure, so
-    that no `except Exception` takes it for one."""
-
-
-def not_applicable(reason: str) -> NoReturn:
-    """End a test, in the controller or on a rank, because what it checks does not exist here."""
-    __tracebackhide__ = True
-    raise NotApplicable(f"not applicable: {reason}")
-
-
-class NotJudged(BaseException):
-    """What the check looks at cannot be seen here, which makes a verdict INCOMPLETE. No failure either."""
-
-
-def not_judged(reason: str) -> NoReturn:
-    """End a test, in the controller or on a rank, because what it checks cannot be seen."""
-    __tracebackhide__ = True
-    raise NotJudged(f"not judged: {reason}")

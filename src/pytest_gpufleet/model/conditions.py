@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from pytest_gpufleet.model.metric import Condition
+if TYPE_CHECKING:  # the names of conditions are choices of options, which every pytest run reads
+    from pytest_gpufleet.model.metric import Condition
 
 
 @dataclass(frozen=True)

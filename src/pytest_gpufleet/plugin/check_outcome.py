@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model.check import Check, FailedBy, NotApplicable, NotJudged, Outcome
+from pytest_gpufleet.model.check import Check, FailedBy, Outcome
+from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.interference import is_of_the_suite

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import _pytest
 import pytest
 
-from pytest_gpufleet.model.check import NotApplicable, NotJudged
+from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 
 OURS = (NotApplicable, NotJudged)  # which pytest takes for skips
 NO_FAILURE = (pytest.skip.Exception, pytest.xfail.Exception, *OURS)  # though they end a test

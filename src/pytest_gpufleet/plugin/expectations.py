@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_gpufleet.model import place
-from pytest_gpufleet.model.check import not_applicable, not_judged
+from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.model.facts import COUNTERS, Unavailable, check_name
 from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import Gpu

@@ -18,7 +18,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     markers = [*item.iter_markers("needs")]
     if not markers or run.options.listing or not (run.options.asked or uses_ranks(item)):
         return  # without our options and fixtures the marker is somebody else's
-    from pytest_gpufleet.model.check import not_applicable
+    from pytest_gpufleet.model.endings import not_applicable
 
     for marker in markers:
         if what := lacking(run.ground.topology, run.ground.size, *marker.args, **marker.kwargs):

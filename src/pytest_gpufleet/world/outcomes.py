@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pytest_gpufleet.model.check import NotApplicable, NotJudged
+from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.world.call import ranks_text
 
 

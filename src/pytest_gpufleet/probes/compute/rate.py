@@ -15,7 +15,7 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.model.check import not_applicable
+from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.probes.tf32 import products_in_tf32

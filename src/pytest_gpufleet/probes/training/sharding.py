@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from pytest_gpufleet.model.check import not_applicable
+from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.world.rank import Rank
 
 try:

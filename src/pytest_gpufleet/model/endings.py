@@ -1,0 +1,26 @@
+"""How a check ends that neither passes nor fails. Loaded in every pytest run, so it needs nothing."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+
+class NotApplicable(BaseException):
+    """The hardware has no such thing: unlike a skipped check, this does not make a verdict incomplete. No failure, so
+    that no `except Exception` takes it for one."""
+
+
+def not_applicable(reason: str) -> NoReturn:
+    """End a test, in the controller or on a rank, because what it checks does not exist here."""
+    __tracebackhide__ = True
+    raise NotApplicable(f"not applicable: {reason}")
+
+
+class NotJudged(BaseException):
+    """What the check looks at cannot be seen here, which makes a verdict INCOMPLETE. No failure either."""
+
+
+def not_judged(reason: str) -> NoReturn:
+    """End a test, in the controller or on a rank, because what it checks cannot be seen."""
+    __tracebackhide__ = True
+    raise NotJudged(f"not judged: {reason}")
