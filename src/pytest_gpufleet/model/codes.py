@@ -1,7 +1,7 @@
 """The kinds of faults there are. A number is never used again, and lines are only added, each at the end of its block.
 
-1xx what is in the machine and how it is set up, 2xx health, 3xx wrong data, 4xx performance, 5xx processes, 6xx the
-run itself, 9xx what an author of checks asserts.
+1xx what is in the machine and how it is set up, 2xx health, 3xx wrong data, 4xx performance, 5xx processes, 9xx what an
+author of checks asserts.
 
 `action` is the severity, as what happens to the node next: MONITOR (keep it, watch), CONFIG (a setting is wrong, no
 part is broken), RESET (reset the GPU or reboot), ISOLATE (take it out of service, a part is broken), TRIAGE (take it
@@ -141,8 +141,6 @@ _ALL = (
          "Look for NVLink and ECC errors of the GPUs that are named (`nvidia-smi nvlink -e`) and replace them"),
     Code(305, "copy_wrong", "data", "TRIAGE", "data arrived wrong over a link",
          "Look at the NVLink errors of the GPUs that are named and for XIDs; over PCIe at IOMMU and ACS settings"),
-    Code(306, "replicas_differ", "data", "TRIAGE", "GPUs that train together came to different results",
-         "Look at the checks of collectives and of each GPU"),
     # ---------------------------------------------------------------- 4xx performance
     Code(401, "limit_missed", "performance", "TRIAGE", "a figure missed its limit", "Do what the check's text says"),
     Code(402, "slower_than_peers", "performance", "TRIAGE", "this place is slower than its peers",
@@ -164,16 +162,6 @@ _ALL = (
          "Look at the kernel log for XIDs of this GPU, and at what its process waited for"),
     Code(503, "rank_raised", "process", "TRIAGE", "the rank of this GPU raised an error",
          "Read its error; look at the kernel log for XIDs of this GPU"),
-    # ---------------------------------------------------------------- 6xx the run itself
-    Code(601, "evidence_damaged", "run", "CONFIG", "the evidence could not be kept as it was written",
-         "Run again into a folder that nobody else writes to, on a disk with room"),
-    Code(602, "evidence_contradicts_itself", "run", "CONFIG", "the evidence contradicts itself", "Run again"),
-    Code(603, "telemetry_lost", "run", "CONFIG", "telemetry was not seen all the time", "Run again"),
-    Code(604, "kernel_log_unread", "run", "CONFIG", "lines of the kernel log were not seen", "Run again"),
-    Code(605, "failure_unseen", "run", "CONFIG", "pytest counts a failure of which there is no check",
-         "Read pytest's own output"),
-    Code(606, "run_spoiled", "run", "CONFIG", "something kept the run from being complete",
-         "Run again"),  # what versions before 0.3 recorded
     # ---------------------------------------------------------------- 9xx an author's own assertions
     Code(901, "check_failed", "check", "TRIAGE", "a check failed", "Do what the check's text says"),
 )
