@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import GpuTopology as GpuTopology
     from pytest_gpufleet.model.limit import Limit as Limit
     from pytest_gpufleet.model.machine import Machine as Machine
+    from pytest_gpufleet.model.measurement import GpuState as GpuState
     from pytest_gpufleet.model.measurement import Measurement as Measurement
     from pytest_gpufleet.model.measurement import Reading as Reading
     from pytest_gpufleet.model.metric import GiB as GiB
@@ -63,7 +64,7 @@ _NAMES = {
     "model.gpu": ("Gpu", "GpuTopology"),
     "model.limit": ("Limit",),
     "model.machine": ("Machine",),
-    "model.measurement": ("Measurement", "Reading"),
+    "model.measurement": ("GpuState", "Measurement", "Reading"),
     "model.metric": ("GiB", "KiB", "Metric", "MiB"),
     "model.place": ("THIS_NODE", "WORLD", "Pair", "Place", "Where"),
     "model.size": ("Size",),

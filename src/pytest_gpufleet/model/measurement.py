@@ -10,11 +10,21 @@ from statistics import median
 from typing import Any, TypeVar
 
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.metric import METRICS, Condition, Metric, conditions, number, numbers
 from pytest_gpufleet.model.place import Where
 
 V = TypeVar("V")
 KNOWN = Metric("known", "of METRICS", "higher", "the one of METRICS that has the name of the measurement")
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """What a GPU was like while a figure was measured on it: means over that time, None where NVML did not tell."""
+
+    temperature_c: Finite | None = None
+    sm_clock_mhz: Finite | None = None
+    power_watts: Finite | None = None
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,7 @@ class Reading:
     `metric` is the name of one of METRICS, or a Metric of your own. `value` is in the metric's unit; `samples` are the
     repetitions it is the median of. `place` (or its text, like "gpu0-gpu5") is None for this rank's own GPU, WORLD
     where all ranks measured one thing together (then the worst rank's value counts), or what else was measured.
+    `gpu_state`: of the GPU that the figure depends on, while it was measured.
     """
 
     metric: str | Metric
@@ -32,6 +43,7 @@ class Reading:
     samples: tuple[float, ...] = ()
     place: Where | None = None
     details: Mapping[str, Condition] = field(default_factory=dict)  # shown, never matched against limits
+    gpu_state: GpuState | None = None
 
     def __post_init__(self) -> None:
         """Checked where it is made, so that a wrong one fails its own check, and the failure shows the line."""
@@ -48,7 +60,8 @@ class Measurement:
     """A metric's value for every place, and the conditions it was measured under.
 
     `values` maps a place (or its text: "gpu3", "gpu0-gpu5", "node", "world") to a value in the metric's unit; `samples`
-    holds the repetitions behind each value; `conditions` decide which limit applies; `details` are only shown.
+    holds the repetitions behind each value; `conditions` decide which limit applies; `details` are only shown;
+    `gpu_states` says what each GPU was like meanwhile, where that was read.
     `definition` says what the metric is, so that evidence can be read where nobody knows the check that it comes from;
     left out, it is the one of METRICS. ValueError if there is none.
     """
@@ -59,6 +72,7 @@ class Measurement:
     samples: Mapping[Where, tuple[float, ...]] = field(default_factory=dict)
     details: Mapping[str, Condition] = field(default_factory=dict)
     definition: Metric = KNOWN
+    gpu_states: Mapping[Where, GpuState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.definition is KNOWN:
@@ -69,7 +83,8 @@ class Measurement:
             object.__setattr__(self, "definition", METRICS[self.metric])
         values = _by_place(self.values, number, f"the value of {self.metric}")
         samples = _by_place(self.samples, numbers, f"the samples of {self.metric}")
-        _settle(self, self.metric, values=values, samples=samples)
+        states = _by_place(self.gpu_states, _state, f"the state of the GPUs of {self.metric}")
+        _settle(self, self.metric, values=values, samples=samples, gpu_states=states)
 
     @property
     def unit(self) -> str:
@@ -102,6 +117,12 @@ def _by_place(given: Mapping[Any, Any], checked: Callable[[Any, str], V], what: 
     if not isinstance(given, Mapping):
         raise TypeError(f'{what} must be given by place, like {{"gpu0": 1.5}}, not {reprlib.repr(given)}')
     return {_where(at, f"the places of {what}"): checked(value, f"{what} at {at}") for at, value in given.items()}
+
+
+def _state(given: Any, what: str) -> GpuState:
+    if not isinstance(given, GpuState):
+        raise TypeError(f"{what} must be a GpuState, not {reprlib.repr(given)}")
+    return given
 
 
 def _where(given: Any, what: str) -> Where:

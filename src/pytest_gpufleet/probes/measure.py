@@ -74,6 +74,7 @@ def _together(world: World, group: list[tuple[int, Reading]]) -> Measurement:
         {place: reading.samples for place, reading in chosen.items()},
         first.details,
         definition,
+        {place: reading.gpu_state for place, reading in chosen.items() if reading.gpu_state is not None},
     )
 
 

@@ -1,0 +1,46 @@
+"""What a GPU was like while a figure was measured on it stands beside the figure, in evidence too."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.place import where
+
+WARM = GpuState(temperature_c=61.5, sm_clock_mhz=1410.0)
+
+
+def evidence_of(measurement: Measurement) -> dict[str, Any]:
+    return Finding("a check", measurement, "for information").to_json()
+
+
+def test_it_stands_in_evidence() -> None:
+    measured = Measurement("gemm", {"gpu0": 690.0, "gpu1": 680.0}, {}, gpu_states={"gpu1": WARM})
+    read = codec.typed(evidence_of(measured), Finding).measurement
+    assert read.gpu_states == {where("gpu1"): WARM}
+    assert read == measured
+
+
+def test_evidence_of_before_has_none() -> None:
+    written = evidence_of(Measurement("gemm", {"gpu0": 690.0}, {}))
+    del written["measurement"]["gpu_states"]
+    assert codec.typed(written, Finding).measurement.gpu_states == {}
+
+
+@pytest.mark.parametrize("wrong", [61.5, {"temperature_c": 61.5}, None])
+def test_it_is_a_gpu_state_and_nothing_else(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="GpuState"):
+        Measurement("gemm", {"gpu0": 690.0}, {}, gpu_states={"gpu0": wrong})
+
+
+def test_evidence_with_a_state_that_is_no_number_is_not_read() -> None:
+    written = evidence_of(Measurement("gemm", {"gpu0": 690.0}, {}, gpu_states={"gpu0": WARM}))
+    for value in ("hot", math.inf):
+        written["measurement"]["gpu_states"]["gpu0"]["temperature_c"] = value
+        with pytest.raises(ValueError, match="temperature_c"):
+            codec.typed(written, Finding)
