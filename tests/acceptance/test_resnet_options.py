@@ -21,14 +21,14 @@ match = ["any"]
 metric = "train_throughput"
 min = 1000
 unit = "images/s"
-kind = "calibrated"
+grade = "calibrated"
 source = "for any recipe and batch"
 
 [[limit]]
 metric = "train_throughput"
 min = 900
 unit = "images/s"
-kind = "calibrated"
+grade = "calibrated"
 source = "for what was asked"
 when = {{ batch = 512, optimizer = "adam"{workload} }}
 """

@@ -80,7 +80,7 @@ def contract(path: Path, **limits: float) -> Path:
     when = {"busbw": 'when = { bytes = "8 GiB" }\n'}
     tables = "".join(
         f'[[limit]]\nmetric = "{metric}"\n{"max" if metric == "collective_latency" else "min"} = {value}\n'
-        f'unit = "{units[metric]}"\nkind = "contract"\nsource = "order 4711"\n{when.get(metric, "")}'
+        f'unit = "{units[metric]}"\ngrade = "contract"\nsource = "order 4711"\n{when.get(metric, "")}'
         for metric, value in given.items()
     )
     path.write_text(f'name = "Contract 4711"\nmatch = ["{runs.UNKNOWN}"]\n{tables}')
@@ -151,7 +151,7 @@ def put(event: str, *keys: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "summary.json").write_text("{"), "summary.json does not say of which evidence"),
         (replace("summary.json", '"verdict": "REHEARSAL"', '"verdict": "ACCEPTED"'), "evidence says: verdict"),
         (replace("summary.json", '"not applicable",', '"passed",'), "evidence says: checks"),
-        (replace("summary.json", '"schema": 1', '"schema": 2'), "summary.json has schema 2"),
+        (replace("summary.json", '"schema": 2', '"schema": 3'), "summary.json has schema 3"),
         (replace("evidence.jsonl", '"verdict": "REHEARSAL"', '"verdict": "ACCEPTED"'), "amounts to REHEARSAL"),
         (append('{"event": "verdict", "verdict": "ACCEPTED", "reasons": []}'), "it stands after the verdict"),
         (replace("evidence.jsonl", '"event": "topology"', '"event": topology'), "line 2: not JSON"),
@@ -529,11 +529,12 @@ def test_a_calibrated_profile_is_met_by_the_runs_it_comes_from(tmp_path: Path, g
         "collective_latency": ("max", 34.64),  # 32.9 / 0.95 = 34.632, never rounded down
         "solo_train_throughput": ("min", 5795.0),
     }
-    assert written["busbw"].kind == "calibrated"
+    assert written["busbw"].grade == "calibrated"
     assert written["busbw"].source == (
         "4x NVIDIA X9000, node7, node8, 2026-11-21 to 2026-11-22, driver 580.159.04, NCCL 2.28.9, torch 2.11.0+cu130: "
-        "lowest of 2 runs 352.3, margin 0.95"
+        "lowest of 2 runs, margin 0.95"
     )
+    assert written["busbw"].measured == 352.3
     third = runs.record(tmp_path / "c", "node9", second)  # another machine that does as well
     assert gpufleet("judge", third, "--fleet-profile", path)[0] == 0
     first = path.read_text()
@@ -594,7 +595,9 @@ def test_a_calibrated_profile_extends_the_shipped_one_and_never_weakens_it(tmp_p
 def test_a_figure_that_had_a_limit_gets_one_though_it_requires_none(tmp_path: Path, gpufleet: Command) -> None:
     limits = contract(tmp_path / "contract.toml")
     with limits.open("a") as file:
-        file.write('[[limit]]\nmetric = "busbw"\nmin = 10.0\nunit = "GB/s"\nkind = "contract"\nsource = "order 4711"\n')
+        file.write(
+            '[[limit]]\nmetric = "busbw"\nmin = 10.0\nunit = "GB/s"\ngrade = "contract"\nsource = "order 4711"\n'
+        )
         file.write('when = { bytes = "1 MiB" }\n')
     folder, path = runs.record(tmp_path / "run", limits=limits), tmp_path / "my.toml"
     assert gpufleet("calibrate", folder, "-o", path)[0] == 0

@@ -104,7 +104,7 @@ def test_contract_decides_about_the_own_figure(rehearsed: FleetRun, slow: dict[s
     finding = judgement.judge(measurement, contract, runs.topology("node7", runs.H200), "test", rehearsal=False)
     assert (finding.state, [*map(str, finding.missed)]) == (state, [*slow])
     assert finding.limit is not None
-    assert (finding.limit.value, finding.limit.kind, finding.limit.contract) == (2000, "contract", True)
+    assert (finding.limit.value, finding.limit.grade, finding.limit.given) == (2000, "contract", True)
 
 
 def test_own_check_that_fails_says_which_rank_and_what_to_do(rehearse: Rehearse) -> None:

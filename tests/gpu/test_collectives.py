@@ -26,7 +26,7 @@ match = {sorted({gpu.name for gpu in GPUS})}
 metric = "busbw"
 min = 150
 unit = "GB/s"
-kind = "project gate"
+grade = "project"
 source = "a test"
 when = {{ collective = "all_reduce", bytes = "64 MiB" }}
 """

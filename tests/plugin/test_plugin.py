@@ -10,7 +10,7 @@ from pytest_gpufleet.plugin import options
 from tests.conftest import RECORDED, REPORTS
 
 PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'
-LIMIT = f'{PROFILE}metric = "busbw"\nmin = 1\nunit = "GB/s"\nkind = "data sheet"\nsource = "somebody"\n'
+LIMIT = f'{PROFILE}metric = "busbw"\nmin = 1\nunit = "GB/s"\ngrade = "published"\nsource = "somebody"\n'
 TRIVIAL = "def test_nothing(): pass"
 LISTED = """
     import pytest

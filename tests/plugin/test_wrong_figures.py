@@ -93,7 +93,7 @@ title = "decode rate"
 metric = "decode_rate"
 min = 9.0
 unit = "tokens/s"
-kind = "contract"
+grade = "contract"
 source = "order 4711"
 when = { batch = 4096 }  # which no rehearsal has
 """

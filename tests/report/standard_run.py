@@ -102,17 +102,17 @@ class Run:
 def floor(measurement: Measurement, value: float) -> Limit:
     lower = measurement.definition.better == "lower"
     published = 0.9 * value if not lower else value / 0.9
-    sense, source = ("max", "our own judgement") if lower else ("min", f"{SOURCE}: {value:g}")
-    kind = "project gate" if lower else "0.90 x published measurement"
+    sense, grade, source = ("max", "project", "our own judgement") if lower else ("min", "published", SOURCE)
     return Limit(
         measurement.metric,
         sense,
         round(published, 3),
         measurement.unit,
-        kind,
+        grade,
         source,
         measurement.conditions,
         "h200.toml",
+        measured=None if lower else value,
     )
 
 

@@ -220,8 +220,8 @@ def test_no_verdict_is_incomplete() -> None:
 def test_customers_limits_are_marked(accepted: Record) -> None:
     theirs = []
     for finding in accepted.findings:
-        assert finding.limit is None or not finding.limit.contract
-        limit = replace(finding.limit, contract=True, kind="contract") if finding.limit else None
+        assert finding.limit is None or not finding.limit.given
+        limit = replace(finding.limit, given=True, grade="contract") if finding.limit else None
         theirs.append(replace(finding, limit=limit))
     accepted.findings = theirs
     page = Page(summary(accepted))

@@ -135,7 +135,7 @@ def ended(tmp_path):
 
 
 LIMITS = 'name = "Mine"\nmatch = ["NVIDIA X9000"]\n' + "".join(
-    f'[[limit]]\nmetric = "{metric}"\n{sense} = {value}\nunit = "{unit}"\nkind = "contract"\nsource = "us"\n'
+    f'[[limit]]\nmetric = "{metric}"\n{sense} = {value}\nunit = "{unit}"\ngrade = "contract"\nsource = "us"\n'
     for metric, sense, value, unit in (
         ("busbw", "min", 1, "GB/s"),
         ("collective_latency", "max", 1000, "us"),

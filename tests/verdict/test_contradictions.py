@@ -181,7 +181,7 @@ def new_limits(events: list[Event], before: list[Event]) -> list[Any]:
     ]
     # Evidence of early versions does not say whose a limit is.
     known, now = (
-        [{"contract": False, **limit} for event in some(each, "finding") if (limit := event["finding"]["limit"])]
+        [{"given": False, **limit} for event in some(each, "finding") if (limit := event["finding"]["limit"])]
         for each in (before, events)
     )
     return [limit for limit in now if all(same) and limit not in known]

@@ -31,20 +31,20 @@ MET = """
 metric = "busbw"
 min = 350
 unit = "GB/s"
-kind = "contract"
+grade = "contract"
 source = "order 4711"
 when = { bytes = "8 GiB" }
 [[limit]]
 metric = "collective_latency"
 max = 40
 unit = "us"
-kind = "contract"
+grade = "contract"
 source = "order 4711"
 [[limit]]
 metric = "solo_train_throughput"
 min = 6000
 unit = "images/s"
-kind = "contract"
+grade = "contract"
 source = "order 4711"
 """
 # NVLS was off, so nobody has measured this.
@@ -53,7 +53,7 @@ UNUSED = """
 metric = "busbw"
 min = 99999
 unit = "GB/s"
-kind = "%s"
+grade = "%s"
 source = "order 4711, annex 2"
 when = { collective = "all_reduce", bytes = "8 GiB", dtype = "float32", nvls = true }
 """
@@ -63,7 +63,7 @@ STRICTER = """
 metric = "busbw"
 min = 355
 unit = "GB/s"
-kind = "contract"
+grade = "contract"
 source = "order 4711"
 when = { bytes = "8 GiB", dtype = "float32" }
 """

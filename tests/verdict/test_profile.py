@@ -4,7 +4,6 @@ import json
 import re
 from html import unescape
 from pathlib import Path
-from typing import get_args
 
 import jsonschema
 import pytest
@@ -14,7 +13,7 @@ from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.limit import Kind, Limit
+from pytest_gpufleet.model.limit import GRADES, Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.place import gpu
@@ -35,7 +34,7 @@ LIMIT = """
 metric = "busbw"
 min = 100
 unit = "GB/s"
-kind = "published gate"
+grade = "published"
 source = "somebody"
 """
 OWN = """
@@ -48,7 +47,7 @@ title = "decode rate"
 metric = "decode_rate"
 min = 1000
 unit = "tokens/s"
-kind = "contract"
+grade = "contract"
 source = "contract 4711, annex 2"
 when = { model = "our own", batch = 0, load = 0.5, bytes = "8 GiB" }
 """
@@ -57,7 +56,7 @@ TRAINING = """
 metric = "train_throughput"
 min = 100
 unit = "images/s"
-kind = "contract"
+grade = "contract"
 source = "somebody"
 """
 KNOWN_GOOD = """[[calibrated_on]]
@@ -150,8 +149,8 @@ REFUSED = [
     (HEAD + limit('"GB/s"', '"Gb/s"'), 7, ['"unit"', '"Gb/s"', 'did you mean "GB/s"?']),
     (HEAD + limit('"GB/s"', '"images"'), 7, ['"unit"', "write GB/s"]),
     (HEAD + limit('unit = "GB/s"\n'), 4, ['"unit"', "missing"]),
-    (HEAD + limit("published gate", "publishd gate"), 8, ['"kind"', 'did you mean "published gate"?']),
-    (HEAD + limit('kind = "published gate"\n'), 4, ['"kind"', "missing"]),
+    (HEAD + limit('"published"', '"publishd"'), 8, ['"grade"', 'did you mean "published"?']),
+    (HEAD + limit('grade = "published"\n'), 4, ['"grade"', "missing"]),
     (HEAD + limit('source = "somebody"\n'), 4, ['"source"', "missing"]),
     (HEAD + limit("somebody", "  "), 9, ['"source"', "empty"]),
     (HEAD + limit().replace("busbw", "burn_retention").replace("GB/s", "ratio"), 6, ["ratio from 0 to 1", "not 100"]),
@@ -189,7 +188,7 @@ REFUSED_BY_THE_LOADER = [
     (HEAD + limit("8 GiB", "8 GB", of=OWN), 15, ['"bytes"', "'8 GB'"]),
     (HEAD + limit("min = 1000", "max = 1000", of=OWN), 11, ['"max"', "decode_rate", "higher is better"]),
     (HEAD + limit('"decode_rate"', '"decode"', of=OWN), 10, ['did you mean "decode_rate"?']),
-    (HEAD + limit('unit = "tokens/s"\nkind', 'unit = "tokens/min"\nkind', of=OWN), 12, ['"unit"', "tokens/min"]),
+    (HEAD + limit('unit = "tokens/s"\ngrade', 'unit = "tokens/min"\ngrade', of=OWN), 12, ['"unit"', "tokens/min"]),
     (HEAD + limit(when="ranks = 8.0"), 10, ['"ranks"', "positive whole number"]),
     (HEAD + limit() + limit(), 11, ["limit 2", "limit 1 (line 4)", "busbw", '"when"']),
     (
@@ -230,7 +229,7 @@ def test_what_is_read_is_what_was_written(tmp_path):
     assert profile.facts == {"nvlinks": 0, "power_watts": 70.5}
     assert profile.path == tmp_path / "card.toml"
     conditions = {"bytes": 8 * GiB, "nvls": False}
-    only = Limit("busbw", "min", 100.0, "GB/s", "published gate", "somebody", conditions, "card.toml", contract=True)
+    only = Limit("busbw", "min", 100.0, "GB/s", "published", "somebody", conditions, "card.toml", given=True)
     assert profile.limits == (only,)
 
 
@@ -253,6 +252,17 @@ def test_the_most_specific_limit_wins(tmp_path):
     assert profile.limit_for(busbw(ranks=4, nvls=True)) is always
     assert profile.limit_for(busbw()) is always
     assert profile.limit_for(trained(ranks=8)) is None
+
+
+def test_the_best_grade_wins_however_specific_the_others_are(tmp_path):
+    text = HEAD + limit('"published"', '"calibrated"') + limit(when="ranks = 8") + limit('"published"', '"project"')
+    calibrated, eight, ours = (profile := load(write(tmp_path, text))).limits
+    assert profile.limit_for(busbw(ranks=8)) is calibrated
+    assert [each.grade for each in sorted((ours, eight, calibrated), key=lambda each: GRADES.index(each.grade))] == [
+        "calibrated",
+        "published",
+        "project",
+    ]
 
 
 def test_a_condition_that_was_not_measured_does_not_hold(tmp_path):
@@ -327,9 +337,16 @@ def test_a_contracts_limit_goes_before_the_shipped_one(tmp_path, when):
     profile = contract(tmp_path, limit(when=when))
     measured = busbw(**ALL_REDUCE, in_place=True)
     assert profile.limit_for(measured) is profile.limits[0]
-    assert profile.limit_for(measured).contract
+    assert profile.limit_for(measured).given
     elsewhere = busbw(**{**ALL_REDUCE, "ranks": 4, "nvls": False})
     assert profile.limit_for(elsewhere) is for_gpu(H200).limit_for(elsewhere)
+
+
+def test_a_given_limit_of_a_lower_grade_leaves_the_shipped_one_in_place(tmp_path):
+    measured, when = busbw(**ALL_REDUCE), f"when = {{ {WHEN} }}\n"
+    for grade, decides in (("contract", True), ("calibrated", True), ("published", True), ("project", False)):
+        profile = contract(tmp_path, limit('"published"', f'"{grade}"') + when)
+        assert (profile.limit_for(measured) is profile.limits[0]) == decides
 
 
 def test_a_contract_overrides_facts_and_may_be_for_other_names(tmp_path):
@@ -340,10 +357,10 @@ def test_a_contract_overrides_facts_and_may_be_for_other_names(tmp_path):
 
 def test_who_reads_a_finding_sees_whose_the_limit_is(tmp_path):
     topology = GpuTopology(gpus=(Gpu(0, {"name": H200, "uuid": "GPU-0"}),))
-    strict = contract(tmp_path, limit("published gate", "contract", when=WHEN))
+    strict = contract(tmp_path, limit('"published"', '"contract"', when=WHEN))
     for profile, line, marked in (
         (strict, "limit from the customer's profile contract.toml, contract: somebody", True),
-        (for_gpu(H200), "limit from profile h200.toml, published gate: ", False),
+        (for_gpu(H200), "limit from profile h200.toml, published: ", False),
     ):
         finding = judge(busbw(**ALL_REDUCE), profile, topology, "test_a.py::test_it", rehearsal=False)
         assert line in str(LimitMissed([finding], topology))
@@ -356,7 +373,7 @@ def test_who_reads_a_finding_sees_whose_the_limit_is(tmp_path):
 def test_evidence_from_before_there_were_contracts_can_be_read():
     found = judge(busbw(**ALL_REDUCE), for_gpu(H200), GpuTopology(), "test_a.py::test_it", rehearsal=False)
     old = json.loads(json.dumps(found.to_json()))
-    del old["limit"]["contract"]
+    del old["limit"]["given"], old["limit"]["measured"]
     assert codec.typed(old, Finding) == found
 
 
@@ -505,7 +522,7 @@ def test_what_the_loader_refuses_is_not_valid_by_the_schema(tmp_path, schema, te
 def test_the_documentation_has_every_word_and_every_profile():
     text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
     named = {name: each.values for name, each in CONDITIONS.items() if each.values is not None}
-    words = [*FACTS, *MEASURED_UNDER, *get_args(Kind), *named]
+    words = [*FACTS, *MEASURED_UNDER, *GRADES, *named]
     words += [value for values in named.values() if isinstance(values, tuple) for value in values]
     assert [word for word in words if f"`{word}`" not in text] == []
     rows = [f"| `{profile.path.name}` | {', '.join(profile.match)} |" for profile in shipped()]

@@ -28,8 +28,8 @@ from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 CONDITIONS = {"collective": "all_reduce", "ranks": 8}
 SOLO = "solo_train_throughput"
 SOURCE = "somebody, 8x Card"
-FLOOR = Limit("busbw", "min", 100.0, "GB/s", "published gate", SOURCE, CONDITIONS, "card.toml")
-CEILING = Limit("collective_latency", "max", 100.0, "us", "published gate", SOURCE, CONDITIONS, "card.toml")
+FLOOR = Limit("busbw", "min", 100.0, "GB/s", "published", SOURCE, CONDITIONS, "card.toml")
+CEILING = Limit("collective_latency", "max", 100.0, "us", "published", SOURCE, CONDITIONS, "card.toml")
 SOLO_FLOOR = Limit(SOLO, "min", 900.0, "images/s", "calibrated", SOURCE, {}, "card.toml")
 
 
@@ -158,7 +158,7 @@ def test_limit_missed_names_identity_value_limit_and_source():
     for words in (
         "bus bandwidth (collective=all_reduce, ranks=8): 1 place misses the limit",
         f"{CARDS.gpus[0].identity} and {CARDS.gpus[5].identity}: 81.25 GB/s, limit ≥ 100 GB/s",
-        "limit from profile card.toml, published gate: somebody, 8x Card",
+        "limit from profile card.toml, published: somebody, 8x Card",
         f"{CARDS.gpus[3].identity}: 950 images/s, 5.0% worse than the median of its peers (tolerance 3%)",
     ):
         assert words in text

@@ -43,7 +43,7 @@ class Finding:
         """The figures as names and values, for junit.xml."""
         metric, unit = self.measurement.metric, self.measurement.unit
         figures = [(f"{metric} {place}", f"{value:g} {unit}") for place, value in self.measurement.values.items()]
-        limit = f"{self.limit} ({self.limit.origin}: {self.limit.source})" if self.limit else "none"
+        limit = f"{self.limit} ({self.limit.origin}: {self.limit.full_source})" if self.limit else "none"
         conditions = ", ".join(f"{name}={value}" for name, value in self.measurement.conditions.items())
         return [
             *figures,

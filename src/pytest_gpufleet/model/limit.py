@@ -4,36 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import Condition
 
-Kind = Literal["published gate", "0.90 x published measurement", "data sheet", "calibrated", "project gate", "contract"]
+# How much a limit is worth: what was agreed; what machines known to be good reach; what somebody published, a gate of
+# theirs or a part of a healthy machine's figure; the judgement of this project, or of whoever gives a profile; what
+# physics allows, which finds what is broken and not what is a tenth slow.
+Grade = Literal["contract", "calibrated", "published", "project", "physical"]
+GRADES: tuple[Grade, ...] = get_args(Grade)  # the best first
 
 
 @dataclass(frozen=True)
 class Limit:
     """A minimum or maximum (`sense`) of a metric, in its unit, where every one of `conditions` holds.
 
-    `contract`: it comes from a profile that the customer gave, and not from one of the shipped ones.
+    `measured`: the healthy figure that it was made from, in the same unit, if it was made from one. `given`: it comes
+    from a profile that the customer gave, and not from one of the shipped ones.
     """
 
     metric: str
     sense: Literal["min", "max"]
     value: Finite
     unit: str
-    kind: Kind
+    grade: Grade
     source: str
     conditions: Mapping[str, Condition]
     profile: str  # the file it stands in, by its name
-    contract: bool = False
+    measured: Finite | None = None
+    given: bool = False
 
     @property
     def origin(self) -> str:
         """How far it can be trusted, and whose it is if it is the customer's."""
-        return f"{self.kind}, customer's limit from {self.profile}" if self.contract else self.kind
+        return f"{self.grade}, customer's limit from {self.profile}" if self.given else self.grade
+
+    @property
+    def full_source(self) -> str:
+        """The source, and what part of which figure there the limit is."""
+        if not self.measured:
+            return self.source
+        return f"{self.source}: {self.value / self.measured:.0%} of {self.measured:,g} {self.unit}"
 
     def met_by(self, value: float) -> bool:
         # Written so that NaN meets no limit.

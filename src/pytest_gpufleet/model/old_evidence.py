@@ -30,13 +30,21 @@ _ACCUSED = re.compile(
 _GPU = re.compile(r"\bGPU (\d+)\b")
 # The first line of each rank's story in a RankFailure.
 _RANK = re.compile(r"^rank \d+ of \d+, (?:GPU (\d+)|CPU).*?: (raised|died|running|returned)\b([^\n]*)", re.MULTILINE)
+# "nccl-tests 2.19.6, 2026-11-20: 285.3": the lowest of the figures that a limit was made from.
+_FIGURE = re.compile(r": (\d[\d,]*(?:\.\d+)?)(?: to [\d.,]+)?$")
+_GRADES = {
+    "published gate": "published",
+    "0.90 x published measurement": "published",
+    "data sheet": "published",
+    "project gate": "project",
+}
 _OF_STATE = {"raised": "rank_raised", "died": "rank_died", "running": "rank_hung", "returned": "rank_raised"}
 _OF_CHECK = {"test_1_inventory.py::test_no_foreign_process": "foreign_process"}
 
 
 def upgraded(event: Any) -> Any:
-    """An event as schema 2 has it: with a list of nodes where it tells of its machine, and what the metric of a figure
-    is."""
+    """An event as schema 2 has it: with a list of nodes where it tells of its machine, what the metric of a figure is,
+    and the grades of limits."""
     match event:
         case {"event": "run", "host": host} if "nodes" not in event:
             return {**event, "nodes": [{"index": 0, "host": host}]}
@@ -44,12 +52,29 @@ def upgraded(event: Any) -> Any:
             return {**event, "nodes": [machine]}
         case {"event": "topology", "topology": {"gpus": list(gpus), **rest}}:
             return {**event, "nodes": [{**rest, "gpus": list(map(_gpu, gpus))}]}
+        case {"event": "profile", "profile": {"limits": list(limits)} as profile}:
+            return {**event, "profile": {**profile, "limits": list(map(_limit, limits))}}
         case {"event": "finding", "finding": {"measurement": {"metric": str(name)} as measurement} as finding}:
+            limited = {**finding, "limit": _limit(finding.get("limit"))}
             if measurement.get("definition") is None:
                 known = METRICS.get(name) or Metric(name, "unknown unit", "higher", name)
-                defined = {**measurement, "definition": codec.plain(known)}
-                return {**event, "finding": {**finding, "measurement": defined}}
+                limited["measurement"] = {**measurement, "definition": codec.plain(known)}
+            return {**event, "finding": limited}
     return event
+
+
+def _limit(limit: Any) -> Any:
+    match limit:
+        case {"kind": str(kind), "source": str(source), **rest}:
+            figure = _FIGURE.search(source) if kind == "0.90 x published measurement" else None
+            return {
+                **rest,
+                "grade": _GRADES.get(kind, kind),
+                "source": source[: figure.start()] if figure else source,
+                "measured": float(figure[1].replace(",", "")) if figure else None,
+                "given": rest.get("contract", False),
+            }
+    return limit
 
 
 def _gpu(gpu: Any) -> Any:

@@ -44,7 +44,7 @@ def _miss(finding: Finding, record: Record) -> Miss:
     if limit and finding.missed:
         nearest, text = wording.value_and_limit(given[0], limit)
         value = nearest if len(given) == 1 else value
-        kind, source = limit.origin, limit.source
+        kind, source = limit.origin, limit.full_source
     elif slower:
         text = f"at most {tolerance} worse than its peers"
         kind, source = "peers", "the median of the same kind in this run"

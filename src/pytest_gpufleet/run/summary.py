@@ -22,12 +22,13 @@ from pytest_gpufleet.model.events import VerdictWord
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, State
 from pytest_gpufleet.model.levels import Level
+from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.accusations import causes, explaining, told
 
-SCHEMA: Literal[1] = 1
+SCHEMA: Literal[2] = 2
 FILE = Path(__file__).parent / "summary.schema.json"
 
 P = TypeVar("P", bound="Part")
@@ -119,10 +120,11 @@ class OfFault(Part, frozen=True):
 class OfLimit(Part, frozen=True):
     sense: Literal["min", "max"]
     value: Annotated[float, Meta(description="In the unit of the finding.")]
-    kind: str
+    grade: Grade
     source: str
     profile: Annotated[str | None, Meta(description="The file in which the limit stands.")]
-    contract: Annotated[bool, Meta(description="Whether it is the customer's and not a shipped one.")]
+    measured: Annotated[float | None, Meta(description="The healthy figure that it was made from, in the same unit.")]
+    given: Annotated[bool, Meta(description="Whether it is the customer's and not a shipped one.")]
 
 
 class OfFinding(Part, frozen=True):
@@ -148,7 +150,7 @@ class OfFinding(Part, frozen=True):
 class Summary(Part, frozen=True):
     """What one acceptance run came to. Made from evidence.jsonl, which has more."""
 
-    schema: Annotated[Literal[1], Meta(description="Grows when a reader of the version before would go wrong.")]
+    schema: Annotated[Literal[2], Meta(description="Grows when a reader of the version before would go wrong.")]
     verdict: VerdictWord
     reasons: Annotated[tuple[str, ...], Meta(description="Why, most important first.")]
     exit_status: Annotated[

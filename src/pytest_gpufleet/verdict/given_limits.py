@@ -45,8 +45,8 @@ def described(number: int, limit: Limit) -> str:
     return f"limit {number}, {title} {limit}" + (f" with {when}" if when else "")
 
 
-def unused_limits(record: Record, kind: str = "") -> list[str]:
-    """The limits of the given profile that were never applied, in words: those of this kind, or of all others than
+def unused_limits(record: Record, grade: str = "") -> list[str]:
+    """The limits of the given profile that were never applied, in words: those of this grade, or of all others than
     contract."""
     if record.profile is None:
         return []
@@ -54,7 +54,7 @@ def unused_limits(record: Record, kind: str = "") -> list[str]:
     return [
         f"{record.profile.file}: {described(number, limit)}"
         for number, limit in enumerate(record.profile.limits, 1)
-        if (limit.kind == kind if kind else limit.kind != "contract")
+        if (limit.grade == grade if grade else limit.grade != "contract")
         and not any(holds(limit, measurement, record.topology.fabric) for measurement in measured)
     ]
 

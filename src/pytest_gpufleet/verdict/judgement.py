@@ -89,7 +89,7 @@ def unsteady(finding: Finding) -> Finding | None:
     judged = measurement.definition.steady and finding.state in ("met", "missed")
     if not judged or all(spread <= STEADY for spread in measurement.spread.values()):
         return None
-    limit = Limit("spread", "max", STEADY, "ratio", "project gate", STEADINESS, {}, "")
+    limit = Limit("spread", "max", STEADY, "ratio", "project", STEADINESS, {}, "")
     spread = Measurement("spread", measurement.spread, {"metric": measurement.metric, **measurement.conditions})
     missed = tuple(place for place, value in spread.values.items() if not limit.met_by(value))
     return Finding(finding.check, spread, "missed", limit, missed, {}, _missed_reason(len(missed), 0))
@@ -159,7 +159,7 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
             f"its peers (tolerance {measurement.definition.peer_tolerance:.0%})"
         )
     if limit is not None:
-        whose = "the customer's profile" if limit.contract else "profile"
+        whose = "the customer's profile" if limit.given else "profile"
         origin = f"{whose} {limit.profile}, " if limit.profile else ""
-        lines.append(f"  limit from {origin}{limit.kind}: {limit.source}")
+        lines.append(f"  limit from {origin}{limit.grade}: {limit.full_source}")
     return lines

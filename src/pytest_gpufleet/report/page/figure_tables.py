@@ -214,7 +214,7 @@ def _limit(finding: Finding, sources: Sources) -> FigureCell:
 
 
 def _whose(limit: Limit | None) -> str:
-    return "(customer's)" if limit and limit.contract else ""
+    return "(customer's)" if limit and limit.given else ""
 
 
 def _spread(findings: Iterable[Finding]) -> FigureCell:

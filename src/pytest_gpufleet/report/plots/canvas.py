@@ -151,7 +151,7 @@ def limit_value(limit: Limit | None) -> float | None:
 
 def healthy_value(limit: Limit | None) -> float | None:
     """What a healthy machine was measured at, where the limit was made from that."""
-    return drawable(limit.value / 0.90) if limit and limit.kind == "0.90 x published measurement" else None
+    return drawable(limit.measured) if limit else None
 
 
 def ticks(values: Iterable[float], most: int) -> list[float]:

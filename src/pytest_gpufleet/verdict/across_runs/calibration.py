@@ -241,8 +241,9 @@ def _limit(one: _Worst, value: str, margin: float, origin: str) -> str:
             f"metric = {_text(figure.name)}",
             f"{'min' if higher else 'max'} = {value}",
             f"unit = {_text(unit)}",
-            'kind = "calibrated"',
-            f"source = {_text(f'{origin}: {extreme} of {runs} {one.worst:,.4g}, margin {margin:g}')}",
+            'grade = "calibrated"',
+            f"measured = {one.worst:.4g}",
+            f"source = {_text(f'{origin}: {extreme} of {runs}, margin {margin:g}')}",
             *([f"when = {{ {when} }}"] if when else []),
             "",
         )

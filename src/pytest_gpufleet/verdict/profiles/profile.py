@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_gpufleet.model.limit import KnownGood, Limit
+from pytest_gpufleet.model.limit import GRADES, KnownGood, Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.vocabulary import EXTRAORDINARY
@@ -41,19 +41,20 @@ class Profile:
     calibrated_on: tuple[KnownGood, ...] = ()
 
     def limit_for(self, measurement: Measurement, fabric: str = "") -> Limit | None:
-        """The limit that decides: the most specific of those whose every condition was measured so, on a machine whose
-        GPUs `fabric` connects.
+        """The limit that decides, of those whose every condition was measured so, on a machine whose GPUs `fabric`
+        connects: the one of the best grade; of several the one of this profile and not of its base, however specific;
+        of these the most specific.
 
-        What a contract says goes before what its base says, however specific: no contract is set aside in silence.
         ProfileError if the figure is in another unit than the profile says, or better in the other direction, whether a
         limit holds for it or not: under the conditions of a rehearsal none may.
         """
         self._check_comparable(measurement.definition)
         fitting = (limit for limit in self.limits if holds(limit, measurement, fabric))
-        limit = max(fitting, key=lambda limit: len(limit.conditions), default=None)
-        if limit is None and self.base:
-            return self.base.limit_for(measurement, fabric)
-        return limit
+        own = min(fitting, key=lambda limit: (GRADES.index(limit.grade), -len(limit.conditions)), default=None)
+        shipped = self.base.limit_for(measurement, fabric) if self.base else None
+        if own and shipped:
+            return shipped if GRADES.index(shipped.grade) < GRADES.index(own.grade) else own
+        return own or shipped
 
     def _check_comparable(self, metric: Metric) -> None:
         own = self.metrics.get(metric.name, metric)
@@ -77,9 +78,9 @@ def holds(limit: Limit, measurement: Measurement, fabric: str) -> bool:
 @cache
 def shipped() -> tuple[Profile, ...]:
     """The profiles that come with this package, one a GPU model."""
-    every = _load(_HERE / EVERY_GPU, (), contract=False)
+    every = _load(_HERE / EVERY_GPU, (), given=False)
     paths = sorted(set(_HERE.glob("*.toml")) - {_HERE / EVERY_GPU})
-    return tuple(replace(_load(path, (), contract=False), base=every) for path in paths)
+    return tuple(replace(_load(path, (), given=False), base=every) for path in paths)
 
 
 def for_gpu(name: str) -> Profile | None:
@@ -94,11 +95,11 @@ def for_gpu(name: str) -> Profile | None:
 def load(path: Path) -> Profile:
     """Read a customer's profile from a TOML file and check all of it.
 
-    Raises ProfileError for a file that cannot be read, an unknown key, a limit without unit, kind or source,
+    Raises ProfileError for a file that cannot be read, an unknown key, a limit without unit, grade or source,
     a value in the wrong unit or sense, or two limits of which neither is more specific: a typing error in a
     profile must not let a machine pass.
     """
-    profile = _load(path, shipped(), contract=True)
+    profile = _load(path, shipped(), given=True)
     if not profile.match:
         raise ProfileError(
             f'{path}: "match" is missing; list the names that NVML gives such GPUs, or extend a profile.'
@@ -123,7 +124,7 @@ def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
     return given
 
 
-def _load(path: Path, bases: Iterable[Profile], *, contract: bool) -> Profile:
+def _load(path: Path, bases: Iterable[Profile], *, given: bool) -> Profile:
     top = profile_table.read(path)
     top.check(profile_file.ProfileTable)
     values, by_name = top.values, {profile.name: profile for profile in bases}
@@ -133,7 +134,7 @@ def _load(path: Path, bases: Iterable[Profile], *, contract: bool) -> Profile:
         name=values["name"],
         match=tuple(values.get("match", base.match if base else ())),
         facts={**(base.facts if base else {}), **values.get("facts", {})},
-        limits=profile_file.limits(top, metrics, contract=contract),
+        limits=profile_file.limits(top, metrics, given=given),
         path=path,
         base=base,
         metrics=metrics,

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import CONDITIONS
-from pytest_gpufleet.model.limit import Kind, KnownGood, Limit
+from pytest_gpufleet.model.limit import KnownGood, Limit
 from pytest_gpufleet.model.metric import METRICS, Condition, GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.vocabulary import FACTS, MEASURED_UNDER
 from pytest_gpufleet.verdict.profiles.profile_table import Table
@@ -56,6 +56,8 @@ Bytes = Annotated[
 AnyCondition = Annotated[str | bool | int | Finite, Meta(description="a text, a number, true or false")]
 When = dict[str, AnyCondition]
 
+Written = Literal["contract", "calibrated", "published", "project"]  # nobody writes down what physics allows
+
 # Zero is a fact too: a card without NVLink.
 _FACTS = {key: Annotated[float, Meta(ge=0, le=_MOST, description=f"a number ({what})")] for key, what in FACTS.items()}
 _RUN = {each.name: Texts if each.name in ("uuids", "serials") else Text for each in fields(KnownGood)}
@@ -65,7 +67,15 @@ MetricTable = _table("OwnMetric", {"unit": Text, "better": Literal["higher", "lo
 LimitTable = _table(
     "Limit",
     {"metric": Text},
-    {"min": Positive, "max": Positive, "unit": Text, "kind": Kind, "source": Source, "when": When},
+    {
+        "min": Positive,
+        "max": Positive,
+        "unit": Text,
+        "grade": Written,
+        "source": Source,
+        "measured": Positive,
+        "when": When,
+    },
 )
 ProfileTable = _table(
     "Profile",
@@ -88,8 +98,8 @@ def limit_of(metric: Metric) -> type[msgspec.Struct]:
     if metric.name in MEASURED_UNDER:
         when = _table(f"{metric.name}_when", {}, {key: _condition(key) for key in MEASURED_UNDER[metric.name]})
     value = Ratio if metric.unit == "ratio" else Positive
-    required = {SENSES[metric.better][0]: value, "unit": Literal[metric.unit], "kind": Kind, "source": Source}
-    return _table(metric.name, {"metric": Literal[metric.name], **required}, {"when": when})
+    required = {SENSES[metric.better][0]: value, "unit": Literal[metric.unit], "grade": Written, "source": Source}
+    return _table(metric.name, {"metric": Literal[metric.name], **required}, {"measured": Positive, "when": when})
 
 
 def _condition(key: str) -> Any:
@@ -111,9 +121,9 @@ def metrics(top: Table) -> dict[str, Metric]:
     return known
 
 
-def limits(top: Table, metrics: Mapping[str, Metric], *, contract: bool) -> tuple[Limit, ...]:
+def limits(top: Table, metrics: Mapping[str, Metric], *, given: bool) -> tuple[Limit, ...]:
     tables = top.tables("limit")
-    found = [_limit(table, metrics, contract) for table in tables]
+    found = [_limit(table, metrics, given) for table in tables]
     for (one, table), (other, other_table) in combinations(zip(found, tables, strict=True), 2):
         if _collide(one, other):
             line = f" (line {table.line()})" if table.line() != other_table.line() else ""
@@ -124,7 +134,7 @@ def limits(top: Table, metrics: Mapping[str, Metric], *, contract: bool) -> tupl
     return tuple(found)
 
 
-def _limit(table: Table, metrics: Mapping[str, Metric], contract: bool) -> Limit:
+def _limit(table: Table, metrics: Mapping[str, Metric], given: bool) -> Limit:
     values, when = table.values, table.table("when")
     metric = metrics[table.choice("metric", metrics)]
     sense, wrong = SENSES[metric.better]
@@ -143,11 +153,12 @@ def _limit(table: Table, metrics: Mapping[str, Metric], contract: bool) -> Limit
         sense=sense,
         value=float(values[sense]),
         unit=metric.unit,
-        kind=values["kind"],
+        grade=values["grade"],
         source=values["source"],
         conditions=_conditions(when),
         profile=table.path.name,
-        contract=contract,
+        measured=values.get("measured"),
+        given=given,
     )
 
 
@@ -165,6 +176,7 @@ def _collide(one: Limit, other: Limit) -> bool:
     shared = one.conditions.keys() & other.conditions.keys()
     return (
         one.metric == other.metric
+        and one.grade == other.grade
         and len(one.conditions) == len(other.conditions)
         and all(one.conditions[key] == other.conditions[key] for key in shared)
     )

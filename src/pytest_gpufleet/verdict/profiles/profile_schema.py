@@ -34,7 +34,7 @@ def profile_schema() -> dict[str, Any]:
     # Of an author's own metric. Whether it is one that the file declares, a schema cannot say; that it declares any, it
     # can.
     parts["Limit"]["properties"]["metric"] |= free
-    parts["Limit"]["required"] = ["metric", "unit", "kind", "source"]
+    parts["Limit"]["required"] = ["metric", "unit", "grade", "source"]
     parts["Limit"]["oneOf"] = [{"required": ["min"]}, {"required": ["max"]}]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
