@@ -511,6 +511,48 @@ def test_compare_says_what_it_cannot_use(tmp_path: Path, folder: Path, gpufleet:
     assert "CPU ranks (rehearsal)" in text
 
 
+def test_a_machine_over_time(tmp_path: Path, gpufleet: Command) -> None:
+    """GPU 2 loses 3 % from run to run, and was moved meanwhile; everything else only varies."""
+    days = {"may": 6200.0, "june": 6014.0, "july": 5830.0}
+    folders = [
+        runs.record(
+            tmp_path / day, values={"solo_train_throughput gpu2": value, "busbw world": 360.0 - number},
+            utc=f"2026-1{number}-21T01:40:06+00:00",
+        )
+        for number, (day, value) in enumerate(days.items())
+    ]  # fmt: skip
+    page = tmp_path / "drift.html"
+    status, text = gpufleet("compare", "--same-machine", *folders, "-o", page)
+    assert status == 1
+    assert "1 figure got worse in july; the worst: training throughput, each GPU alone of GPU 2, 5.97 % worse." in text
+    for told in (text, page.read_text()):
+        assert ("node7-S2" in told, "node7-S1" in told) == (True, False)
+    status, text = gpufleet("compare", "--same-machine", *folders[:1], *folders[:0:-1], "--json")
+    document = json.loads(text)
+    assert (status, list(document["runs"]), document["compared"]) == (1, list(days), 6)
+    (worse,) = document["worse"]
+    assert (worse["place"], worse["gpus"], worse["history"]) == ("gpu2", ["GPU-node7-2"], days)
+
+
+def test_a_healthy_machine_over_time(tmp_path: Path, gpufleet: Command) -> None:
+    may = runs.record(tmp_path / "may")
+    june = runs.record(tmp_path / "june", values={"busbw world": 357.0}, utc="2026-12-21T01:40:06+00:00")
+    status, text = gpufleet("compare", "--same-machine", june, may)
+    assert (status, "Nothing got worse in june: 6 figures held against 1 earlier run." in text) == (0, True)
+    status, text = gpufleet("compare", "--same-machine", may, runs.record(tmp_path / "b", "node8"))
+    assert (status, "There is nothing to compare: no earlier run has a figure of a GPU of b" in text) == (1, True)
+
+
+def test_a_comparison_for_programs(tmp_path: Path, gpufleet: Command) -> None:
+    slow = {"solo_train_throughput gpu2": 5800.0}
+    folders = [runs.record(tmp_path / host, host, slow if host == "b" else None) for host in ("a", "b")]
+    status, text = gpufleet("compare", "--json", *folders)
+    document = json.loads(text)
+    (outlier,) = document["outliers"]
+    assert (status, outlier["run"], outlier["place"], outlier["value"]) == (1, "b", "gpu2", 5800.0)
+    assert [figure["metric"] for figure in document["figures"]].count("busbw") == 2
+
+
 # ---------------------------------------------------------------- calibrate
 
 

@@ -19,10 +19,11 @@ from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.plugin import html_columns
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page import comparison_section, summary_html
+from pytest_gpufleet.report.page import comparison_section, drift_section, several_runs, summary_html
 from pytest_gpufleet.report.page.pair_matrix import PairMatrix, pair_matrices
 from pytest_gpufleet.report.plots.telemetry_plots import svgs
 from pytest_gpufleet.report.terminal import summary_lines
+from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
 NASTY = (math.inf, -math.inf, math.nan, 1e308, -1e308, 5e-324, 0.0, -0.0, -1.0, 400.0)
@@ -84,7 +85,9 @@ def assert_shown_everywhere(figures: Iterator[float]) -> None:
     assert svgs(samples, [place.gpu(index) for index in range(3)], []) is not None
     list(summary_lines.summary_lines(record))
     html_columns.row(["<td>testId</td>"], record.findings)
-    comparison_section.page(compare({"one": record, "other": record}))
+    runs = {"one": record, "other": record}
+    several_runs.page(comparison_section.compared(compare(runs), 2))
+    several_runs.page(drift_section.drifted(drift(runs)))
 
 
 @pytest.mark.parametrize("value", NASTY)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page import comparison_section, other_software, summary_html
+from pytest_gpufleet.report.page import comparison_section, drift_section, other_software, several_runs, summary_html
 from pytest_gpufleet.report.page.standalone import page
+from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from tests.report.browser import seen
 
@@ -101,7 +102,9 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
     record = poisoned("h200x4-neighbour")
     record.judged_again = PAYLOAD  # as the page of `gpufleet judge -o` has it
     pages = {"report": page(record, PAYLOAD)}
-    pages["compared"] = comparison_section.page(compare({f"a{PAYLOAD}": record, f"b{PAYLOAD}": record}))
+    twins = {f"a{PAYLOAD}": record, f"b{PAYLOAD}": record}
+    pages["compared"] = several_runs.page(comparison_section.compared(compare(twins), 2))
+    pages["over time"] = several_runs.page(drift_section.drifted(drift(twins)))
     pages |= {f"{name}-without-policy": without_policy(page) for name, page in pages.items()}
     templates = summary_html.templates()
     templates.autoescape = False

@@ -1,14 +1,21 @@
-"""`gpufleet compare`: runs side by side."""
+"""`gpufleet compare`: runs side by side, or one machine over time."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.commands.command import Command, new_console, printing, tell
 from pytest_gpufleet.commands.recorded import records_of
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.model.record import Record
+    from pytest_gpufleet.report.page.several_runs import SeveralRuns
 
 FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
 
@@ -18,25 +25,55 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "others", type=RunFolder.of, nargs="+", metavar="DIR", help="the folders of those to compare it with"
     )
+    parser.add_argument(
+        "--same-machine", action="store_true",
+        help="hold each GPU of the last run, by its UUID, against its own earlier runs, and name what got worse",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="no tables, but one JSON object")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the comparison as HTML")
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report.page import comparison_section as report
-    from pytest_gpufleet.verdict.across_runs.run_comparison import compare
+    from pytest_gpufleet.report.page.several_runs import page, screen
 
     check_output(given.output)
-    comparison = compare(records_of([given.first, *given.others]))
+    runs = records_of([given.first, *given.others])
+    shown, whole, document = (_over_time if given.same_machine else _side_by_side)(runs)
     if given.output:
-        write(given.output, report.page(comparison))
+        write(given.output, page(whole))
     console = new_console(highlight=False)
     if not console.is_terminal:
         console.width = FILE_COLUMNS
     with printing():
-        console.print(report.screen(comparison))
-        if given.output:
-            tell(f"report: {given.output}")
-    return 1 if comparison.outliers or not comparison.rows else 0
+        if given.json:
+            print(json.dumps(document))
+        else:
+            console.print(screen(shown))
+            if given.output:
+                tell(f"report: {given.output}")
+    return 1 if whole.bad else 0
+
+
+def _side_by_side(runs: Mapping[str, Record]) -> tuple[SeveralRuns, SeveralRuns, dict[str, Any]]:
+    """What the terminal shows, what the page shows, and the same for programs."""
+    from pytest_gpufleet.report import comparison_json
+    from pytest_gpufleet.report.page.comparison_section import MOST_COLUMNS, compared
+    from pytest_gpufleet.verdict.across_runs.run_comparison import compare
+
+    comparison = compare(runs)
+    shown, whole = compared(comparison, MOST_COLUMNS), compared(comparison, len(runs))
+    return shown, whole, comparison_json.of_comparison(comparison)
+
+
+def _over_time(runs: Mapping[str, Record]) -> tuple[SeveralRuns, SeveralRuns, dict[str, Any]]:
+    """The same for one machine."""
+    from pytest_gpufleet.report import comparison_json
+    from pytest_gpufleet.report.page.drift_section import drifted
+    from pytest_gpufleet.verdict.across_runs.drift import drift
+
+    found = drift(runs)
+    told = drifted(found)
+    return told, told, comparison_json.of_drift(found)
 
 
 COMPARE = Command(
@@ -45,5 +82,5 @@ COMPARE = Command(
     _run,
     "An outlier is worse than the median of the same place over all runs by more than 3 % and by more than three "
     "standard deviations; of two runs, the second is held against the first.",
-    "1 also if there is an outlier, or nothing to compare.",
+    "1 also if there is an outlier, if something got worse, or if there is nothing to compare.",
 )

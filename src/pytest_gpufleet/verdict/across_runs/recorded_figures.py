@@ -7,9 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.metric import Condition, Metric
 from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.record import Record
+
+GpuIds = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,3 +60,20 @@ def figures(findings: Iterable[Finding]) -> dict[Figure, dict[Where, float]]:
         for place, value in measurement.values.items():
             values[place] = figure.worst((value, values.get(place, value)))
     return result
+
+
+def gpu_id(gpu: Gpu) -> str:
+    """What stays a GPU's own wherever it is: its UUID, or its serial number; empty if it has none."""
+    return gpu.get("uuid") or gpu.serial or ""
+
+
+def whose(record: Record, figure: Figure, place: Where) -> GpuIds:
+    """The GPUs that a figure is of: the one of a place, the two of a pair in their order, or all that did it together,
+    sorted. Empty if one of them cannot be known again."""
+    gpus = {gpu.place: gpu_id(gpu) for gpu in record.topology.gpus}
+    if all(part.is_device for part in place.parts):
+        ids = tuple(gpus.get(part, "") for part in place.parts)
+    else:  # some of the GPUs are always the first ones
+        ranks = dict(figure.conditions).get("ranks")
+        ids = tuple(sorted(list(gpus.values())[: ranks if isinstance(ranks, int) else None]))
+    return ids if all(ids) else ()

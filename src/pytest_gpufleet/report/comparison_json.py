@@ -1,0 +1,85 @@
+"""Runs side by side, and one machine over time, as JSON for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict.across_runs.drift import Drift
+from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure
+from pytest_gpufleet.verdict.across_runs.run_comparison import RunComparison
+
+
+def of_comparison(comparison: RunComparison) -> dict[str, Any]:
+    """The outliers of several runs, and the worst place of each figure in each run."""
+    return {
+        "runs": _runs(comparison.runs),
+        "notes": list(comparison.notes),
+        "outliers": [
+            {
+                "run": each.run,
+                **_subject(each.place, each.identity, each.figure),
+                "value": _number(each.value),
+                "reference": _number(each.reference),
+                "worse": each.worse,
+            }
+            for each in comparison.outliers
+        ],
+        "figures": [
+            {
+                **_figure(row.figure),
+                "worst": {
+                    name: {"place": str(worst[0]), "value": _number(worst[1])}
+                    for name, worst in zip(comparison.runs, row.worst, strict=True)
+                    if worst
+                },
+                "median": _number(row.median),
+                "spread": _number(row.spread),
+            }
+            for row in comparison.rows
+        ],
+    }
+
+
+def of_drift(drift: Drift) -> dict[str, Any]:
+    """What got worse in the last run, and what it is held against."""
+    return {
+        "runs": _runs(drift.runs),
+        "notes": list(drift.notes),
+        "compared": drift.compared,
+        "worse": [
+            {
+                **_subject(each.place, each.identity, each.figure),
+                "gpus": list(each.gpus),
+                "history": {name: _number(value) for name, value in each.history.items()},
+                "reference": _number(each.reference),
+                "worse": each.worse,
+                "noise": each.allowed,
+            }
+            for each in drift.worse
+        ],
+        "faults": [fault.to_json() for fault in drift.faults],
+    }
+
+
+def _runs(runs: Mapping[str, Record]) -> dict[str, Any]:
+    return {
+        name: {"host": record.run.host, "utc": record.run.utc, "verdict": record.verdict}
+        for name, record in runs.items()
+    }
+
+
+def _subject(place: Where, identity: str, figure: Figure) -> dict[str, Any]:
+    return {"place": str(place), "identity": identity, **_figure(figure)}
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    return {"metric": figure.name, "unit": figure.metric.unit, "conditions": dict(figure.conditions)}
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,194 @@
+"""One machine over time: what its GPUs do now, against their own earlier runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from statistics import median
+
+from pytest_gpufleet.model.facts import COUNTERS
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.measurement import goodness
+from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict.across_runs.recorded_figures import (
+    Figure,
+    GpuIds,
+    figures,
+    gpu_id,
+    held_to_limits,
+    whose,
+)
+from pytest_gpufleet.verdict.across_runs.run_comparison import MAD_TO_SIGMA, SIGMAS, TOLERANCE, differences
+from pytest_gpufleet.verdict.health_rules import worsened
+
+# What the hardware corrected by itself: more of it is told, and is no fault.
+CORRECTED = {
+    "ecc_corrected_volatile": "corrected ECC errors",
+    "remapped_rows": "rows remapped after corrected errors",
+}
+
+
+@dataclass(frozen=True)
+class Worsened:
+    """What did worse in the last run than before.
+
+    `history`: its value in each run that has one, in their order, the last one included. `worse`: the fraction of
+    `reference` by which the last is worse; of a ratio the difference itself, of NaN 1. `allowed`: what noise explains.
+    """
+
+    place: Where  # in the last run
+    identity: str
+    gpus: GpuIds
+    figure: Figure
+    history: Mapping[str, float]
+    reference: float
+    worse: float
+    allowed: float
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The runs by their time, the last of which is held against the others.
+
+    `compared`: how many figures, each of every place, the last run and an earlier one have. `faults`: counters of
+    errors that grew and must not. `notes`: counters that may grow, GPUs that moved, came or went, other software.
+    """
+
+    runs: Mapping[str, Record]
+    compared: int
+    worse: tuple[Worsened, ...]  # the worst first
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...]
+
+
+def drift(runs: Mapping[str, Record]) -> Drift:
+    """Hold each GPU of the last of two or more runs against what it did itself in the earlier ones.
+
+    A GPU is known by its UUID, in whatever slot or machine it was; a pair by its two GPUs; what several did together by
+    all of them. A figure is the same where metric and all conditions are, so methods are never mixed; those that no run
+    held against a limit are left out. The reference is the median of the better half of the earlier runs, which a slow
+    drift does not draw along. A figure got worse if it did by more than the tolerance that its GPU has against its
+    peers (3 % where it has none), and, where four runs or more tell the machine's own noise, by more than three
+    standard deviations of a difference of two runs.
+    """
+    runs = dict(sorted(runs.items(), key=lambda item: _time(item[1])))
+    *earlier, last = runs
+    judged = {figure for record in runs.values() for figure in figures(held_to_limits(record.findings))}
+    values = {name: _by_gpus(record) for name, record in runs.items()}
+    worse, compared = [], 0
+    for figure, at_places in figures(runs[last].findings).items():
+        before = _histories(figure, [values[name] for name in earlier])
+        allowed = max(_tolerance(figure), SIGMAS * math.sqrt(2) * noise(before.values(), figure))
+        for place, now in at_places.items() if figure in judged else ():
+            gpus = whose(runs[last], figure, place)
+            if gpus not in before:
+                continue
+            compared += 1
+            reference, fraction = _worse_by(now, before[gpus], figure)
+            if fraction > allowed:
+                who = runs[last].topology.identity(place)
+                history = {name: values[name][figure, gpus] for name in runs if (figure, gpus) in values[name]}
+                worse.append(Worsened(place, who, gpus, figure, history, reference, fraction, allowed))
+    worse.sort(key=lambda each: -each.worse)
+    faults, grown = _counters(list(runs.values()))
+    return Drift(runs, compared, tuple(worse), faults, (*differences(runs), *_moved(runs), *grown))
+
+
+def _by_gpus(record: Record) -> dict[tuple[Figure, GpuIds], float]:
+    return {
+        (figure, gpus): value
+        for figure, values in figures(record.findings).items()
+        for place, value in values.items()
+        if (gpus := whose(record, figure, place))
+    }
+
+
+def _histories(figure: Figure, runs: list[dict[tuple[Figure, GpuIds], float]]) -> dict[GpuIds, list[float]]:
+    """What each GPU did in these runs, in their order."""
+    found: dict[GpuIds, list[float]] = {}
+    for values in runs:
+        for (what, gpus), value in values.items():
+            if what == figure:
+                found.setdefault(gpus, []).append(value)
+    return found
+
+
+def _tolerance(figure: Figure) -> float:
+    return TOLERANCE if figure.metric.peer_tolerance is None else figure.metric.peer_tolerance
+
+
+def noise(histories: Iterable[list[float]], figure: Figure) -> float:
+    """The standard deviation of a figure from run to run as a fraction, from all GPUs of the machine; 0 if none has
+    three runs.
+
+    By second differences x1 - 2 x2 + x3, to which a steady drift adds nothing, and whose variance is 6 times that of
+    one run. Their median, which one unsteady GPU does not widen.
+    """
+    found = [
+        abs(figure.share(one - 2 * two + three, two)) / math.sqrt(6)
+        for history in histories
+        for one, two, three in zip(history, history[1:], history[2:], strict=False)
+    ]
+    numbers = [each for each in found if math.isfinite(each)]
+    return MAD_TO_SIGMA * median(numbers) if numbers else 0.0
+
+
+def _worse_by(now: float, earlier: list[float], figure: Figure) -> tuple[float, float]:
+    """The reference, and by what fraction of it `now` is worse; negative if it is better."""
+    numbers = sorted((value for value in earlier if math.isfinite(value)), key=lambda v: -goodness(v, figure.metric))
+    if not numbers:
+        return math.nan, 0.0
+    reference = median(numbers[: math.ceil(len(numbers) / 2)])
+    if math.isnan(now):
+        return reference, 1.0
+    sign = 1 if figure.metric.better == "higher" else -1
+    fraction = figure.share(sign * (reference - now), reference)
+    return reference, fraction
+
+
+def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
+    """What the errors that GPUs count say of the time since their first run: faults, and what is only told."""
+    faults: list[Fault] = []
+    told = []
+    first: dict[str, tuple[Gpu, Record]] = {}
+    for record in runs[:-1]:
+        for gpu in record.topology.gpus:
+            first.setdefault(gpu_id(gpu), (gpu, record))
+    for gpu in runs[-1].topology.gpus:
+        if not gpu_id(gpu) or gpu_id(gpu) not in first:
+            continue
+        before, record = first[gpu_id(gpu)]
+        minutes = (_time(runs[-1]) - _time(record)).total_seconds() / 60
+        faults += worsened(before, Gpu(gpu.index, {name: gpu[name] for name in COUNTERS}), minutes)
+        for counter, what in CORRECTED.items():
+            then, now = _count(before, counter), _count(gpu, counter)
+            if now > then:
+                told.append(f"{gpu.identity}: {then} {what} at {record.run.utc}, {now} now")
+    return tuple(faults), told
+
+
+def _count(gpu: Gpu, counter: str) -> int:
+    value = gpu.get(counter) or 0
+    return int(value[0] if isinstance(value, list) else value)
+
+
+def _moved(runs: Mapping[str, Record]) -> list[str]:
+    """GPUs of the last run that were elsewhere before or that no earlier run has, and those that it lacks."""
+    *earlier, last = runs
+    before = {gpu_id(gpu): (gpu, name) for name in earlier for gpu in runs[name].topology.gpus}
+    notes = []
+    for gpu in runs[last].topology.gpus:
+        old, name = before.pop(gpu_id(gpu), (None, ""))
+        if old is None:
+            notes.append(f"{gpu.identity}: in none of the earlier runs")
+        elif (was := (runs[name].run.host, old.pci_bus_id)) != (runs[last].run.host, gpu.pci_bus_id):
+            notes.append(f"{gpu.identity} of {runs[last].run.host}: was at {was[1]} of {was[0]} in {name}")
+    return notes + [f"{gpu.identity}: in {name}, and not in {last}" for gpu, name in before.values()]
+
+
+def _time(record: Record) -> datetime:
+    return datetime.fromisoformat(record.run.utc) if record.run.utc else datetime.min.replace(tzinfo=timezone.utc)

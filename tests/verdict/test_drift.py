@@ -1,0 +1,220 @@
+"""One machine over time: what got worse than noise is named, and a healthy machine is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pytest_gpufleet.model.events import RunHeader
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import METRICS, Metric
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.verdict.across_runs.drift import Drift, drift, noise
+from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure
+from tests import runs
+
+RECORDED = Path(__file__).parent.parent / "recorded"
+MEMORY = Metric("memory_bandwidth", "GB/s", "higher", "memory bandwidth", 0.01)
+BUSBW = METRICS["busbw"]  # no peers: 3 %
+
+
+def machine(host: str = "node7", order: tuple[int, ...] = (0, 1, 2, 3), **facts: object) -> GpuTopology:
+    """The four GPUs of node7 in the slots of a host, in this order. `facts`: of GPU 1, wherever it is."""
+    whole = runs.topology("node7")
+    gpus = (
+        Gpu(slot, {**whole.gpus[index].facts, "pci_bus_id": f"{host}:{slot}", **(facts if index == 1 else {})})
+        for slot, index in enumerate(order)
+    )
+    return replace(whole, gpus=tuple(gpus))
+
+
+def run(day: int, *measurements: Measurement, at: GpuTopology | None = None, host: str = "node7") -> Record:
+    return Record(
+        run=RunHeader(host=host, utc=f"2026-11-{day:02}T08:00:00+00:00"),
+        topology=at or machine(),
+        findings=[Finding("acceptance/x.py::test", measurement, "not judged") for measurement in measurements],
+    )
+
+
+def memory(*values: float, metric: Metric = MEMORY, **conditions: str) -> Measurement:
+    return Measurement(
+        metric.name, {f"gpu{index}": value for index, value in enumerate(values)}, conditions, definition=metric
+    )
+
+
+def pairs(slow: int, value: float) -> Measurement:
+    """Of all pairs in both directions: with the GPU `slow` in them this value, else 100."""
+    every = ((one, other) for one in range(4) for other in range(4) if one != other)
+    values = {f"gpu{one}-gpu{other}": value if slow in (one, other) else 100.0 for one, other in every}
+    return Measurement(
+        "pair_bandwidth", values, {"direction": "read"}, definition=replace(MEMORY, name="pair_bandwidth")
+    )
+
+
+def together(value: float, **conditions: str | int) -> Measurement:
+    return Measurement("busbw", {"world": value}, conditions, definition=BUSBW)
+
+
+def named(*records: Record) -> dict[tuple[str, ...], float]:
+    """Whose figure got worse, and by how much."""
+    return {each.gpus: each.worse for each in drift(by_name(*records)).worse}
+
+
+def by_name(*records: Record) -> dict[str, Record]:
+    return {f"r{index}": record for index, record in enumerate(records)}
+
+
+def ids(*indexes: int) -> tuple[str, ...]:
+    return tuple(f"GPU-node7-{index}" for index in indexes)
+
+
+CASES: Mapping[str, tuple[tuple[Record, ...], Mapping[tuple[str, ...], float]]] = {
+    "healthy": ((run(1, memory(100, 101, 99, 100)), run(2, memory(99.5, 100.4, 99, 100.6))), {}),
+    "better": ((run(1, memory(100, 100, 100, 90)), run(2, memory(100, 100, 100, 100))), {}),
+    "one is slow": ((run(1, memory(100, 100, 100, 100)), run(2, memory(100, 98, 100, 100))), {ids(1): 0.02}),
+    "all are slow": (
+        (run(1, memory(100, 100, 100, 100)), run(2, memory(98, 98, 98, 98))),
+        {ids(index): 0.02 for index in range(4)},
+    ),
+    # Each step is less than the tolerance: against the median of all before, 0.9 % would be left of it.
+    "slow drift": (
+        (
+            run(1, memory(100, 100, 100, 100)),
+            run(2, memory(100, 99.4, 100, 100)),
+            run(3, memory(100, 98.8, 100, 100)),
+        ),
+        {ids(1): 0.012},
+    ),
+    "slow drift of the pairs of one of four GPUs": (
+        (run(1, pairs(2, 100)), run(2, pairs(2, 99.4)), run(3, pairs(2, 98.8))),
+        {ids(one, other): 0.012 for one in range(4) for other in range(4) if one != other and 2 in (one, other)},
+    ),
+    "the runs are given in another order": (
+        (run(9, memory(100, 98, 100, 100)), run(2, memory(100, 100, 100, 100))),
+        {ids(1): 0.02},
+    ),
+    "a machine that is always that noisy": (
+        (
+            *(run(day, memory(100 + way, 100 - way, 100 + way, 100 - way)) for day, way in enumerate((1, -1, 1), 1)),
+            run(4, memory(98.5, 98.5, 98.5, 98.5)),
+        ),
+        {},
+    ),
+    "steady drift is no noise": (
+        tuple(run(day, memory(*(100 - step,) * 4)) for day, step in enumerate((0, 0.5, 1, 1.5), 1)),
+        {ids(index): (99.75 - 98.5) / 99.75 for index in range(4)},
+    ),
+    "another slot": (
+        (run(1, memory(100, 110, 100, 100)), run(2, memory(100, 100, 107, 100), at=machine(order=(0, 2, 1, 3)))),
+        {ids(1): 3 / 110},
+    ),
+    "another host": (
+        (
+            run(1, memory(100, 110, 100, 100)),
+            run(2, memory(100, 107, 100, 100), at=machine("node8"), host="node8"),
+        ),
+        {ids(1): 3 / 110},
+    ),
+    "another method": (
+        (run(1, memory(100, 100, 100, 100)), run(2, memory(90, 90, 90, 90, method="graph"))),
+        {},
+    ),
+    "all ranks together": ((run(1, together(360)), run(2, together(340))), {ids(0, 1, 2, 3): 20 / 360}),
+    "all ranks together, within the 3 % of what has no peers": ((run(1, together(360)), run(2, together(351))), {}),
+    "two ranks, and they are other GPUs now": (
+        (run(1, together(360, ranks=2)), run(2, together(300, ranks=2), at=machine(order=(2, 3, 0, 1)))),
+        {},
+    ),
+    "no figure any more": ((run(1, memory(100, 100, 100, 100)), run(2, memory(100, math.nan, 100, 100))), {ids(1): 1}),
+    "no figure before": ((run(1, memory(100, math.nan, 100, 100)), run(2, memory(100, 100, 100, 100))), {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_got_worse_is_named(name: str) -> None:
+    records, worse = CASES[name]
+    assert named(*records) == pytest.approx(worse)
+
+
+def test_the_place_is_that_of_the_last_run() -> None:
+    before, now = run(1, memory(100, 110, 100, 100)), run(2, memory(100, 100, 107, 100), at=machine(order=(0, 2, 1, 3)))
+    (worse,) = drift(by_name(before, now)).worse
+    assert (str(worse.place), "serial node7-S1" in worse.identity) == ("gpu2", True)
+    assert worse.history == {"r0": 110.0, "r1": 107.0}
+
+
+def test_figures_that_are_only_shown_are_not_held_against_anything() -> None:
+    only_shown = [
+        replace(each, findings=[replace(finding, state="for information", required=False) for finding in each.findings])
+        for each in CASES["one is slow"][0]
+    ]
+    assert drift(by_name(*only_shown)).compared == 0
+
+
+def counted(first: Mapping[str, object], last: Mapping[str, object]) -> Drift:
+    return drift(by_name(run(1, at=machine(**first)), run(2, at=machine(**last))))
+
+
+def test_rows_remapped_after_uncorrectable_errors_are_a_fault() -> None:
+    found = counted({"remapped_rows": [0, 1, 0, 0]}, {"remapped_rows": [0, 3, 0, 0]})
+    assert [(fault.code, list(map(str, fault.subjects))) for fault in found.faults] == [("rows_remapped", ["gpu1"])]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "said"),
+    [
+        ({"remapped_rows": [1, 0, 0, 0]}, {"remapped_rows": [4, 0, 0, 0]}, "1 rows remapped after corrected errors"),
+        ({"ecc_corrected_volatile": 2}, {"ecc_corrected_volatile": 70}, "2 corrected ECC errors"),
+        ({}, {"ecc_corrected_volatile": 70}, "0 corrected ECC errors"),
+        ({"ecc_corrected_volatile": 70}, {"ecc_corrected_volatile": 70}, ""),
+        ({"ecc_corrected_volatile": 70}, {"ecc_corrected_volatile": 0}, ""),  # the driver was loaded anew
+    ],
+)
+def test_what_was_corrected_is_told(first: Mapping[str, object], last: Mapping[str, object], said: str) -> None:
+    found = counted(first, last)
+    assert found.faults == ()
+    assert [said in note for note in found.notes] == [True] * bool(said)
+
+
+def test_gpus_that_moved_came_or_went_are_told() -> None:
+    whole = machine()
+    other = replace(whole, gpus=(*whole.gpus[:3], Gpu(3, {**runs.topology("node8").gpus[3].facts})))
+    moved = drift(by_name(run(1), run(2, at=machine("node8"), host="node8"))).notes
+    assert [note.endswith(f"of node8: was at node7:{slot} of node7 in r0") for slot, note in enumerate(moved)] == [
+        True
+    ] * 4
+    came, went = drift(by_name(run(1), run(2, at=other))).notes
+    assert ("serial node8-S3" in came, came.endswith("in none of the earlier runs")) == (True, True)
+    assert ("serial node7-S3" in went, went.endswith("in r0, and not in r1")) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("histories", "sigma"),
+    [
+        ([], 0.0),
+        ([[100.0, 90.0]], 0.0),  # two runs know no noise
+        ([[100.0, 99.0, 98.0], [50.0, 51.0, 52.0]], 0.0),
+        ([[100.0, math.nan, 98.0]], 0.0),
+        ([[99.0, 100.0, 99.0]] * 3, 1.4826 * 0.02 / math.sqrt(6)),
+        ([[100.0, 100.0, 100.0]] * 3 + [[100.0, 50.0, 100.0]], 0.0),  # one GPU is no noise of the others
+    ],
+)
+def test_noise_is_what_a_straight_line_leaves(histories: list[list[float]], sigma: float) -> None:
+    assert noise(histories, Figure("memory_bandwidth", (), MEMORY)) == pytest.approx(sigma)
+
+
+def test_two_runs_of_a_real_machine() -> None:
+    """Between them another process computed on GPU 2: nothing is worse without it, and GPU 2 is with it."""
+    alone, beside = (read(RECORDED / f"h200x4-{name}" / "evidence.jsonl") for name in ("c", "neighbour"))
+    healthy = drift({"beside": beside, "alone": alone})
+    assert (healthy.compared > 30, healthy.worse, healthy.faults) == (True, (), ())
+    later = replace(beside, run=msgspec.structs.replace(beside.run, utc="2026-12-01T00:00:00+00:00"))
+    found = drift({"alone": alone, "beside": later})
+    assert {str(worse.place) for worse in found.worse if worse.figure.name == "gemm"} == {"gpu2"}
