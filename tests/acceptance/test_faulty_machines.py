@@ -549,6 +549,11 @@ WORSE = {
     "test_counter_that_is_gone": ({2}, "remapped_rows could be read before and cannot now: NVML: GPU is lost"),
     "test_counter_that_stays_away": None,
     "test_xid": ({2}, "XID 13 (graphics engine exception)"),
+    "test_somebody_was_ended": None,
+    "test_fails_by_itself": (set(), "ValueError: an illegal memory access"),
+    "test_what_the_failed_one_left_behind": None,
+    "test_errors_of_nvlink_5_that_call_for_nothing": None,
+    "test_error_of_nvlink_5": ({2}, "XID 149 (NVLink error (NETIR): NETIR_LINK_DOWN Fatal XC0 i0 Link 03)"),
     "test_xid_that_only_nvml_tells": ({2}, "XID 79 (GPU has fallen off the bus)"),
     "test_sxid[Fatal]": (set(), "nvidia-nvswitch1 on PCI 0000:86:00.0: SXid 20034 (Fatal: Link 30 LTSSM Fault Up)"),
     "test_sxid[Non-fatal]": (set(), "nvidia-nvswitch1 on PCI 0000:86:00.0: SXid 20034 (Non-fatal: "),
@@ -586,6 +591,11 @@ def test_what_gets_worse_adds_to_a_failure_and_does_not_replace_it(worsened):
     assert "GPU health" in worsened.text
     (reason,) = [reason for reason in worsened.record.reasons if "test_fails_anyway" in reason]
     assert "XID 79" not in reason
+
+
+def test_what_a_failed_process_leaves_behind_is_told_with_its_check(worsened):
+    left = [fault for fault in worsened.record.faults if fault.code == "xid_of_process"]
+    assert [fault.check.partition("::")[2] for fault in left] == ["test_xid", "test_fails_by_itself"]
 
 
 def test_what_gets_worse_rejects_the_machine_whatever_becomes_of_the_check(worsened):

@@ -62,6 +62,26 @@ def test_xids_are_told_where_nobody_may_read_the_log(tmp_path):
     logged = LocalNode(Driver((0, 79)), TOPOLOGY, str(tmp_path / "none")).kernel_log()
     assert logged.xids == (Xid("00000000:0B:00.0", 79, ""),)
     assert "cannot be read: No such file or directory" in logged.trouble
+    assert not logged.unread
+
+
+def test_an_xid_that_nvml_tells_later_than_the_log_is_one(tmp_path):
+    log = tmp_path / "kmsg"
+    log.write_text(FELL_OFF)
+    driver = Driver()
+    node = LocalNode(driver, TOPOLOGY, str(log))
+    assert len(node.kernel_log().xids) == 1
+    driver.told = [(1, 79)]
+    assert node.kernel_log() == Logged()
+
+
+def test_sub_codes_of_nvlink_5_are_left_to_the_log(tmp_path):
+    """Without them nobody can tell whether there is anything to do."""
+    (tmp_path / "kmsg").touch()
+    assert LocalNode(Driver((0, 145)), TOPOLOGY, str(tmp_path / "kmsg")).kernel_log() == Logged()
+    blind = LocalNode(Driver((0, 145)), TOPOLOGY, str(tmp_path / "none")).kernel_log()
+    assert blind.xids == ()
+    assert "[145]" in blind.unread
 
 
 def test_what_is_taken_at_the_begin(tmp_path):

@@ -59,6 +59,31 @@ def test_xid():
     kernel("NVRM: Xid (PCI:0000:00:08): 13, pid=7, Graphics Exception")
 
 
+def test_somebody_was_ended():
+    """Another's process, or one of ours that nobody needed any more: nothing against the GPU."""
+    kernel("NVRM: Xid (PCI:0000:00:08): 43, pid=7, name=python3, Ch 00000008")
+    kernel("NVRM: Xid (PCI:0000:00:08): 45, pid=7, name=python3, Ch 00000008")
+
+
+def test_fails_by_itself():
+    kernel("NVRM: Xid (PCI:0000:00:08): 31, pid=7, name=python3, Ch 00000008, MMU Fault")
+    raise ValueError("an illegal memory access")
+
+
+def test_what_the_failed_one_left_behind():
+    for number in (13, 31, 43, 45):
+        kernel(f"NVRM: Xid (PCI:0000:00:08): {number}, pid=7, name=python3, Ch 00000008")
+
+
+def test_errors_of_nvlink_5_that_call_for_nothing():
+    kernel("NVRM: Xid (PCI:0000:00:08): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (0x00000013 0x00000001 0x0)")
+    kernel("NVRM: Xid (PCI:0000:00:08): 144, SAW_MVB Nonfatal XC0 i0 Link 03 (0x00000001 0x00000004 0x0)")
+
+
+def test_error_of_nvlink_5():
+    kernel("NVRM: Xid (PCI:0000:00:08): 149, NETIR_LINK_DOWN Fatal XC0 i0 Link 03 (0x00200011 0x00000000 0x0)")
+
+
 def test_xid_that_only_nvml_tells(monkeypatch):
     """As in a container that may not read the kernel log."""
     told = [(2, 79)]

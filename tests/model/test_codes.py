@@ -61,6 +61,7 @@ FROZEN = {
     222: "counter_unreadable",
     223: "health_worsened",
     224: "rows_remapped",
+    225: "xid_of_process",
     301: "product_wrong",
     302: "product_changes",
     303: "memory_wrong",

@@ -14,7 +14,7 @@ from pytest_gpufleet.hardware.nvml import Nvml
 from pytest_gpufleet.model.facts import READINGS, SLOW_READINGS, Unavailable
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.sample import Sample
-from pytest_gpufleet.model.xid_catalogue import Logged, Xid
+from pytest_gpufleet.model.xid_catalogue import NVLINK_5, Logged, Xid
 
 
 class LocalNode:
@@ -25,6 +25,7 @@ class LocalNode:
         self._driver = driver
         self._path = kernel_log
         self._log: KernelLog | None = None
+        self._latest: tuple[Xid, ...] = ()  # what it told the last time
         self._absent: set[tuple[int, str]] = set()  # readings that a GPU does not have, so that it is asked once
 
     def facts(self, names: Sequence[str]) -> tuple[Gpu, ...]:
@@ -55,18 +56,22 @@ class LocalNode:
         return {name: None if name in missing else told.get(name) for name in READINGS}
 
     def kernel_log(self) -> Logged:
-        """Most XIDs are told by NVML and the kernel's log, SXids by the log alone."""
+        """Most XIDs are told by NVML and the kernel's log, one of them a little later than the other; SXids and the
+        sub-codes of NVLink 5 by the log alone."""
         if self._driver is None:
             return Logged()
         self._log = self._log or KernelLog(self._path)
-        logged = self._log.new()
+        told, logged = self._driver.xids(), self._log.new()
+        known, self._latest = (*self._latest, *logged.xids), logged.xids
         at = [gpu.pci_bus_id for gpu in self.topology.gpus]
-        told = [
+        xids = [
             Xid(at[index], number, "")
-            for index, number in self._driver.xids()
-            if not any(xid.number == number and xid.of(at[index]) for xid in logged.xids)
+            for index, number in told
+            if number not in NVLINK_5 and not any(xid.number == number and xid.of(at[index]) for xid in known)
         ]
-        return Logged((*logged.xids, *told), logged.trouble, logged.unread)
+        undecoded = sorted({number for _, number in told if number in NVLINK_5 and logged.trouble})
+        blind = f"what XIDs {undecoded} of NVLinks mean stands in the kernel log alone" if undecoded else ""
+        return Logged((*logged.xids, *xids), logged.trouble, logged.unread or blind)
 
     def present(self) -> tuple[str, ...]:
         return self._driver.present() if self._driver is not None else ()

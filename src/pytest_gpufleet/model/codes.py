@@ -132,6 +132,9 @@ _ALL = (
          "Look at the kernel log and at `nvidia-smi -q`"),  # what versions before 0.3 recorded
     Code(224, "rows_remapped", "error", "ISOLATE", "rows of memory failed or were remapped during the run",
          "Reset the GPU; replace it if more are remapped"),
+    Code(225, "xid_of_process", "process", "MONITOR", "an XID that a process leaves behind when it crashes or is ended",
+         "Look at what that process did; the GPU itself is healthy, unless programs that are known to be good crash on "
+         "it alone"),
     # ---------------------------------------------------------------- 3xx wrong data
     Code(301, "product_wrong", "data", "ISOLATE", "this GPU computes wrongly",
          "Replace the GPU; if all GPUs do it, look at the driver and the CUDA libraries first"),

@@ -1,38 +1,56 @@
 """XIDs and SXids: the errors of GPUs and of NVSwitches that the NVIDIA driver writes into the kernel log, what they
 mean and what to do.
 
-Meanings and actions follow NVIDIA's XID catalogue; which ones condemn a GPU before a run, DCGM's health checks. An SXid
-says itself whether it is fatal.
+Actions are those of NVIDIA's XID catalogue, in xid_table.json with its origin and date; `python docs/make_xid_table.py`
+writes it. Meanings are ours. An SXid says itself whether it is fatal.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-# What NVIDIA's catalogue calls for, in words.
+TABLE = Path(__file__).with_name("xid_table.json")
+
+# What NVIDIA's catalogue calls for at once, in words.
 ACTIONS = {
     "RESET_GPU": "reset the GPU; replace it if the XID comes back",
     "RESTART_BM": "restart the machine; replace the GPU if the XID comes back",
     "RESTART_VM": "restart the virtual machine",
     "CHECK_MECHANICALS": "check power cables and seating of the GPU",
-    "WORKFLOW": "follow NVIDIA's workflow for this XID; keep the GPU out of service until then",
+    "CHECK_UVM": "reset the GPU if managed memory or a virtual GPU was in use; else none",
+    "UPDATE_SWFW": "update driver and firmware",
+    "WORKFLOW_XID_45": "none, if another XID came or a process was ended; else restart the fabric manager",
+    **dict.fromkeys(
+        ("WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR"),
+        "follow NVIDIA's workflow for this XID; keep the GPU out of service until then",
+    ),
+    "XID_154": "what the XID says",
+    "XID_154_EVAL": "what XID 154 says, if that came too; else none, unless it comes back",
     "RESTART_APP": "an error of the program, unless it comes back with others",
     "IGNORE": "none",
-    "UNKNOWN": "look it up in NVIDIA's XID catalogue",
+    "CONTACT_SUPPORT": "ask NVIDIA",
 }
-_BY_ACTION = {
-    "RESET_GPU": (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158),
-    "RESTART_BM": (79,),
-    "RESTART_VM": (151,),
-    "CHECK_MECHANICALS": (54,),
-    "WORKFLOW": (45, 48, 74, *range(144, 151)),
-    "RESTART_APP": (
-        8, 11, 13, 25, 31, 32, 39, 40, 41, 60, *range(68, 73), 75, 76, 77, 80, *range(82, 87), 88, 89, 94,
-        *range(96, 106), *range(126, 136), 139,
-    ),
-    "IGNORE": (37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 121, 137, 141, 152, 153, 157, 161),
-}  # fmt: skip
-ACTION = {number: action for action, numbers in _BY_ACTION.items() for number in numbers}
+UNKNOWN = "look it up in NVIDIA's XID catalogue"
+# An XID from before the run condemns its GPU only if it calls for one of these; during the run, nearly every one does.
+CONDEMNING = (
+    "RESET_GPU", "RESTART_BM", "CHECK_MECHANICALS", "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR",
+)  # fmt: skip
+
+# What processes leave behind, by what the catalogue says of when these come: 13 and 31 if a program reaches where it
+# must not, and crashes of it; 43 and 45 if it is ended, also from outside. They say nothing against the GPU.
+OF_CRASHES = frozenset({13, 31})
+OF_PROCESSES = OF_CRASHES | {43, 45}
+# Those of NVLink 5 have sub-codes, and only these say what to do. They stand in the kernel log alone.
+NVLINK_5 = range(144, 151)
+_NUMBERS = re.compile(r"\((0x[0-9a-fA-F]+) (0x[0-9a-fA-F]+)")
+# "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+_RECOVERY = re.compile(r"changed from 0x[0-9a-fA-F]+ \([^)]*\) to (0x[0-9a-fA-F]+)")
 
 MEANINGS = {
     8: "GPU stopped processing",
@@ -71,6 +89,7 @@ MEANINGS = {
     95: "uncontained ECC error",
     106: "test message of the management bus",
     107: "test message of the management bus",
+    108: "address of another GPU could not be translated",
     109: "context switch timeout",
     110: "security fault",
     119: "no answer from the GPU system processor (GSP)",
@@ -81,6 +100,7 @@ MEANINGS = {
     139: "optical flow engine error",
     140: "unrecovered ECC error",
     141: "error on CUDA's fast path",
+    142: "video encoder error",
     143: "GPU initialisation failed",
     144: "NVLink error (SAW)",
     145: "NVLink error (RLW)",
@@ -97,11 +117,23 @@ MEANINGS = {
     156: "a defective part of the GPU was retired",
     157: "a defective part of the GPU could not be retired",
     158: "fatal timeout of the GPU",
+    159: "error on the coherent link to the processor",
+    160: "a channel was retired",
     161: "a channel could not be retired",
+    162: "power smoothing is on again",
+    163: "power smoothing was switched off",
+    164: "the circuits of power smoothing are nearly worn out",
+    165: "the circuits of power smoothing are worn out",
+    166: "unencrypted traffic on an NVLink in confidential mode",
+    167: "PCIe did not answer",
+    168: "a part of the GPU's memory cannot be used",
+    169: "security micro-controller halt",
+    170: "NVLink error in confidential mode",
+    171: "uncorrectable error in DRAM",
+    172: "uncorrectable error in SRAM",
 }
-
-# An XID from before the run condemns its GPU only if it is one of these; during the run, every one does.
-CONDEMNING = frozenset({48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, *range(143, 151), 155, 156, 158})
+# Those that NVIDIA's catalogue calls unused: no driver for Ampere and newer GPUs gives them.
+UNUSED = "unused on Ampere and newer GPUs"
 
 # By what an SXid calls itself. Before the run only a fatal one condemns; during the run, every one does, as with XIDs.
 SXID_ACTIONS = {
@@ -113,6 +145,13 @@ SXID_ACTIONS = {
 }
 
 
+@cache
+def table() -> dict[str, Any]:
+    """What docs/make_xid_table.py has made of NVIDIA's catalogue."""
+    told: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return told
+
+
 @dataclass(frozen=True)
 class Xid:
     """One XID: the PCI address as the kernel writes it ("0000:1b:00"), its number and the rest of its line."""
@@ -122,17 +161,48 @@ class Xid:
     text: str
 
     @property
+    def action(self) -> str:
+        """What the catalogue calls for at once, a key of ACTIONS; "" for an XID that it has no action for. One of
+        NVLink 5 whose sub-code nobody can tell keeps the action of its number, which condemns."""
+        whole, _ = table()["actions"].get(str(self.number), ("", ""))
+        return next(self._rules(), whole) if self.number in NVLINK_5 else str(whole)
+
+    def _rules(self) -> Iterator[str]:
+        """The actions of the sub-code in the text: its first number has some bits, and its second one a value."""
+        if told := _NUMBERS.search(self.text):
+            bits, status = f"{int(told[1], 16):032b}", int(told[2], 16)
+            for number, _, before_575, since, wanted, action in table()["nvlink"]:
+                fits = any(map(_matches, (before_575, since), (bits, bits)))
+                if number == self.number and fits and (not wanted or int(wanted, 16) == status):
+                    yield action
+
+    @property
+    def harmless(self) -> bool:
+        """Whether there is nothing to do and nothing to look into: of NVLink 5 by the sub-code, of XID 154 if nothing
+        is to be done any more."""
+        if self.number in NVLINK_5:
+            return self.action == "IGNORE"
+        recovery = _RECOVERY.search(self.text) if self.action == "XID_154" else None
+        return table()["actions"].get(str(self.number)) == ["IGNORE"] * 2 or bool(recovery and not int(recovery[1], 16))
+
+    @property
     def condemning(self) -> bool:
-        return self.number in CONDEMNING
+        return self.action in CONDEMNING
 
     def of(self, pci_bus_id: str) -> bool:
         """Whether it is about the GPU with this NVML PCI bus id ("00000000:1B:00.0")."""
         return _slot(self.pci) == _slot(pci_bus_id)
 
     def __str__(self) -> str:
-        action = ACTIONS[ACTION.get(self.number, "UNKNOWN")]
-        meaning = MEANINGS.get(self.number, "see NVIDIA's XID catalogue")
-        return f"XID {self.number} ({meaning}) on PCI {self.pci}; what to do: {action}"
+        known = str(self.number) in table()["actions"]
+        meaning = MEANINGS.get(self.number, UNUSED if known else "see NVIDIA's XID catalogue")
+        details = f": {self.text.partition(' (')[0]}" if self.text and self.number in NVLINK_5 else ""
+        action = ACTIONS.get(self.action, UNKNOWN)
+        return f"XID {self.number} ({meaning}{details}) on PCI {self.pci}; what to do: {action}"
+
+
+def _matches(pattern: str, bits: str) -> bool:
+    return all(wanted in ("-", bit) for wanted, bit in zip(pattern, bits, strict=True))
 
 
 @dataclass(frozen=True)

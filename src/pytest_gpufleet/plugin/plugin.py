@@ -212,7 +212,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         if ended is None:
             item.stash[ONLY_LIMITS] = missed
         ended = missed
-    if faults := run.check_health(item.nodeid):
+    if faults := run.check_health(item.nodeid, failed=not _is_no_failure(ended)):
         from pytest_gpufleet.model.fault import Faults
 
         item.stash.setdefault(FAULTS, []).extend(faults)

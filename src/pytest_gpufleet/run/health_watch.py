@@ -10,6 +10,7 @@ from pytest_gpufleet.model.facts import COUNTERS
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.sample import Sample
+from pytest_gpufleet.model.xid_catalogue import OF_CRASHES, OF_PROCESSES, Xid
 from pytest_gpufleet.verdict import health_rules
 
 TEMPERATURES = ("temperature_c", "memory_temperature_c")
@@ -22,6 +23,7 @@ class Guard:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.unread = ""  # why lines of the kernel log since the last time were not seen
+        self._failed = False  # the check before
         self._lock = threading.Lock()
         self._forget()
         self._before = self._read()
@@ -39,8 +41,9 @@ class Guard:
         self._reasons: list[set[int]] = [set() for _ in self._node.topology.gpus]
         self._hottest: list[dict[str, float]] = [dict.fromkeys(TEMPERATURES, 0) for _ in self._node.topology.gpus]
 
-    def check(self) -> list[Fault]:
-        """What got worse since the last call."""
+    def check(self, failed: bool = False) -> list[Fault]:
+        """What got worse since the last call. `failed`: the check that ends now has failed, and with it its processes
+        were ended."""
         after, now = self._read(), time.monotonic()
         minutes = (now - self._since) / 60
         problems = [
@@ -50,7 +53,9 @@ class Guard:
         ]
         logged = self._node.kernel_log()
         self.unread = logged.unread
-        problems += health_rules.xids_of(after, logged.xids) + health_rules.sxids(logged.xids)
+        xids = [xid for xid in logged.xids if self._counts(xid, failed)]
+        problems += health_rules.xids_of(after, xids) + health_rules.sxids(xids)
+        self._failed = failed
         with self._lock:
             all_reasons, all_hottest = self._reasons, self._hottest
             self._forget()
@@ -61,6 +66,11 @@ class Guard:
             problems += health_rules.too_hot(gpu, hottest)
         self._before, self._since = after, now
         return problems
+
+    def _counts(self, xid: Xid, failed: bool) -> bool:
+        """What processes leave behind is told with the check that failed, and some of it comes only in the next one.
+        Without such a check, a crash is told, whoever has crashed; that somebody was ended is not."""
+        return xid.number not in OF_PROCESSES or failed or (xid.number in OF_CRASHES and not self._failed)
 
     def _read(self) -> tuple[Gpu, ...]:
         return self._node.facts((*COUNTERS, "clock_event_reasons"))

@@ -105,11 +105,12 @@ class Run:
         self.open_things.callback(self.sampling.stop)
         self.sampling.start()
 
-    def check_health(self, check: str) -> list[Fault]:
-        """What got worse on any GPU since the last time; it is on record as having happened in this check."""
+    def check_health(self, check: str, failed: bool = False) -> list[Fault]:
+        """What got worse on any GPU since the last time; it is on record as having happened in this check, which
+        has `failed` whatever this says."""
         if self.evidence is None or self.health is None:
             return []
-        faults = [replace(fault, check=check, watched=True) for fault in self.health.check()]
+        faults = [replace(fault, check=check, watched=True) for fault in self.health.check(failed)]
         for fault in faults:
             self.record_event("fault", fault=fault.to_json())
         if self.health.unread:

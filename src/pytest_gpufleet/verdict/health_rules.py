@@ -11,7 +11,7 @@ from typing import Any
 from pytest_gpufleet.model.facts import CLOCK_EVENTS, COUNTERS, Unavailable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.xid_catalogue import ACTION, Sxid, Xid
+from pytest_gpufleet.model.xid_catalogue import OF_PROCESSES, Sxid, Xid
 
 # PCIe replays a minute and lane that are still healthy, by generation (DCGM).
 REPLAYS = {3: 0.48, 4: 0.96, 5: 1.92, 6: 1.92}
@@ -31,8 +31,9 @@ XID_CODES = {
     "RESTART_BM": "xid_restart",
     "RESTART_VM": "xid_restart",
     "CHECK_MECHANICALS": "xid_mechanical",
-    "WORKFLOW": "xid_workflow",
-    "RESTART_APP": "xid_application",
+    **dict.fromkeys(("WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR"), "xid_workflow"),
+    **dict.fromkeys(("RESTART_APP", "XID_154_EVAL"), "xid_application"),
+    "XID_154": "recovery_pending",
 }
 
 
@@ -154,13 +155,17 @@ def slowdowns(gpu: Gpu, reasons: Iterable[int]) -> list[Fault]:
 
 
 def xids_of(gpus: Iterable[Gpu], xids: Sequence[Xid]) -> list[Fault]:
-    """XIDs of these GPUs, each with its meaning and the action it calls for."""
+    """XIDs of these GPUs, each with its meaning and the action it calls for, without those that call for none."""
     return [
-        _fault(XID_CODES.get(ACTION.get(xid.number, ""), "xid_other"), gpu, str(xid))
+        Fault(_xid_code(xid), (gpu.place,), str(xid), story=xid.text)
         for gpu in gpus
         for xid in xids
-        if xid.of(str(gpu["pci_bus_id"]))
+        if xid.of(str(gpu["pci_bus_id"])) and not xid.harmless
     ]
+
+
+def _xid_code(xid: Xid) -> str:
+    return "xid_of_process" if xid.number in OF_PROCESSES else XID_CODES.get(xid.action, "xid_other")
 
 
 def xids_of_none(pci_bus_ids: Collection[str], xids: Iterable[Xid]) -> list[Fault]:
