@@ -69,7 +69,7 @@ class NodeFound(msgspec.Struct, frozen=True):
 
 
 class RunHeader(Event, frozen=True, tag="run"):
-    """What evidence says of its run first. `gpus`: what --gpus asked for."""
+    """What evidence says of its run first. `gpus`: what --gpus asked for. `deadline_seconds`: 0 if there was none."""
 
     schema: int = SCHEMA
     host: str = ""
@@ -78,6 +78,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     command: str = ""
     level: Level = "standard"
     burn_in_seconds: Amount = 0
+    deadline_seconds: Amount = 0
     gpus: str = ""
     gpus_present: Count = 0
     rehearsal: bool = False

@@ -12,10 +12,12 @@ from pytest_gpufleet.run.run import Run
 if TYPE_CHECKING:
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
+    from pytest_gpufleet.run.hard_end import Supervised
 
 # Of the configuration.
 RUN = pytest.StashKey[Run]()
 SCREEN = pytest.StashKey[Screen]()
+SUPERVISED: pytest.StashKey[Supervised] = pytest.StashKey()
 
 # Of a test: what judge() found; of that, what missed and no phase of the test has failed for yet, with the causes that
 # were found; and the LimitMissed of a test that did all that it had to do.

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model.conditions import CONDITIONS
-from pytest_gpufleet.model.levels import LEVELS
+from pytest_gpufleet.model.levels import BURN_IN_SECONDS, LEVELS
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.run.settings import (
     LONGEST_INTERVAL_SECONDS,
     REHEARSAL_RANKS,
+    SHORTEST_DEADLINE_SECONDS,
     Options,
     duration,
     gpu_count,
@@ -86,6 +87,12 @@ OPTIONS = (
     Option(
         "--fleet-timeout", "timeout", seconds, "SECONDS",
         f"deadline of one call on the ranks (default: {_DEFAULT['timeout']:g})",
+        site=True,
+    ),
+    Option(
+        "--fleet-deadline", "deadline", duration, "DURATION",
+        "when the whole run must be over, like 10m, with its report: what has not run by then is left out, and the "
+        "verdict is INCOMPLETE",
         site=True,
     ),
     Option(
@@ -161,11 +168,28 @@ def from_config(config: pytest.Config) -> Options:
     for option in OPTIONS:
         if option.site and given[option.field] is None:
             given[option.field] = _from_ini(config, option)
+    if given["deadline"] is not None:
+        _check_deadline(given["deadline"], given["burn_in"], given["level"])
     listing = any(config.getoption(name, False) for name in LISTINGS)
     if asked and not listing and sys.flags.optimize:
         raise pytest.UsageError("python -O and PYTHONOPTIMIZE leave out assertions, so no check could fail: unset it")
     known = {name: value for name, value in given.items() if value is not None}
     return Options(**known, asked=asked, listing=listing)
+
+
+def _check_deadline(seconds: float, burn_in: float | None, level: str | None) -> None:
+    """UsageError if a run could not do by then what it was asked for."""
+    if seconds < SHORTEST_DEADLINE_SECONDS:
+        raise pytest.UsageError(
+            f"--fleet-deadline {seconds:g}s is too short to start and to write a report: give "
+            f"{SHORTEST_DEADLINE_SECONDS:g}s or more"
+        )
+    burning = burn_in or (BURN_IN_SECONDS if level == "burnin" else 0)
+    if burning + SHORTEST_DEADLINE_SECONDS > seconds:
+        raise pytest.UsageError(
+            f"a burn-in of {burning:g} s does not fit into --fleet-deadline {seconds:g}s, of which "
+            f"{SHORTEST_DEADLINE_SECONDS:g} s are for start and report"
+        )
 
 
 def _is_no_path(arguments: Sequence[str]) -> str:

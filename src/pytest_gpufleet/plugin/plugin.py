@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.plugin import compat, fixtures, needs, on_ranks, options, ownership, telling
+from pytest_gpufleet.plugin import compat, fixtures, needs, on_ranks, options, ownership, supervision, telling
 from pytest_gpufleet.plugin.keys import ENDED, FAULTS, FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
 from pytest_gpufleet.plugin.markers import MARKERS
 from pytest_gpufleet.plugin.screen import Screen
@@ -34,6 +34,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(fixtures, "gpufleet-fixtures")
     pluginmanager.register(telling, "gpufleet-telling")
     pluginmanager.register(needs, "gpufleet-needs")
+    pluginmanager.register(supervision, "gpufleet-supervision")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-html and junitxml read their paths
@@ -41,7 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     screen = config.stash[SCREEN] = Screen()
-    run = config.stash[RUN] = Run(options.from_config(config), screen.tell, on_ranks.prepare)
+    asked, until = options.from_config(config), supervision.until(config)
+    run = config.stash[RUN] = Run(asked, screen.tell, on_ranks.prepare, until)
     # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
     config.add_cleanup(run.interruption.pass_on)
     config.add_cleanup(run.close)  # this one first
@@ -81,6 +83,7 @@ def _open(config: pytest.Config, run: Run) -> None:
     report_files = ReportFiles(run, config)
     open_run(run, config.invocation_params.args)
     assert run.evidence is not None
+    supervision.tell_folder(config, run.folder.path)
     page = report_files.put_into_the_folder()
     config.option.self_contained_html = True
     config.option.css.append(str(summary_html.stylesheet()))

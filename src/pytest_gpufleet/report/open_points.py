@@ -13,7 +13,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.groups import group_title
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, unused_limits
-from pytest_gpufleet.verdict.verdict import ALTERED, left_out, short_burn_in, without_figures
+from pytest_gpufleet.verdict.verdict import ALTERED, DEADLINE, left_out, short_burn_in, without_figures
 
 MOST_FIGURES = 8
 WHOLE_RUN = "The run"
@@ -108,7 +108,8 @@ def _open(record: Record) -> Iterator[Open]:
             yield "not judged", finding.reason or "no reason was given", group_title(finding.check), what
     yield from _ended(record, "skipped")
     level, known = record.run.level, record.suite.checks
-    absent = "not selected, or the run ended before it"
+    in_time = record.broken != DEADLINE
+    absent = "not selected, or the run ended before it" if in_time else "the deadline came first"
     for check_id in record.deselected:
         name = levels.check_name(check_id)
         if name not in known or levels.includes(level, known[name].level):

@@ -9,7 +9,7 @@ from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.contradictions import contradictions
-from pytest_gpufleet.verdict.verdict import CUT_SHORT, ENDED_BY, EXIT_STATUS, settled
+from pytest_gpufleet.verdict.verdict import CUT_SHORT, DEADLINE, ENDED_BY, EXIT_STATUS, settled
 
 INCOMPLETE = EXIT_STATUS["INCOMPLETE"]
 UNSEEN_FAILURE = "pytest counts a failure of which there is no check"
@@ -18,10 +18,21 @@ TESTS_FAILED, INTERRUPTED, NOTHING_COLLECTED = 1, 2, 5  # as pytest.ExitCode has
 
 
 def conclude(run: Run, status: int) -> int:
-    """Record the verdict; the exit status that goes with it. `status` is pytest's own: that of a session which it cut
-    short stays."""
+    """Record the verdict, unless that was done; the exit status that goes with it. `status` is pytest's own: that of a
+    session which it cut short stays."""
     assert run.evidence is not None
     evidence = run.evidence
+    if evidence.record.verdict is None:
+        status = _end(run, evidence, status)
+    else:
+        evidence.seal()
+        status = evidence.record.exit_status or 0
+    document = summary.text(evidence.record, evidence.sha256)
+    run.write(run.folder.summary, lambda path: safe_files.write_text(path, document))
+    return status or (INCOMPLETE if evidence.trouble or run.unwritten else 0)
+
+
+def _end(run: Run, evidence: Evidence, status: int) -> int:
     if status == NOTHING_COLLECTED and run.carried:
         status = 0
     if run.sampling is not None:
@@ -33,16 +44,8 @@ def conclude(run: Run, status: int) -> int:
         evidence.spoil(f"the evidence contradicts itself: {found[0]}")
     evidence.compare()
     broken = _not_imported(run) or _cut_short(run, status) or evidence.trouble
-    status = _settle(run, evidence, broken, status)
-    document = summary.text(evidence.record, evidence.sha256)
-    run.write(run.folder.summary, lambda path: safe_files.write_text(path, document))
-    return status or (INCOMPLETE if evidence.trouble or run.unwritten else 0)
-
-
-def _settle(run: Run, evidence: Evidence, broken: str, status: int) -> int:
-    """The verdict is the last event of the evidence."""
     ended = settled(evidence.record, broken)
-    if status not in CUT_SHORT:
+    if status not in CUT_SHORT or broken == DEADLINE:
         status = ended.exit_status or status  # never 0 where pytest's own is not
     run.record_event("verdict", verdict=ended.verdict, reasons=ended.reasons, broken=broken, exit_status=status)
     if late := evidence.seal():
@@ -76,6 +79,8 @@ def _not_imported(run: Run) -> str:
 
 def _cut_short(run: Run, status: int) -> str:
     """Why the session did not come to its end, for which pytest has one exit status whatever signal it was."""
+    if status == INTERRUPTED and run.interruption.overdue:
+        return DEADLINE
     if status == INTERRUPTED and run.interruption.deadly:
         return ENDED_BY[run.interruption.deadly.name]
     return CUT_SHORT.get(status) or run.exited

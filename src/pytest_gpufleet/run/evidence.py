@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.model.event_lines import LONGEST_LINE
-from pytest_gpufleet.model.record import Record, sha256
+from pytest_gpufleet.model.record import Record, read, sha256
 
 
 class Evidence:
@@ -26,16 +26,17 @@ class Evidence:
 
     sha256 = ""  # of all that was written, once it is sealed
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, of_dead_process: bool = False) -> None:
+        """In a file that was not there; `of_dead_process`: in that of a process which can write no more."""
         self.path = path
-        self.record = Record()
         self.trouble = ""
         self._written = hashlib.sha256()
         self._length = 0
         self._owed: list[bytes] = []  # what went wrong, and could not be written when it did
         self._late = ""  # what went wrong after the verdict
         self._kept = True
-        self._file = _new(path)
+        self._file = self._taken_over() if of_dead_process else _new(path)
+        self.record = read(path) if of_dead_process else Record()
         self._place = path.absolute()  # a test may go into another folder
         self._lock = threading.Lock()  # telemetry comes from a thread of its own
 
@@ -121,6 +122,16 @@ class Evidence:
         except OSError as error:
             self._kept = False  # not tried again before the end
             return f"the evidence cannot be kept at {self.path}: {error.strerror}"
+
+    def _taken_over(self) -> io.FileIO:
+        """What is there, without a last line that was cut short."""
+        file = io.FileIO(os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW), "r+")
+        whole = file.readall().rpartition(b"\n")
+        written = whole[0] + whole[1]
+        file.truncate(len(written))
+        self._written.update(written)
+        self._length = len(written)
+        return file
 
     def _write_again(self) -> None:
         """Its content is still there for who has it open. What stands in its place is kept beside it."""

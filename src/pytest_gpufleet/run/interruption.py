@@ -1,26 +1,32 @@
 """What ends a run early and still leaves its report: Ctrl-C, SIGTERM (of `timeout`, a scheduler, `docker stop`) and
-SIGHUP (of a terminal that is closed). After the last two the process dies by that signal, as its sender expects.
+SIGHUP (of a terminal that is closed). After the last two the process dies by that signal, as its sender expects. A
+SIGTERM that comes when the time of the run is up is that of its supervisor (hard_end), and ends it by its verdict.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 # With what stands there in a process that nobody has told otherwise: nohup, a debugger and other programs do.
-_HEEDED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+HEEDED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
 
 
 class Interruption:
-    """Whether this run was told to end. `tell(what)` is called once, at the first time: "interrupted"."""
+    """Whether this run was told to end. `tell(what)` is called once, at the first time: "interrupted". `until`: when
+    its time is up, on time.monotonic()."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], None], until: float = math.inf) -> None:
         self._tell = tell
+        self._until = until
+        self.overdue = False  # its time was up
         self.heard = False
         self.deadly: signal.Signals | None = None  # by which the process dies in the end
         self.finishing = False  # nothing but report and results is left to do
@@ -32,14 +38,16 @@ class Interruption:
         report away."""
         with ExitStack() as heeded:
             if threading.current_thread() is threading.main_thread():  # no other may set a handler
-                for number, handler in _HEEDED.items():
+                for number, handler in HEEDED.items():
                     if signal.getsignal(number) is handler:
                         signal.signal(number, self._on_signal)
                         heeded.callback(signal.signal, number, handler)
             return heeded.pop_all()
 
     def _on_signal(self, number: int, frame: object) -> None:
-        if number != signal.SIGINT:
+        if number == signal.SIGTERM and time.monotonic() >= self._until:
+            self.overdue = True
+        elif number != signal.SIGINT:
             self.deadly = self.deadly or signal.Signals(number)
         # Not SIG_IGN from the first one on: what runs in the tests' processes would inherit it.
         if not self.heard:
@@ -53,7 +61,8 @@ class Interruption:
     def hear(self) -> None:
         if not self.heard:
             self.heard = True
-            self._tell(f"ended by {self.deadly.name}" if self.deadly else "interrupted")
+            ended = "its time is up" if self.overdue else "interrupted"
+            self._tell(f"ended by {self.deadly.name}" if self.deadly else ended)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -72,7 +81,7 @@ class Interruption:
 
     def before_test(self) -> None:
         """A test may have kept a Ctrl-C for itself, and the next one must be heard. The other signals are for all."""
-        if self.deadly is not None:
+        if self.deadly is not None or self.overdue:
             raise KeyboardInterrupt
         self.heard = False
 
@@ -80,9 +89,18 @@ class Interruption:
         """Die by the signal that ended the run, if one did, after all that the interpreter does at its end."""
         if self.deadly is None:
             return
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-            with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
-                stream.flush()  # type: ignore[union-attr]
-        signal.signal(self.deadly, signal.SIG_DFL)
-        os.kill(os.getpid(), self.deadly)
+        end_interpreter()
+        die_by(self.deadly)
+
+
+def end_interpreter() -> None:
+    """All that the interpreter does at its end."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+            stream.flush()  # type: ignore[union-attr]
+
+
+def die_by(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -37,9 +37,9 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     header = _header(run, arguments, started)
     header["resumed"], carried = _resumed(run, header)
     run.lock()
+    machine = ground.machine
     folder = RunFolder.make(run.options.folder, f"{header['host']}-{started:%Y%m%dT%H%M%SZ}")
     run.folder, run.evidence = folder, Evidence(folder.evidence)
-    machine = ground.machine
     run.record_event("run", **header)
     run.record_event("topology", nodes=[codec.plain(replace(ground.topology, gpus=machine.gpus))])
     if profile and run.options.profile:
@@ -64,6 +64,7 @@ def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, 
         "command": command(["pytest", *arguments]),
         "level": options.level,
         "burn_in_seconds": run.burn_in_seconds if options.level == "burnin" else 0,
+        "deadline_seconds": options.deadline or 0,
         "gpus": str(options.gpus),
         "gpus_present": ground.gpus_present,
         "rehearsal": bool(ground.rehearsal_ranks),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -33,7 +34,8 @@ REHEARSED_BURN_IN_SECONDS = 10.0
 class Run:
     """What the tests of one session share, each part made at its first use. `opening` gives it evidence and a folder,
     if it was asked for; `conclusion` gives it a verdict. `tell(text)` shows a line at once, whatever else is shown.
-    `prepare_rank` is called on each rank when it starts: what it does for those who run tests on it."""
+    `prepare_rank` is called on each rank when it starts: what it does for those who run tests on it. `until`: when its
+    time is up, on time.monotonic()."""
 
     evidence: Evidence | None = None
     folder: RunFolder  # only beside evidence
@@ -44,12 +46,13 @@ class Run:
         options: Options,
         tell: Callable[[str], None] = print,
         prepare_rank: Callable[[], None] | None = None,
+        until: float = math.inf,
     ) -> None:
         self.options = options
         self.tell = tell
         self.prepare_rank = prepare_rank
         self.ranks = Ranks(self)
-        self.interruption = Interruption(self._tell_interruption)
+        self.interruption = Interruption(self._tell_interruption, until)
         self.carried: set[str] = set()  # checks that an earlier run has done, by the names by which they are known
         self.not_imported: list[str] = []  # test files of which nothing could be collected
         self.exited = ""  # by pytest.exit(), and why

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 REHEARSAL_RANKS = 2
+SHORTEST_DEADLINE_SECONDS = 60.0  # to start (10 s on 8 GPUs), and to end with a report (30 s)
 LONGEST_INTERVAL_SECONDS = 10.0  # a slowdown that lasts for less can go unseen
 DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -29,6 +30,7 @@ class Options:
     monitor: bool = False
     prometheus: Path | None = None
     burn_in: float | None = None
+    deadline: float | None = None
     asked: bool = False
     listing: bool = False
 

@@ -22,7 +22,8 @@ MOST_CASES = 3  # of one check, named in a reason
 EXIT_STATUS = {"ACCEPTED": 0, "REJECTED": 1, "INCOMPLETE": 10}
 INTERRUPTED = "the run was interrupted"
 ENDED_BY = {name: f"the run was ended by {name}" for name in ("SIGTERM", "SIGHUP")}
-RESUMABLE = (INTERRUPTED, *ENDED_BY.values())
+DEADLINE = "the run came to its --fleet-deadline"
+RESUMABLE = (INTERRUPTED, *ENDED_BY.values(), DEADLINE)
 # Exit statuses with which pytest says that a session did not come to its end.
 CUT_SHORT = {
     2: INTERRUPTED,
@@ -51,7 +52,7 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     if failed or swallowed or standing:
         missed = [f"{check} missed a limit" for check in sorted(swallowed)]
         return "REJECTED", _failures(failed) + standing + missed + cut_short
-    gaps = cut_short + _gaps(record)
+    gaps = cut_short + _gaps(record, broken)
     if gaps:
         return "INCOMPLETE", gaps + remarks(record)
     whole = f"all {len(record.suite.required(level))} checks of level {level} ran and met their limits"
@@ -161,15 +162,16 @@ def without_figures(record: Record) -> dict[str, dict[str, list[str]]]:
     return without
 
 
-def _gaps(record: Record) -> list[str]:
+def _gaps(record: Record, broken: str) -> list[str]:
+    not_run = "not run because of the deadline" if broken == DEADLINE else "not run"
     suite = record.suite
     own = {levels.check_name(check.id): check.title for check in record.checks.values()}
     required = set(suite.required(record.run.level))
     gaps = [] if suite.checks else [NO_MANIFEST.format(version=record.run.plugin)]
-    for name, (deselected, not_run) in left_out(record).items():
-        missing, all_cases = deselected + not_run, len(suite.cases(name))
+    for name, (deselected, absent) in left_out(record).items():
+        missing, all_cases = deselected + absent, len(suite.cases(name))
         if len(missing) == all_cases:
-            what = "deselected" if deselected else "not run"
+            what = "deselected" if deselected else not_run
         elif deselected:
             what = f"deselected in part, without {named(missing)}"
         else:

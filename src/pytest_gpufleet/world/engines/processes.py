@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -55,11 +55,25 @@ def started_by(server: int, sessions: Container[int] = ()) -> set[int]:
 
 
 def _started_by(server: int, sessions: Container[int]) -> set[int]:
-    running = {process.pid: process for name in os.listdir("/proc") if name.isdigit() and (process := look(int(name)))}
-    found = {server} | {pid for pid, process in running.items() if process.session in sessions}
+    running = _running()
+    found = _with_descendants({server} | {pid for pid, each in running.items() if each.session in sessions}, running)
+    return {pid for pid in found - {server} if running[pid].session != server}
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes that `pid` has started, and that these have, as long as those between are there."""
+    return _with_descendants({pid}, _running()) - {pid}
+
+
+def _running() -> dict[int, Process]:
+    return {process.pid: process for name in os.listdir("/proc") if name.isdigit() and (process := look(int(name)))}
+
+
+def _with_descendants(pids: set[int], running: Mapping[int, Process]) -> set[int]:
+    found = set(pids)
     while more := {pid for pid, process in running.items() if process.parent in found} - found:
         found |= more
-    return {pid for pid in found - {server} if running[pid].session != server}
+    return found
 
 
 def kill(pids: Iterable[int]) -> None:

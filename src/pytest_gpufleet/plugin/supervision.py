@@ -1,0 +1,87 @@
+"""--fleet-deadline: the session in a process of its own, and its report if it could not write it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpufleet.plugin import options
+from pytest_gpufleet.plugin.keys import SUPERVISED
+from pytest_gpufleet.run.settings import Options
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.run.hard_end import Supervised
+
+STUCK = "the machine did not tell what GPUs it has before the deadline: look at the driver and the kernel log"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    asked = options.from_config(config)
+    if asked.deadline is None or not asked.makes_a_run or SUPERVISED in config.stash:
+        return None
+    from pytest_gpufleet.run.hard_end import supervise
+
+    def session(supervised: Supervised) -> int:
+        config.stash[SUPERVISED] = supervised
+        try:
+            return int(config.hook.pytest_cmdline_main(config=config))
+        except pytest.UsageError as error:
+            print(f"ERROR: {error}", file=sys.stderr)
+            return int(pytest.ExitCode.USAGE_ERROR)
+
+    ended = supervise(session, asked.deadline)
+    if ended.status is not None:
+        return ended.status
+    with options.refusals():
+        return _conclude(asked, config.invocation_params.args, ended.folder)
+
+
+def until(config: pytest.Config) -> float:
+    """When the run of this session is told to end, on time.monotonic()."""
+    return config.stash[SUPERVISED].until if SUPERVISED in config.stash else math.inf
+
+
+def tell_folder(config: pytest.Config, folder: Path) -> None:
+    """Where its evidence is, to its supervisor if there is one."""
+    if SUPERVISED in config.stash:
+        config.stash[SUPERVISED].tell_folder(folder)
+
+
+def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> int:
+    """What the process of the run has left to do: its verdict, its report, and the lines on the terminal."""
+    from pytest_gpufleet import safe_files
+    from pytest_gpufleet.report import prometheus
+    from pytest_gpufleet.report.page.standalone import page
+    from pytest_gpufleet.report.terminal.summary_lines import summary_lines
+    from pytest_gpufleet.run import conclusion
+    from pytest_gpufleet.run.evidence import Evidence
+    from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
+    from pytest_gpufleet.run.ground import Ground
+    from pytest_gpufleet.run.opening import open_run
+    from pytest_gpufleet.run.run import Run
+
+    run = Run(asked)
+    run.interruption.overdue = True
+    if folder is None:
+        run.ground = Ground.without_gpus(STUCK)
+        open_run(run, arguments)
+        assert run.evidence is not None
+        run.evidence.spoil(STUCK)
+    else:
+        run.folder, run.evidence = RunFolder(folder), Evidence(folder / EVIDENCE, of_dead_process=True)
+    assert run.evidence is not None
+    status = conclusion.conclude(run, pytest.ExitCode.INTERRUPTED)
+    record, digest = run.evidence.record, run.evidence.sha256
+    run.write(run.folder.report, lambda path: safe_files.write_text(path, page(record, digest)))
+    if asked.prometheus is not None:
+        run.write(asked.prometheus, lambda path: prometheus.write(path, record))
+    run.close()
+    for line in [text for text, _ in summary_lines(record)] + [*run.unwritten, f"report: {run.folder}"]:
+        print(line)
+    return status or (conclusion.INCOMPLETE if run.unwritten else 0)

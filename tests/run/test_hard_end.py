@@ -1,0 +1,162 @@
+"""--fleet-deadline: a run is over in time, whatever hangs, and leaves a verdict with its report."""
+
+import json
+import signal
+
+import pytest
+
+from pytest_gpufleet.cli import main
+from pytest_gpufleet.model.record import read
+from pytest_gpufleet.plugin.supervision import STUCK
+from pytest_gpufleet.verdict.verdict import DEADLINE
+from tests.conftest import REPORTS
+from tests.run.test_orphans import LEFT, alive, controller, wait_until
+
+__all__ = ["controller"]
+
+# The clock of the run stands still until a test moves it: to a day less the time that is left.
+CLOCK = """
+from pathlib import Path
+from types import SimpleNamespace
+from pytest_gpufleet.run import hard_end, interruption
+import time
+
+NOW = Path.cwd() / "now"
+
+def monotonic():
+    return float(NOW.read_text() or 0) if NOW.exists() else 0.0
+
+hard_end.time = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
+interruption.time = SimpleNamespace(monotonic=monotonic)
+"""
+TOLD, OVER = 86400 - 20, 86400 - 5  # the run is told to end; it has not done so in time
+MOVE = """
+import os
+from pathlib import Path
+
+def now(time):
+    Path("next").write_text(str(time))
+    os.rename("next", "now")
+"""
+HANGS_ON_A_RANK = f"""
+import os, time, torch
+{MOVE}
+def hang(rank):
+    Path(f"pid{{rank.index}}").write_text(str(os.getpid()))
+    torch.distributed.barrier()
+    if rank.index == 0:
+        now({TOLD})
+    time.sleep(3600)
+
+def test_first(): pass
+def test_hangs(nccl_group): nccl_group.run(hang)
+def test_never(): pass
+"""
+HANGS_HERE = f"""
+import re, time
+{MOVE}
+def test_first(): FIRST
+def test_hangs():
+    now({OVER})
+    HANG
+def test_never(): pass
+"""
+SWALLOWS = f"""while True:
+        try: time.sleep(3600)
+        except KeyboardInterrupt: now({OVER})"""
+HOLDS_THE_INTERPRETER = "re.match('(a+)+$', 'a' * 64 + 'b')"
+
+
+@pytest.fixture
+def late(fleet):
+    """late(module): its run, which has a deadline of a day on a clock that only its tests move."""
+
+    def run(module, *arguments, **files):
+        return fleet(module, "--fleet-deadline=1d", *arguments, files={"conftest.py": CLOCK, **files})
+
+    return run
+
+
+def test_a_hang_on_a_rank_ends_in_time_with_a_report(late):
+    run = late(HANGS_ON_A_RANK)
+    assert (run.status, run.record.broken) == (10, DEADLINE), run.text
+    assert run.outcomes == {"test_first": "passed"}
+    (folder,) = run.folders
+    assert {path.name for path in folder.iterdir()} == LEFT
+    assert not [path for path in run.root.glob("pid*") if alive(path.read_text())]
+    assert f"go on with: --fleet-resume {REPORTS}/{folder.name}" in run.text
+    assert run.record.run.deadline_seconds == 86400
+    assert main(["verify", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("hang", [SWALLOWS, HOLDS_THE_INTERPRETER], ids=["swallows", "holds the interpreter"])
+def test_a_controller_that_cannot_end_is_ended(late, hang):
+    run = late(HANGS_HERE.replace("HANG\n", f"{hang}\n").replace("FIRST", "pass"), "--fleet-prometheus=told.prom")
+    assert (run.status, run.record.broken) == (10, DEADLINE), run.text
+    (folder,) = run.folders
+    assert {path.name for path in folder.iterdir()} == LEFT - {"junit.xml"}
+    assert json.loads((folder / "summary.json").read_text())["exit_status"] == 10
+    assert 'gpufleet_exit_status{host="' in (run.root / "told.prom").read_text()
+    assert main(["verify", str(folder)]) == 0
+
+
+def test_what_had_failed_stays_failed(late):
+    run = late(HANGS_HERE.replace("HANG\n", f"{HOLDS_THE_INTERPRETER}\n").replace("FIRST", "assert False"))
+    assert (run.status, run.outcomes, run.record.broken) == (1, {"test_first": "failed"}, DEADLINE), run.text
+
+
+def test_a_driver_that_hangs_when_it_is_asked_for_its_gpus_is_no_reason_to_wait(run_pytest):
+    stuck = f"""{CLOCK}{MOVE}
+from pytest_gpufleet.run import ground
+ground.find = lambda *given: (now({OVER}), time.sleep(3600))
+"""
+    options = ("--gpus=8", f"--fleet-dir={REPORTS}", "--fleet-deadline=1d")
+    run = run_pytest(*options, files={"test_inner.py": "def test_never(): pass", "conftest.py": stuck})
+    assert (run.status, run.record.verdict, run.record.broken) == (10, "INCOMPLETE", DEADLINE), run.text
+    assert run.record.spoiled == [STUCK]
+    assert "test_gpu_count): not run because of the deadline" in " ".join(run.record.reasons)
+
+
+def test_a_run_that_is_over_in_time_is_as_without_a_deadline(late):
+    assert late("def test_it(): pass").status == 0
+    assert late("def test_it(): assert False").status == 1
+
+
+def test_the_child_of_a_session_never_goes_on_with_what_its_program_does(late):
+    run = late("def test_it(): pass", "--fleet-level=none")
+    assert (run.status, run.text.count("none")) == (4, 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_is_for_the_run(controller, tmp_path, number):
+    hanging = HANGS_ON_A_RANK.replace(f"now({TOLD})", "Path('hanging').touch()")
+    process = controller(hanging, "--fleet-deadline=1d")
+    assert wait_until((tmp_path / "hanging").exists)
+    process.send_signal(number)
+    assert process.wait(60) == (2 if number == signal.SIGINT else -number)
+    assert wait_until(lambda: not any(alive(path.read_text()) for path in tmp_path.glob("pid*")))
+    (folder,) = tmp_path.glob("out/*")
+    if number != signal.SIGKILL:
+        assert {path.name for path in folder.iterdir()} == LEFT
+        assert read(folder / "evidence.jsonl").broken != DEADLINE
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--fleet-deadline=30s"], "too short to start and to write a report: give 60s or more"),
+        (["--fleet-deadline=20"], "is no duration"),
+        (["--fleet-deadline=2h", "--fleet-burn-in=2h"], "a burn-in of 7200 s does not fit into --fleet-deadline 7200s"),
+        (["--fleet-deadline=10m", "--fleet-level=burnin"], "a burn-in of 900 s does not fit"),
+    ],
+)
+def test_a_deadline_that_cannot_be_kept_is_refused_before_anything_starts(fleet_here, options, told):
+    run = fleet_here("def test_it(): pass", *options)
+    assert (run.status, run.folders) == (4, [])
+    assert told in " ".join(run.text.split())
+
+
+def test_a_site_can_set_it(fleet_here):
+    run = fleet_here("def test_it(): pass", files={"pytest.ini": "[pytest]\nfleet_deadline = 5s\n"})
+    assert (run.status, run.folders) == (4, [])
+    assert "--fleet-deadline 5s is too short" in run.text
