@@ -188,7 +188,8 @@ def _judged(figures: tuple[str, ...], judged: Judged) -> Iterator[str]:
         if (tolerance := METRICS[name].peer_tolerance) and judged.peers is not None:
             worse = wording.percent(tolerance)
             of = judged.peers and f", {judged.peers}"
-            yield f"- peers: {METRICS[name].title} at most {worse} worse than their median{of}"
+            most = f"at most {worse} worse than the better half{of}, or what the profile says"
+            yield f"- peers: {METRICS[name].title} {most}"
 
 
 def _link(name: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -162,9 +162,11 @@ def wrong(finding: Any, gpus: list[str], suite: Suite) -> str:
     if not all(v >= limit["value"] if limit["sense"] == "min" else v <= limit["value"] for v in values.values()):
         return "missed"
     if metric.get("peer_tolerance") and set(values) == set(gpus) and len(gpus) > 2:
-        middle = median(values.values())
-        if min(values.values()) < middle * (1 - metric["peer_tolerance"]) - 1e-9:
-            return "slower than its peers"
+        ranked = sorted(values.values(), reverse=True)
+        usual = {"best": ranked[0], "better half": fmean(ranked[: len(ranked) // 2]), "median": median(ranked)}
+        for tolerance in finding.get("tolerances", [{"worse": metric["peer_tolerance"], "reference": "median"}]):
+            if ranked[-1] < usual[tolerance["reference"]] * (1 - tolerance["worse"]) - 1e-9:
+                return "slower than its peers"
     if all(place.startswith("gpu") and "-" not in place for place in values) and set(values) != set(gpus):
         return "a GPU is missing"
     spreads = [(max(s) - min(s)) / abs(median(s)) for s in measurement["samples"].values() if len(s) > 1 and median(s)]

@@ -11,6 +11,7 @@ from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Where, where
+from pytest_gpufleet.model.tolerance import Tolerance
 
 State = Literal["met", "missed", "not judged", "for information"]
 
@@ -19,9 +20,9 @@ State = Literal["met", "missed", "not judged", "for information"]
 class Finding:
     """A measurement after judgement.
 
-    `missed` names the places that missed `limit`; `slower_than_peers` those too far below the median of their
-    peers, with that fraction; `reason` says in one sentence why it was not judged, or what missed. `required`: without
-    a limit the verdict is incomplete.
+    `missed` names the places that missed `limit`; `slower_than_peers` those that are worse than their peers by more
+    than one of `tolerances` allows, with that fraction; `reason` says in one sentence why it was not judged, or what
+    missed. `required`: without a limit the verdict is incomplete.
     """
 
     check: str  # the node id of the test
@@ -32,6 +33,7 @@ class Finding:
     slower_than_peers: Mapping[Where, Finite] | None = None
     reason: str = ""
     required: bool = True
+    tolerances: tuple[Tolerance, ...] = ()  # what may differ among peers; none where places are no peers
 
     def __post_init__(self) -> None:
         """msgspec leaves the keys of a dict as they are."""

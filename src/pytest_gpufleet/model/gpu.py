@@ -146,6 +146,12 @@ class GpuTopology:
         link = self.links[found[0]][found[1]].rstrip("0123456789") if len(found) == 2 else ""
         return (*models, link)
 
+    def processors_near(self, where: Where) -> tuple[Any, ...]:
+        """The processors at the NUMA node of each GPU in a place, as NVML's masks of them. (NVML's own number of a
+        NUMA node is that of the GPU's memory, which machines with Grace have one of for each GPU.)"""
+        by_place = {gpu.place: gpu for gpu in self.gpus}
+        return tuple(tuple(by_place[part].get("cpu_affinity") or ()) for part in where.parts if part in by_place)
+
     def __str__(self) -> str:
         """The link matrix as `nvidia-smi topo -m` prints it; without GPUs, why there are none."""
         if not self.gpus:

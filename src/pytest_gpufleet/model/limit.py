@@ -8,7 +8,9 @@ from typing import Literal, get_args
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Condition
+from pytest_gpufleet.model.tolerance import Tolerance
 
 # How much a limit is worth: what was agreed; what machines known to be good reach; what somebody published, a gate of
 # theirs or a part of a healthy machine's figure; the judgement of this project, or of whoever gives a profile; what
@@ -96,6 +98,10 @@ class GivenLimits:
     facts: Mapping[str, Finite]
     changes: tuple[Change, ...] = ()
     calibrated_on: tuple[KnownGood, ...] = ()
+    tolerances: tuple[Tolerance, ...] = ()
+
+    def tolerances_for(self, measurement: Measurement) -> tuple[Tolerance, ...]:
+        return tuple(each for each in self.tolerances if each.holds(measurement))
 
     def calibrated_among(self, gpus: Iterable[Gpu]) -> list[Gpu]:
         """Those of these GPUs that its limits were measured on."""

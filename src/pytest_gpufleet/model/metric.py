@@ -21,8 +21,9 @@ GiB = 1 << 30
 class Metric:
     """One quantity that can be measured and judged.
 
-    `peer_tolerance` is the fraction by which a place may be worse than the median of its peers (GPUs of the same model,
-    pairs with the same link, in the same run); None where ranks wait for each other, so that all show one figure.
+    `peer_tolerance` is the fraction by which a place may be worse than the better half of its peers (GPUs of the same
+    model, pairs with the same link, in the same run) where no profile says how much healthy ones differ; None where
+    ranks wait for each other, so that all show one figure.
     `steady`: whether samples of a healthy machine agree within 5 %, so that a judged figure fails if they do not.
     """
 

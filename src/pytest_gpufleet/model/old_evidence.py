@@ -19,6 +19,7 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import Pair, Where, gpu
+from pytest_gpufleet.model.tolerance import Tolerance
 
 # "GPU 5 NVIDIA H200, serial ..., GPU-...: what is wrong with it" at the beginning of a line. What stands further inside
 # a message (arguments in a traceback, stories of the other ranks) accuses nobody; nor does a line that ends in a colon,
@@ -55,12 +56,19 @@ def upgraded(event: Any) -> Any:
         case {"event": "profile", "profile": {"limits": list(limits)} as profile}:
             return {**event, "profile": {**profile, "limits": list(map(_limit, limits))}}
         case {"event": "finding", "finding": {"measurement": {"metric": str(name)} as measurement} as finding}:
-            limited = {**finding, "limit": _limit(finding.get("limit"))}
-            if measurement.get("definition") is None:
-                known = METRICS.get(name) or Metric(name, "unknown unit", "higher", name)
-                limited["measurement"] = {**measurement, "definition": codec.plain(known)}
-            return {**event, "finding": limited}
+            known = METRICS.get(name) or Metric(name, "unknown unit", "higher", name)
+            definition = measurement.get("definition") or codec.plain(known)
+            held = {"tolerances": _tolerances(definition), **finding, "limit": _limit(finding.get("limit"))}
+            return {**event, "finding": {**held, "measurement": {**measurement, "definition": definition}}}
     return event
+
+
+def _tolerances(definition: Any) -> list[Any]:
+    """By what these versions compared places that are peers: the median, with the tolerance of the metric."""
+    match definition:
+        case {"name": str(name), "peer_tolerance": int() | float() as worse}:
+            return [codec.plain(Tolerance(name, worse, "median"))]
+    return []
 
 
 def _limit(limit: Any) -> Any:

@@ -11,6 +11,8 @@ from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 
+OF_THE_RUN = "the same kind in this run; nobody has measured how much healthy ones differ"
+
 
 @dataclass(frozen=True)
 class Miss:
@@ -40,14 +42,13 @@ def _miss(finding: Finding, record: Record) -> Miss:
     places = tuple(dict.fromkeys((*finding.missed, *slower))) or ((worst[0],) if worst else ())
     given = [values.get(place, math.nan) for place in places]
     value, text, kind, source = wording.span(given, metric.unit), finding.reason, "", ""
-    tolerance = wording.percent(metric.peer_tolerance) if metric.peer_tolerance else ""
     if limit and finding.missed:
         nearest, text = wording.value_and_limit(given[0], limit)
         value = nearest if len(given) == 1 else value
         kind, source = limit.origin, limit.full_source
     elif slower:
-        text = f"at most {tolerance} worse than its peers"
-        kind, source = "peers", "the median of the same kind in this run"
+        text = f"at most {' and '.join(map(str, finding.tolerances))}"
+        kind, source = "peers", "; ".join(each.source or OF_THE_RUN for each in finding.tolerances)
     by_place = {gpu.place: gpu for gpu in record.topology.gpus}
     return Miss(
         finding.check,

@@ -142,7 +142,7 @@ class OfFinding(Part, frozen=True):
     missed: Annotated[tuple[str, ...], Meta(description="The places that missed the limit.")]
     worse_than_peers: Annotated[
         Mapping[str, float | None],
-        Meta(description="By place: how far below the median of its peers, as a fraction, where that is too far."),
+        Meta(description="By place: how far below its peers, as a fraction, where that is too far."),
     ]
     reason: str
 

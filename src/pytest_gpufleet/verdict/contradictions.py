@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from hashlib import sha256
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.levels import check_name
-from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.limit import GivenLimits, Limit
 from pytest_gpufleet.model.metric import METRICS, metric_under
 from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import of_version
-from pytest_gpufleet.verdict.judgement import against, unsteady
+from pytest_gpufleet.model.tolerance import Tolerance
+from pytest_gpufleet.verdict.judgement import held, tolerances_of, unsteady
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.profiles.profile import Profile
 from pytest_gpufleet.verdict.profiles.profile_file import SENSES
@@ -69,11 +70,11 @@ def _findings(record: Record) -> Iterator[str]:
         yield from _definition(finding, _same_version(record), record.topology.fabric)
         if finding.limit is not None:
             yield from _limit(finding, finding.limit, record.topology.fabric)
-        again = against(
-            finding.limit, finding.measurement, record.topology, finding.check, finding.required, finding.reason
-        )
-        if rehearsal:
-            again = Finding(finding.check, finding.measurement, "not judged")
+        compared = finding.measurement.definition.peer_tolerance is not None and finding.measurement.values
+        if not rehearsal and bool(compared) != bool(finding.tolerances):
+            yield f"{_told(finding)} has peers and is compared with none, or the other way round"
+        bare = replace(finding, state="not judged", missed=(), slower_than_peers=None)
+        again = bare if rehearsal else held(bare, record.topology, finding.reason)
         if _judged(finding) != _judged(again):
             _, *missed = _judged(again)
             places = dict.fromkeys(str(place) for each in missed for place in each)
@@ -163,6 +164,18 @@ def _limits(record: Record) -> Iterator[str]:
                 decides = max(fitting, key=lambda limit: len(limit.conditions), default=base)
             if finding.limit != decides:
                 yield f"{_told(finding)} is not held against the limit of its profile: {decides or 'there is none'}"
+            if finding.tolerances != _tolerances(finding, used, given):
+                yield f"{_told(finding)} is compared with its peers by another tolerance than that of its profile"
+
+
+def _tolerances(finding: Finding, used: Profile | None, given: GivenLimits | None) -> tuple[Tolerance, ...]:
+    """By which tolerances the places of a finding are compared. What a given profile extends is not known: its base may
+    have had the finding's own."""
+    fitting = given.tolerances_for(finding.measurement) if given else ()
+    base = bool(finding.tolerances) and set(map(_fingerprint, finding.tolerances)) <= _shipped_tolerances()
+    if fitting or not (given and base):
+        return tolerances_of(finding.measurement, fitting or (used.tolerances_for(finding.measurement) if used else ()))
+    return finding.tolerances
 
 
 @cache
@@ -176,7 +189,12 @@ def _shipped_limits() -> frozenset[str]:
     return frozenset(_fingerprint(limit) for each in every for limit in each.limits)
 
 
-def _fingerprint(limit: Limit) -> str:
+@cache
+def _shipped_tolerances() -> frozenset[str]:
+    return frozenset(_fingerprint(tolerance) for one in profile.shipped() for tolerance in one.tolerances)
+
+
+def _fingerprint(limit: Limit | Tolerance) -> str:
     return repr(asdict(limit))
 
 

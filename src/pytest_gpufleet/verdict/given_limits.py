@@ -27,14 +27,16 @@ def as_given(profile: Profile, models: Iterable[str]) -> GivenLimits:
         for fact, value in facts.items()
         if profile.facts.get(fact) != value
     }
-    return GivenLimits(profile.path.name, profile.limits, profile.facts, tuple(changes), profile.calibrated_on)
+    return GivenLimits(
+        profile.path.name, profile.limits, profile.facts, tuple(changes), profile.calibrated_on, profile.tolerances
+    )
 
 
 def instead(new: GivenLimits | None, before: GivenLimits | None) -> GivenLimits | None:
     """What is to be told where recorded figures are held against another profile: the facts that the run's own profile
     changed still stand behind its checks."""
     if new is None or before is None:
-        return new or (replace(before, limits=(), calibrated_on=()) if before else None)
+        return new or (replace(before, limits=(), calibrated_on=(), tolerances=()) if before else None)
     return replace(new, changes=tuple(dict.fromkeys((*new.changes, *before.changes))))
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import median
+from dataclasses import replace
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.tolerance import Tolerance
+from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.profiles.profile import Profile
 
-MIN_PEERS = 3  # with two, nobody can say which one is off
 STEADY = 0.05
 STEADINESS = (
     "a figure that changes from one sample to the next is no figure: something else uses the GPU, or it throttles"
@@ -53,29 +52,37 @@ def judge(
     if rehearsal:
         reason = "rehearsal: figures of CPU ranks are not judged"
         return Finding(check, measurement, "not judged", reason=reason, required=required)
-    return against(limit, measurement, topology, check, required, _no_limit(profile, topology))
+    tolerances = tolerances_of(measurement, profile.tolerances_for(measurement) if profile else ())
+    finding = Finding(check, measurement, "not judged", limit, required=required, tolerances=tolerances)
+    return held(finding, topology, _no_limit(profile, topology))
 
 
-def against(
-    limit: Limit | None, measurement: Measurement, topology: GpuTopology, check: str, required: bool, no_limit: str
-) -> Finding:
-    """Hold a measurement against a limit, and each GPU against its peers. `no_limit`: why there is none."""
+def tolerances_of(measurement: Measurement, of_profile: tuple[Tolerance, ...]) -> tuple[Tolerance, ...]:
+    """By how much the places of a measurement may differ: by what its profile says, else by what its metric does. None
+    where its places are no peers."""
+    worse = measurement.definition.peer_tolerance
+    if worse is None:
+        return ()
+    return of_profile or (Tolerance(measurement.metric, worse),)
+
+
+def held(finding: Finding, topology: GpuTopology, no_limit: str) -> Finding:
+    """Hold the values of a finding against its limit, and each place against its peers. `no_limit`: why it has none."""
+    measurement, limit = finding.measurement, finding.limit
     if not measurement.values:  # which would meet every limit
-        return Finding(check, measurement, "not judged", reason="nothing was measured", required=required)
+        return replace(finding, state="not judged", limit=None, tolerances=(), reason="nothing was measured")
     missed = tuple(
         place
         for place, value in measurement.values.items()
         if not _possible(value) or (limit and not limit.met_by(value))
     )
-    slower = _slower_than_peers(measurement, topology)
+    slower = slower_than_peers(measurement, finding.tolerances, topology)
     if missed or slower:
         reason = _missed_reason(len(missed), len(slower))
-        return Finding(check, measurement, "missed", limit, missed, slower, reason, required)
-    if limit is None and not required:
-        return Finding(check, measurement, "for information", required=False)
-    if limit is None:
-        return Finding(check, measurement, "not judged", reason=no_limit)
-    return Finding(check, measurement, "met", limit, required=required)
+        return replace(finding, state="missed", missed=missed, slower_than_peers=slower, reason=reason)
+    if limit is None and finding.required:
+        return replace(finding, state="not judged", reason=no_limit)
+    return replace(finding, state="met" if limit else "for information")
 
 
 def _possible(value: float) -> bool:
@@ -93,39 +100,6 @@ def unsteady(finding: Finding) -> Finding | None:
     spread = Measurement("spread", measurement.spread, {"metric": measurement.metric, **measurement.conditions})
     missed = tuple(place for place, value in spread.values.items() if not limit.met_by(value))
     return Finding(finding.check, spread, "missed", limit, missed, {}, _missed_reason(len(missed), 0))
-
-
-def _slower_than_peers(measurement: Measurement, topology: GpuTopology) -> dict[Where, float]:
-    """Places worse than the median of their peers by more than the metric's tolerance, and by what fraction.
-
-    Peers are GPUs of the same model, and pairs of such GPUs that are linked in the same way.
-    """
-    tolerance = measurement.definition.peer_tolerance
-    if tolerance is None:
-        return {}
-    sign = 1 if measurement.definition.better == "higher" else -1
-    slower = {}
-    peers = defaultdict(list)
-    for place, value in measurement.values.items():
-        peers[topology.kind(place)].append(value)
-    middles = {
-        kind: median(numbers)
-        for kind, values in peers.items()
-        if len(values) >= MIN_PEERS and (numbers := [value for value in values if not math.isnan(value)])
-    }
-    for place, value in measurement.values.items():
-        middle = middles.get(topology.kind(place))
-        if middle is None:
-            continue
-        if math.isnan(value):
-            fraction = 1.0  # a GPU that gave no number at all is as slow as can be
-        elif middle:
-            fraction = sign * (middle - value) / abs(middle)
-        else:
-            fraction = 0.0  # nothing is slower than peers that reach nothing
-        if fraction > tolerance:
-            slower[place] = fraction
-    return slower
 
 
 def _missed_reason(missed: int, slower: int) -> str:
@@ -155,8 +129,8 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
     for place, fraction in (finding.slower_than_peers or {}).items():
         value = measurement.values[place]
         lines.append(
-            f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {fraction:.1%} worse than the median of "
-            f"its peers (tolerance {measurement.definition.peer_tolerance:.0%})"
+            f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {fraction:.1%} worse than its peers "
+            f"(at most {' and '.join(map(str, finding.tolerances))})"
         )
     if limit is not None:
         whose = "the customer's profile" if limit.given else "profile"

@@ -12,6 +12,7 @@ import msgspec
 from pytest_gpufleet.model.limit import GRADES, KnownGood, Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
+from pytest_gpufleet.model.tolerance import Tolerance
 from pytest_gpufleet.model.vocabulary import EXTRAORDINARY
 from pytest_gpufleet.verdict.profiles import profile_file, profile_table
 from pytest_gpufleet.verdict.profiles.profile_table import ProfileError
@@ -24,7 +25,8 @@ EVERY_GPU = "every-gpu.toml"
 
 @dataclass(frozen=True)
 class Profile:
-    """One GPU model: the exact names NVML gives it (`match`), its data-sheet `facts`, and its `limits`.
+    """One GPU model: the exact names NVML gives it (`match`), its data-sheet `facts`, its `limits`, and by how much
+    such GPUs differ (`tolerances`).
 
     The unit of a fact is in its name. Where nobody published a limit there is none: unknown stays unknown. `base`: the
     profile whose limits hold where these say nothing. `metrics`: all that its limits may be for.
@@ -39,6 +41,7 @@ class Profile:
     base: Profile | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     calibrated_on: tuple[KnownGood, ...] = ()
+    tolerances: tuple[Tolerance, ...] = ()
 
     def limit_for(self, measurement: Measurement, fabric: str = "") -> Limit | None:
         """The limit that decides, of those whose every condition was measured so, on a machine whose GPUs `fabric`
@@ -55,6 +58,12 @@ class Profile:
         if own and shipped:
             return shipped if GRADES.index(shipped.grade) < GRADES.index(own.grade) else own
         return own or shipped
+
+    def tolerances_for(self, measurement: Measurement) -> tuple[Tolerance, ...]:
+        """By how much places may differ from their peers: all that hold for this metric, of this profile, else of its
+        base. Methods do not matter: what differs among GPUs is the GPUs."""
+        own = tuple(each for each in self.tolerances if each.holds(measurement))
+        return own or (self.base.tolerances_for(measurement) if self.base else ())
 
     def _check_comparable(self, metric: Metric) -> None:
         own = self.metrics.get(metric.name, metric)
@@ -138,5 +147,6 @@ def _load(path: Path, bases: Iterable[Profile], *, given: bool) -> Profile:
         path=path,
         base=base,
         metrics=metrics,
+        tolerances=profile_file.tolerances(top, metrics),
         calibrated_on=tuple(msgspec.convert(run, KnownGood) for run in values.get("calibrated_on", ())),
     )

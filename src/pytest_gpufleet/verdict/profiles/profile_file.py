@@ -16,6 +16,7 @@ from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.limit import KnownGood, Limit
 from pytest_gpufleet.model.metric import METRICS, Condition, GiB, KiB, Metric, MiB
+from pytest_gpufleet.model.tolerance import Reference, Tolerance, Within
 from pytest_gpufleet.model.vocabulary import FACTS, MEASURED_UNDER
 from pytest_gpufleet.verdict.profiles.profile_table import Table
 
@@ -77,6 +78,11 @@ LimitTable = _table(
         "when": When,
     },
 )
+ToleranceTable = _table(
+    "Tolerance",
+    {"metric": Text, "worse": Ratio, "source": Source},
+    {"reference": Reference, "within": Within, "per_kelvin": Ratio, "when": When},
+)
 ProfileTable = _table(
     "Profile",
     {"name": Annotated[Text, Meta(description="a text that is not empty; the report shows it")]},
@@ -86,6 +92,7 @@ ProfileTable = _table(
         "facts": _table("Facts", {}, _FACTS),
         "metric": dict[Text, MetricTable],  # type: ignore[valid-type]
         "limit": list[LimitTable],  # type: ignore[valid-type]
+        "tolerance": list[ToleranceTable],  # type: ignore[valid-type]
         "calibrated_on": list[RunTable],  # type: ignore[valid-type]
     },
 )
@@ -94,12 +101,17 @@ ProfileTable = _table(
 @cache
 def limit_of(metric: Metric) -> type[msgspec.Struct]:
     """The type of a limit for this metric. Authors know themselves what a metric of theirs is measured under."""
-    when: Any = When
-    if metric.name in MEASURED_UNDER:
-        when = _table(f"{metric.name}_when", {}, {key: _condition(key) for key in MEASURED_UNDER[metric.name]})
     value = Ratio if metric.unit == "ratio" else Positive
     required = {SENSES[metric.better][0]: value, "unit": Literal[metric.unit], "grade": Written, "source": Source}
-    return _table(metric.name, {"metric": Literal[metric.name], **required}, {"measured": Positive, "when": when})
+    optional = {"measured": Positive, "when": _when(metric)}
+    return _table(metric.name, {"metric": Literal[metric.name], **required}, optional)
+
+
+@cache
+def _when(metric: Metric) -> Any:
+    if metric.name not in MEASURED_UNDER:
+        return When
+    return _table(f"{metric.name}_when", {}, {key: _condition(key) for key in MEASURED_UNDER[metric.name]})
 
 
 def _condition(key: str) -> Any:
@@ -142,11 +154,7 @@ def _limit(table: Table, metrics: Mapping[str, Metric], given: bool) -> Limit:
         raise table.error(
             f'"{wrong}" does not fit {metric.name}, where {metric.better} is better; write only "{sense}".', wrong
         )
-    known = MEASURED_UNDER.get(metric.name, when.values)
-    for key in when.values:
-        if key in CONDITIONS and key not in known:
-            under = " and ".join(known) or "no condition"
-            raise when.error(f'{metric.name} is not measured under "{key}", only under {under}; take it out.', key)
+    _check_conditions(metric, when)
     table.check(limit_of(metric))
     return Limit(
         metric=metric.name,
@@ -160,6 +168,27 @@ def _limit(table: Table, metrics: Mapping[str, Metric], given: bool) -> Limit:
         measured=values.get("measured"),
         given=given,
     )
+
+
+def tolerances(top: Table, metrics: Mapping[str, Metric]) -> tuple[Tolerance, ...]:
+    return tuple(_tolerance(table, metrics) for table in top.tables("tolerance"))
+
+
+def _tolerance(table: Table, metrics: Mapping[str, Metric]) -> Tolerance:
+    metric, when = metrics[table.choice("metric", metrics)], table.table("when")
+    _check_conditions(metric, when)
+    if metric.name in MEASURED_UNDER:
+        when.check(_when(metric))
+    given = {key: value for key, value in table.values.items() if key != "when"}
+    return Tolerance(**given, conditions=_conditions(when))
+
+
+def _check_conditions(metric: Metric, when: Table) -> None:
+    known = MEASURED_UNDER.get(metric.name, when.values)
+    for key in when.values:
+        if key in CONDITIONS and key not in known:
+            under = " and ".join(known) or "no condition"
+            raise when.error(f'{metric.name} is not measured under "{key}", only under {under}; take it out.', key)
 
 
 def _conditions(when: Table) -> dict[str, Condition]:

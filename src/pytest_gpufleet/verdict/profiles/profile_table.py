@@ -56,10 +56,10 @@ class Table:
         match self.way:
             case ():
                 return ""
-            case ("limit", number):
-                return f"limit {number}: "
-            case ("limit", number, key):
-                return f'limit {number}: "{key}": '
+            case ("limit" | "tolerance" as what, number):
+                return f"{what} {number}: "
+            case ("limit" | "tolerance" as what, number, key):
+                return f'{what} {number}: "{key}": '
             case way:
                 return f"[{'.'.join(map(str, way))}]: "
 

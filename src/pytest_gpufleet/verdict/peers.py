@@ -1,0 +1,86 @@
+"""Places held against their peers: GPUs of the same model in the same run, or pairs of such GPUs linked alike."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import fmean, median
+
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.tolerance import Reference, Tolerance
+
+# The GPUs of three healthy boards of 4x NVIDIA H200 were up to 10 K apart under full load (53 to 63 C, 2026-11-21).
+# What is warmer than that has a fault of its cooling, which must not excuse it.
+MOST_KELVIN = 10.0
+
+
+def slower_than_peers(
+    measurement: Measurement, tolerances: Iterable[Tolerance], topology: GpuTopology
+) -> dict[Where, float]:
+    """Places worse than their peers by more than any of these tolerances, and by what fraction of the reference.
+
+    A place that gave no number at all is as slow as can be. Nothing is slower than peers that reach nothing.
+    """
+    slower: dict[Where, float] = {}
+    sign = 1 if measurement.definition.better == "higher" else -1
+    for tolerance in tolerances:
+        for peers in _groups(measurement, tolerance, topology):
+            values = _at_one_temperature(measurement, peers, sign * tolerance.per_kelvin)
+            usual = _reference(tolerance.reference, values.values(), sign)
+            for place, value in values.items():
+                fraction = _fraction(value, usual, sign)
+                if fraction > tolerance.worse:
+                    slower[place] = max(fraction, slower.get(place, 0.0))
+    return {place: slower[place] for place in measurement.values if place in slower}
+
+
+def _groups(measurement: Measurement, tolerance: Tolerance, topology: GpuTopology) -> list[list[Where]]:
+    """Places that are peers of each other. Where all GPUs show the same NUMA node, nobody knows who is near whom:
+    virtual machines hide it."""
+    groups = defaultdict(list)
+    near = tolerance.within == "numa node"
+    for place in measurement.values:
+        groups[topology.kind(place), topology.processors_near(place) if near else ()].append(place)
+    if near and len({processors for _, processors in groups}) < 2:
+        return []
+    return [places for places in groups.values() if len(places) >= tolerance.least]
+
+
+def _at_one_temperature(measurement: Measurement, peers: list[Where], per_kelvin: float) -> dict[Where, float]:
+    """The values that these peers would reach at their mean temperature, if the temperature of each is known."""
+    states = [measurement.gpu_states.get(place) for place in peers]
+    temperatures = [state.temperature_c for state in states if state and state.temperature_c is not None]
+    values = {place: measurement.values[place] for place in peers}
+    if not per_kelvin or len(temperatures) < len(peers):
+        return values
+    mean = fmean(temperatures)
+    warmer = (max(-MOST_KELVIN, min(MOST_KELVIN, each - mean)) for each in temperatures)
+    corrected = (1 + per_kelvin * kelvin for kelvin in warmer)
+    return {place: value * factor for (place, value), factor in zip(values.items(), corrected, strict=True)}
+
+
+def _reference(which: Reference, values: Iterable[float], sign: int) -> float | None:
+    """What these values are held against; None if none is a number. The better half of three is the best one: it never
+    has more than half of them."""
+    numbers = sorted((value for value in values if not math.isnan(value)), reverse=sign > 0)
+    if not numbers:
+        return None
+    match which:
+        case "best":
+            return numbers[0]
+        case "better half":
+            return fmean(numbers[: max(1, len(numbers) // 2)])
+        case "median":
+            return median(numbers)
+
+
+def _fraction(value: float, usual: float | None, sign: int) -> float:
+    """By what fraction of what is usual a value is worse."""
+    if usual is None:
+        return 0.0
+    if math.isnan(value):
+        return 1.0
+    return sign * (usual - value) / abs(usual) if usual else 0.0

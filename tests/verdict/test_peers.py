@@ -1,0 +1,104 @@
+"""A place is held against what its healthy peers reach, however many of them are not."""
+
+import math
+
+import pytest
+
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.model.place import where as at
+from pytest_gpufleet.model.tolerance import Tolerance
+from pytest_gpufleet.verdict.peers import MOST_KELVIN, slower_than_peers
+
+NOISE = "three machines"  # whose noise was measured
+
+
+def machine(*affinities):
+    return GpuTopology(
+        tuple(Gpu(i, {"name": "Card", "cpu_affinity": [mask]}) for i, mask in enumerate(affinities)),
+        tuple(tuple("X" if i == j else "NV18" for j in range(len(affinities))) for i in range(len(affinities))),
+        "nvswitch",
+    )
+
+
+def slower(values, tolerance, temperatures=(), topology=None, metric="gemm"):
+    if not isinstance(values, dict):
+        values = {gpu(i): value for i, value in enumerate(values)}
+    states = {gpu(i): GpuState(temperature_c=each) for i, each in enumerate(temperatures)}
+    measurement = Measurement(metric, values, {}, gpu_states=states)
+    return set(slower_than_peers(measurement, [tolerance], topology or machine(*[1] * 8)))
+
+
+def measured(worse, reference="better half", **more):
+    return Tolerance("gemm", worse, reference, source=NOISE, **more)
+
+
+@pytest.mark.parametrize("reference", ["best", "better half"])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_half_a_machine_that_is_slow_does_not_hide(n, reference):
+    bad = {gpu(i) for i in range(n - n // 2, n)}
+    values = [96.0 if gpu(i) in bad else 100.0 for i in range(n)]
+    assert slower(values, measured(0.035, reference)) == bad
+    assert slower([100.0] * n, measured(0.035, reference)) == set()
+
+
+def test_most_of_a_machine_that_is_slow_does_not_make_the_others_slow():
+    assert slower([100.0, 96.0, 96.0, 96.0], measured(0.035, "best")) == {gpu(1), gpu(2), gpu(3)}
+    assert slower([103.0, 100.0, 100.0, 100.0], measured(0.035, "best")) == set()  # faster is no fault
+
+
+def test_the_median_hides_half_a_machine_and_nothing_less():
+    assert slower([55.5, 55.5, 53.1, 53.1], measured(0.03, "median")) == set()
+    assert slower([55.5, 55.5, 55.5, 53.1], measured(0.03, "median")) == {gpu(3)}
+
+
+@pytest.mark.parametrize(("source", "named"), [("", set()), (NOISE, {gpu(1)})])
+def test_of_two_the_slower_one_is_named_only_where_the_noise_of_healthy_ones_is_known(source, named):
+    assert slower([100.0, 96.0], Tolerance("gemm", 0.035, source=source)) == named
+    assert slower([100.0, 97.0], Tolerance("gemm", 0.035, source=source)) == set()
+    assert slower([100.0], Tolerance("gemm", 0.035, source=source)) == set()
+
+
+def test_of_the_two_directions_of_one_pair_the_slower_one_is_named():
+    pairs = {at("gpu0-gpu1"): 396.0, at("gpu1-gpu0"): 392.0}
+    tolerance = Tolerance("pair_bandwidth", 0.005, "best", source=NOISE)
+    assert slower(pairs, tolerance, metric="pair_bandwidth") == {at("gpu1-gpu0")}
+    assert slower({at("gpu0-gpu1"): 396.0}, tolerance, metric="pair_bandwidth") == set()
+
+
+def test_a_warmer_gpu_is_held_against_what_it_would_reach_at_the_temperature_of_its_peers():
+    tolerance = measured(0.02, per_kelvin=0.003)
+    values, temperatures = [100.0, 100.0, 100.0, 97.6], [55.0, 55.0, 55.0, 63.0]
+    assert slower(values, tolerance) == {gpu(3)}
+    assert slower(values, tolerance, temperatures) == set()
+    assert slower([100.0, 100.0, 100.0, 94.0], tolerance, temperatures) == {gpu(3)}
+    assert slower(values, tolerance, temperatures[:3]) == {gpu(3)}  # the temperature of one is unknown
+
+
+def test_no_more_warmth_is_excused_than_healthy_boards_have():
+    tolerance = measured(0.02, per_kelvin=0.003)
+    hot = 55.0 + 3 * MOST_KELVIN
+    assert slower([100.0, 100.0, 100.0, 92.0], tolerance, [55.0, 55.0, 55.0, hot]) == {gpu(3)}
+
+
+def test_where_less_is_better_the_warmer_gpu_is_excused_too():
+    tolerance = Tolerance("pair_latency", 0.02, source=NOISE, per_kelvin=0.003)
+    values = {gpu(i): value for i, value in enumerate([100.0, 100.0, 100.0, 102.4])}
+    assert slower(values, tolerance, metric="pair_latency") == {gpu(3)}
+    assert slower(values, tolerance, [55.0, 55.0, 55.0, 63.0], metric="pair_latency") == set()
+
+
+def test_peers_at_one_numa_node_are_those_whose_processors_are_the_same():
+    near = measured(0.03, "best", within="numa node")
+    values = [55.5, 55.4, 53.1, 51.0]
+    assert slower(values, near, topology=machine(1, 1, 2, 2)) == {gpu(3)}
+    assert slower(values, near, topology=machine(1, 1, 1, 1)) == set()  # a virtual machine that hides them
+    assert slower(values, measured(0.05, "best"), topology=machine(1, 1, 2, 2)) == {gpu(3)}
+
+
+@pytest.mark.parametrize("reference", ["best", "better half", "median"])
+def test_what_gave_no_number_is_slow_and_is_no_reference(reference):
+    assert slower([100.0, 100.0, math.nan], measured(0.03, reference)) == {gpu(2)}
+    assert slower([math.nan] * 3, measured(0.03, reference)) == set()
+    assert slower([0.0, 0.0, 0.0, math.nan], measured(0.03, reference)) == {gpu(3)}
