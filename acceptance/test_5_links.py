@@ -13,6 +13,7 @@ from pytest_gpufleet.probes import (
     HostDirection,
     PairDirection,
     host_bandwidth,
+    host_memory_bandwidth,
     pair_bandwidth,
     pair_latency,
     who_slows_pairs,
@@ -24,6 +25,9 @@ between_gpus = pytest.mark.needs(ranks=2)
 
 ONE_DIRECTION = "for one direction at a time"
 BUFFER = Size(512 * MiB, rehearsal=MiB)
+# An array of STREAM is four times the last cache: of the processors in GPU servers that has up to 4 MiB a core.
+ARRAY = Size(16 * MiB, rehearsal=MiB)
+TRIAD_SECONDS = Size(0.4, rehearsal=0.02)
 SMALL_BUFFER = Size(16 * MiB, rehearsal=MiB)
 
 
@@ -69,6 +73,19 @@ def test_host_bandwidth_of_all_gpus(world: World, judge: Judge, direction: HostD
     other: `gpufleet compare`.
     """
     judge(*figures(host_bandwidth(world, direction, "all", BUFFER.on(world))), required=False)
+
+
+@pytest.mark.level("standard")
+@pytest.mark.figures("host_memory_bandwidth")
+def test_host_memory_bandwidth(world: World, judge: Judge) -> None:
+    """Bandwidth of the host's memory at each NUMA node
+
+    Everything that GPUs get from the host comes out of this memory. One NUMA node below the others: a memory module is
+    missing, was switched off after errors, or sits in the wrong slot (`dmidecode -t memory`, `edac-util`). A machine
+    with one NUMA node, as virtual machines show it, has nothing to compare: there only a limit of your own finds what
+    is missing. Other programs on the host lower the figure too.
+    """
+    judge(*host_memory_bandwidth(world, ARRAY.on(world), TRIAD_SECONDS.on(world)), required=False)
 
 
 @between_gpus

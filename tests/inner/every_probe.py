@@ -5,6 +5,7 @@ from pytest_gpufleet.probes.collectives import speed
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.memory.bandwidth import memory_bandwidth
+from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth
 from pytest_gpufleet.probes.training import loop, method_comparison
 from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
 from pytest_gpufleet.probes.training.recipes import Workload
@@ -26,6 +27,7 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         measure(nccl_group, speed.collective_latency, "all_reduce", 1024),
         measure_all(world, rate.product_rate, "fp32")[0],
         *measure_all(world, memory_bandwidth),
+        *host_memory_bandwidth(world, MiB, 0.01),
         *(measurement for each in copied for measurement in each.measurements),
         one,
         every,

@@ -75,6 +75,23 @@ def _memory_limit() -> int | str:
     return "unlimited" if limit == "max" else int(limit)
 
 
+NUMA_NODES = Path("/sys/devices/system/node")
+
+
+def processors_by_numa_node() -> dict[int, list[int]]:
+    """The processors that this process may use, by the number of their NUMA node; all at node 0 if the system does not
+    tell. Nodes without any are left out: their memory is not next to a processor."""
+    allowed = os.sched_getaffinity(0)
+    nodes = {int(path.name[4:]): _numbers(_text(path / "cpulist")) for path in NUMA_NODES.glob("node[0-9]*")}
+    return {number: sorted(near) for number, each in nodes.items() if (near := each & allowed)} or {0: sorted(allowed)}
+
+
+def _numbers(text: str) -> set[int]:
+    """What the kernel writes as "0-3,8" """
+    ranges = [each.partition("-") for each in text.split(",") if each]
+    return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}
+
+
 FACTS: dict[str, Callable[[], Any]] = {
     "name": socket.gethostname,
     "kernel": platform.release,
@@ -84,7 +101,7 @@ FACTS: dict[str, Callable[[], Any]] = {
     "processor_set": lambda: sorted(os.sched_getaffinity(0)),
     "memory_bytes": lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     "container_memory_limit": _memory_limit,
-    "numa_nodes": lambda: len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
+    "numa_nodes": lambda: len(list(NUMA_NODES.glob("node[0-9]*"))),
     "cpu_governor": lambda: _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
     "cpu_energy_preference": lambda: _text("/sys/devices/system/cpu/cpu0/cpufreq/energy_performance_preference"),
     "shared_memory_bytes": _shared_memory,

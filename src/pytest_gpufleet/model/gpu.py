@@ -100,6 +100,9 @@ SOFTWARE = {
 }
 
 
+_CALLED = {"cpu": "CPU rank", "numa": "NUMA node"}
+
+
 @dataclass(frozen=True)
 class GpuTopology:
     """The GPUs a run uses, the links between them and the software above them.
@@ -131,7 +134,7 @@ class GpuTopology:
         """What stands behind a place: the identity of every GPU in it."""
         by_place = {gpu.place: gpu.identity for gpu in self.gpus}
         return " and ".join(
-            by_place.get(part) or (f"CPU rank {part.index}" if part.kind == "cpu" else str(part))
+            by_place.get(part) or (f"{_CALLED[part.kind]} {part.index}" if part.kind in _CALLED else str(part))
             for part in where.parts
         )
 

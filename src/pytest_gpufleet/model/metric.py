@@ -93,6 +93,8 @@ METRICS = {
         Metric("gemm", "TFLOP/s", "higher", "matrix product", 0.08),
         Metric("memory_bandwidth", "GB/s", "higher", "memory bandwidth", 0.03),
         Metric("host_bandwidth", "GB/s", "higher", "bandwidth between host and GPU", 0.10),
+        # One memory channel of twelve is 8 %, of eight 12 %.
+        Metric("host_memory_bandwidth", "GB/s", "higher", "bandwidth of host memory", 0.05),
         Metric("pair_bandwidth", "GB/s", "higher", "bandwidth between two GPUs", 0.03),
         Metric("pair_latency", "us", "lower", "latency between two GPUs"),
         Metric("train_throughput", "images/s", "higher", "training throughput"),

@@ -38,8 +38,8 @@ class Where:
 
 
 class Place(Where):
-    """A device of a node (`kind` "gpu", or "cpu" for a rank of a rehearsal; `index` counts on its node), a node
-    (`kind` "node"), or everything (WORLD)."""
+    """A device of a node (`kind` "gpu", "cpu" for a rank of a rehearsal, "numa" for a NUMA node; `index` counts on its
+    node), a node (`kind` "node"), or everything (WORLD)."""
 
     __slots__ = ("index", "kind", "node")
 
@@ -77,6 +77,11 @@ THIS_NODE = Place(0, "node")
 
 def gpu(index: int, node: int = 0) -> Place:
     return Place(node, "gpu", index)
+
+
+def numa_node(index: int, node: int = 0) -> Place:
+    """Processors of a node and the memory next to them, by the kernel's number."""
+    return Place(node, "numa", index)
 
 
 def write(where: Where) -> str:

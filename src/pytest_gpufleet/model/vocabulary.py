@@ -32,6 +32,7 @@ MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "gemm": ("precision", "at_once", "work", "method"),
     "memory_bandwidth": ("operation", "at_once", "method"),
     "host_bandwidth": ("direction", "at_once", "method"),
+    "host_memory_bandwidth": ("operation", "method"),
     "pair_bandwidth": ("direction", "link", "fabric", "method"),
     "pair_latency": ("link", "fabric", "method"),
     "train_throughput": _TRAINING,

@@ -25,6 +25,7 @@ SYMBOLS = {
     "not applicable": "·",
     "for information": "·",
 }
+CALLED = {"gpu": "GPU", "numa": "NUMA node"}
 SIGNS = {"min": "≥", "max": "≤"}
 
 # Colour codes first, as whole sequences; then every control character that is not white space, those that turn the
@@ -176,7 +177,9 @@ def place(where: Where) -> str:
     """A place as people say it: "GPU 3", "GPU 0 to GPU 5", "all ranks together"."""
     if where == WORLD:
         return "all ranks together"
-    return " to ".join(f"GPU {part.index}" if part.kind == "gpu" else str(part) for part in where.parts)
+    return " to ".join(
+        f"{CALLED[part.kind]} {part.index}" if part.kind in CALLED else str(part) for part in where.parts
+    )
 
 
 def worst(finding: Finding) -> tuple[Where, float] | None:
