@@ -9,10 +9,13 @@ import msgspec
 # What stays as it is while a machine runs. `minor` is of the device file: 3 for /dev/nvidia3. `power_limit_watts` is
 # the enforced one. `nvlink_remotes`: where each link ends, by PCI bus id, "switch", or "" for one that is down.
 # `processes`: who computed on the GPU before this run's ranks started, as "process 4711 (python3), 2.1 GiB". `p2p`: by
-# capability the nvmlGpuP2PStatus_t with every GPU (0 is OK).
+# capability the nvmlGpuP2PStatus_t with every GPU (0 is OK). `brand` is an nvmlBrandType_t, `virtualization` an
+# nvmlGpuVirtualizationMode_t. What physical limits are made of (verdict/peaks.py): `cuda_cores`, `memory_bus_bits` and
+# the highest clocks.
 CONSTANTS = (
     "name", "uuid", "serial", "board_part_number", "vbios", "inforom_version", "inforom_valid",
     "pci_bus_id", "pci_device_id", "minor", "memory_bytes", "compute_capability",
+    "brand", "virtualization", "cuda_cores", "memory_bus_bits", "sm_clock_max_mhz", "memory_clock_max_mhz",
     "pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max",
     "ecc_mode", "ecc_mode_default", "mig_mode", "compute_mode", "persistence_mode",
     "power_limit_watts", "power_limit_default_watts", "application_clock_mhz", "application_clock_default_mhz",
