@@ -22,7 +22,9 @@ from pytest_gpufleet import (
     expect,
     expect_host,
     expect_none,
+    fabric_ills,
     not_applicable,
+    pcie_lanes,
     unreadable,
 )
 from pytest_gpufleet.probes import pcie_generation_under_load
@@ -136,13 +138,19 @@ def test_no_harmful_variable(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_pcie_width_is_full(machine: Machine) -> None:
-    """Every GPU's PCIe link has all its lanes
+def test_pcie_width_is_full(machine: Machine, gpu_profile: Profile | None) -> None:
+    """Every GPU's PCIe link has all the lanes that the GPU can use
 
-    A link that trained with fewer lanes halves the speed to the host: reseat the GPU or riser, clean the contacts; if
-    it stays, the board or the slot is bad.
+    A link with fewer lanes halves the speed to the host. If it trained with fewer than the slot has, reseat the GPU or
+    riser and clean the contacts; if it stays, the board or the slot is bad. If the slot itself has fewer, the GPU is in
+    the wrong slot, or riser or cable lack lanes. If the machine was ordered so, say so in a profile: pcie_width among
+    its facts.
     """
-    expect(machine.gpus, "pcie_width", lambda gpu: gpu["pcie_width_max"], code="pcie_width_reduced")
+    ordered = int(gpu_profile.facts.get("pcie_width", 0)) if gpu_profile else 0
+    expect(
+        machine.gpus, "pcie_width", lambda gpu: at_least(ordered or gpu["pcie_width_max"]), code="pcie_width_reduced"
+    )
+    expect(machine.gpus, "pcie_width", lambda gpu: at_least(ordered or pcie_lanes(gpu)), code="pcie_slot_narrow")
 
 
 @needs_gpus
@@ -213,15 +221,17 @@ def test_nvlinks_are_equally_fast(machine: Machine, gpu_profile: Profile | None)
 
 @needs_gpus
 def test_fabric_is_ready(machine: Machine) -> None:
-    """The NVSwitch fabric has taken in every GPU
+    """The NVSwitch fabric has taken in every GPU, and is well
 
     State 3 is completed, status 0 success. Otherwise start nvidia-fabricmanager (of exactly the driver's version; on
     the host of a virtual machine or container) and read its log; without it GPUs with NVSwitch cannot talk to each
-    other.
+    other. A fabric that is complete can still be degraded, have lost a route, be configured wrongly, or be divided, so
+    that some GPUs of this machine do not reach others: its log says why.
     """
     if all(gpu["fabric"] == {"state": 0, "status": 0} for gpu in machine.gpus):
         not_applicable("these GPUs are in no NVSwitch fabric")
     expect(machine.gpus, "fabric", {"state": 3, "status": 0}, code="fabric_not_ready")
+    expect_none(fabric_ills(machine.gpus))
 
 
 @needs_gpus

@@ -17,7 +17,8 @@ def test_no_memory_error_is_recorded(machine: Machine) -> None:
     """No GPU has uncorrectable memory errors, and no repair of its memory is pending or has failed
 
     An uncorrectable error kills the program that meets it. Pending repairs are done by a reset of the GPU; a repair
-    that failed, or hundreds of remapped rows, call for its replacement. A counter that the GPU has and that cannot be
+    that failed, memory that the driver calls unrepairable, a bank without spare rows or hundreds of remapped rows call
+    for its replacement. A counter that the GPU has and that cannot be
     read proves nothing: see the kernel log, whether this user may use `nvidia-smi -q`, and whether nvidia-ml-py is as
     old as the driver.
     """

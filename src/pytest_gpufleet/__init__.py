@@ -44,11 +44,13 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.measure import measure as measure
     from pytest_gpufleet.probes.measure import measure_all as measure_all
     from pytest_gpufleet.probes.measure import scaling_efficiency as scaling_efficiency
-    from pytest_gpufleet.verdict.health_rules import link_errors as link_errors
-    from pytest_gpufleet.verdict.health_rules import pcie_errors as pcie_errors
+    from pytest_gpufleet.verdict.gpu_faults import unreadable as unreadable
     from pytest_gpufleet.verdict.health_rules import recorded_errors as recorded_errors
-    from pytest_gpufleet.verdict.health_rules import unreadable as unreadable
     from pytest_gpufleet.verdict.judgement import LimitMissed as LimitMissed
+    from pytest_gpufleet.verdict.link_rules import fabric_ills as fabric_ills
+    from pytest_gpufleet.verdict.link_rules import link_errors as link_errors
+    from pytest_gpufleet.verdict.link_rules import pcie_errors as pcie_errors
+    from pytest_gpufleet.verdict.link_rules import pcie_lanes as pcie_lanes
     from pytest_gpufleet.verdict.profiles.profile import Profile as Profile
     from pytest_gpufleet.world.rank import Rank as Rank
     from pytest_gpufleet.world.rank_failure import RankFailure as RankFailure
@@ -72,8 +74,10 @@ _NAMES = {
     "plugin.judging": ("Judge",),
     "probes.collectives.speed": ("bus_bandwidth",),
     "probes.measure": ("measure", "measure_all", "scaling_efficiency"),
-    "verdict.health_rules": ("link_errors", "pcie_errors", "recorded_errors", "unreadable"),
+    "verdict.gpu_faults": ("unreadable",),
+    "verdict.health_rules": ("recorded_errors",),
     "verdict.judgement": ("LimitMissed",),
+    "verdict.link_rules": ("fabric_ills", "link_errors", "pcie_errors", "pcie_lanes"),
     "verdict.profiles.profile": ("Profile",),
     "world.rank": ("Rank",),
     "world.rank_failure": ("RankFailure", "RankReport"),

@@ -7,8 +7,9 @@ import pynvml
 import pytest
 
 from pytest_gpufleet import expect
-from pytest_gpufleet.hardware import local_node
+from pytest_gpufleet.hardware import fact_tables, local_node
 from pytest_gpufleet.hardware import nvml as driver
+from pytest_gpufleet.hardware.fact_tables import NVLINK_5_COUNTERS, NVLINK_COUNTERS
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
@@ -71,6 +72,98 @@ def test_clock_events_that_a_lost_gpu_does_not_tell_are_no_absent_ones():
     with pytest.raises(driver.FactError) as caught:
         driver.Nvml(nvml, [object()]).ask(0, "clock_event_reasons")
     assert caught.value.unavailable.applicable
+
+
+def fields(values, **more):
+    """A GPU whose fields have these values, by field or (field, link); an int that is negative is an NVML error."""
+
+    def told(handle, asked):
+        found = [values.get(field if isinstance(field, int) else tuple(field), -3) for field in asked]
+        union = pynvml.c_nvmlFieldValue_t * len(found)
+        answers = union()
+        for answer, value in zip(answers, found, strict=True):
+            answer.nvmlReturn, answer.valueType = max(0, -value), pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+            answer.value.ullVal = max(0, value)
+        return answers
+
+    nvml = SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlDeviceGetFieldValues=told, **more)
+    return driver.Nvml(nvml, [object()])
+
+
+def test_counters_of_nvlink_5_by_kind_and_link():
+    """Two links, of which the second does not tell of symbols."""
+    values = {(field, link): 100 * link + field for field in NVLINK_5_COUNTERS.values() for link in (0, 1)}
+    values[NVLINK_5_COUNTERS["symbol"], 1] = -pynvml.NVML_ERROR_UNKNOWN
+    told = fields(values).ask(0, "nvlink_errors")
+    assert told == {**{kind: [n, 100 + n] for kind, n in NVLINK_5_COUNTERS.items()}, "symbol": [221, None]}
+
+
+def test_counters_of_links_before_nvlink_5():
+    """As on an H200 with driver 580: its fields of NVLink 5 are not supported."""
+    older = fields({}, nvmlDeviceGetNvLinkErrorCounter=lambda handle, link, number: 10 * link + number)
+    assert older.ask(0, "nvlink_errors") == {
+        kind: [10 * link + number for link in range(18)] for kind, number in NVLINK_COUNTERS.items()
+    }
+    with pytest.raises(driver.FactError) as caught:
+        older.ask(0, "nvlink_fec")
+    assert not caught.value.unavailable.applicable
+
+
+def test_blocks_that_forward_error_correction_mended():
+    told = fields({(235 + errors, 0): 1000 - errors for errors in range(16)}).ask(0, "nvlink_fec")
+    assert told == [list(range(1000, 984, -1))]
+
+
+def test_counters_of_links_that_a_lost_gpu_does_not_tell_are_no_absent_ones():
+    lost = fields({(field, 0): -pynvml.NVML_ERROR_GPU_IS_LOST for field in NVLINK_5_COUNTERS.values()})
+    with pytest.raises(driver.FactError) as caught:
+        lost.ask(0, "nvlink_errors")
+    assert caught.value.unavailable.applicable
+
+
+def slot(tmp_path, monkeypatch, gpu, port):
+    """A GPU behind a port, with what the system says of their links; None for a file that is not there."""
+    device = tmp_path / "0000:15:01.0" / "0000:1b:00.0"
+    device.mkdir(parents=True)
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "0000:1b:00.0").symlink_to(device)
+    for place, lanes in ((device, gpu), (device.parent, port)):
+        if lanes is not None:
+            (place / "max_link_width").write_text(f"{lanes}\n")
+    monkeypatch.setattr(fact_tables, "PCI_DEVICES", tmp_path / "devices")
+    nvml = SimpleNamespace(
+        NVMLError=pynvml.NVMLError,
+        NVML_ERROR_NOT_SUPPORTED=pynvml.NVML_ERROR_NOT_SUPPORTED,
+        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=b"00000000:1B:00.0"),
+    )
+    return driver.Nvml(nvml, [object()])
+
+
+@pytest.mark.parametrize(("gpu", "port", "told"), [(16, 8, (16, 8)), (16, 255, (16, 0)), (16, None, (16, 0))])
+def test_lanes_of_gpu_and_port_are_told_apart(tmp_path, monkeypatch, gpu, port, told):
+    able = slot(tmp_path, monkeypatch, gpu, port).ask(0, "pcie_width_able")
+    assert (able["gpu"], able["port"]) == told
+
+
+def test_lanes_that_no_system_tells_are_absent(tmp_path, monkeypatch):
+    with pytest.raises(driver.FactError) as caught:
+        slot(tmp_path, monkeypatch, None, None).ask(0, "pcie_width_able")
+    assert not caught.value.unavailable.applicable
+
+
+def test_the_health_of_the_fabric():
+    def told(handle, reference):
+        info = reference._obj
+        info.state, info.healthMask, info.cliqueId = 3, 0x1A9, 7
+        info.clusterUuid[:] = range(16)
+
+    nvml = SimpleNamespace(
+        NVMLError=pynvml.NVMLError,
+        c_nvmlGpuFabricInfoV_t=pynvml.c_nvmlGpuFabricInfoV_t,
+        nvmlDeviceGetGpuFabricInfoV=told,
+    )
+    cluster = "000102030405060708090a0b0c0d0e0f"
+    assert driver.Nvml(nvml, [object()]).ask(0, "fabric_health") == {"mask": 0x1A9, "clique": 7, "cluster": cluster}
 
 
 MISSPELT = {

@@ -180,6 +180,26 @@ def test_nothing_is_open_only_if_all_ran_and_was_judged(standard: Record) -> Non
     assert page.table("Not run").row("○ incomplete")["Why"] == "telemetry lost samples"
 
 
+NO_ERRORS = "replay 0, recovery 0, crc flit 0, crc data 7,157"
+# Of one link, as NVLink 5 counts; the second one does not tell of symbols.
+OF_NVLINK_5 = {"receive": [1, 2], "symbol": [4, None], "effective": [None, None]}
+
+
+def test_health_that_newer_drivers_tell() -> None:
+    facts = {
+        "ecc_mode": [1, 1],
+        "spare_rows": {"max": 3071, "high": 0, "partial": 0, "low": 1, "none": 0},
+        "nvlink_errors": OF_NVLINK_5,
+        "nvlink_fec": [[10**9, 1200, 3, *[0] * 13], [10**9, 34, None, *[0] * 13]],
+    }
+    record = read(RECORDED / "h200x2-f" / "evidence.jsonl")
+    record.topology = with_facts(record.topology, [Gpu(0, facts)])
+    told = Page(summary(record)).table("Health of the GPUs").row("GPU 0")
+    assert told["Banks of memory by spare rows: all / many / some / few / none"] == "3071 / 0 / 0 / 1 / 0"
+    assert told["NVLink errors"] == "receive 3, symbol 4"
+    assert told["NVLink 5: blocks with 1, 2, ... errors corrected on the way"] == "1,234, 3"
+
+
 def test_health_of_each_gpu_and_of_the_host() -> None:
     recorded = read(RECORDED / "h200x4-neighbour" / "evidence.jsonl")
     changed = {
@@ -191,7 +211,7 @@ def test_health_of_each_gpu_and_of_the_host() -> None:
     recorded.topology = with_facts(recorded.topology, [Gpu(2, changed)])
     page = Page(summary(recorded))
     first, bad = (page.table("Health of the GPUs").row(gpu) for gpu in ("GPU 0", "GPU 2"))
-    assert [*first.values()] == ["GPU 0", "on", "0 / 0", "0", "0 / 0", "0", "0 / 0 / 0 / 7,157", "87 / 89 / 95 / 95"]
+    assert [*first.values()] == ["GPU 0", "on", "0 / 0", "0", "0 / 0", "0", NO_ERRORS, "87 / 89 / 95 / 95"]
     assert [*bad.values()][1:2] == ["on, off after the next boot"]
     assert [*bad.values()][4:7] == ["2 / 1, one pending", "not supported", "not readable"]
     assert ["Locked memory (memlock)", "unlimited"] in page.table("The host").rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,17 @@ PCIE_TX, PCIE_RX = 0, 1
 FIELD_MEMORY_TEMPERATURE = 82
 FIELD_NVLINK_SPEED = 164  # Mbit/s by nvml.h but MB/s in fact; the link goes into scopeId
 FIELD_RECOVERY_ACTION = 230
+# The counters of each link of NVLink 5, which has none of NVLINK_COUNTERS; the link goes into scopeId too.
+NVLINK_5_COUNTERS = {
+    "malformed_packets": 206, "buffer_overruns": 207, "receive": 208, "remote_receive": 209, "general_receive": 210,
+    "link_integrity": 211, "failed_recovery": 214, "recovery": 215, "effective": 219, "symbol": 221,
+}  # fmt: skip
+FIELDS_NVLINK_FEC = range(235, 251)
+# By nvmlValueType_t. The first is double by nvml.h, but no field here is one, and counters come with it all the same.
+VALUE_TYPES = ("ullVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+LINK_WIDTHS = (1, 2, 4, 8, 12, 16, 32)
 
 # Errors by which NVML says that there is no such thing here; all others are trouble.
 NOT_HERE = ("NotSupported", "FunctionNotFound", "ArgumentVersionMismatch")
@@ -35,12 +46,12 @@ def text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _field(nvml: Any, handle: Any, *fields: Any) -> list[int]:
-    values = nvml.nvmlDeviceGetFieldValues(handle, list(fields))
-    for value in values:
-        if value.nvmlReturn:
-            raise nvml.NVMLError(value.nvmlReturn)
-    return [value.value.uiVal for value in values]
+def _fields(nvml: Any, handle: Any, fields: Iterable[Any]) -> list[Any]:
+    """The values of fields, None for one that is not told. Raises what the first one says if none is."""
+    told = list(nvml.nvmlDeviceGetFieldValues(handle, list(fields)))
+    if all(each.nvmlReturn for each in told):
+        raise nvml.NVMLError(told[0].nvmlReturn)
+    return [None if each.nvmlReturn else getattr(each.value, VALUE_TYPES[each.valueType]) for each in told]
 
 
 def _links(call: Callable[[int], Any], nvml: Any) -> list[Any]:
@@ -69,19 +80,64 @@ def _nvlink_remotes(nvml: Any, handle: Any) -> list[str]:
     return _links(remote, nvml)
 
 
-def _nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int]]:
-    """For each kind of error the count of each link."""
+def _nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int | None]]:
+    """For each kind of error the count of each link: those of NVLink 5 where there are any, else those before it."""
 
-    def counts(number: int) -> list[int]:
+    def counts(number: int) -> list[int | None]:
         return _links(lambda link: nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, number), nvml)
 
-    return {name: counts(number) for name, number in NVLINK_COUNTERS.items()}
+    try:
+        of_links = _link_fields(nvml, handle, NVLINK_5_COUNTERS.values())
+    except nvml.NVMLError as error:
+        if not named(error, *NOT_HERE, "InvalidArgument"):
+            raise
+        return {name: counts(number) for name, number in NVLINK_COUNTERS.items()}
+    return dict(zip(NVLINK_5_COUNTERS, map(list, zip(*of_links, strict=True)), strict=True))
+
+
+def _link_fields(nvml: Any, handle: Any, fields: Iterable[int]) -> list[list[int | None]]:
+    """These fields of each NVLink."""
+    fields = tuple(fields)
+    return _links(lambda link: _fields(nvml, handle, [(field, link) for field in fields]), nvml)
 
 
 def _fabric(nvml: Any, handle: Any) -> dict[str, int]:
+    info = _fabric_info(nvml, handle)
+    return {"state": info.state, "status": info.status}
+
+
+def _fabric_health(nvml: Any, handle: Any) -> dict[str, Any]:
+    info = _fabric_info(nvml, handle)
+    return {"mask": info.healthMask, "clique": info.cliqueId, "cluster": bytes(info.clusterUuid).hex()}
+
+
+def _fabric_info(nvml: Any, handle: Any) -> Any:
     info = nvml.c_nvmlGpuFabricInfoV_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    return {"state": info.state, "status": info.status}
+    return info
+
+
+def _pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
+    """By the system, which asks device and port apart. A virtual machine shows no port, or one that is none."""
+    domain, _, rest = str(text(nvml.nvmlDeviceGetPciInfo(handle).busId)).lower().partition(":")
+    device = (PCI_DEVICES / f"{domain[-4:]}:{rest}").resolve()
+    widths = {"gpu": _lanes(device), "port": _lanes(device.parent)}
+    if not widths["gpu"]:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    return widths
+
+
+def _lanes(device: Path) -> int:
+    """0 if the system does not tell; so does a link that is not there, with 0 or 255 lanes."""
+    with suppress(OSError, ValueError):
+        lanes = int((device / "max_link_width").read_text())
+        return lanes if lanes in LINK_WIDTHS else 0
+    return 0
+
+
+def _spare_rows(nvml: Any, handle: Any) -> dict[str, int]:
+    told = nvml.nvmlDeviceGetRowRemapperHistogram(handle)
+    return {name: int(getattr(told, name)) for name in ("max", "high", "partial", "low", "none")}
 
 
 def _sram_threshold(nvml: Any, handle: Any) -> bool:
@@ -159,6 +215,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "pcie_generation_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkGeneration(h),
     "pcie_width": lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h),
     "pcie_width_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkWidth(h),
+    "pcie_width_able": _pcie_width_able,
     "ecc_mode": lambda n, h: list(n.nvmlDeviceGetEccMode(h)),
     "ecc_mode_default": lambda n, h: n.nvmlDeviceGetDefaultEccMode(h),
     "mig_mode": lambda n, h: list(n.nvmlDeviceGetMigMode(h)),
@@ -169,15 +226,16 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "application_clock_mhz": lambda n, h: n.nvmlDeviceGetApplicationsClock(h, CLOCK_SM),
     "application_clock_default_mhz": lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, CLOCK_SM),
     "temperature_limits_c": _temperature_limits,
-    "recovery_action": lambda n, h: _field(n, h, FIELD_RECOVERY_ACTION)[0],
+    "recovery_action": lambda n, h: _fields(n, h, [FIELD_RECOVERY_ACTION])[0],
     "numa_node": lambda n, h: n.nvmlDeviceGetNumaNodeId(h),
     "cpu_affinity": lambda n, h: [int(word) for word in n.nvmlDeviceGetCpuAffinity(h, 16)],
     "fabric": _fabric,
+    "fabric_health": _fabric_health,
     "nvlink_states": lambda n, h: _links(lambda link: n.nvmlDeviceGetNvLinkState(h, link), n),
     "nvlink_versions": lambda n, h: _links(lambda link: n.nvmlDeviceGetNvLinkVersion(h, link), n),
     "nvlink_remote_types": lambda n, h: _links(lambda link: n.nvmlDeviceGetNvLinkRemoteDeviceType(h, link), n),
     "nvlink_remotes": _nvlink_remotes,
-    "nvlink_speeds": lambda n, h: _links(lambda link: _field(n, h, (FIELD_NVLINK_SPEED, link))[0] / 1000, n),
+    "nvlink_speeds": lambda n, h: _links(lambda link: _fields(n, h, [(FIELD_NVLINK_SPEED, link)])[0] / 1000, n),
     "processes": lambda n, h: [_process(process) for process in n.nvmlDeviceGetComputeRunningProcesses(h)],
     "ecc_uncorrected_volatile": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_UNCORRECTED, ECC_VOLATILE),
     "ecc_uncorrected_aggregate": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_UNCORRECTED, ECC_AGGREGATE),
@@ -185,12 +243,15 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "sram_threshold_exceeded": _sram_threshold,
     "remapped_rows": lambda n, h: list(n.nvmlDeviceGetRemappedRows(h)),
     "retired_pages_pending": lambda n, h: n.nvmlDeviceGetRetiredPagesPendingStatus(h),
+    "memory_unrepairable": lambda n, h: bool(n.nvmlDeviceGetUnrepairableMemoryFlag_v1(h)),
     "pcie_replays": lambda n, h: n.nvmlDeviceGetPcieReplayCounter(h),
     "nvlink_errors": _nvlink_errors,
+    "nvlink_fec": lambda n, h: _link_fields(n, h, FIELDS_NVLINK_FEC),
+    "spare_rows": _spare_rows,
     "utilization_percent": lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu,
     "memory_used_bytes": lambda n, h: n.nvmlDeviceGetMemoryInfo(h).used,
     "temperature_c": lambda n, h: n.nvmlDeviceGetTemperature(h, TEMPERATURE_GPU),
-    "memory_temperature_c": lambda n, h: _field(n, h, FIELD_MEMORY_TEMPERATURE)[0],
+    "memory_temperature_c": lambda n, h: _fields(n, h, [FIELD_MEMORY_TEMPERATURE])[0],
     "power_watts": lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1000,
     "sm_clock_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, CLOCK_SM),
     "memory_clock_mhz": lambda n, h: n.nvmlDeviceGetClockInfo(h, CLOCK_MEMORY),

@@ -89,6 +89,14 @@ _ALL = (
          "End the process that holds it (`nvidia-smi` lists it); without one, reset the GPU"),
     Code(129, "fact_unexpected", "identity", "TRIAGE", "a fact of this GPU is not what it should be",
          "Do what the check's text says"),
+    Code(130, "pcie_slot_narrow", "link", "TRIAGE", "the PCIe slot has fewer lanes than the GPU",
+         "Move the GPU to a slot with all its lanes, or look at riser and cable; if the machine was ordered so, say so "
+         "in a profile: pcie_width among its facts"),
+    Code(131, "fabric_degraded", "link", "RESET", "the NVSwitch fabric has this GPU and is not well",
+         "Read the log of the fabric manager, look for XIDs and SXids, then reset all GPUs; if it stays, the GPU, a "
+         "switch or a cable is bad"),
+    Code(132, "fabric_split", "setting", "CONFIG", "the NVSwitch fabric has divided the GPUs of this machine",
+         "Look at the partitions of the fabric manager"),
     # ---------------------------------------------------------------- 2xx health
     Code(201, "ecc_uncorrected", "error", "ISOLATE", "uncorrectable memory errors", "Replace the GPU"),
     Code(202, "row_remapping_pending", "error", "RESET", "row remapping is pending", "Reset the GPU"),
@@ -135,6 +143,10 @@ _ALL = (
     Code(225, "xid_of_process", "process", "MONITOR", "an XID that a process leaves behind when it crashes or is ended",
          "Look at what that process did; the GPU itself is healthy, unless programs that are known to be good crash on "
          "it alone"),
+    Code(226, "memory_unrepairable", "error", "ISOLATE", "the driver says that memory of this GPU cannot be repaired",
+         "Replace the GPU"),
+    Code(227, "spare_rows_used_up", "error", "ISOLATE", "memory of this GPU has no spare rows left",
+         "Replace the GPU: the next row that fails there cannot be remapped"),
     # ---------------------------------------------------------------- 3xx wrong data
     Code(301, "product_wrong", "data", "ISOLATE", "this GPU computes wrongly",
          "Replace the GPU; if all GPUs do it, look at the driver and the CUDA libraries first"),

@@ -11,26 +11,31 @@ import msgspec
 # `processes`: who computed on the GPU before this run's ranks started, as "process 4711 (python3), 2.1 GiB". `p2p`: by
 # capability the nvmlGpuP2PStatus_t with every GPU (0 is OK). `brand` is an nvmlBrandType_t, `virtualization` an
 # nvmlGpuVirtualizationMode_t. What physical limits are made of (verdict/peaks.py): `cuda_cores`, `memory_bus_bits` and
-# the highest clocks.
+# the highest clocks. `pcie_width_able`: how many lanes the "gpu" can use and the "port" above it has, 0 for what the
+# system does not tell; pcie_width_max is no more than the less of both. `fabric_health`: the nvmlGpuFabricInfo's mask,
+# clique and cluster, of which a fabric that is there may be ill.
 CONSTANTS = (
     "name", "uuid", "serial", "board_part_number", "vbios", "inforom_version", "inforom_valid",
     "pci_bus_id", "pci_device_id", "minor", "memory_bytes", "compute_capability",
     "brand", "virtualization", "cuda_cores", "memory_bus_bits", "sm_clock_max_mhz", "memory_clock_max_mhz",
-    "pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max",
+    "pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "pcie_width_able",
     "ecc_mode", "ecc_mode_default", "mig_mode", "compute_mode", "persistence_mode",
     "power_limit_watts", "power_limit_default_watts", "application_clock_mhz", "application_clock_default_mhz",
-    "temperature_limits_c", "recovery_action", "numa_node", "cpu_affinity", "fabric",
+    "temperature_limits_c", "recovery_action", "numa_node", "cpu_affinity", "fabric", "fabric_health",
     "nvlink_states", "nvlink_versions", "nvlink_remote_types", "nvlink_remotes", "nvlink_speeds", "processes", "p2p",
 )  # fmt: skip
 
 # What must not get worse. All of these are read around every test, so each is one cheap call.
 COUNTERS = (
     "ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile", "sram_threshold_exceeded",
-    "remapped_rows", "retired_pages_pending", "pcie_replays",
+    "remapped_rows", "retired_pages_pending", "memory_unrepairable", "pcie_replays",
 )  # fmt: skip
 
-# Counters that cost too much to be read around every test: on an H200 each of these 72 numbers takes 4 ms of CPU.
-SLOW_COUNTERS = ("nvlink_errors",)
+# Counters that are not read around every test: those of NVLinks cost too much (on an H200 each of the 72 numbers takes
+# 4 ms of CPU), the others change rarely. `nvlink_errors`: by kind the count of each link, None where it tells none.
+# `nvlink_fec`: of each link how many blocks of data had 0, 1, ... 15 errors that were corrected on the way.
+# `spare_rows`: how many banks of memory have all their spare rows (max), many, some, few and none.
+SLOW_COUNTERS = ("nvlink_errors", "nvlink_fec", "spare_rows")
 
 # What telemetry samples. The slow readings cost more than all others together (on an H200 a millisecond of CPU each):
 # they are not in every sample.

@@ -6,6 +6,7 @@ FACTS = {
     "memory_gigabytes": "GB",
     "power_watts": "the default power limit",
     "pcie_generation": "of a link with 16 lanes",
+    "pcie_width": "lanes, of machines that were ordered with fewer than the GPU has",
     "nvlinks": "0: it has none",
     "nvlink_gigabytes_per_second": "GB/s in one direction, all NVLinks of one GPU together",
     "hbm_terabytes_per_second": "TB/s of its memory, of whatever kind",

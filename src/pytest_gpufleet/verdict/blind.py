@@ -42,8 +42,7 @@ def _retires_pages(gpu: Gpu) -> bool:
 
 
 def _counts_link_errors(gpu: Gpu) -> bool:
-    """Of the NVLinks of A100 and Hopper; those of Blackwell count in another way."""
-    return _known(gpu) and gpu.nvlinks_active > 0 and gpu.compute_capability in ((8, 0), (9, 0))
+    return _known(gpu) and gpu.nvlinks_active > 0 and gpu.compute_capability in DATA_CENTRE
 
 
 # Fact: which GPUs have it, whatever their driver or nvidia-ml-py says. What is not here, a healthy GPU may lack: the

@@ -1,6 +1,7 @@
 """What counts as healthy: facts against what they should be, counters against what they were.
 
-Rules after DCGM's health checks (row remapping, PCIe replay rates, clock events) and NVIDIA's XID catalogue.
+Rules after DCGM's health checks (row remapping, clock events) and NVIDIA's XID catalogue. Those of links are in
+link_rules.py.
 """
 
 from __future__ import annotations
@@ -12,14 +13,10 @@ from pytest_gpufleet.model.facts import CLOCK_EVENTS, COUNTERS, Unavailable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.xid_catalogue import OF_PROCESSES, Sxid, Xid
+from pytest_gpufleet.verdict.gpu_faults import gpu_fault, unreadable
+from pytest_gpufleet.verdict.link_rules import replays_allowed
 
-# PCIe replays a minute and lane that are still healthy, by generation (DCGM).
-REPLAYS = {3: 0.48, 4: 0.96, 5: 1.92, 6: 1.92}
 REMAPPED_ROWS_LIMIT = 512
-# Errors of one NVLink that are still healthy, by kind; of any other kind one is too many. DCGM allows CRC errors of
-# flits that rate too. But a flit with a wrong CRC has to be sent again, like all that replays and recoveries count, and
-# where H200 count thousands of the others, they count none of these.
-NVLINK_ERRORS_A_SECOND = {"crc_data": 100}
 # The clock events that must not happen under load. A software power cap (0x4) is normal there.
 SLOWDOWNS = {0x8: "hardware_slowdown", 0x20: "thermal_slowdown", 0x40: "thermal_slowdown", 0x80: "power_brake"}
 # Of those, what is no fault of a GPU, by model. DCGM judges no clock event of a T4, a card of 70 W without a fan. Here
@@ -35,10 +32,6 @@ XID_CODES = {
     **dict.fromkeys(("RESTART_APP", "XID_154_EVAL"), "xid_application"),
     "XID_154": "recovery_pending",
 }
-
-
-def _fault(code: str, gpu: Gpu, what: str) -> Fault:
-    return Fault(code, (gpu.place,), what)
 
 
 def recorded_errors(gpu: Gpu) -> list[Fault]:
@@ -60,21 +53,11 @@ def recorded_errors(gpu: Gpu) -> list[Fault]:
             "SRAM error threshold exceeded: replace the GPU",
         ),
         ("page_retirement_pending", counts["retired_pages_pending"], "page retirement pending: reset the GPU"),
+        ("memory_unrepairable", counts["memory_unrepairable"], "the driver cannot repair memory: replace the GPU"),
+        ("spare_rows_used_up", (gpu.get("spare_rows") or {}).get("none", 0), "banks of memory without a spare row"),
     )
-    told = [_fault(code, gpu, f"{text} ({int(value)})") for code, value, text in rules if value]
-    return told + unreadable(gpu, COUNTERS)
-
-
-def unreadable(gpu: Gpu, names: Iterable[str]) -> list[Fault]:
-    """Facts that a GPU has and does not tell, each with the reason."""
-    told = {name: gpu[name] for name in names}
-    return [
-        _unreadable(gpu, name, why) for name, why in told.items() if isinstance(why, Unavailable) and why.applicable
-    ]
-
-
-def _unreadable(gpu: Gpu, fact: str, why: Unavailable) -> Fault:
-    return _fault("fact_unreadable", gpu, f"{fact} cannot be read ({why})")
+    told = [gpu_fault(code, gpu, f"{text} ({int(value)})") for code, value, text in rules if value]
+    return told + unreadable(gpu, (*COUNTERS, "spare_rows"))
 
 
 def worsened(before: Gpu, after: Gpu, minutes: float) -> list[Fault]:
@@ -85,44 +68,12 @@ def worsened(before: Gpu, after: Gpu, minutes: float) -> list[Fault]:
         if isinstance(now, Unavailable):
             if not isinstance(then, Unavailable):
                 what = f"{counter} could be read before and cannot now: {now}"
-                problems.append(_fault("counter_unreadable", after, what))
+                problems.append(gpu_fault("counter_unreadable", after, what))
         elif counter in _GROWN and not isinstance(then, Unavailable):
             code, grown = _GROWN[counter]
             if grown(then, now, after, minutes):
-                problems.append(_fault(code, after, f"{counter} was {then}, is {now}"))
+                problems.append(gpu_fault(code, after, f"{counter} was {then}, is {now}"))
     return problems
-
-
-def link_errors(before: Gpu, now: Mapping[str, list[int]] | Unavailable, seconds: float) -> list[Fault]:
-    """NVLinks with errors that must not be, between two readings of nvlink_errors so many seconds apart.
-
-    A replay, a recovery or a flit with a wrong CRC is one too many. Links correct CRC errors in data themselves, and
-    healthy ones of an H200 do so about once in ten seconds even when idle: only their rate counts (DCGM: 100 a second).
-    """
-    problems = []
-    then = before["nvlink_errors"]
-    if isinstance(then, Unavailable) or isinstance(now, Unavailable):
-        return [_unreadable(before, "nvlink_errors", now if isinstance(now, Unavailable) else then)]
-    for kind, counts in now.items():
-        if len(counts) != len(then[kind]):
-            links = f"{len(counts)} NVLinks, at the beginning on {len(then[kind])}"
-            problems.append(_fault("nvlink_errors", before, f"{kind} errors are counted on {links}"))
-        allowed = NVLINK_ERRORS_A_SECOND.get(kind, 0) * seconds
-        for link, (old, new) in enumerate(zip(then[kind], counts, strict=False)):
-            if new - old > allowed:
-                what = f"NVLink {link} had {new - old} {kind} errors in {seconds:.0f} s"
-                problems.append(_fault("nvlink_errors", before, what))
-    return problems
-
-
-def pcie_errors(before: Gpu, now: int | Unavailable, seconds: float) -> list[Fault]:
-    """PCIe replays, if there were more than on a healthy link, between two readings so many seconds apart."""
-    then = before["pcie_replays"]
-    if isinstance(then, Unavailable) or isinstance(now, Unavailable):
-        return [_unreadable(before, "pcie_replays", now if isinstance(now, Unavailable) else then)]
-    allowed = _replays_allowed(before, seconds / 60)
-    told = f"{now - then} PCIe replays in {seconds:.0f} s, a healthy link has at most {allowed:.0f}"
-    return [_fault("pcie_replays", before, told)] if now - then > allowed else []
 
 
 def too_hot(gpu: Gpu, hottest: Mapping[str, float]) -> list[Fault]:
@@ -135,7 +86,7 @@ def too_hot(gpu: Gpu, hottest: Mapping[str, float]) -> list[Fault]:
         ("memory_temperature_c", limits.get("memory_max")),
     )
     return [
-        _fault("too_hot", gpu, f"{name} reached {hottest[name]}, the device's own limit is {limit}")
+        gpu_fault("too_hot", gpu, f"{name} reached {hottest[name]}, the device's own limit is {limit}")
         for name, limit in rules
         if limit and hottest[name] > limit
     ]
@@ -148,7 +99,7 @@ def slowdowns(gpu: Gpu, reasons: Iterable[int]) -> list[Fault]:
         seen |= sample
     seen &= ~NORMAL_SLOWDOWNS.get(str(gpu["name"]), 0)
     return [
-        _fault(code, gpu, f"{CLOCK_EVENTS[bit]} (clock event 0x{bit:x})")
+        gpu_fault(code, gpu, f"{CLOCK_EVENTS[bit]} (clock event 0x{bit:x})")
         for bit, code in SLOWDOWNS.items()
         if seen & bit
     ]
@@ -186,14 +137,7 @@ def _more(then: Any, now: Any, gpu: Gpu, minutes: float) -> bool:
 
 
 def _more_replays(then: int, now: int, gpu: Gpu, minutes: float) -> bool:
-    return now - then > _replays_allowed(gpu, minutes)
-
-
-def _replays_allowed(gpu: Gpu, minutes: float) -> float:
-    generation, width = gpu["pcie_generation_max"], gpu["pcie_width"]
-    rate = REPLAYS.get(generation, min(REPLAYS.values())) if isinstance(generation, int) else min(REPLAYS.values())
-    lanes = width if isinstance(width, int) else 1
-    return rate * lanes * max(minutes, 1.0)
+    return now - then > replays_allowed(gpu, minutes)
 
 
 def _more_rows(then: list[int], now: list[int], gpu: Gpu, minutes: float) -> bool:
@@ -207,5 +151,6 @@ _GROWN: dict[str, tuple[str, Callable[[Any, Any, Gpu, float], bool]]] = {
     "sram_threshold_exceeded": ("sram_threshold_exceeded", _more),
     "remapped_rows": ("rows_remapped", _more_rows),
     "retired_pages_pending": ("page_retirement_pending", _more),
+    "memory_unrepairable": ("memory_unrepairable", _more),
     "pcie_replays": ("pcie_replays", _more_replays),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pytest_gpufleet.model.facts import Unavailable
@@ -21,8 +21,21 @@ def _remapped_rows(rows: list[int]) -> str:
     return ", ".join([f"{corrected} / {uncorrected}", *notes])
 
 
-def _nvlink_errors(counters: dict[str, list[int]]) -> str:
-    return " / ".join(wording.number(sum(links), 12) for links in counters.values()) or "none"
+def _nvlink_errors(counters: dict[str, list[int | None]]) -> str:
+    """The sum over all links by kind."""
+    told = {kind: sum(filter(None, links)) for kind, links in counters.items() if any(n is not None for n in links)}
+    return ", ".join(f"{kind.replace('_', ' ')} {wording.number(count, 12)}" for kind, count in told.items()) or "none"
+
+
+def _nvlink_fec(links: list[list[int | None]]) -> str:
+    """The sum over all links, up to the last kind of block that came."""
+    sums = [sum(filter(None, counts)) for counts in zip(*links, strict=True)][1:]
+    last = max((index for index, count in enumerate(sums) if count), default=-1)
+    return ", ".join(wording.number(count, 12) for count in sums[: last + 1]) or "none"
+
+
+def _spare_rows(banks: dict[str, int]) -> str:
+    return " / ".join(str(banks[name]) for name in ("max", "high", "partial", "low", "none"))
 
 
 def _temperature_limits(limits: dict[str, int | None]) -> str:
@@ -30,7 +43,8 @@ def _temperature_limits(limits: dict[str, int | None]) -> str:
 
 
 # Heading, the facts that stand under it, and how each of them is put.
-COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[Any], str]], ...] = (
+Column = tuple[str, tuple[str, ...], Callable[[Any], str]]
+COLUMNS: tuple[Column, ...] = (
     ("ECC", ("ecc_mode",), _ecc_mode),
     (
         "Uncorrectable memory errors: volatile / aggregate",
@@ -40,19 +54,30 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[Any], str]], ...] = (
     ("Corrected memory errors: volatile", ("ecc_corrected_volatile",), str),
     ("Rows remapped: corrected / uncorrectable", ("remapped_rows",), _remapped_rows),
     ("PCIe replays", ("pcie_replays",), str),
-    ("NVLink: replays / recoveries / CRC flit / CRC data", ("nvlink_errors",), _nvlink_errors),
+    ("Banks of memory by spare rows: all / many / some / few / none", ("spare_rows",), _spare_rows),
+    ("NVLink errors", ("nvlink_errors",), _nvlink_errors),
+    ("NVLink 5: blocks with 1, 2, ... errors corrected on the way", ("nvlink_fec",), _nvlink_fec),
     ("Temperature limits, °C: GPU / slowdown / shutdown / memory", ("temperature_limits_c",), _temperature_limits),
 )
 
 
-def health(gpus: Iterable[Gpu]) -> list[tuple[str, list[str]]]:
-    """The rows of the table whose heads are those of COLUMNS: the GPU, and the rest. None for a GPU whose health nobody
-    recorded."""
+def heads(gpus: Sequence[Gpu]) -> list[str]:
+    """The heads of the table, without the columns of which nobody recorded anything."""
+    return [heading for heading, _, _ in _columns(gpus)]
+
+
+def health(gpus: Sequence[Gpu]) -> list[tuple[str, list[str]]]:
+    """The rows of the table: the GPU, and the rest. None for a GPU whose health nobody recorded."""
+    columns = _columns(gpus)
     return [
-        (wording.place(gpu.place), [_cell(gpu.facts, names, form) for _, names, form in COLUMNS])
+        (wording.place(gpu.place), [_cell(gpu.facts, names, form) for _, names, form in columns])
         for gpu in gpus
-        if any(name in gpu.facts for _, names, _ in COLUMNS for name in names)
+        if any(name in gpu.facts for _, names, _ in columns for name in names)
     ]
+
+
+def _columns(gpus: Sequence[Gpu]) -> list[Column]:
+    return [column for column in COLUMNS if any(name in gpu.facts for gpu in gpus for name in column[1])]
 
 
 def _cell(facts: Mapping[str, Any], names: tuple[str, ...], form: Callable[[Any], str]) -> str:

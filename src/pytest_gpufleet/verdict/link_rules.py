@@ -1,0 +1,121 @@
+"""What counts as healthy of links: those between GPUs and their fabric, and those to the host.
+
+Rules after DCGM's health checks (PCIe replay rates, NVLink errors, the fabric's health).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.verdict.gpu_faults import fact_unreadable, gpu_fault, unreadable
+
+# PCIe replays a minute and lane that are still healthy, by generation (DCGM).
+REPLAYS = {3: 0.48, 4: 0.96, 5: 1.92, 6: 1.92}
+# Errors of one NVLink that are still healthy, by kind; of any other kind one is too many. DCGM allows CRC errors of
+# flits that rate too. But a flit with a wrong CRC has to be sent again, like all that replays and recoveries count, and
+# where H200 count thousands of the others, they count none of these.
+NVLINK_ERRORS_A_SECOND = {"crc_data": 100}
+# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK: where a part of the mask begins, how many bits it has, its values that are ill,
+# and in words what they say. DCGM judges the same ones.
+FABRIC_ILLS: tuple[tuple[int, int, dict[int, str]], ...] = (
+    (0, 2, {1: "its bandwidth is degraded"}),
+    (2, 2, {1: "a route is being recovered"}),
+    (4, 2, {1: "a route is unhealthy"}),
+    (6, 2, {1: "an access timed out and is being recovered"}),
+    (
+        8,
+        4,
+        {
+            2: "wrong configuration: system GUID",
+            3: "wrong configuration: serial number of the chassis",
+            4: "wrong configuration: no partition",
+            5: "wrong configuration: too few NVLinks",
+            6: "wrong configuration: firmware of the GPU",
+            7: "wrong configuration: location",
+            8: "wrong configuration: state of the GPU",
+        },
+    ),
+)
+FABRIC_COMPLETED = 3  # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED
+
+
+def link_errors(before: Gpu, now: Mapping[str, list[int | None]] | Unavailable, seconds: float) -> list[Fault]:
+    """NVLinks with errors that must not be, between two readings of nvlink_errors so many seconds apart.
+
+    A replay, a recovery or a flit with a wrong CRC is one too many; of NVLink 5 each error that its forward error
+    correction could not mend. Links correct CRC errors in data themselves, and
+    healthy ones of an H200 do so about once in ten seconds even when idle: only their rate counts (DCGM: 100 a second).
+    """
+    problems = []
+    then = before["nvlink_errors"]
+    if isinstance(then, Unavailable) or isinstance(now, Unavailable):
+        return [fact_unreadable(before, "nvlink_errors", now if isinstance(now, Unavailable) else then)]
+    for kind, counts in now.items():
+        if len(counts) != len(then[kind]):
+            links = f"{len(counts)} NVLinks, at the beginning on {len(then[kind])}"
+            problems.append(gpu_fault("nvlink_errors", before, f"{kind} errors are counted on {links}"))
+        allowed = NVLINK_ERRORS_A_SECOND.get(kind, 0) * seconds
+        for link, (old, new) in enumerate(zip(then[kind], counts, strict=False)):
+            if old is None or new is None:
+                if old is not new:
+                    what = f"{kind} errors of NVLink {link} were {old} and are {new}: they cannot always be read"
+                    problems.append(gpu_fault("nvlink_errors", before, what))
+            elif new - old > allowed:
+                what = f"NVLink {link} had {new - old} {kind} errors in {seconds:.0f} s"
+                problems.append(gpu_fault("nvlink_errors", before, what))
+    return problems
+
+
+def pcie_errors(before: Gpu, now: int | Unavailable, seconds: float) -> list[Fault]:
+    """PCIe replays, if there were more than on a healthy link, between two readings so many seconds apart."""
+    then = before["pcie_replays"]
+    if isinstance(then, Unavailable) or isinstance(now, Unavailable):
+        return [fact_unreadable(before, "pcie_replays", now if isinstance(now, Unavailable) else then)]
+    allowed = replays_allowed(before, seconds / 60)
+    told = f"{now - then} PCIe replays in {seconds:.0f} s, a healthy link has at most {allowed:.0f}"
+    return [gpu_fault("pcie_replays", before, told)] if now - then > allowed else []
+
+
+def fabric_ills(gpus: Sequence[Gpu]) -> list[Fault]:
+    """What is wrong with a fabric that has taken in all its GPUs: what its health mask says, and GPUs that are in
+    another clique or cluster than most, which no NVLink then connects with them."""
+    members = [gpu for gpu in gpus if (gpu.get("fabric") or {}).get("state") == FABRIC_COMPLETED]
+    told = [(gpu, gpu.get("fabric_health")) for gpu in members]
+    known = [(gpu, health) for gpu, health in told if health is not None]
+    silent = [fault for gpu in members for fault in unreadable(gpu, ["fabric_health"])]
+    ills = [gpu_fault("fabric_degraded", gpu, ill) for gpu, health in known for ill in _ills(health["mask"])]
+    return silent + ills + [fault for key in ("cluster", "clique") for fault in _apart(known, key)]
+
+
+def _ills(mask: int) -> list[str]:
+    values = ((mask >> shift & (1 << width) - 1, words) for shift, width, words in FABRIC_ILLS)
+    return [words[value] for value, words in values if value in words]
+
+
+def _apart(known: Sequence[tuple[Gpu, Mapping[str, Any]]], key: str) -> list[Fault]:
+    values = [health[key] for _, health in known]
+    usual = max(values, key=values.count, default=None)
+    return [
+        gpu_fault("fabric_split", gpu, f"it is in {key} {health[key]} of the fabric, others are in {usual}")
+        for gpu, health in known
+        if health[key] != usual
+    ]
+
+
+def pcie_lanes(gpu: Gpu) -> int:
+    """With how many lanes the PCIe link of this GPU should run: as many as the GPU itself can use, whatever the slot
+    has. NVML's maximum is that of both."""
+    able = gpu["pcie_width_able"]
+    of_both = gpu["pcie_width_max"]
+    return max(of_both if isinstance(of_both, int) else 0, able["gpu"] if isinstance(able, dict) else 0)
+
+
+def replays_allowed(gpu: Gpu, minutes: float) -> float:
+    generation, width = gpu["pcie_generation_max"], gpu["pcie_width"]
+    rate = REPLAYS.get(generation, min(REPLAYS.values())) if isinstance(generation, int) else min(REPLAYS.values())
+    lanes = width if isinstance(width, int) else 1
+    return rate * lanes * max(minutes, 1.0)
