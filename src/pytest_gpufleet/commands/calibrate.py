@@ -11,10 +11,9 @@ from pytest_gpufleet.commands.recorded import records_of
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.refused import Refused
+from pytest_gpufleet.verdict.across_runs.calibrated_profile import profile_text
 from pytest_gpufleet.verdict.across_runs.calibration import CannotCalibrate, calibrate, too_few
 from pytest_gpufleet.verdict.profiles import profile
-
-MARGIN = 0.95
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +22,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, required=True, metavar="FILE", help="the profile to write, a TOML file"
     )
     parser.add_argument(
-        "--margin", type=_margin, default=MARGIN, metavar="RATIO",
-        help=f"a limit is the worst known-good figure times this (default: {MARGIN:g})",
+        "--replace-shipped", action="store_true",
+        help="also write limits where weaker shipped ones hold (default: only where none holds)",
     )  # fmt: skip
 
 
@@ -35,34 +34,26 @@ def _run(given: argparse.Namespace) -> int:
     runs = records_of(given.folders)
     sums = {name: folder.digest() for name, folder in zip(runs, given.folders, strict=True)}
     try:
-        text = calibrate(runs, given.margin, sums)
+        limits = calibrate(runs, replace_shipped=given.replace_shipped)
     except CannotCalibrate as error:
         raise Refused(f"no profile can be made of these runs: {error}") from None
-    write(given.output, text)
+    write(given.output, profile_text(limits, runs, sums))
     try:
         written = profile.load(given.output)
     except profile.ProfileError as error:
         raise Refused(f"the profile was written but is not valid; please report this: {error}") from None
     tell(f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile")
+    if limits.kept:
+        tell(f"{given.output}: for {limits.kept} figures the shipped limits hold on (--replace-shipped)")
     if problem := too_few(runs):
         tell(f"{given.output}: {problem}", file=sys.stderr)
     return 0
-
-
-def _margin(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and at most 1")
-    return value
 
 
 CALIBRATE = Command(
     "write a profile with limits from runs on machines that are known to be good",
     _arguments,
     _run,
-    "It refuses runs that were not clean, and runs that differ in GPU model, in software, or by more than 10 % in a "
-    "figure.",
+    "A limit is what 99.9 % of the GPUs of such machines reach, with a confidence of 95 %. It refuses runs that were "
+    "not clean, and runs that differ in GPU model, in software, or by more than 10 % in a figure.",
 )

@@ -20,11 +20,29 @@ GRADES: tuple[Grade, ...] = get_args(Grade)  # the best first
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """What a calibrated limit rests on: how many runs of how many machines with how many GPUs, the standard deviation
+    `s` of a GPU of any such machine, in the unit of the limit, and the factor `k` of its tolerance interval; None where
+    one machine said nothing of how machines differ."""
+
+    runs: int
+    machines: int
+    gpus: int
+    s: Finite
+    k: Finite | None = None
+
+    def __str__(self) -> str:
+        machines = f"{self.machines} machine{'s' * (self.machines > 1)}"
+        runs = f"{self.runs} run{'s' * (self.runs > 1)}"
+        return f"{runs} of {machines} with {self.gpus} GPUs, s {self.s:,g}" + (f", k {self.k:g}" if self.k else "")
+
+
+@dataclass(frozen=True)
 class Limit:
     """A minimum or maximum (`sense`) of a metric, in its unit, where every one of `conditions` holds.
 
-    `measured`: the healthy figure that it was made from, in the same unit, if it was made from one. `given`: it comes
-    from a profile that the customer gave, and not from one of the shipped ones.
+    `measured`: the healthy figure that it was made from, in the same unit, if it was made from one: the mean of many
+    if it is calibrated. `given`: it comes from a profile that the customer gave, and not from one of the shipped ones.
     """
 
     metric: str
@@ -37,6 +55,7 @@ class Limit:
     profile: str  # the file it stands in, by its name
     measured: Finite | None = None
     given: bool = False
+    calibration: Calibration | None = None
 
     @property
     def origin(self) -> str:
@@ -45,7 +64,9 @@ class Limit:
 
     @property
     def full_source(self) -> str:
-        """The source, and what part of which figure there the limit is."""
+        """The source, what part of which figure there the limit is, and what a calibration rests on."""
+        if self.calibration:
+            return f"{self.source}: mean {self.measured or 0:,g} {self.unit} of {self.calibration}"
         if not self.measured:
             return self.source
         return f"{self.source}: {self.value / self.measured:.0%} of {self.measured:,g} {self.unit}"
@@ -86,6 +107,10 @@ class KnownGood:
     uuids: tuple[str, ...]
     serials: tuple[str, ...]
     evidence_sha256: str
+
+    def __str__(self) -> str:
+        serials = ", ".join(self.serials) or "unknown"
+        return f"{self.run} of {self.host}, {self.utc}, GPUs {serials}; SHA-256 of its evidence {self.evidence_sha256}"
 
 
 @dataclass(frozen=True)

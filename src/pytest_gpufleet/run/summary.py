@@ -22,7 +22,7 @@ from pytest_gpufleet.model.events import VerdictWord
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, State
 from pytest_gpufleet.model.levels import Level
-from pytest_gpufleet.model.limit import Grade
+from pytest_gpufleet.model.limit import Calibration, Grade
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
@@ -125,6 +125,9 @@ class OfLimit(Part, frozen=True):
     profile: Annotated[str | None, Meta(description="The file in which the limit stands.")]
     measured: Annotated[float | None, Meta(description="The healthy figure that it was made from, in the same unit.")]
     given: Annotated[bool, Meta(description="Whether it is the customer's and not a shipped one.")]
+    calibration: Annotated[
+        Calibration | None, Meta(description="Of a calibrated limit: what it rests on, and how far GPUs differ.")
+    ]
 
 
 class OfFinding(Part, frozen=True):

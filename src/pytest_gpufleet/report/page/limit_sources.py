@@ -12,7 +12,8 @@ class Sources:
         self._numbers: dict[tuple[str, str], int] = {}
 
     def number(self, limit: Limit) -> int:
-        return self._numbers.setdefault((limit.origin, limit.source), len(self._numbers) + 1)
+        source = limit.full_source if limit.calibration else limit.source
+        return self._numbers.setdefault((limit.origin, source), len(self._numbers) + 1)
 
     def rows(self) -> list[tuple[int, str, str]]:
         """(number, grade, source) of each."""

@@ -36,7 +36,7 @@ INVENTORY = (
 def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
     """The run, the software and the host, each a small table."""
     run, topology, host = record.run, record.topology, record.machine.host
-    changes = record.profile.changes if record.profile else ()
+    changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())
     return {
         "The run": [
             ("Host", run.host),
@@ -47,6 +47,7 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("Profile", run.profile),
             ("SHA-256 of the profile", run.profile_sha256),
             *[("Changed by the profile", str(change)) for change in changes],
+            *[("The profile is calibrated on", str(run)) for run in known_good],
         ],
         "The software": [
             ("Driver", topology.driver),

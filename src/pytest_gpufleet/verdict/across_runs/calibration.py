@@ -1,26 +1,39 @@
-"""Limits from machines that are known to be good, where nobody published any or a contract asks for more."""
+"""Limits from machines that are known to be good, for what nobody published or a contract asks for more."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
-from statistics import median
+from itertools import chain
+from statistics import fmean, median
 
 from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.limit import Calibration, Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS, Condition, GiB, KiB, Metric, MiB
+from pytest_gpufleet.model.metric import METRICS, Condition
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.model.vocabulary import MEASURED_UNDER
-from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures, held_to_limits
+from pytest_gpufleet.verdict.across_runs.recorded_figures import (
+    Figure,
+    GpuIds,
+    figures,
+    gpu_id,
+    held_to_limits,
+    whose,
+)
 from pytest_gpufleet.verdict.across_runs.run_comparison import differences, models
+from pytest_gpufleet.verdict.across_runs.tolerance_interval import interval
 from pytest_gpufleet.verdict.profiles.profile import Profile, for_gpu
 
+# Machines of one model differ by this much at least: less is luck, and another driver changes as much.
+FLOOR = 0.003
+# However little a few machines tell, a GPU that does worse than all of them by more is not what was calibrated on.
+CAP = 0.05
 DISAGREEMENT = 0.10
-FEWEST_RUNS, FEWEST_MACHINES = 3, 2
+FEWEST_MACHINES = 2
 DIGITS = 4
 
 
@@ -29,43 +42,62 @@ class CannotCalibrate(ValueError):
 
 
 @dataclass(frozen=True)
-class _Worst:
-    """The worst value of a figure over all places, for each run that has it."""
+class CalibratedLimits:
+    """`limits` extend those of `base`, the shipped profile of the GPU model, if there is one; `kept` counts the figures
+    for which its limits hold on. `figures`: what each limit is for."""
+
+    limits: tuple[Limit, ...]
+    figures: tuple[Figure, ...]
+    base: Profile | None
+    kept: int
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A figure of known-good machines: the worst place of each run, and by machine and GPUs the values of all runs."""
 
     figure: Figure
-    by_run: Mapping[str, float]
+    by_run: dict[str, float]
+    by_machine: dict[str, dict[GpuIds, list[float]]]
 
     @property
     def worst(self) -> float:
         return self.figure.worst(self.by_run.values())
 
+    def __str__(self) -> str:
+        conditions = ", ".join(f"{key}={value}" for key, value in self.figure.conditions)
+        return f"{self.figure.metric.title} ({conditions})" if conditions else self.figure.metric.title
 
-def calibrate(runs: Mapping[str, Record], margin: float, sums: Mapping[str, str]) -> str:
-    """A profile as TOML text: for each figure that the suite judges, the worst value of all runs and places with a
-    margin below it (above it, where lower is better; a ratio then by 1 - margin).
 
-    Extends the shipped profile of the GPU model, if there is one, and leaves out limits that would be weaker than its.
-    `sums` has the SHA-256 of each run's evidence. The same runs give the same text. CannotCalibrate if a run was not
-    clean, or if the runs are not of one GPU model and software or differ by more than 10 % in a figure.
+def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> CalibratedLimits:
+    """A limit for each figure that the suite judges and no shipped limit holds for, by one-sided tolerance intervals:
+    what 99.9 % of the GPUs of such machines reach, with a confidence of 95 %.
+
+    `replace_shipped`: also where a shipped limit holds and is weaker; no shipped limit is ever weakened. The mean of
+    the machines less k s is at most 5 % below it (a ratio: 0.05), but no limit is above what any of these GPUs did; of
+    one machine, which says nothing of how machines differ, it is these 5 %. CannotCalibrate if a run was not clean, if
+    the runs are not of one GPU model and software or differ by more than 10 % in a figure, or if a GPU lies outside of
+    the interval that all of them give.
     """
     problems = [f"{name} {problem}" for name, record in runs.items() for problem in _unclean(record)]
     if problems or (problems := _unlike(runs)):
         raise CannotCalibrate("; ".join(problems))
-    worst = [one for one in _worst(runs) if not one.worst <= 0]  # which no limit can be; NaN is refused below
-    if not worst:
+    known = [one for one in _known(runs) if not one.worst <= 0]  # which no limit can be; NaN is refused below
+    if not known:
         raise CannotCalibrate("the runs have no figure that a limit could rest on")
-    if problems := [problem for one in worst if (problem := _disagreement(one))]:
+    if problems := [problem for one in known if (problem := _disagreement(one))]:
         raise CannotCalibrate("; ".join(problems))
     first = next(iter(runs.values()))
     base, fabric, origin = for_gpu(models(first)), first.topology.fabric, _origin(runs.values())
-    limits = [(one, _limit_value(one, margin)) for one in worst]
-    limits = [
-        (one, value) for one, value in limits if base is None or not _weaker(one.figure, float(value), base, fabric)
-    ]
-    tables = [_limit(one, value, margin, origin) for one, value in limits]
-    return "\n".join(
-        [*_head(runs, margin, base), *_metrics(one for one, _ in limits), *tables, *_known_good(runs, sums)]
-    )
+    made = {one.figure: limit for one in known if (limit := _limit(one, origin))}
+    limits = {
+        figure: limit
+        for figure, limit in made.items()
+        if base is None or not _stands(base, figure, limit, fabric, replace_shipped)
+    }
+    if not limits:
+        raise CannotCalibrate("a shipped limit holds for every figure, and none is replaced unless that is asked for")
+    return CalibratedLimits(tuple(limits.values()), tuple(limits), base, len(made) - len(limits))
 
 
 def _unclean(record: Record) -> list[str]:
@@ -100,20 +132,36 @@ def _unlike(runs: Mapping[str, Record]) -> list[str]:
     return [f"{name} is not of one GPU model: {found}" for name, found in mixed.items()] or differences(runs)
 
 
-def _worst(runs: Mapping[str, Record]) -> list[_Worst]:
+def _machines(runs: Mapping[str, Record]) -> dict[str, str]:
+    """By run the first run of the same machine: of one that has a GPU in common with it."""
+    gpus: dict[str, set[str]] = {}
+    found = {}
+    for name, record in runs.items():
+        ids = set(map(gpu_id, record.topology.gpus))
+        found[name] = next((machine for machine, known in gpus.items() if known & ids), name)
+        gpus.setdefault(found[name], set()).update(ids)
+    return found
+
+
+def _known(runs: Mapping[str, Record]) -> list[_Known]:
     """What limits can be made for: figures that require one or had one, under conditions that a profile knows."""
-    by_figure: dict[Figure, dict[str, float]] = {}
+    found: dict[Figure, _Known] = {}
+    machines = _machines(runs)
     for name, record in runs.items():
         for figure, values in figures(held_to_limits(record.findings)).items():
-            known = MEASURED_UNDER.get(figure.name)
-            conditions = tuple((key, value) for key, value in figure.conditions if known is None or key in known)
-            if known and "fabric" in known and record.topology.fabric != "none":
+            under = MEASURED_UNDER.get(figure.name)
+            conditions = tuple((key, value) for key, value in figure.conditions if under is None or key in under)
+            if under and "fabric" in under and record.topology.fabric != "none":
                 conditions = tuple(sorted((*conditions, ("fabric", record.topology.fabric))))
-            of_runs = by_figure.setdefault(Figure(figure.name, conditions, figure.metric), {})
-            of_runs[name] = figure.worst((*values.values(), of_runs.get(name, next(iter(values.values())))))
+            known = Figure(figure.name, conditions, figure.metric)
+            one = found.setdefault(known, _Known(known, {}, {}))
+            one.by_run[name] = figure.worst((*values.values(), one.by_run.get(name, next(iter(values.values())))))
+            of_gpus = one.by_machine.setdefault(machines[name], {})
+            for place, value in values.items():
+                of_gpus.setdefault(whose(record, figure, place), []).append(value)
     order = {metric: index for index, metric in enumerate(METRICS)}
     return sorted(
-        (_Worst(figure, of_runs) for figure, of_runs in by_figure.items()),
+        found.values(),
         key=lambda one: (order.get(one.figure.name, len(order)), one.figure.name, _sortable(one.figure.conditions)),
     )
 
@@ -125,16 +173,32 @@ def _sortable(conditions: Iterable[tuple[str, Condition]]) -> list[tuple[str, bo
     ]
 
 
-def _disagreement(one: _Worst) -> str:
+def _disagreement(one: _Known) -> str:
     """Why the runs are no ground for a limit of this figure; empty if they are."""
     unit = one.figure.metric.unit
-    what = f"{one.figure.metric.title} ({', '.join(f'{key}={value}' for key, value in one.figure.conditions)})"
     values = ", ".join(f"{value:,.4g} {unit} in {name}" for name, value in one.by_run.items())
     numbers = one.by_run.values()
-    if not all(map(math.isfinite, numbers)):
-        return f"{what} is no number: {values}"
+    if not all(math.isfinite(value) for values in one.by_machine.values() for value in chain(*values.values())):
+        return f"{one} is no number: {values}"
     apart = one.figure.share(max(numbers) - min(numbers), median(numbers))
-    return f"{what} differs by {apart:.0%}: {values}" if apart > DISAGREEMENT else ""
+    if apart > DISAGREEMENT:
+        return f"{one} differs by {apart:.0%}: {values}"
+    mean, s, k = _interval(one)
+    if k is not None and abs(one.worst - mean) > k * s:
+        return f"{one} has a GPU too far from the mean of {mean:,.4g} {unit} to be one of them: {values}"
+    return ""
+
+
+def _interval(one: _Known) -> tuple[float, float, float | None]:
+    values = [list(of_gpus.values()) for of_gpus in one.by_machine.values()]
+    mean = fmean(value for machine in values for of_gpu in machine for value in of_gpu)
+    found = interval(values, FLOOR * _scale(one.figure, mean))
+    return found.mean, found.s, found.k
+
+
+def _scale(figure: Figure, mean: float) -> float:
+    """What 1 is in the figure's unit: a ratio is a fraction already, and can be next to nothing."""
+    return 1.0 if figure.metric.unit == "ratio" else abs(mean)
 
 
 def _origin(records: Iterable[Record]) -> str:
@@ -151,121 +215,50 @@ def _origin(records: Iterable[Record]) -> str:
     )
 
 
-def _weaker(figure: Figure, value: float, base: Profile, fabric: str) -> bool:
-    """Whether a limit of `base` that holds for this figure already asks for as much: such runs met it."""
-    limit = base.limit_for(Measurement(figure.name, {}, dict(figure.conditions), definition=figure.metric), fabric)
-    return limit is not None and not (value > limit.value if limit.sense == "min" else value < limit.value)
+def _limit(one: _Known, origin: str) -> Limit | None:
+    """None where it would be nothing, which no limit can be."""
+    metric = one.figure.metric
+    higher = metric.better == "higher"
+    mean, s, k = _interval(one)
+    most = max(CAP * _scale(one.figure, mean), abs(mean - one.worst))
+    margin = most if k is None else min(k * s, most)
+    value = _rounded(mean - margin if higher else mean + margin, higher, metric.unit)
+    if value <= 0:
+        return None
+    gpus = len(set(chain.from_iterable(chain.from_iterable(one.by_machine.values()))))
+    calibration = Calibration(len(one.by_run), len(one.by_machine), gpus, _digits(s), k and _digits(k))
+    return Limit(
+        one.figure.name, "min" if higher else "max", value, metric.unit, "calibrated", origin,
+        dict(one.figure.conditions), "", _digits(mean) or None, given=True, calibration=calibration,
+    )  # fmt: skip
 
 
-def _head(runs: Mapping[str, Record], margin: float, base: Profile | None) -> list[str]:
-    model = models(next(iter(runs.values())))
-    plugins = sorted({record.run.plugin for record in runs.values()})
-    return [
-        f"# Calibrated on known-good runs of pytest-gpufleet {', '.join(plugins)}.",
-        f"# Each limit is the worst figure of all runs and places with a margin of {margin:g}.",
-        *(["# Where the shipped limit is as strict, it is not repeated here, and holds."] if base else []),
-        "# The runs:",
-        *(f"# {name}: {record.run.host}, {record.run.utc}" for name, record in runs.items()),
-        "",
-        f"name = {_text(f'{base.name if base else model}, calibrated')}",
-        f"extends = {_text(base.name)}" if base else f"match = [{_text(model)}]",
-        "",
-    ]
+def _rounded(value: float, higher: bool, unit: str) -> float:
+    """Towards the side on which the run that it comes from still meets it. A ratio is at most 1."""
+    if unit == "ratio":
+        value = min(value, 1.0)
+    return _digits(value, ROUND_FLOOR if higher else ROUND_CEILING)
 
 
-def _known_good(runs: Mapping[str, Record], sums: Mapping[str, str]) -> list[str]:
-    """Where the limits come from, so that a machine is not held against itself without a word."""
-    return [
-        "\n".join(
-            (
-                "[[calibrated_on]]",
-                f"run = {_text(name)}",
-                f"host = {_text(record.run.host)}",
-                f"utc = {_text(record.run.utc)}",
-                f"uuids = {_texts(gpu.uuid for gpu in record.topology.gpus)}",
-                f"serials = {_texts(gpu.serial for gpu in record.topology.gpus if gpu.serial)}",
-                f"evidence_sha256 = {_text(sums[name])}",
-                "",
-            )
-        )
-        for name, record in runs.items()
-    ]
+def _digits(value: float, rounding: str | None = None) -> float:
+    return float(Context(prec=DIGITS, rounding=rounding).create_decimal(repr(value)))
 
 
-def _texts(texts: Iterable[str]) -> str:
-    return f"[{', '.join(map(_text, texts))}]"
+def _stands(base: Profile, figure: Figure, limit: Limit, fabric: str, replace_shipped: bool) -> bool:
+    """Whether a shipped limit stays what holds for this figure: such runs met it."""
+    conditions = dict(figure.conditions)
+    before = base.limit_for(Measurement(figure.name, {}, conditions, definition=figure.metric), fabric)
+    if before is None:
+        return False
+    return not (replace_shipped and not limit.met_by(before.value))
 
 
 def too_few(runs: Mapping[str, Record]) -> str:
     """Why limits of these runs may say more of the machines at hand than of good ones; "" if there are enough."""
-    machines = len({frozenset(gpu.uuid for gpu in record.topology.gpus) for record in runs.values()})
-    if machines >= FEWEST_MACHINES and len(runs) >= FEWEST_RUNS:
+    machines = len(set(_machines(runs).values()))
+    if machines >= FEWEST_MACHINES:
         return ""
-    sources = f"{len(runs)} run{'s' * (len(runs) > 1)} of {machines} machine{'s' * (machines > 1)}"
     return (
-        f"these limits come from {sources}: take {FEWEST_RUNS} runs and {FEWEST_MACHINES} machines at least, or what "
-        "is weak in one of them becomes the limit of all"
+        f"these limits come from {machines} machine, which cannot tell how machines differ: they are {CAP:.0%} below "
+        f"what it did, or what its worst GPU did; take {FEWEST_MACHINES} machines at least, better 4 or more"
     )
-
-
-def _metrics(worst: Iterable[_Worst]) -> list[str]:
-    """The metrics of the author's own checks, which a profile has to declare."""
-    own: dict[str, Metric] = {
-        one.figure.name: one.figure.metric for one in worst if one.figure.name not in MEASURED_UNDER
-    }
-    return [
-        f"[metric.{name if name.isidentifier() else _text(name)}]\n"
-        f"unit = {_text(metric.unit)}\nbetter = {_text(metric.better)}\ntitle = {_text(metric.title)}\n"
-        for name, metric in own.items()
-    ]
-
-
-def _limit_value(one: _Worst, margin: float) -> str:
-    metric = one.figure.metric
-    if metric.better == "higher":
-        return _rounded(one.worst * margin, True, metric.unit)
-    # A ratio can be next to nothing, and 5 % of that would be no margin.
-    above = one.worst + (1 - margin) if metric.unit == "ratio" else one.worst / margin
-    return _rounded(above, False, metric.unit)
-
-
-def _limit(one: _Worst, value: str, margin: float, origin: str) -> str:
-    figure, unit = one.figure, one.figure.metric.unit
-    higher = figure.metric.better == "higher"
-    runs = "1 run" if len(one.by_run) == 1 else f"{len(one.by_run)} runs"
-    extreme = "lowest" if higher else "highest"
-    when = ", ".join(f"{key} = {_value(key, given)}" for key, given in figure.conditions)
-    return "\n".join(
-        (
-            "[[limit]]",
-            f"metric = {_text(figure.name)}",
-            f"{'min' if higher else 'max'} = {value}",
-            f"unit = {_text(unit)}",
-            'grade = "calibrated"',
-            f"measured = {one.worst:.4g}",
-            f"source = {_text(f'{origin}: {extreme} of {runs}, margin {margin:g}')}",
-            *([f"when = {{ {when} }}"] if when else []),
-            "",
-        )
-    )
-
-
-def _rounded(value: float, higher: bool, unit: str) -> str:
-    """Towards the side on which the run that it comes from still meets it. A ratio is at most 1."""
-    if unit == "ratio":
-        value = min(value, 1.0)
-    rounding = ROUND_FLOOR if higher else ROUND_CEILING
-    return format(Context(prec=DIGITS, rounding=rounding).create_decimal(repr(value)), "f")
-
-
-def _value(key: str, value: Condition) -> str:
-    if key == "bytes" and isinstance(value, int):
-        for unit, size in (("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
-            if value % size == 0:
-                return _text(f"{value // size} {unit}")
-    return _text(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _text(text: str) -> str:
-    """JSON's escapes are a part of TOML's."""
-    return json.dumps(text, ensure_ascii=False)

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import CONDITIONS
-from pytest_gpufleet.model.limit import KnownGood, Limit
+from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit
 from pytest_gpufleet.model.metric import METRICS, Condition, GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.tolerance import Reference, Tolerance, Within
 from pytest_gpufleet.model.vocabulary import FACTS, MEASURED_UNDER
@@ -47,6 +47,7 @@ Names = Annotated[
 ]
 Source = Annotated[Text, Meta(description="a text that is not empty and says where the value can be looked up")]
 Positive = Annotated[float, Meta(gt=0, le=_MOST, description="a positive number")]
+NotNegative = Annotated[float, Meta(ge=0, le=_MOST, description="a number that is not negative")]
 Ratio = Annotated[float, Meta(gt=0, le=1, description="a ratio from 0 to 1, where 0.95 is 95 %")]
 Whole = Annotated[int, Meta(ge=1, description="a positive whole number")]
 Switch = Annotated[bool, Meta(description="true or false")]
@@ -63,6 +64,9 @@ Written = Literal["contract", "calibrated", "published", "project"]  # nobody wr
 _FACTS = {key: Annotated[float, Meta(ge=0, le=_MOST, description=f"a number ({what})")] for key, what in FACTS.items()}
 _RUN = {each.name: Texts if each.name in ("uuids", "serials") else Text for each in fields(KnownGood)}
 RunTable = _table("KnownGood", _RUN)
+CalibrationTable = _table(
+    "Calibration", {"runs": Whole, "machines": Whole, "gpus": Whole, "s": NotNegative}, {"k": Positive}
+)
 MetricTable = _table("OwnMetric", {"unit": Text, "better": Literal["higher", "lower"], "title": Text})
 # Of any metric: which one it is decides what else must stand in it, see limit_of.
 LimitTable = _table(
@@ -75,6 +79,7 @@ LimitTable = _table(
         "grade": Written,
         "source": Source,
         "measured": Positive,
+        "calibration": CalibrationTable,
         "when": When,
     },
 )
@@ -103,7 +108,7 @@ def limit_of(metric: Metric) -> type[msgspec.Struct]:
     """The type of a limit for this metric. Authors know themselves what a metric of theirs is measured under."""
     value = Ratio if metric.unit == "ratio" else Positive
     required = {SENSES[metric.better][0]: value, "unit": Literal[metric.unit], "grade": Written, "source": Source}
-    optional = {"measured": Positive, "when": _when(metric)}
+    optional = {"measured": Positive, "calibration": CalibrationTable, "when": _when(metric)}
     return _table(metric.name, {"metric": Literal[metric.name], **required}, optional)
 
 
@@ -167,6 +172,7 @@ def _limit(table: Table, metrics: Mapping[str, Metric], given: bool) -> Limit:
         profile=table.path.name,
         measured=values.get("measured"),
         given=given,
+        calibration=Calibration(**values["calibration"]) if "calibration" in values else None,
     )
 
 
