@@ -975,7 +975,7 @@ def test_on_recorded_evidence(recorded: Path, tmp_path: Path, gpufleet: Command)
     twin = shutil.copytree(recorded, tmp_path / "twin")
     status, text = gpufleet("compare", folder, twin)
     assert (status, "No outlier" in text) == (0, True)
-    status, text = gpufleet("calibrate", folder, "-o", tmp_path / "my.toml")
+    status, text = gpufleet("calibrate", folder, "-o", tmp_path / "my.toml", "--replace-shipped")
     assert status == (0 if record.verdict in ("ACCEPTED", "INCOMPLETE") and not record.broken else 1)
     if status == 0:
         _, text = gpufleet("judge", folder, "--fleet-profile", tmp_path / "my.toml")
