@@ -13,9 +13,10 @@ import pytest
 from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.tolerance import Tolerance
 from pytest_gpufleet.verdict.across_runs.drift import Drift, drift, noise
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure
 from tests import runs
@@ -141,6 +142,38 @@ CASES: Mapping[str, tuple[tuple[Record, ...], Mapping[tuple[str, ...], float]]] 
 def test_what_got_worse_is_named(name: str) -> None:
     records, worse = CASES[name]
     assert named(*records) == pytest.approx(worse)
+
+
+def warm(day: int, warmer: float, *values: float) -> Record:
+    """Products of GPUs that lose 0.3 % by each kelvin, the first of them 40 K warmer than the others."""
+    states = {f"gpu{index}": GpuState(temperature_c=50.0 + warmer + (40 if index == 0 else 0)) for index in range(4)}
+    found = run(day, replace(memory(*values), gpu_states=states))
+    tolerance = Tolerance("memory_bandwidth", 0.02, per_kelvin=0.003, source="somewhere")
+    return replace(found, findings=[replace(found.findings[0], tolerances=(tolerance,))])
+
+
+@pytest.mark.parametrize(
+    ("warmer", "now", "worse"),
+    [
+        (0, 97, ["gpu1"]),
+        (5, 97, []),  # 1.5 % of 3 % are the warmer room's
+        (30, 94, ["gpu1"]),  # 10 K at most are a room
+        (-5, 99.5, []),
+        (-5, 99, ["gpu1"]),  # and in a colder one it should be faster
+    ],
+)
+def test_figures_are_taken_at_the_temperature_of_the_last_run(warmer: float, now: float, worse: list[str]) -> None:
+    healthy = 100 - 0.3 * min(warmer, 10)
+    cold, later = warm(1, 0, 100, 100, 100, 100), warm(2, warmer, healthy, now, healthy, healthy)
+    assert [str(each.place) for each in drift(by_name(cold, later)).worse] == worse
+
+
+def test_the_least_of_several_tolerances_counts() -> None:
+    tolerances = (Tolerance("memory_bandwidth", 0.05), Tolerance("memory_bandwidth", 0.03, within="numa node"))
+    before, now = (run(day, memory(100, value, 100, 100)) for day, value in ((1, 100), (2, 96)))
+    now = replace(now, findings=[replace(now.findings[0], tolerances=tolerances)])
+    (worse,) = drift(by_name(before, now)).worse
+    assert (str(worse.place), worse.allowed) == ("gpu1", 0.03)
 
 
 def test_the_place_is_that_of_the_last_run() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from statistics import median
+from statistics import fmean, median
 
 from pytest_gpufleet.model.facts import COUNTERS
 from pytest_gpufleet.model.fault import Fault
@@ -14,9 +14,11 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.tolerance import Tolerance
 from pytest_gpufleet.verdict.across_runs.recorded_figures import (
     Figure,
     GpuIds,
+    figure_of,
     figures,
     gpu_id,
     held_to_limits,
@@ -24,6 +26,7 @@ from pytest_gpufleet.verdict.across_runs.recorded_figures import (
 )
 from pytest_gpufleet.verdict.across_runs.run_comparison import MAD_TO_SIGMA, SIGMAS, TOLERANCE, differences
 from pytest_gpufleet.verdict.health_rules import worsened
+from pytest_gpufleet.verdict.peers import MOST_KELVIN
 
 # What the hardware corrected by itself: more of it is told, and is no fault.
 CORRECTED = {
@@ -65,60 +68,89 @@ class Drift:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """A figure of one run: by GPUs its values and places, their mean temperature, and what peers may differ by."""
+
+    figure: Figure
+    values: Mapping[GpuIds, float]
+    places: Mapping[GpuIds, Where]
+    temperature: float | None
+    tolerance: float
+    per_kelvin: float
+
+    def at(self, temperature: float | None, per_kelvin: float) -> dict[GpuIds, float]:
+        """The values as they would be if the GPUs had this mean temperature. What one of them is warmer than the others
+        stays: that is no warmer room."""
+        kelvin = self.temperature - temperature if temperature is not None and self.temperature is not None else 0.0
+        sign = 1 if self.figure.metric.better == "higher" else -1
+        factor = 1 + sign * per_kelvin * max(-MOST_KELVIN, min(MOST_KELVIN, kelvin))
+        return {gpus: factor * value for gpus, value in self.values.items()}
+
+
 def drift(runs: Mapping[str, Record]) -> Drift:
     """Hold each GPU of the last of two or more runs against what it did itself in the earlier ones.
 
     A GPU is known by its UUID, in whatever slot or machine it was; a pair by its two GPUs; what several did together by
     all of them. A figure is the same where metric and all conditions are, so methods are never mixed; those that no run
-    held against a limit are left out. The reference is the median of the better half of the earlier runs, which a slow
-    drift does not draw along. A figure got worse if it did by more than the tolerance that its GPU has against its
-    peers (3 % where it has none), and, where four runs or more tell the machine's own noise, by more than three
-    standard deviations of a difference of two runs.
+    held against a limit are left out. Where profile and evidence tell, figures are taken at the temperature of the last
+    run. The reference is the median of the better half of the earlier runs, which a slow drift does not draw along. A
+    figure got worse if it did by more than the least tolerance among peers (3 % where it has none), and, where four
+    runs or more tell the machine's own noise, by more than three standard deviations of a difference of two runs.
     """
     runs = dict(sorted(runs.items(), key=lambda item: _time(item[1])))
-    *earlier, last = runs
+    *_, last = runs
     judged = {figure for record in runs.values() for figure in figures(held_to_limits(record.findings))}
-    values = {name: _by_gpus(record) for name, record in runs.items()}
+    measured = {name: _measured(record, judged) for name, record in runs.items()}
     worse, compared = [], 0
-    for figure, at_places in figures(runs[last].findings).items():
-        before = _histories(figure, [values[name] for name in earlier])
-        allowed = max(_tolerance(figure), SIGMAS * math.sqrt(2) * noise(before.values(), figure))
-        for place, now in at_places.items() if figure in judged else ():
-            gpus = whose(runs[last], figure, place)
-            if gpus not in before:
-                continue
+    for figure, now in measured[last].items():
+        earlier = [of_run[figure] for name, of_run in measured.items() if name != last and figure in of_run]
+        before: dict[GpuIds, list[float]] = {}
+        for each in earlier:
+            for gpus, value in each.at(now.temperature, now.per_kelvin).items():
+                before.setdefault(gpus, []).append(value)
+        allowed = max(now.tolerance, SIGMAS * math.sqrt(2) * noise(before.values(), figure))
+        for gpus in now.values.keys() & before.keys():
             compared += 1
-            reference, fraction = _worse_by(now, before[gpus], figure)
+            reference, fraction = _worse_by(now.values[gpus], before[gpus], figure)
             if fraction > allowed:
+                place = now.places[gpus]
                 who = runs[last].topology.identity(place)
-                history = {name: values[name][figure, gpus] for name in runs if (figure, gpus) in values[name]}
+                history = {
+                    name: of_run[figure].values[gpus]
+                    for name, of_run in measured.items()
+                    if figure in of_run and gpus in of_run[figure].values
+                }
                 worse.append(Worsened(place, who, gpus, figure, history, reference, fraction, allowed))
-    worse.sort(key=lambda each: -each.worse)
+    worse.sort(key=lambda each: (-each.worse, each.place))
     faults, grown = _counters(list(runs.values()))
     return Drift(runs, compared, tuple(worse), faults, (*differences(runs), *_moved(runs), *grown))
 
 
-def _by_gpus(record: Record) -> dict[tuple[Figure, GpuIds], float]:
-    return {
-        (figure, gpus): value
-        for figure, values in figures(record.findings).items()
-        for place, value in values.items()
-        if (gpus := whose(record, figure, place))
-    }
-
-
-def _histories(figure: Figure, runs: list[dict[tuple[Figure, GpuIds], float]]) -> dict[GpuIds, list[float]]:
-    """What each GPU did in these runs, in their order."""
-    found: dict[GpuIds, list[float]] = {}
-    for values in runs:
-        for (what, gpus), value in values.items():
-            if what == figure:
-                found.setdefault(gpus, []).append(value)
+def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measured]:
+    tolerances: dict[Figure, list[Tolerance]] = {}
+    temperatures: dict[Figure, list[float]] = {}
+    for finding in record.findings:
+        figure = figure_of(finding.measurement)
+        states = finding.measurement.gpu_states.values()
+        tolerances.setdefault(figure, []).extend(finding.tolerances)
+        temperatures.setdefault(figure, []).extend(
+            state.temperature_c for state in states if state.temperature_c is not None
+        )
+    found = {}
+    for figure, values in figures(record.findings).items():
+        if figure in wanted:
+            gpus = {ids: place for place in values if (ids := whose(record, figure, place))}
+            usual = TOLERANCE if figure.metric.peer_tolerance is None else figure.metric.peer_tolerance
+            found[figure] = _Measured(
+                figure,
+                {ids: values[place] for ids, place in gpus.items()},
+                gpus,
+                fmean(temperatures[figure]) if temperatures[figure] else None,
+                min((each.worse for each in tolerances[figure]), default=usual),
+                max((each.per_kelvin for each in tolerances[figure]), default=0.0),
+            )
     return found
-
-
-def _tolerance(figure: Figure) -> float:
-    return TOLERANCE if figure.metric.peer_tolerance is None else figure.metric.peer_tolerance
 
 
 def noise(histories: Iterable[list[float]], figure: Figure) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.measurement import goodness
+from pytest_gpufleet.model.measurement import Measurement, goodness
 from pytest_gpufleet.model.metric import Condition, Metric
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
@@ -38,6 +38,10 @@ class Figure:
         return difference if self.metric.unit == "ratio" else difference / abs(reference) if reference else math.nan
 
 
+def figure_of(measurement: Measurement) -> Figure:
+    return Figure(measurement.metric, tuple(sorted(measurement.conditions.items())), measurement.definition)
+
+
 def held_to_limits(findings: Iterable[Finding]) -> Iterator[Finding]:
     """The findings that the suite holds against a limit, or would if there were one. What is only shown, like the
     bandwidth of small messages, is too unsteady for that."""
@@ -54,8 +58,7 @@ def figures(findings: Iterable[Finding]) -> dict[Figure, dict[Where, float]]:
         measurement = finding.measurement
         if measurement.metric == "spread":
             continue
-        conditions = tuple(sorted(measurement.conditions.items()))
-        figure = Figure(measurement.metric, conditions, measurement.definition)
+        figure = figure_of(measurement)
         values = result.setdefault(figure, {})
         for place, value in measurement.values.items():
             values[place] = figure.worst((value, values.get(place, value)))
