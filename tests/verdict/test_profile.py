@@ -425,7 +425,17 @@ def test_every_promised_model_has_a_profile(model):
     assert model in profile.match
 
 
-@pytest.mark.parametrize("model", ["NVIDIA H100", "nvidia h200", "NVIDIA H200 NVL", "NVIDIA GeForce RTX 4090 D", ""])
+# Names that NVML gives other models (NVIDIA/open-gpu-kernel-modules README, NVIDIA/gpu-admin-tools gpu/devid_names.py).
+# Each of them holds the name of one with a profile, or is held by it.
+@pytest.mark.parametrize(
+    "model",
+    [
+        "NVIDIA GH200 480GB", "NVIDIA GH200 144G HBM3e", "NVIDIA H200 NVL", "NVIDIA H20-3e", "NVIDIA H100",
+        "NVIDIA H800", "NVIDIA H100 64GB HBM2", "NVIDIA A100-SXM-64GB", "NVIDIA A100-PG509-200", "NVIDIA A10G",
+        "NVIDIA L40", "NVIDIA GB300", "NVIDIA B300 SXM6 AC", "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4G", "Tesla V100-SXM3-32GB", "nvidia h200", "",
+    ],
+)  # fmt: skip
 def test_a_profile_is_found_by_the_exact_name_only(model):
     assert for_gpu(model) is None
 

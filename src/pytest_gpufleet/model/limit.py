@@ -43,6 +43,8 @@ class Limit:
 
     `measured`: the healthy figure that it was made from, in the same unit, if it was made from one: the mean of many
     if it is calibrated. `given`: it comes from a profile that the customer gave, and not from one of the shipped ones.
+    `weak`: healthy machines are far beyond it, since it was measured with another program; who misses it is broken, and
+    who meets it is not yet healthy.
     """
 
     metric: str
@@ -54,8 +56,14 @@ class Limit:
     conditions: Mapping[str, Condition]
     profile: str  # the file it stands in, by its name
     measured: Finite | None = None
+    weak: bool = False
     given: bool = False
     calibration: Calibration | None = None
+
+    @property
+    def place(self) -> tuple[bool, int]:
+        """Its place among limits for the same figure, the one that decides first."""
+        return self.weak, GRADES.index(self.grade)
 
     @property
     def origin(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_gpufleet.model.limit import GRADES, KnownGood, Limit
+from pytest_gpufleet.model.limit import KnownGood, Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.tolerance import Tolerance
@@ -45,18 +45,18 @@ class Profile:
 
     def limit_for(self, measurement: Measurement, fabric: str = "") -> Limit | None:
         """The limit that decides, of those whose every condition was measured so, on a machine whose GPUs `fabric`
-        connects: the one of the best grade; of several the one of this profile and not of its base, however specific;
-        of these the most specific.
+        connects: one that is not weak before one that is, and the one of the best grade; of several the one of this
+        profile and not of its base, however specific; of these the most specific.
 
         ProfileError if the figure is in another unit than the profile says, or better in the other direction, whether a
         limit holds for it or not: under the conditions of a rehearsal none may.
         """
         self._check_comparable(measurement.definition)
         fitting = (limit for limit in self.limits if holds(limit, measurement, fabric))
-        own = min(fitting, key=lambda limit: (GRADES.index(limit.grade), -len(limit.conditions)), default=None)
+        own = min(fitting, key=lambda limit: (*limit.place, -len(limit.conditions)), default=None)
         shipped = self.base.limit_for(measurement, fabric) if self.base else None
         if own and shipped:
-            return shipped if GRADES.index(shipped.grade) < GRADES.index(own.grade) else own
+            return shipped if shipped.place < own.place else own
         return own or shipped
 
     def tolerances_for(self, measurement: Measurement) -> tuple[Tolerance, ...]:

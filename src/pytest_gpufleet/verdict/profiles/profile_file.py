@@ -79,6 +79,7 @@ LimitTable = _table(
         "grade": Written,
         "source": Source,
         "measured": Positive,
+        "weak": Switch,
         "calibration": CalibrationTable,
         "when": When,
     },
@@ -108,7 +109,7 @@ def limit_of(metric: Metric) -> type[msgspec.Struct]:
     """The type of a limit for this metric. Authors know themselves what a metric of theirs is measured under."""
     value = Ratio if metric.unit == "ratio" else Positive
     required = {SENSES[metric.better][0]: value, "unit": Literal[metric.unit], "grade": Written, "source": Source}
-    optional = {"measured": Positive, "calibration": CalibrationTable, "when": _when(metric)}
+    optional = {"measured": Positive, "weak": Switch, "calibration": CalibrationTable, "when": _when(metric)}
     return _table(metric.name, {"metric": Literal[metric.name], **required}, optional)
 
 
@@ -171,6 +172,7 @@ def _limit(table: Table, metrics: Mapping[str, Metric], given: bool) -> Limit:
         conditions=_conditions(when),
         profile=table.path.name,
         measured=values.get("measured"),
+        weak=values.get("weak", False),
         given=given,
         calibration=Calibration(**values["calibration"]) if "calibration" in values else None,
     )
