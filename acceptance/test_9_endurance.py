@@ -14,6 +14,8 @@ from pytest_gpufleet import (
     Machine,
     Measurement,
     World,
+    corrected_errors,
+    corrected_rows,
     expect_none,
     link_errors,
     pcie_errors,
@@ -65,6 +67,19 @@ def test_pcie_links_stayed_clean(machine: Machine, machine_now: Now) -> None:
     riser or cable; if replays come back, try it in another slot: they stay with the GPU or with the slot that is bad.
     """
     expect_clean(machine, machine_now, "pcie_replays", pcie_errors)
+
+
+@pytest.mark.at_the_end
+@pytest.mark.needs(gpus=True)
+def test_memory_errors_stayed_rare(machine: Machine, machine_now: Now) -> None:
+    """Memory errors that were corrected stayed rare while this run used all memory
+
+    A corrected error harms no result, and a few are normal. Very many of them, or several rows that had to be remapped
+    for them within one run, come before errors that nobody can correct. `nvidia-smi -q -d ECC,ROW_REMAPPER` shows the
+    counters. Reset the GPU that is named and run again; if they come back, replace it.
+    """
+    expect_clean(machine, machine_now, "ecc_corrected", corrected_errors)
+    expect_clean(machine, machine_now, "remapped_rows", corrected_rows)
 
 
 def expect_clean(machine: Machine, machine_now: Now, counter: str, rule: Rule) -> None:

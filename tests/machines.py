@@ -20,6 +20,8 @@ SINCE_THE_SNAPSHOTS: dict[str, Any] = {
     "fabric_health": {"mask": 0, "clique": 0, "cluster": "0" * 32},
     "pcie_width_able": {"gpu": 16, "port": 0},
     "memory_unrepairable": False,
+    "slowdown_ns": {"sw_thermal": 0, "hw_thermal": 0, "power_brake": 0},
+    "ecc_corrected": {"dram": 0, "sram": 0},
     "spare_rows": {"max": 3072, "high": 0, "partial": 0, "low": 0, "none": 0},
     "nvlink_fec": Unavailable("NVML: Not Supported", applicable=False),
 }

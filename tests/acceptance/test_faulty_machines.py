@@ -166,6 +166,20 @@ FAULTS = {
     ),
     "remap pending": ("gpus[2]['remapped_rows'] = [0, 1, 1, 0]", ECC, "row_remapping_pending", GPU_2),
     "memory that cannot be repaired": ("gpus[2]['memory_unrepairable'] = True", ECC, "memory_unrepairable", GPU_2),
+    "a flood of corrected errors in DRAM": (
+        "gpus[2]['ecc_corrected'] = {'dram': 20_000_001, 'sram': 0}",
+        ECC,
+        "many_corrected_errors",
+        GPU_2,
+        "in DRAM",
+    ),
+    "many corrected errors in SRAM": (
+        "gpus[2]['ecc_corrected'] = {'dram': 0, 'sram': 10_001}",
+        ECC,
+        "many_corrected_errors",
+        GPU_2,
+        "in SRAM",
+    ),
     "a bank without spare rows": (
         "gpus[2]['spare_rows'] = {'max': 3071, 'high': 0, 'partial': 0, 'low': 0, 'none': 1}",
         ECC,
@@ -352,6 +366,10 @@ HEALTHY = {
         "for gpu in gpus: gpu.update(pcie_width=8, pcie_width_max=8, pcie_width_able={'gpu': 8, 'port': 16})",
         {"test_pcie_width_is_full": "passed"},
     ),
+    "errors that were corrected": (
+        "gpus[2].update(ecc_corrected={'dram': 3_666_595, 'sram': 0}, ecc_corrected_volatile=3_666_595)",
+        {ECC: "passed"},
+    ),
     "rows that were remapped for corrected errors": (
         "gpus[2]['remapped_rows'] = [2, 0, 0, 0]",  # as of one of two healthy H200
         {ECC: "passed"},
@@ -418,7 +436,7 @@ SHOWN = {
     "numa_node", "nvlink_versions", "nvlink_remote_types", "nvlink_errors", "nvlink_fec", "pcie_width_able",
     "processes", "clock_event_reasons", "power_watts", "temperature_c",
 }  # fmt: skip
-MAY_BE_ABSENT = {"fabric_health", "spare_rows"}  # older drivers do not tell them
+MAY_BE_ABSENT = {"fabric_health", "spare_rows", "ecc_corrected"}  # older drivers do not tell them
 IDENTITY = {"uuid", "serial", "pci_bus_id"}  # not every model has a serial number
 
 
@@ -481,6 +499,32 @@ def test_nvlinks_that_stayed_clean(more):
     """Also with a CRC error in the data of each, which it corrected."""
     change = f"{ERRORS}['crc_data'] = [count + {more} for count in {ERRORS}['crc_data']]"
     assert after(change)["test_nvlinks_stayed_clean"].what == "passed"
+
+
+RARE = "test_memory_errors_stayed_rare"
+
+
+@pytest.mark.parametrize(
+    ("change", "minutes", "what", "words"),
+    [
+        ("gpus[2]['ecc_corrected'] = {'dram': 20_000_000, 'sram': 10_000}", 5, "passed", ""),
+        ("gpus[2]['ecc_corrected'] = {'dram': 0, 'sram': 10_001}", 5, "failed", "10,001 corrected errors in SRAM"),
+        ("gpus[2]['ecc_corrected'] = {'dram': 20_000_001, 'sram': 0}", 5, "failed", "in DRAM in 300 s"),
+        ("gpus[2]['ecc_corrected'] = {'dram': 30_000_000, 'sram': 0}", 3 * 1440, "passed", ""),  # a burn-in of days
+        ("gpus[2]['remapped_rows'] = [1, 0, 0, 0]", 5, "passed", ""),
+        ("gpus[2]['remapped_rows'] = [2, 0, 0, 0]", 5, "failed", "2 rows were remapped"),
+        ("gpus[2]['ecc_corrected'] = Unavailable('NVML: GPU is lost', True)", 5, "failed", "GPU is lost"),
+    ],
+)
+def test_corrected_memory_errors_of_the_whole_run(change, minutes, what, words):
+    outcome = after(change, minutes)[RARE]
+    assert (outcome.what, outcome.gpus) == (what, {2} if words else set())
+    assert words in outcome.message
+
+
+def test_a_gpu_without_error_correction_has_no_corrected_errors():
+    here = recorded("for gpu in gpus: gpu['ecc_corrected'] = Unavailable('NVML: Not Supported', False)")
+    assert outcomes(here, machine_now=later(here))[RARE].what == "not applicable"
 
 
 @pytest.mark.parametrize(
@@ -609,6 +653,9 @@ def test_a_machine_that_tells_nothing_is_not_healthy(described):
 WORSE = {
     "test_uncorrectable_error": ({2}, "ecc_uncorrected_volatile was 0, is 1"),
     "test_nothing_more": None,
+    "test_heat_between_two_samples": ({2}, "hw thermal slowdown for 0.012 s (clock event 0x40)"),
+    "test_power_brake_between_two_samples": ({2}, "hw power brake slowdown for 3.5 s (clock event 0x80)"),
+    "test_nothing_slowed_it_down": None,
     "test_slowdown[0x4]": None,  # the power cap is normal
     "test_slowdown[0x8]": ({2}, "hw slowdown (clock event 0x8)"),
     "test_slowdown[0x20]": ({2}, "sw thermal slowdown (clock event 0x20)"),

@@ -7,9 +7,9 @@ import pynvml
 import pytest
 
 from pytest_gpufleet import expect
-from pytest_gpufleet.hardware import fact_tables, local_node
+from pytest_gpufleet.hardware import link_facts, local_node
 from pytest_gpufleet.hardware import nvml as driver
-from pytest_gpufleet.hardware.fact_tables import NVLINK_5_COUNTERS, NVLINK_COUNTERS
+from pytest_gpufleet.hardware.link_facts import NVLINK_5_COUNTERS, NVLINK_COUNTERS
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
@@ -121,6 +121,27 @@ def test_counters_of_links_that_a_lost_gpu_does_not_tell_are_no_absent_ones():
     assert caught.value.unavailable.applicable
 
 
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({269: 5, 270: 6, 271: 7, 75: 8}, {"sw_thermal": 5, "hw_thermal": 6, "power_brake": 7}),
+        ({75: 8}, {"thermal": 8}),  # an older driver
+    ],
+)
+def test_how_long_a_gpu_was_slowed_down(values, told):
+    assert fields(values).ask(0, "slowdown_ns") == told
+
+
+def test_corrected_errors_by_place():
+    def counter(handle, kind, since, place):
+        if place == 7:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return 17
+
+    nvml = SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlDeviceGetMemoryErrorCounter=counter)
+    assert driver.Nvml(nvml, [object()]).ask(0, "ecc_corrected") == {"dram": 17}
+
+
 def slot(tmp_path, monkeypatch, gpu, port):
     """A GPU behind a port, with what the system says of their links; None for a file that is not there."""
     device = tmp_path / "0000:15:01.0" / "0000:1b:00.0"
@@ -130,7 +151,7 @@ def slot(tmp_path, monkeypatch, gpu, port):
     for place, lanes in ((device, gpu), (device.parent, port)):
         if lanes is not None:
             (place / "max_link_width").write_text(f"{lanes}\n")
-    monkeypatch.setattr(fact_tables, "PCI_DEVICES", tmp_path / "devices")
+    monkeypatch.setattr(link_facts, "PCI_DEVICES", tmp_path / "devices")
     nvml = SimpleNamespace(
         NVMLError=pynvml.NVMLError,
         NVML_ERROR_NOT_SUPPORTED=pynvml.NVML_ERROR_NOT_SUPPORTED,

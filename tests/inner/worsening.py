@@ -33,6 +33,24 @@ def test_nothing_more():
     pass
 
 
+def slow_down(**more):
+    FACTS["slowdown_ns"] = {name: spent + more.get(name, 0) for name, spent in FACTS["slowdown_ns"].items()}
+
+
+def test_heat_between_two_samples():
+    slow_down(hw_thermal=12_000_000)
+
+
+def test_power_brake_between_two_samples():
+    slow_down(power_brake=3_500_000_000)
+
+
+def test_nothing_slowed_it_down():
+    """The counters stay where they were, and the reason of the moment is the power cap."""
+    slow_down()
+    FACTS.update(clock_event_reasons=0x4)
+
+
 @pytest.mark.parametrize("reasons", [0x4, 0x8, 0x20, 0x40, 0x60], ids=hex)
 def test_slowdown(clock_events, reasons):
     clock_events(reasons)

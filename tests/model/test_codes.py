@@ -67,6 +67,7 @@ FROZEN = {
     225: "xid_of_process",
     226: "memory_unrepairable",
     227: "spare_rows_used_up",
+    228: "many_corrected_errors",
     301: "product_wrong",
     302: "product_changes",
     303: "memory_wrong",

@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from pytest_gpufleet.hardware import driver_signs
-from pytest_gpufleet.hardware.fact_tables import CALLS, NOT_HERE, named, text
+from pytest_gpufleet.hardware.fact_tables import CALLS
 from pytest_gpufleet.hardware.node import NoGpus
+from pytest_gpufleet.hardware.nvml_answers import NOT_HERE, named, text
 from pytest_gpufleet.hardware.software import driver_problems, software
 from pytest_gpufleet.model.facts import CONSTANTS, Unavailable
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology

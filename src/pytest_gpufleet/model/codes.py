@@ -147,6 +147,8 @@ _ALL = (
          "Replace the GPU"),
     Code(227, "spare_rows_used_up", "error", "ISOLATE", "memory of this GPU has no spare rows left",
          "Replace the GPU: the next row that fails there cannot be remapped"),
+    Code(228, "many_corrected_errors", "error", "TRIAGE", "memory of this GPU has many errors, all corrected",
+         "Reset the GPU and run again; replace it if they come back: errors that nobody can correct follow"),
     # ---------------------------------------------------------------- 3xx wrong data
     Code(301, "product_wrong", "data", "ISOLATE", "this GPU computes wrongly",
          "Replace the GPU; if all GPUs do it, look at the driver and the CUDA libraries first"),

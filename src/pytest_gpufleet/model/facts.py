@@ -25,17 +25,20 @@ CONSTANTS = (
     "nvlink_states", "nvlink_versions", "nvlink_remote_types", "nvlink_remotes", "nvlink_speeds", "processes", "p2p",
 )  # fmt: skip
 
-# What must not get worse. All of these are read around every test, so each is one cheap call.
+# What must not get worse. All of these are read around every test, so each is one cheap call. `slowdown_ns`: for how
+# long the GPU has been slowed down by what must not slow it down, in nanoseconds by the keys of COUNTED_SLOWDOWNS.
 COUNTERS = (
     "ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile", "sram_threshold_exceeded",
     "remapped_rows", "retired_pages_pending", "memory_unrepairable", "pcie_replays",
+    "slowdown_ns",
 )  # fmt: skip
 
 # Counters that are not read around every test: those of NVLinks cost too much (on an H200 each of the 72 numbers takes
 # 4 ms of CPU), the others change rarely. `nvlink_errors`: by kind the count of each link, None where it tells none.
 # `nvlink_fec`: of each link how many blocks of data had 0, 1, ... 15 errors that were corrected on the way.
-# `spare_rows`: how many banks of memory have all their spare rows (max), many, some, few and none.
-SLOW_COUNTERS = ("nvlink_errors", "nvlink_fec", "spare_rows")
+# `spare_rows`: how many banks of memory have all their spare rows (max), many, some, few and none. `ecc_corrected`: how
+# many in "dram" and "sram" since the driver was loaded.
+SLOW_COUNTERS = ("nvlink_errors", "nvlink_fec", "spare_rows", "ecc_corrected")
 
 # What telemetry samples. The slow readings cost more than all others together (on an H200 a millisecond of CPU each):
 # they are not in every sample.
@@ -59,6 +62,9 @@ CLOCK_EVENTS = {
     0x100: "display clock setting",
     0x1: "gpu idle",
 }
+
+# The clock events of which NVML counts how long they lasted. Older drivers have one counter of heat alone.
+COUNTED_SLOWDOWNS = {"sw_thermal": 0x20, "hw_thermal": 0x40, "power_brake": 0x80, "thermal": 0x20}
 
 
 class Unavailable(msgspec.Struct, frozen=True):

@@ -59,10 +59,10 @@ class Guard:
         with self._lock:
             all_reasons, all_hottest = self._reasons, self._hottest
             self._forget()
-        for gpu, reasons, hottest in zip(after, all_reasons, all_hottest, strict=True):
+        for before, gpu, reasons, hottest in zip(self._before, after, all_reasons, all_hottest, strict=True):
             now_seen = gpu["clock_event_reasons"]
             seen = {*reasons, now_seen} if isinstance(now_seen, int) else reasons
-            problems += health_rules.slowdowns(gpu, seen)
+            problems += health_rules.slowdowns(before, gpu, seen)
             problems += health_rules.too_hot(gpu, hottest)
         self._before, self._since = after, now
         return problems

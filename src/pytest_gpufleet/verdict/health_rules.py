@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_gpufleet.model.facts import CLOCK_EVENTS, COUNTERS, Unavailable
+from pytest_gpufleet.model.facts import CLOCK_EVENTS, COUNTED_SLOWDOWNS, COUNTERS, Unavailable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.xid_catalogue import OF_PROCESSES, Sxid, Xid
-from pytest_gpufleet.verdict.gpu_faults import gpu_fault, unreadable
+from pytest_gpufleet.verdict.gpu_faults import fact_unreadable, gpu_fault, unreadable
 from pytest_gpufleet.verdict.link_rules import replays_allowed
 
 REMAPPED_ROWS_LIMIT = 512
+# Corrected errors that Azure's node health checks (check_gpu_ecc) still let pass, of which they count those since the
+# driver was loaded. Here they are the most of a day, and of a run that is shorter.
+CORRECTED_A_DAY = {"sram": 10_000, "dram": 20_000_000}
+# DCGM warns of a GPU that retires more than one page a week, once it has many. A run lasts no week.
+CORRECTED_ROWS = 1
 # The clock events that must not happen under load. A software power cap (0x4) is normal there.
 SLOWDOWNS = {0x8: "hardware_slowdown", 0x20: "thermal_slowdown", 0x40: "thermal_slowdown", 0x80: "power_brake"}
 # Of those, what is no fault of a GPU, by model. DCGM judges no clock event of a T4, a card of 70 W without a fan. Here
@@ -53,11 +58,16 @@ def recorded_errors(gpu: Gpu) -> list[Fault]:
             "SRAM error threshold exceeded: replace the GPU",
         ),
         ("page_retirement_pending", counts["retired_pages_pending"], "page retirement pending: reset the GPU"),
+        *(
+            ("many_corrected_errors", count, f"corrected errors in {part.upper()}, more than {CORRECTED_A_DAY[part]:,}")
+            for part, count in (gpu.get("ecc_corrected") or {}).items()
+            if count > CORRECTED_A_DAY[part]
+        ),
         ("memory_unrepairable", counts["memory_unrepairable"], "the driver cannot repair memory: replace the GPU"),
         ("spare_rows_used_up", (gpu.get("spare_rows") or {}).get("none", 0), "banks of memory without a spare row"),
     )
     told = [gpu_fault(code, gpu, f"{text} ({int(value)})") for code, value, text in rules if value]
-    return told + unreadable(gpu, (*COUNTERS, "spare_rows"))
+    return told + unreadable(gpu, (*COUNTERS, "spare_rows", "ecc_corrected"))
 
 
 def worsened(before: Gpu, after: Gpu, minutes: float) -> list[Fault]:
@@ -92,17 +102,54 @@ def too_hot(gpu: Gpu, hottest: Mapping[str, float]) -> list[Fault]:
     ]
 
 
-def slowdowns(gpu: Gpu, reasons: Iterable[int]) -> list[Fault]:
-    """Which clock events that must not happen on a GPU are among samples of its clock_event_reasons."""
+def slowdowns(before: Gpu, gpu: Gpu, reasons: Iterable[int]) -> list[Fault]:
+    """What slowed a GPU down and must not, between two readings: by the driver's counters, which miss nothing, and by
+    samples of its clock_event_reasons, since not every driver counts, and none counts every reason."""
+    then, now = before.get("slowdown_ns") or {}, gpu.get("slowdown_ns") or {}
+    counted: dict[int, int] = {}
+    for name, bit in COUNTED_SLOWDOWNS.items():
+        counted[bit] = max(counted.get(bit, 0), now[name] - then[name] if name in now and name in then else 0)
     seen = 0
     for sample in reasons:
         seen |= sample
-    seen &= ~NORMAL_SLOWDOWNS.get(str(gpu["name"]), 0)
+    normal = NORMAL_SLOWDOWNS.get(str(gpu["name"]), 0)
     return [
-        gpu_fault(code, gpu, f"{CLOCK_EVENTS[bit]} (clock event 0x{bit:x})")
+        gpu_fault(code, gpu, f"{CLOCK_EVENTS[bit]}{_lasting(counted.get(bit, 0))} (clock event 0x{bit:x})")
         for bit, code in SLOWDOWNS.items()
-        if seen & bit
+        if not normal & bit and (counted.get(bit, 0) > 0 or seen & bit)
     ]
+
+
+def _lasting(nanoseconds: int) -> str:
+    return f" for {nanoseconds / 1e9:.3g} s" if nanoseconds > 0 else ""
+
+
+def corrected_errors(before: Gpu, now: Mapping[str, int] | Unavailable, seconds: float) -> list[Fault]:
+    """Memory errors that were corrected, where there are more than rarely: between two readings of ecc_corrected so
+    many seconds apart. A few are normal; the limits are shown beside them."""
+    then = before["ecc_corrected"]
+    if isinstance(then, Unavailable) or isinstance(now, Unavailable):
+        return [fact_unreadable(before, "ecc_corrected", now if isinstance(now, Unavailable) else then)]
+    days = max(1.0, seconds / 86_400)
+    return [
+        gpu_fault(
+            "many_corrected_errors",
+            before,
+            f"{now[part] - then[part]:,} corrected errors in {part.upper()} in {seconds:.0f} s, {limit:,} a day",
+        )
+        for part, limit in CORRECTED_A_DAY.items()
+        if part in now and part in then and now[part] - then[part] > limit * days
+    ]
+
+
+def corrected_rows(before: Gpu, now: Sequence[int] | Unavailable, seconds: float) -> list[Fault]:
+    """Rows of memory that were remapped for errors that were still corrected: one in a run is normal."""
+    then = before["remapped_rows"]
+    if isinstance(then, Unavailable) or isinstance(now, Unavailable):
+        return [fact_unreadable(before, "remapped_rows", now if isinstance(now, Unavailable) else then)]
+    more = now[0] - then[0]
+    told = f"{more} rows were remapped for corrected errors in {seconds:.0f} s, at most {CORRECTED_ROWS} are normal"
+    return [gpu_fault("many_corrected_errors", before, told)] if more > CORRECTED_ROWS else []
 
 
 def xids_of(gpus: Iterable[Gpu], xids: Sequence[Xid]) -> list[Fault]:

@@ -34,6 +34,10 @@ def _nvlink_fec(links: list[list[int | None]]) -> str:
     return ", ".join(wording.number(count, 12) for count in sums[: last + 1]) or "none"
 
 
+def _by_place(counts: dict[str, int]) -> str:
+    return ", ".join(f"{place.upper()} {wording.number(count, 12)}" for place, count in counts.items())
+
+
 def _spare_rows(banks: dict[str, int]) -> str:
     return " / ".join(str(banks[name]) for name in ("max", "high", "partial", "low", "none"))
 
@@ -52,6 +56,7 @@ COLUMNS: tuple[Column, ...] = (
         str,
     ),
     ("Corrected memory errors: volatile", ("ecc_corrected_volatile",), str),
+    ("Corrected memory errors by place", ("ecc_corrected",), _by_place),
     ("Rows remapped: corrected / uncorrectable", ("remapped_rows",), _remapped_rows),
     ("PCIe replays", ("pcie_replays",), str),
     ("Banks of memory by spare rows: all / many / some / few / none", ("spare_rows",), _spare_rows),
