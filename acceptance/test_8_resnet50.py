@@ -81,8 +81,8 @@ def test_each_gpu_alone(nccl_group: World, judge: Judge, resnet: Workload) -> No
 @pytest.mark.level("standard")
 @pytest.mark.figures(
     "train_throughput",
-    of_several=("scaling_efficiency", "communication_share"),
-    required=("train_throughput", "scaling_efficiency"),
+    of_several=("solo_train_throughput", "scaling_efficiency", "communication_share"),
+    required=("train_throughput", "solo_train_throughput", "scaling_efficiency"),
     of="for the recipes tf32 and amp",
 )
 @pytest.mark.parametrize(
@@ -91,9 +91,10 @@ def test_each_gpu_alone(nccl_group: World, judge: Judge, resnet: Workload) -> No
 def test_throughput_and_scaling(
     nccl_group: World, judge: Judge, fleet_level: str, resnet: Workload, recipe: str
 ) -> None:
-    """ResNet-50 throughput on one GPU and on all, and how well it scales
+    """ResNet-50 throughput on each GPU alone and on all together, and how well it scales
 
-    Low on one GPU already: see the test of each GPU alone. Low on all only: communication (see the bandwidth tests) or
+    Low on a GPU alone already: see the test of each GPU alone. Scaling is what all reach together of the sum of what
+    each reaches alone, so a slow GPU does not lower it. Low together only: communication (see the bandwidth tests) or
     the host holds the GPUs back (too few cores, CPU governor, another load on the machine).
     """
     some = SOME_GPUS if recipe == "amp" or fleet_level == "burnin" else ()
@@ -103,7 +104,9 @@ def test_throughput_and_scaling(
 
 @pytest.mark.level(PEAK_LEVEL)
 @pytest.mark.needs(capability=(7, 0))  # as torch.compile does
-@pytest.mark.figures("train_throughput", of_several=("scaling_efficiency", "communication_share"))
+@pytest.mark.figures(
+    "train_throughput", of_several=("solo_train_throughput", "scaling_efficiency", "communication_share")
+)
 def test_peak_throughput_and_scaling(nccl_group: World, judge: Judge, resnet: Workload) -> None:
     """ResNet-50 as fast as plain PyTorch can train it: 16-bit weights, compiled, the whole step one CUDA graph
 
@@ -139,7 +142,7 @@ def test_data_parallel_ddp_and_fsdp(nccl_group: World, judge: Judge, resnet: Wor
     recipe, places = "bf16", nccl_group.places
     first = nccl_group.subset([0])
     worlds = {method: first if method == "dp" else nccl_group for method in METHODS.on(nccl_group)}
-    one, *_ = measure_all(first, throughput_by, "ddp", recipe, resnet, places=places[:1])
+    alone, *_ = measure_all(nccl_group, throughput_by, "ddp", recipe, resnet)
     compared = {
         method: measure_all(world, throughput_by, method, recipe, resnet, places=places)
         for method, world in worlds.items()
@@ -149,7 +152,7 @@ def test_data_parallel_ddp_and_fsdp(nccl_group: World, judge: Judge, resnet: Wor
     for method, figures in compared.items():
         about = {"in_short": in_words(throughput, memory)} if method == next(iter(compared)) else {}
         fast = replace(figures[0], details={**figures[0].details, **about})
-        judge(fast, *figures[1:], scaling_efficiency(one, fast), required=False)
+        judge(fast, *figures[1:], scaling_efficiency(alone, fast), required=False)
 
 
 @pytest.mark.level("burnin")
@@ -196,20 +199,21 @@ def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: Worklo
 def _scaling(
     nccl_group: World, resnet: Workload, recipe: str, some_gpus: Iterable[int], **options: Any
 ) -> tuple[list[Measurement], list[Measurement]]:
-    """Throughput on one GPU and on all, with scaling efficiency; and, to be shown, the share of communication and the
-    same for some of the GPUs: as many as `some_gpus` says, where that is fewer than all."""
+    """Throughput on each GPU alone and on all together, with scaling efficiency; and, to be shown, the share of
+    communication and the same for some of the GPUs: as many as `some_gpus` says, where that is fewer than all."""
     size = nccl_group.size
     if size == 1:
         return [measure(nccl_group, train_throughput, recipe, resnet, **options)], []
     # All first: then every rank has compiled, and tried cuDNN's algorithms, at the same time.
     every, share = measure_all(nccl_group, train_throughput, recipe, resnet, communication=True, **options)
-    one, *some = [
+    alone = measure(nccl_group, train_throughput, recipe, resnet, together=False, **options)
+    some = [
         measure(nccl_group.subset(range(count)), train_throughput, recipe, resnet, **options)
-        for count in (1, *some_gpus)
+        for count in some_gpus
         if count < size
     ]
-    between = [measurement for each in some for measurement in (each, scaling_efficiency(one, each))]
-    return [one, every, scaling_efficiency(one, every)], [share, *between]
+    between = [measurement for each in some for measurement in (each, scaling_efficiency(alone, each))]
+    return [alone, every, scaling_efficiency(alone, every)], [share, *between]
 
 
 def _communication(measurements: Iterable[Measurement]) -> str:

@@ -13,10 +13,11 @@ from pytest_gpufleet.probes.training.recipes import Workload
 
 def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
     write_photos(tmp_path, 4)
-    one, (every, share) = (
-        measure(nccl_group.subset([0]), loop.train_throughput, "fp32"),
+    alone, (every, share) = (
+        measure(nccl_group, loop.train_throughput, "fp32", together=False),
         measure_all(nccl_group, loop.train_throughput, "fp32", communication=True),
     )
+    compared = measure(nccl_group, method_comparison.throughput_by, "ddp", "fp32", places=nccl_group.places)
     copied = [
         host_copies.host_bandwidth(world, "both", "all", MiB),
         pairs.pair_bandwidth(world, gpu_topology, "read", MiB),
@@ -29,13 +30,13 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         *measure_all(world, memory_bandwidth),
         *host_memory_bandwidth(world, MiB, 0.01),
         *(measurement for each in copied for measurement in each.measurements),
-        one,
+        alone,
         every,
         share,
-        scaling_efficiency(one, every),
-        measure(nccl_group, loop.train_throughput, "fp32", together=False),
+        scaling_efficiency(alone, every),
         measure(nccl_group, loop.train_throughput, "fp32", Workload(optimizer="adam")),
-        measure(nccl_group, method_comparison.throughput_by, "ddp", "fp32", places=nccl_group.places),
+        compared,
+        scaling_efficiency(measure(nccl_group, method_comparison.throughput_by, "ddp", "fp32"), compared),
         measure(nccl_group, fed_throughput, str(tmp_path), "fp32"),
         required=False,
     )

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
-from pytest_gpufleet.model.conditions import CONDITIONS
+from pytest_gpufleet.model.conditions import CONDITIONS, EACH_ALONE, METHODS
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.vocabulary import EXTRAORDINARY, MEASURED_UNDER
 from pytest_gpufleet.probes.collectives import table
@@ -40,7 +40,8 @@ def test_every_metric_with_limits_is_measured_here(measured):
 def test_metrics_are_measured_under_the_conditions_that_limits_may_name(measured, metric):
     always = set.intersection(*(set(conditions) for conditions in measured[metric]))
     ever = set.union(*(set(conditions) for conditions in measured[metric]))
-    assert always - FREE == set(MEASURED_UNDER[metric]) - {*EXTRAORDINARY, "work", "fabric"}  # that is the machine's
+    of_machine = {"fabric"}
+    assert always - FREE - {*EXTRAORDINARY} == set(MEASURED_UNDER[metric]) - {*EXTRAORDINARY, "work", *of_machine}
     assert ever - FREE <= set(MEASURED_UNDER[metric])
 
 
@@ -69,7 +70,7 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
         ("recipe", recipes.RECIPES),
         ("model", recipes.MODELS),
         ("optimizer", recipes.OPTIMIZERS),
-        ("method", method_comparison.METHODS),
+        ("method", {*method_comparison.METHODS, EACH_ALONE}),
         ("direction", {*host_copies.WAYS, *get_args(pairs.PairDirection)}),
     ],
 )
@@ -90,4 +91,5 @@ def test_every_word_is_used():
 
 def test_a_shipped_limit_depends_on_nothing_out_of_the_ordinary():
     for profile in shipped():
-        assert not any(limit.conditions.keys() & {*EXTRAORDINARY, "work"} for limit in profile.limits)
+        assert not any(limit.conditions.keys() & {"optimizer", "workload", "work"} for limit in profile.limits)
+        assert not any(limit.conditions.get("method") in METHODS for limit in profile.limits)

@@ -6,6 +6,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from pytest_gpufleet.model.conditions import EACH_ALONE
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.probes.measure import scaling_efficiency
 from pytest_gpufleet.probes.training.batch_size import ATTEMPTS, FILLED, fullest, largest, within_memory
 from pytest_gpufleet.probes.training.loader import bound
 from pytest_gpufleet.probes.training.method_comparison import in_words
@@ -24,6 +28,26 @@ def test_on_ranks(run, name):
     outcomes = {each: outcome for each, outcome in run.outcomes.items() if each.partition("[")[0] == name}
     assert outcomes
     assert set(outcomes.values()) == {"passed"}, run.text
+
+
+def test_scaling_is_held_against_what_the_same_gpus_do_alone():
+    """A GPU that is slow by itself holds all up, and is no slow communication."""
+    alone = Measurement("solo_train_throughput", {"gpu0": 100.0, "gpu1": 80.0, "gpu2": 100.0, "gpu3": 100.0}, {})
+    two, four = (
+        Measurement("train_throughput", {"world": rate}, {"ranks": ranks}, {"world": (rate, 2 * rate)})
+        for ranks, rate in ((2, 160.0), (4, 320.0))
+    )
+    assert scaling_efficiency(alone, two).values[WORLD] == pytest.approx(160 / 180)
+    scaled = scaling_efficiency(alone, four)
+    assert scaled.values[WORLD] == pytest.approx(320 / 380)
+    assert scaled.samples[WORLD] == pytest.approx((320 / 380, 640 / 380))
+    assert scaled.conditions == {"ranks": 4, "method": EACH_ALONE}
+
+
+def test_a_figure_of_one_gpu_stands_for_no_other():
+    alone = Measurement("solo_train_throughput", {"gpu0": 100.0}, {})
+    with pytest.raises(ValueError, match="on 2 ranks, and alone on 1"):
+        scaling_efficiency(alone, Measurement("train_throughput", {"world": 190.0}, {"ranks": 2}))
 
 
 @pytest.mark.parametrize("most", [1, 16, 17, 100, 999, 1023])

@@ -12,6 +12,7 @@ from typing import Any
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.check import Check, FailedBy
+from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -145,10 +146,12 @@ def measured(topology: GpuTopology, bad: dict[str, float]) -> Run:
     image = {"model": "resnet50", "image": 224}
     for recipe, (one, efficiency) in TRAINING.items():
         check = f"test_8_resnet50.py::test_throughput_and_scaling[{recipe}]"
-        for ranks in (1, 2, 4, 8):
+        run.each(check, "solo_train_throughput", one, recipe=recipe, ranks=1, batch=256, **image)
+        for ranks in (2, 4, 8):
             share = 1 - (1 - efficiency) * (ranks - 1) / 7
             run.all(check, "train_throughput", one * ranks * share, recipe=recipe, ranks=ranks, batch=256, **image)
-        run.all(check, "scaling_efficiency", efficiency, recipe=recipe, ranks=8, batch=256, **image)
+        scaled = {"recipe": recipe, "ranks": 8, "batch": 256, "method": EACH_ALONE, **image}
+        run.all(check, "scaling_efficiency", efficiency, **scaled)
     run.each("test_8_resnet50.py::test_each_gpu_alone", "solo_train_throughput", 6380, recipe="amp", ranks=1, **image)
     return run
 

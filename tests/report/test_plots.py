@@ -12,7 +12,7 @@ import pytest
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, gpu
-from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.page.method_table import method_comparison
 from pytest_gpufleet.report.plots import draw
 from pytest_gpufleet.report.plots.bars import bars
@@ -20,6 +20,7 @@ from pytest_gpufleet.report.plots.canvas import ticks
 from pytest_gpufleet.report.plots.curves import curves
 from pytest_gpufleet.report.plots.method_bars import method_bars
 from pytest_gpufleet.report.plots.scaling import scaling
+from tests.conftest import EVIDENCE
 
 Plot = Callable[[list[Finding]], list[tuple[str, str]]]
 
@@ -62,15 +63,23 @@ def test_bars_name_every_gpu_its_figure_and_what_missed(bad_gpu: Record) -> None
 def test_scaling_says_what_share_of_the_ideal_is_reached(standard: Record) -> None:
     ((_, svg),) = scaling(standard.findings)
     words = words_in(svg)
-    assert {"resnet50, fp32", "resnet50, peak", "ideal: nothing lost", "limit", "1", "2", "4", "8"} <= words
-    eight = next(f for f in standard.findings if f.measurement.conditions.get("ranks") == 8 and _amp(f))
-    one = next(f for f in standard.findings if f.measurement.conditions.get("ranks") == 1 and _amp(f))
-    share = eight.measurement.values[WORLD] / one.measurement.values[WORLD] / 8
+    assert {"resnet50, fp32", "resnet50, peak", "what each GPU does alone, added up", "limit", "2", "4", "8"} <= words
+    amp = [f.measurement for f in standard.findings if f.measurement.conditions.get("recipe") == "amp"]
+    eight = next(m for m in amp if m.metric == "train_throughput" and m.conditions["ranks"] == 8)
+    alone = next(m for m in amp if m.metric == "solo_train_throughput")
+    share = eight.values[WORLD] / sum(alone.values.values())
     assert f"{100 * share:.3g} %" in words
 
 
-def _amp(finding: Finding) -> bool:
-    return finding.measurement.metric == "train_throughput" and finding.measurement.conditions["recipe"] == "amp"
+def test_scaling_of_before_is_held_against_the_first_gpu() -> None:
+    record = read(EVIDENCE / "h200x4-b" / "evidence.jsonl")
+    ((_, svg),) = scaling(record.findings)
+    (told,) = {
+        f.measurement.values[WORLD]
+        for f in record.findings
+        if (f.measurement.metric, f.measurement.conditions.get("ranks")) == ("scaling_efficiency", 2)
+    }
+    assert {"ideal: nothing lost", f"{100 * told:.3g} %"} <= words_in(svg)
 
 
 def test_methods_stand_side_by_side(standard: Record) -> None:

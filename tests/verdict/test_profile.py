@@ -478,6 +478,7 @@ def test_scaling_efficiency_is_asked_for_all_recipes():
                     "recipe": recipe,
                     "ranks": one.conditions.get("ranks", 4),
                     "batch": 256,
+                    **one.conditions,
                 }
                 assert profile.limit_for(Measurement("scaling_efficiency", {"world": 1.0}, measured)) is one
 

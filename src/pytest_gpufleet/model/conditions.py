@@ -34,13 +34,17 @@ DTYPES = (
 DIRECTIONS = ("host to device", "device to host", "read", "write", "both")
 LINKS = ("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host")
 METHODS: dict[Condition, str] = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
+# What several GPUs are held against: what each of them does alone, all at the same time, added up.
+EACH_ALONE = "sum of each alone"
 
 # In the order in which a reader wants to hear them.
 CONDITIONS: dict[str, ConditionType] = {
     "collective": ConditionType(COLLECTIVES, leads=True),
     "operation": ConditionType(("copy", "triad"), leads=True),
     "model": ConditionType(("resnet50", "resnet101", "resnet152")),
-    "method": ConditionType(("ddp", "fsdp", "dp"), words=METHODS, leads=True),
+    "method": ConditionType(
+        ("ddp", "fsdp", "dp", EACH_ALONE), words={**METHODS, EACH_ALONE: f"of the {EACH_ALONE}"}, leads=True
+    ),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),
     "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),
     "direction": ConditionType(DIRECTIONS, leads=True),

@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.measurement import KNOWN, Measurement, Reading
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import WORLD, Where
@@ -78,10 +79,18 @@ def _together(world: World, group: list[tuple[int, Reading]]) -> Measurement:
     )
 
 
-def scaling_efficiency(one: Measurement, many: Measurement) -> Measurement:
-    """throughput(n) / (n x throughput(1)), both for the place "world" and measured in one run with one recipe."""
+def scaling_efficiency(alone: Measurement, many: Measurement) -> Measurement:
+    """What `many`, the throughput of n GPUs together, is of the sum of what the same GPUs do `alone`, measured in one
+    run with one recipe, so that a GPU which is slow by itself does not look like slow communication.
+
+    `alone` may have more GPUs: the first n count. A comparison of ways to train keeps its `method`: it is for
+    information.
+    """
     ranks = many.conditions["ranks"]
     assert isinstance(ranks, int)
-    alone = ranks * one.values[WORLD]
-    samples = tuple(sample / alone for sample in many.samples.get(WORLD, ()))
-    return Measurement("scaling_efficiency", {WORLD: many.values[WORLD] / alone}, many.conditions, {WORLD: samples})
+    each = list(alone.values.values())[:ranks]
+    if len(each) < ranks:
+        raise ValueError(f"{many.metric} was measured on {ranks} ranks, and alone on {len(each)} of them")
+    conditions = {"method": EACH_ALONE, **many.conditions}
+    samples = tuple(sample / sum(each) for sample in many.samples.get(WORLD, ()))
+    return Measurement("scaling_efficiency", {WORLD: many.values[WORLD] / sum(each)}, conditions, {WORLD: samples})

@@ -31,36 +31,39 @@ BATCH = 256  # a GPU
 
 @returns_memory
 def throughput_by(
-    rank: Rank, method: str, recipe: str, workload: Workload = USUAL, *, places: Sequence[Where]
+    rank: Rank, method: str, recipe: str, workload: Workload = USUAL, *, places: Sequence[Where] = ()
 ) -> list[Reading]:
     """Images/s of training on the GPUs at `places` by one of METHODS, and the memory that it takes on each.
 
-    One GPU trains without any of them. "dp" runs on one rank, which sees all GPUs; the others on one rank a GPU. The
-    global batch is the same. All take the weights in NCHW and the optimizer unfused, since FSDP takes neither
-    channels_last nor every fused optimizer.
+    Without places each GPU trains a network of its own, at the same time and without any of them. "dp" runs on one
+    rank, which sees all GPUs; the others on one rank a GPU. The global batch is the same. All take the weights in NCHW
+    and the optimizer unfused, since FSDP takes neither channels_last nor every fused optimizer.
     """
     training = plan(recipe, workload, rank.device, "comparison", BATCH)
-    count, images = training.recipe.steps, training.recipe.batch * len(places)
-    conditions = {**training.conditions(len(places)), "method": method}
+    together, gpus = bool(places), len(places) or 1
+    count, images = training.recipe.steps, training.recipe.batch * gpus
+    conditions = {**training.conditions(gpus), "method": method}
     if method == "dp":
         training = training.with_batch(images)
-    here = dict(enumerate(places)) if method == "dp" else {rank.device.index: places[rank.index]}
+    own = places[rank.index] if together else None
+    here = dict(enumerate(places)) if method == "dp" else {rank.device.index: own}
     on_gpu = rank.device.type == "cuda"
     for device in here if on_gpu else ():
         torch.cuda.reset_peak_memory_stats(device)
     # What cuDNN has found to be the fastest it keeps for a thread, and DataParallel starts new ones in every step.
     settings = precision(training.recipe, benchmark=method != "dp")
-    with rank.phase(f"{training}, {METHODS[method]}, {len(places)} ranks"), settings:
-        module = _by(method, rank, WithLoss(network(training, rank.device), training.recipe), len(places))
+    with rank.phase(f"{training}, {METHODS[method]}, {gpus} ranks"), settings:
+        module = _by(method, rank, WithLoss(network(training, rank.device), training.recipe), gpus)
         step = eager(module, training, rank.device, fused=False)
         data = synthetic_batch(rank, training)
         lap(rank, lambda: step(*data), training.recipe.warm_up)
-        laps = [lap(rank, lambda: step(*data), count) for _ in range(SAMPLES)]
+        laps = [lap(rank, lambda: step(*data), count, together=together) for _ in range(SAMPLES)]
     samples = tuple(images * count / each.seconds for each in laps)
-    readings = [Reading("train_throughput", median(samples), conditions, samples, WORLD)]
-    for device, place in here.items() if on_gpu else ():
+    metric, place = ("train_throughput", WORLD) if together else ("solo_train_throughput", None)
+    readings = [Reading(metric, median(samples), conditions, samples, place)]
+    for device, at in here.items() if on_gpu else ():
         memory = torch.cuda.max_memory_allocated(device) / GiB
-        readings.append(Reading("train_memory", memory, conditions, place=place))
+        readings.append(Reading("train_memory", memory, conditions, place=at))
     return readings
 
 

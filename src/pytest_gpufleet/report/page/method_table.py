@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_gpufleet.model.conditions import METHODS
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, Where
@@ -44,7 +45,7 @@ class MethodComparison:
 
 def compares_methods(finding: Finding) -> bool:
     """Whether a figure belongs to such a comparison, and not among the others."""
-    return METHOD in finding.measurement.conditions
+    return finding.measurement.conditions.get(METHOD) in METHODS
 
 
 def method_comparison(findings: Sequence[Finding]) -> MethodComparison | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from matplotlib.lines import Line2D
@@ -16,7 +17,7 @@ from pytest_gpufleet.report.plots import canvas
 
 COLUMNS = 3
 HEIGHT = 1.5
-THROUGHPUT = "train_throughput"
+THROUGHPUT, ALONE = "train_throughput", "solo_train_throughput"
 # What a panel is named by: all that training depends on but the number of GPUs, and the batch of each.
 NAMED_BY = set(MEASURED_UNDER[THROUGHPUT]) - {"ranks", "batch"}
 
@@ -25,56 +26,73 @@ Points = dict[int, tuple[float, Finding]]
 
 def scaling(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """(caption, SVG) of training throughput against the number of GPUs: a panel for each recipe, with the line on which
-    no GPU would lose anything and the efficiency of each point. Nothing where only one number was measured."""
+    no GPU would lose anything and the efficiency of each point. Nothing where there is nothing to hold a point against.
+    """
     panels: dict[str, Points] = {}
+    alone: dict[tuple[str, str], list[float]] = {}  # by check and panel
     for finding in findings:
         measurement = finding.measurement
+        if measurement.metric == ALONE:
+            alone[finding.check, _name(finding)] = list(measurement.values.values())
         ranks, value = measurement.conditions.get("ranks"), canvas.drawable(measurement.values.get(WORLD))
         if measurement.metric == THROUGHPUT and isinstance(ranks, int) and value is not None:
             panels.setdefault(_name(finding), {})[ranks] = (value, finding)
-    panels = canvas.first({name: points for name, points in panels.items() if len(points) > 1})
+    ideals = {name: _ideal(points, alone.get((_any(points).check, name), ())) for name, points in panels.items()}
+    panels = canvas.first({name: points for name, points in panels.items() if len(ideals[name]) > max(points) > 1})
     if not panels:
         return []
     caption = "Training throughput against the number of GPUs"
     with canvas.style(caption):
         figure, axes = canvas.panels(len(panels), COLUMNS, HEIGHT, legend=True, gap=0.75)
         for number, (each, (name, points)) in enumerate(zip(axes, panels.items(), strict=True)):
-            _panel(each, points)
+            _panel(each, points, ideals[name])
             canvas.title(each, name)
             if number % COLUMNS == 0:
                 canvas.labels(each, y="images/s")
             if number + COLUMNS >= len(panels):
                 canvas.labels(each, x="ranks")
-        canvas.legend(figure, _legend(panels))
+        canvas.legend(figure, _legend(panels, any(1 not in points for points in panels.values())))
         texts = [f"{name}: {', '.join(_in_words(points))}" for name, points in panels.items()]
         return [(caption, canvas.svg(figure, f"{caption}. {'; '.join(texts)}"))]
 
 
-def _panel(axes: Any, points: Points) -> None:
+def _any(points: Points) -> Finding:
+    return next(iter(points.values()))[1]
+
+
+def _ideal(points: Points, alone: Iterable[float]) -> list[float]:
+    """Images/s of no GPU, one, two ... that lose nothing: what each does alone, added up. Before 0.3 they were held
+    against so many times the first GPU, which trained with all others idle: there is a point for it then."""
+    if 1 in points:
+        return [points[1][0] * count for count in range(max(points) + 1)]
+    return list(accumulate(alone, initial=0.0))
+
+
+def _panel(axes: Any, points: Points, ideal: Sequence[float]) -> None:
     ranks = sorted(points)
-    fewest = ranks[0]
-    one = points[fewest][0] / fewest
-    axes.plot([0, ranks[-1]], [0, one * ranks[-1]], color=canvas.INK, linewidth=0.9, linestyle=":")
+    most = ideal[ranks[-1]]
+    axes.plot(range(ranks[-1] + 1), ideal[: ranks[-1] + 1], color=canvas.INK, linewidth=0.9, linestyle=":")
     axes.plot(ranks, [points[each][0] for each in ranks], color=canvas.COLOURS[0], marker="o", markersize=4)
     for each in ranks:
         value, finding = points[each]
         canvas.mark(axes, each, value, finding, 0.03 * ranks[-1])
-        if each != fewest:
-            share = value / (each * one) if each * one else math.nan
+        if each > 1:
+            share = value / ideal[each] if ideal[each] else math.nan
             text = f"{wording.number(value)}\n{wording.percent(share)}"
             axes.annotate(text, (each, value), (-3, 2), textcoords="offset points", ha="right", va="bottom", fontsize=7)
     axes.set_xlim(0, ranks[-1] * 1.08)
-    axes.set_ylim(0, max(one * ranks[-1], *(value for value, _ in points.values()), 1e-9) * 1.25)
+    axes.set_ylim(0, max(most, *(value for value, _ in points.values()), 1e-9) * 1.25)
     axes.set_xticks(ranks)
     axes.locator_params(axis="y", nbins=5)
     canvas.numbered(axes.yaxis)
     axes.tick_params(labelsize=7.5)
 
 
-def _legend(panels: dict[str, Points]) -> list[Any]:
+def _legend(panels: dict[str, Points], summed: bool) -> list[Any]:
+    ideal = "what each GPU does alone, added up" if summed else "ideal: nothing lost"
     handles = [
         Line2D([], [], color=canvas.COLOURS[0], marker="o", markersize=4, label="measured, and share of the ideal"),
-        Line2D([], [], color=canvas.INK, linewidth=0.9, linestyle=":", label="ideal: nothing lost"),
+        Line2D([], [], color=canvas.INK, linewidth=0.9, linestyle=":", label=ideal),
     ]
     if any(finding.limit for points in panels.values() for _, finding in points.values()):
         handles.append(canvas.limit_handle())
