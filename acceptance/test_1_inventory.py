@@ -23,11 +23,12 @@ from pytest_gpufleet import (
     expect_host,
     expect_none,
     fabric_ills,
+    held_clocks,
     not_applicable,
     pcie_lanes,
     unreadable,
 )
-from pytest_gpufleet.probes import pcie_generation_under_load
+from pytest_gpufleet.probes import clocks_under_load, pcie_generation_under_load
 
 pytestmark = [
     pytest.mark.chapter("Inventory", "Is everything there that was ordered, and set up as it should be?"),
@@ -320,6 +321,23 @@ def test_application_clocks_are_default(machine: Machine) -> None:
     expect(
         machine.gpus, "application_clock_mhz", lambda gpu: gpu["application_clock_default_mhz"], code="clocks_pinned"
     )
+
+
+@needs_gpus
+def test_clocks_are_full_under_load(machine: Machine, world: World) -> None:
+    """No GPU's clocks are held below their maximum
+
+    Locked clocks (`nvidia-smi -lgc`, `-lmc`) and some management software make a GPU slower than it is, and no setting
+    that NVML shows tells of them. While its memory is copied a GPU reaches its highest clocks, unless heat or its power
+    limit holds it back at that moment. Reset them: `nvidia-smi -rgc` and `nvidia-smi -rmc`.
+    """
+    seen = world.run(clocks_under_load)
+    if not any(seen):
+        not_applicable("NVML does not tell the clocks of these GPUs")
+    expect_none(
+        world.faults("fact_unreadable", ["" if told else "its clocks under load cannot be read" for told in seen])
+    )
+    expect_none(fault for gpu, told in zip(machine.gpus, seen, strict=True) for fault in held_clocks(gpu, told))
 
 
 @needs_gpus

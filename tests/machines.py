@@ -19,6 +19,8 @@ from pytest_gpufleet.model.xid_catalogue import Logged
 SINCE_THE_SNAPSHOTS: dict[str, Any] = {
     "fabric_health": {"mask": 0, "clique": 0, "cluster": "0" * 32},
     "pcie_width_able": {"gpu": 16, "port": 0},
+    "sm_clock_max_mhz": 1980,
+    "memory_clock_max_mhz": 3201,
     "memory_unrepairable": False,
     "slowdown_ns": {"sw_thermal": 0, "hw_thermal": 0, "power_brake": 0},
     "ecc_corrected": {"dram": 0, "sram": 0},

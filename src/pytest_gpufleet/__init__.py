@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.gpu_faults import unreadable as unreadable
     from pytest_gpufleet.verdict.health_rules import corrected_errors as corrected_errors
     from pytest_gpufleet.verdict.health_rules import corrected_rows as corrected_rows
+    from pytest_gpufleet.verdict.health_rules import held_clocks as held_clocks
     from pytest_gpufleet.verdict.health_rules import recorded_errors as recorded_errors
     from pytest_gpufleet.verdict.judgement import LimitMissed as LimitMissed
     from pytest_gpufleet.verdict.link_rules import fabric_ills as fabric_ills
@@ -77,7 +78,7 @@ _NAMES = {
     "probes.collectives.speed": ("bus_bandwidth",),
     "probes.measure": ("measure", "measure_all", "scaling_efficiency"),
     "verdict.gpu_faults": ("unreadable",),
-    "verdict.health_rules": ("corrected_errors", "corrected_rows", "recorded_errors"),
+    "verdict.health_rules": ("corrected_errors", "corrected_rows", "held_clocks", "recorded_errors"),
     "verdict.judgement": ("LimitMissed",),
     "verdict.link_rules": ("fabric_ills", "link_errors", "pcie_errors", "pcie_lanes"),
     "verdict.profiles.profile": ("Profile",),

@@ -78,9 +78,13 @@ def later(here: Recorded) -> Callable[[str], list[Any]]:
     return lambda fact: [gpu[fact] for gpu in here.machine.gpus]
 
 
-def ranks_answer(answers: list[Any]) -> SimpleNamespace:
-    """The fixture world: whatever is run, its ranks answer this."""
-    world = SimpleNamespace(run=lambda probe: answers, places=[place.gpu(index) for index in range(len(answers))])
+def ranks_answer(answers: list[Any], to: str) -> SimpleNamespace:
+    """The fixture world: its ranks answer this `to` the probe of that name, and nothing to others."""
+
+    def run(probe: Callable[..., Any]) -> list[Any]:
+        return answers if probe.__name__ == to else [None] * len(answers)
+
+    world = SimpleNamespace(run=run, places=[place.gpu(index) for index in range(len(answers))])
     world.faults = partial(World.faults, world)
     return world
 

@@ -417,9 +417,48 @@ GENERATIONS = {
 @pytest.mark.parametrize("name", GENERATIONS)
 def test_pcie_generation_under_load(name):
     answers, what, gpus, *words = GENERATIONS[name]
-    outcome = outcomes(recorded(), world=ranks_answer(answers))["test_pcie_generation_is_full_under_load"]
+    outcome = outcomes(recorded(), world=ranks_answer(answers, "pcie_generation_under_load"))[
+        "test_pcie_generation_is_full_under_load"
+    ]
     assert (outcome.what, outcome.gpus) == (what, gpus)
     assert [each for each in words if each not in outcome.message] == []
+
+
+FREE = {"sm": 1980, "memory": 3201, "reasons": 0}  # as on two H200
+CLOCKS = {
+    "all at their highest": ([FREE] * 4, "passed", set()),
+    "held back by its power limit": ([FREE, FREE, {**FREE, "sm": 1755, "reasons": 0x4}, FREE], "passed", set()),
+    "SM clock locked": ([FREE, FREE, {**FREE, "sm": 1410}, FREE], "failed", {2}, "SM clock of at most 1410 MHz"),
+    "memory clock locked": (
+        [FREE, FREE, {**FREE, "memory": 2201}, FREE],
+        "failed",
+        {2},
+        "memory clock of at most 2201",
+    ),
+    "all locked alike": ([{**FREE, "sm": 1700}] * 4, "failed", {0, 1, 2, 3}, "of 1980"),
+    "one does not tell": ([FREE, FREE, None, FREE], "failed", {2}, "cannot be read"),
+    "none tells": ([None] * 4, "not applicable", set(), "does not tell"),
+}
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_clocks_under_load(name):
+    answers, what, gpus, *words = CLOCKS[name]
+    outcome = outcomes(recorded(), world=ranks_answer(answers, "clocks_under_load"))["test_clocks_are_full_under_load"]
+    assert (outcome.what, outcome.gpus) == (what, gpus)
+    assert [each for each in words if each not in outcome.message] == []
+
+
+@pytest.mark.parametrize(("clock", "what"), [(2745, "passed"), (2100, "failed")])
+def test_clocks_of_a_model_that_rarely_reaches_its_maximum(clock, what):
+    """As of an RTX 4090."""
+    change = """
+for gpu in gpus:
+    gpu.update(compute_capability=[8, 9], sm_clock_max_mhz=3105, memory_clock_max_mhz=10501)
+"""
+    answers = [{"sm": clock, "memory": 10251, "reasons": 0}] * 4
+    found = outcomes(recorded(change), world=ranks_answer(answers, "clocks_under_load"))
+    assert found["test_clocks_are_full_under_load"].what == what
 
 
 # ---------------------------------------------------------------- facts that cannot be had
@@ -434,6 +473,7 @@ REASONS = {
 SHOWN = {
     "pci_device_id", "compute_capability", "pcie_generation", "temperature_limits_c",
     "numa_node", "nvlink_versions", "nvlink_remote_types", "nvlink_errors", "nvlink_fec", "pcie_width_able",
+    "sm_clock_max_mhz", "memory_clock_max_mhz",
     "processes", "clock_event_reasons", "power_watts", "temperature_c",
 }  # fmt: skip
 MAY_BE_ABSENT = {"fabric_health", "spare_rows", "ecc_corrected"}  # older drivers do not tell them

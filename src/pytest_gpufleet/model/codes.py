@@ -69,7 +69,7 @@ _ALL = (
     Code(118, "power_limit_lowered", "setting", "CONFIG", "the power limit was lowered",
          "Set the default with `nvidia-smi -pl` and run again", ("performance",)),
     Code(119, "clocks_pinned", "setting", "CONFIG", "the clocks are pinned",
-         "Reset them with `nvidia-smi -rac` and run again", ("performance",)),
+         "Reset them with `nvidia-smi -rac`, `-rgc` and `-rmc`, and run again", ("performance",)),
     Code(120, "recovery_pending", "error", "RESET", "the driver calls for a recovery of this GPU",
          "Do what it calls for: 1 is a reset, 2 a reboot, 3 and 4 draining it first; then run again"),
     Code(121, "inforom_invalid", "identity", "ISOLATE", "the board's own records are corrupted", "Replace the GPU"),

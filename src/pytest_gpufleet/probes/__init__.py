@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.links.pairs import pair_latency as pair_latency
     from pytest_gpufleet.probes.links.pairs import wrong_data as wrong_data
     from pytest_gpufleet.probes.memory.bandwidth import memory_bandwidth as memory_bandwidth
+    from pytest_gpufleet.probes.memory.clocks import clocks_under_load as clocks_under_load
     from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth as host_memory_bandwidth
     from pytest_gpufleet.probes.memory.patterns import PatternTest as PatternTest
     from pytest_gpufleet.probes.memory.patterns import hold_patterns as hold_patterns
@@ -71,6 +72,7 @@ _NAMES = {
     "links.host_copies": ("ONE_WAY", "HostDirection", "host_bandwidth", "pcie_generation_under_load"),
     "links.pairs": ("PairDirection", "pair_bandwidth", "pair_latency", "wrong_data"),
     "memory.bandwidth": ("memory_bandwidth",),
+    "memory.clocks": ("clocks_under_load",),
     "memory.host_triad": ("host_memory_bandwidth",),
     "memory.patterns": ("PatternTest", "hold_patterns"),
     "search.slow_collective": ("who_is_slow",),

@@ -13,6 +13,7 @@ from pytest_gpufleet.model.facts import CLOCK_EVENTS, COUNTED_SLOWDOWNS, COUNTER
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.xid_catalogue import OF_PROCESSES, Sxid, Xid
+from pytest_gpufleet.verdict.blind import DATA_CENTRE
 from pytest_gpufleet.verdict.gpu_faults import fact_unreadable, gpu_fault, unreadable
 from pytest_gpufleet.verdict.link_rules import replays_allowed
 
@@ -27,6 +28,13 @@ SLOWDOWNS = {0x8: "hardware_slowdown", 0x20: "thermal_slowdown", 0x40: "thermal_
 # Of those, what is no fault of a GPU, by model. DCGM judges no clock event of a T4, a card of 70 W without a fan. Here
 # only the driver's own slowdown for heat is left out: what the hardware does counts, and so does its temperature limit.
 NORMAL_SLOWDOWNS = {"Tesla T4": 0x20}
+
+# How much of its highest clocks a GPU shows at least while its memory is busy, unless heat or power holds it back then.
+# Those of data centres reach them: on all recorded H200 the SM clock was 1,980 of 1,980 MHz, memory 3,201 of 3,201.
+# NVML's maximum of other models is the end of a curve of voltages, which they rarely reach.
+CLOCKS_REACHED, CLOCKS_REACHED_ELSEWHERE = 0.97, 0.75
+HELD_BACK = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+CLOCKS = {"sm": "SM clock", "memory": "memory clock"}
 
 XID_CODES = {
     "RESET_GPU": "xid_reset",
@@ -118,6 +126,21 @@ def slowdowns(before: Gpu, gpu: Gpu, reasons: Iterable[int]) -> list[Fault]:
         for bit, code in SLOWDOWNS.items()
         if not normal & bit and (counted.get(bit, 0) > 0 or seen & bit)
     ]
+
+
+def held_clocks(gpu: Gpu, seen: Mapping[str, int]) -> list[Fault]:
+    """Clocks that somebody holds below what this GPU can do, by the highest that were `seen` under load: `sm` and
+    `memory` in MHz, and the clock event `reasons` of that moment."""
+    reached = CLOCKS_REACHED if gpu.compute_capability in DATA_CENTRE else CLOCKS_REACHED_ELSEWHERE
+    faults = unreadable(gpu, [f"{clock}_clock_max_mhz" for clock in CLOCKS])
+    for clock, words in CLOCKS.items():
+        best = gpu.get(f"{clock}_clock_max_mhz")
+        excused = clock == "sm" and seen["reasons"] & HELD_BACK
+        if best and seen[clock] < reached * best and not excused:
+            faults.append(
+                gpu_fault("clocks_pinned", gpu, f"{words} of at most {seen[clock]} MHz under load, of {best}")
+            )
+    return faults
 
 
 def _lasting(nanoseconds: int) -> str:

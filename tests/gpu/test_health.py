@@ -1,0 +1,89 @@
+"""What the driver of real GPUs tells of their health. Skipped without them."""
+
+from pytest_gpufleet.hardware import local_node
+from pytest_gpufleet.model.facts import COUNTERS, SLOW_COUNTERS, Unavailable
+from tests.gpu.present import GPUS, needs_gpus
+
+pytestmark = needs_gpus(1)
+
+CLOCKS = """
+from pytest_gpufleet.probes import clocks_under_load
+from pytest_gpufleet.verdict.health_rules import held_clocks
+
+def test_clocks(world, machine):
+    for gpu, seen in zip(machine.gpus, world.run(clocks_under_load), strict=True):
+        print("CLOCKS", seen, gpu["sm_clock_max_mhz"], gpu["memory_clock_max_mhz"])
+        assert held_clocks(gpu, seen) == []
+        locked = {**seen, "sm": int(0.7 * gpu["sm_clock_max_mhz"]), "reasons": 0}
+        assert [fault.code for fault in held_clocks(gpu, locked)] == ["clocks_pinned"]
+"""
+
+# Rank 0 meets an assertion in a kernel, by which the driver ends its process: XID 43.
+ENDED = """
+def assertion(rank):
+    import torch
+
+    if rank.index == 0:
+        numbers = torch.ones(8, device=rank.device)
+        numbers[torch.full((1,), 1 << 20, device=rank.device)].sum().item()
+
+def test_is_ended(world):
+    world.run(assertion)
+
+def test_that_follows(world):
+    world.run(lambda rank: rank.index)
+"""
+
+LOAD = """
+import time
+
+import torch
+
+def load(rank):
+    a = torch.ones(8192, 8192, device=rank.device, dtype=torch.bfloat16)
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        for _ in range(20):
+            a @ a
+        torch.cuda.synchronize()
+
+def test_load(world, machine_now):
+    before = machine_now("slowdown_ns")
+    world.run(load)
+    print("SLOWDOWNS", before, machine_now("slowdown_ns"))
+"""
+
+
+def test_every_counter_can_be_read_or_is_not_there():
+    with local_node.opened(environment={}) as node:
+        told = node.facts((*COUNTERS, *SLOW_COUNTERS))
+    for gpu in told:
+        silent = {name: gpu[name] for name in (*COUNTERS, *SLOW_COUNTERS) if isinstance(gpu[name], Unavailable)}
+        print(gpu.index, {name: gpu[name] for name in (*COUNTERS, "spare_rows", "ecc_corrected")}, silent)
+        assert not any(value.applicable for value in silent.values()), silent
+        assert all(nanoseconds >= 0 for nanoseconds in gpu["slowdown_ns"].values())
+
+
+def test_lanes_by_the_system_are_those_of_nvml():
+    for gpu in GPUS:
+        able = gpu.get("pcie_width_able")
+        assert able is None or able["gpu"] >= gpu["pcie_width_max"], gpu.identity
+
+
+def test_clocks_reach_their_maximum_and_locked_ones_would_show(run_pytest):
+    run = run_pytest("--gpus=all", "--fleet-dir=runs", "-s", files={"test_inner.py": CLOCKS})
+    assert run.check("test_clocks").outcome == "passed", run.text
+
+
+def test_what_an_ended_process_leaves_behind_speaks_against_no_gpu(run_pytest):
+    run = run_pytest("--gpus=all", "--fleet-dir=runs", files={"test_inner.py": ENDED})
+    assert run.check("test_is_ended").outcome == "failed", run.text
+    assert run.check("test_that_follows").outcome == "passed", run.text
+    codes = {fault.code for fault in run.record.faults}
+    assert "rank_raised" in codes or "rank_died" in codes
+    assert not any(code.startswith("xid_") and code != "xid_of_process" for code in codes), codes
+
+
+def test_full_load_is_no_slowdown(run_pytest):
+    run = run_pytest("--gpus=all", "--fleet-dir=runs", "-s", files={"test_inner.py": LOAD})
+    assert run.check("test_load").outcome == "passed", run.text
