@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -24,18 +25,24 @@ from pytest_gpufleet import (
 from pytest_gpufleet.probes import (
     PRECISIONS,
     PatternTest,
+    Turn,
     dissenters,
     exact_product,
     hold_patterns,
     memory_bandwidth,
-    product_rate,
-    repeat_product,
+    one_at_a_time,
+    precisions_of,
+    rate_of,
+    relative_rate,
+    soak_figures,
+    soak_turn,
+    why_slow,
 )
 
 pytestmark = pytest.mark.chapter("Compute", "Does each GPU compute right, and as fast as it should?")
 of_memory = pytest.mark.chapter("Memory", "Is each GPU's memory sound, and as fast as it should be?")
 
-REPEAT_SECONDS = Size(2.0, rehearsal=0.05)  # for each precision
+SOAK_SECONDS = Size(60.0, rehearsal=0.3)  # of all precisions together
 PATTERN_SECONDS = Size(5.0, rehearsal=0.0)
 OWN_BYTES = 2 * GiB  # and a tenth: contexts and NCCL's communicators of the tests before; 5 GiB were seen on an H200
 
@@ -66,48 +73,46 @@ def test_matrix_product_is_exact(world: World, precision: str) -> None:
     world.faultless(exact_product, precision, code="product_wrong")
 
 
+@pytest.fixture(scope="module")
+def precisions(world: World) -> list[str]:
+    """Those that all GPUs have."""
+    every = world.run(precisions_of)
+    return [precision for precision in PRECISIONS if all(precision in each for each in every)]
+
+
+@pytest.fixture(scope="module")
+def soaked(world: World, precisions: list[str]) -> Callable[[str], list[Turn]]:
+    """soaked(precision): what each GPU did in its turn of the soak. The check that asks for a turn first has the GPUs
+    work for it; the others look at what came of it."""
+    seconds = SOAK_SECONDS.on(world) / len(precisions)
+    return cache(lambda precision: world.run(soak_turn, precision, seconds))
+
+
 @pytest.mark.level("standard")
-@pytest.mark.figures("gemm", required=("gemm",), of="at bf16, or fp16 where a GPU has no bf16")
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_matrix_product_is_fast(world: World, judge: Judge, gpu_profile: Profile | None, precision: str) -> None:
-    """Matrix products are as fast as on a healthy GPU, with all GPUs under full load
+@pytest.mark.figures("soak_temperature", "soak_clock", "soak_power")
+def test_soak(world: World, judge: Judge, soaked: Callable[[str], list[Turn]], precisions: list[str]) -> None:
+    """All GPUs work at full load for a minute, and none becomes hotter or slower, or draws less power, than its peers
 
-    This is the speed of training and inference. All GPUs slow: power limit, clocks or cooling of the whole machine, or
-    an old driver. One slower than its peers: it is hotter, gets less power, or somebody else uses it; compare
-    `nvidia-smi -q -d CLOCK,TEMPERATURE,POWER,PERFORMANCE` of that GPU with the others', look at its heat sink and fans.
+    Short checks end before bad cooling shows. A GPU that is hotter than its peers has a dried-out thermal paste, a cold
+    plate that does not sit flat, a dead fan or blocked air; look at them before it throttles in the summer. One with a
+    lower clock at the same temperature, or that draws less power, is not supplied as it should be: look at its power
+    cables and at the power supplies. A slowdown by heat that the driver tells of fails this check too.
     """
-    best, *others = measure_all(world, product_rate, precision)
-    usual = precision == usual_precision(world.gpus)
-    judge(beside_the_peak(best, gpu_profile), shown=others, required=usual)
-
-
-@pytest.mark.level("standard")
-@pytest.mark.needs(ranks=2)  # else it is what the check before has measured
-@pytest.mark.figures("gemm", required=("gemm",))
-def test_one_gpu_at_a_time(world: World, judge: Judge, gpu_profile: Profile | None) -> None:
-    """Matrix products are as fast as on a healthy GPU while all other GPUs rest
-
-    A GPU that is slow here is slow by itself. One that is slow only while all work lacks power or cooling, which the
-    machine shares out: look at its power supplies and fans.
-    """
-    precision = usual_precision(world.gpus)
-    alone = [measure_all(world.subset([index]), product_rate, precision, shapes=1)[0] for index in range(world.size)]
-    values = {place: value for one in alone for place, value in one.values.items()}
-    samples = {place: each for one in alone for place, each in one.samples.items()}
-    judge(beside_the_peak(replace(alone[0], values=values, samples=samples), gpu_profile))
+    turns = [soaked(precision) for precision in precisions]
+    judge(*soak_figures(world, turns[-1]), required=False)
 
 
 @pytest.mark.level("standard")
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_products_repeat_bit_for_bit(world: World, precision: str) -> None:
+def test_products_repeat_bit_for_bit(world: World, soaked: Callable[[str], list[Turn]], precision: str) -> None:
     """No silent data corruption: the same product always gives the same bits, and the same on all GPUs
 
-    A GPU under full load computes one product for seconds; each result is compared with its first, and the first with
+    In the soak each GPU computes one product for seconds; each result is compared with its first, and the first with
     those of the other GPUs of its model. One wrong bit means that this GPU corrupts results without any error message,
     and training on it goes wrong with nobody noticing. Run once more to see whether it is the same GPU again; replace
     the GPU that is named in any case.
     """
-    repetitions = world.run(repeat_product, precision, REPEAT_SECONDS)
+    repetitions = [turn.repetition for turn in soaked(precision)]
     unlike = dissenters(repetitions)
     expect_none(
         [
@@ -115,6 +120,54 @@ def test_products_repeat_bit_for_bit(world: World, precision: str) -> None:
             *world.faults("product_wrong", [unlike.get(index, "") for index in range(world.size)]),
         ]
     )
+
+
+@pytest.mark.level("standard")
+@pytest.mark.figures("gemm", required=("gemm",), of="at bf16, or fp16 where a GPU has no bf16")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_matrix_product_is_fast(
+    world: World,
+    judge: Judge,
+    gpu_profile: Profile | None,
+    soaked: Callable[[str], list[Turn]],
+    precision: str,
+) -> None:
+    """Matrix products are as fast as on a healthy GPU, with all GPUs under full load
+
+    This is the speed of training and inference, measured at the end of each turn of the soak. If it is too low, the
+    slowest and the fastest GPU are measured once more while all others rest, and the first line says what that tells.
+    All GPUs slow: power limit, clocks or cooling of the whole machine, or an old driver. One slower than its peers: it
+    is hotter, gets less power, or somebody else uses it; compare `nvidia-smi -q -d CLOCK,TEMPERATURE,POWER,PERFORMANCE`
+    of that GPU with the others', look at its heat sink and fans.
+    """
+    rate = rate_of(world, soaked(precision))
+    usual = precision == usual_precision(world.gpus)
+    judge(beside_the_peak(rate, gpu_profile), required=usual, on_miss=lambda: slow_alone(world, judge, rate))
+
+
+def slow_alone(world: World, judge: Judge, rate: Measurement) -> str | Fault:
+    """What the slowest GPU does while all others rest, for the record too."""
+    if world.size == 1:
+        return ""
+    alone = one_at_a_time(world, rate)
+    judge(alone, required=False)
+    return why_slow(rate, alone)
+
+
+@pytest.mark.level("standard")
+@pytest.mark.needs(ranks=2)
+@pytest.mark.figures("gemm_relative")
+def test_gpus_are_equally_fast(
+    world: World, judge: Judge, soaked: Callable[[str], list[Turn]], precisions: list[str]
+) -> None:
+    """No GPU is slower than its peers over all precisions
+
+    The mean over the precisions has less noise than any of them, so that it shows a GPU that loses a few per cent in
+    all. A GPU at its power limit computes less the hotter it is; where the profile says how much less, that is taken
+    out. What is left is the chip or its power supply: compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` of that GPU
+    with the others' under load.
+    """
+    judge(relative_rate([rate_of(world, soaked(precision)) for precision in precisions]), required=False)
 
 
 @of_memory

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.chapter("Endurance", "Did the machine stay sound and fa
 
 
 @pytest.mark.level("burnin")
-@pytest.mark.figures("burn_retention", "burn_peak_power", "gemm", required=("burn_peak_power", "burn_retention"))
+@pytest.mark.figures("burn_retention", "burn_power", "gemm", required=("burn_power", "burn_retention"))
 def test_burn_in(nccl_group: World, burn_in: Callable[[World], list[Measurement]], judge: Judge) -> None:
     """All GPUs work at full load for as long as was asked for, without a wrong bit, a fault or a slowdown
 

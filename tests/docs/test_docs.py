@@ -26,7 +26,8 @@ README = PAGES[0].read_text(encoding="utf-8")
 # One case of each check that measures something and rehearses within a second or two, and one of training.
 MEASURING = (
     "test_4_each_gpu.py::test_matrix_product_is_fast[bf16]",
-    "test_4_each_gpu.py::test_one_gpu_at_a_time",
+    "test_4_each_gpu.py::test_soak",
+    "test_4_each_gpu.py::test_gpus_are_equally_fast",
     "test_4_each_gpu.py::test_memory_bandwidth",
     "test_5_links.py::test_host_bandwidth_of_each_gpu[host to device]",
     "test_5_links.py::test_host_bandwidth_of_all_gpus[both]",

@@ -26,7 +26,8 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
     judge(
         measure(nccl_group, bus_bandwidth, "all_reduce", 1024),
         measure(nccl_group, speed.collective_latency, "all_reduce", 1024),
-        measure_all(world, rate.product_rate, "fp32")[0],
+        product := measure(world, rate.product_rate, "fp32"),
+        rate.relative_rate([product]),
         *measure_all(world, memory_bandwidth),
         *host_memory_bandwidth(world, MiB, 0.01),
         *(measurement for each in copied for measurement in each.measurements),

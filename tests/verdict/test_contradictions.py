@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean, median
@@ -25,6 +25,8 @@ from hypothesis import strategies as st
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.levels import case_name, check_name
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import METRICS, metric_under
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import Suite, of_version, shipped
 from pytest_gpufleet.verdict.contradictions import contradictions
@@ -57,6 +59,14 @@ def of_an_earlier_version(folder: Path) -> list[Event]:
     return [event for event in lines(RECORDED) if event["event"] not in ("telemetry", "progress")]
 
 
+def as_defined_today(measurement: Measurement, fabric: str) -> Measurement:
+    known = measurement.metric in METRICS
+    conditions = {"direction": "", "at_once": "", **measurement.conditions}
+    return (
+        replace(measurement, definition=metric_under(measurement.metric, conditions, fabric)) if known else measurement
+    )
+
+
 def of_this_version(folder: Path) -> list[Event]:
     """Level quick on that H200, and what it measured, by the limits and the suite of today."""
     then = read(RECORDED)
@@ -73,7 +83,8 @@ def of_this_version(folder: Path) -> list[Event]:
     measured = [
         finding
         for each in then.findings
-        for finding in [judge(each.measurement, limits, then.topology, each.check, rehearsal=False)]
+        for today in [as_defined_today(each.measurement, then.topology.fabric)]
+        for finding in [judge(today, limits, then.topology, each.check, rehearsal=False)]
         if finding.state == "met"
     ]
     cases = [case for name in shipped().required("quick") for case in shipped().cases(name)]

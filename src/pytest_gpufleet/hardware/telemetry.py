@@ -95,11 +95,6 @@ class Activity:
                     low, total, high, count = self._seen[index].get(name, (value, 0, value, 0))
                     self._seen[index][name] = [min(low, value), total + value, max(high, value), count + 1]
 
-    def highest(self, name: str) -> list[float]:
-        """The highest value of a reading of every GPU so far; 0 where there was none."""
-        with self._lock:
-            return [seen[name][2] if name in seen else 0.0 for seen in self._seen]
-
     def end(self) -> list[dict[str, list[Any]]]:
         """reading -> [minimum, mean, maximum] of every GPU since the last end, and begin again.
 

@@ -36,6 +36,9 @@ LINKS = ("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host")
 METHODS: dict[Condition, str] = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
 # What several GPUs are held against: what each of them does alone, all at the same time, added up.
 EACH_ALONE = "sum of each alone"
+# Of metrics that were measured in another way before: matrix products of one shape, over one window; what a burn-in
+# retains of the rate of warm GPUs.
+ONE_WINDOW, WARMED_THROUGH = "one window", "warmed through"
 
 # In the order in which a reader wants to hear them.
 CONDITIONS: dict[str, ConditionType] = {
@@ -43,7 +46,9 @@ CONDITIONS: dict[str, ConditionType] = {
     "operation": ConditionType(("copy", "triad"), leads=True),
     "model": ConditionType(("resnet50", "resnet101", "resnet152")),
     "method": ConditionType(
-        ("ddp", "fsdp", "dp", EACH_ALONE), words={**METHODS, EACH_ALONE: f"of the {EACH_ALONE}"}, leads=True
+        ("ddp", "fsdp", "dp", EACH_ALONE, ONE_WINDOW, WARMED_THROUGH),
+        words={**METHODS, EACH_ALONE: f"of the {EACH_ALONE}"},
+        leads=True,
     ),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),
     "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),

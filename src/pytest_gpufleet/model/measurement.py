@@ -6,7 +6,7 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 from pytest_gpufleet.model import place
@@ -20,7 +20,7 @@ KNOWN = Metric("known", "of METRICS", "higher", "the one of METRICS that has the
 
 @dataclass(frozen=True)
 class GpuState:
-    """What a GPU was like while a figure was measured on it: means over that time, None where NVML did not tell."""
+    """What a GPU was like while a figure was measured on it: medians over that time, None where NVML did not tell."""
 
     temperature_c: Finite | None = None
     sm_clock_mhz: Finite | None = None
@@ -98,11 +98,27 @@ class Measurement:
     @property
     def spread(self) -> dict[Where, float]:
         """(highest - lowest) / median of the samples behind each value, for places with at least two."""
-        return {
-            place: (max(samples) - min(samples)) / abs(median(samples))
-            for place, samples in self.samples.items()
-            if len(samples) > 1 and median(samples)
-        }
+        every = {place: samples for place, samples in self.samples.items() if len(samples) > 1 and median(samples)}
+        if self.definition.simultaneous:
+            every = _without_common_course(every)
+        return {place: (max(samples) - min(samples)) / abs(median(samples)) for place, samples in every.items()}
+
+
+def _without_common_course(samples: Mapping[Where, tuple[float, ...]]) -> dict[Where, tuple[float, ...]]:
+    """Simultaneous samples, each divided by what most places did at that moment, of their own means.
+
+    Of an even number of places the middle is undecided: then that nothing changed has a vote too, so that of two places
+    only one of which changed, none is taken to have changed with it.
+    """
+    if len(samples) < 2 or len({len(each) for each in samples.values()}) > 1:
+        return dict(samples)
+    votes = [[sample / fmean(each) for sample in each] for each in samples.values()]
+    nothing = [] if len(votes) % 2 else [[1.0] * len(votes[0])]
+    common = [median(at_one_moment) for at_one_moment in zip(*votes, *nothing, strict=True)]
+    return {
+        place: tuple(sample / course if course else sample for sample, course in zip(each, common, strict=True))
+        for place, each in samples.items()
+    }
 
 
 def _settle(made: Reading | Measurement, name: str, **checked: Any) -> None:

@@ -31,6 +31,7 @@ MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "busbw": _TRANSFER,
     "collective_latency": _TRANSFER,
     "gemm": ("precision", "at_once", "work", "method"),
+    "gemm_relative": ("at_once", "method"),
     "memory_bandwidth": ("operation", "at_once", "method"),
     "host_bandwidth": ("direction", "at_once", "method"),
     "host_memory_bandwidth": ("operation", "method"),
@@ -42,6 +43,10 @@ MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "scaling_efficiency": _TRAINING,
     "communication_share": _TRAINING,
     "loader_throughput": _TRAINING,
+    "soak_temperature": ("method",),
+    "soak_clock": ("method",),
+    "soak_power": ("method",),
+    "burn_power": ("method",),
     "burn_peak_power": ("method",),
     "burn_retention": ("work", "method"),
 }

@@ -23,7 +23,4 @@ def sustained_load(item: pytest.Item, world: World) -> list[Measurement]:
         if faults := run.check_health(check):
             raise Faults(faults)
 
-    measurements = burn_in.burn_in(world, seconds, after_turn)
-    if sampling is not None:
-        measurements.append(burn_in.peak_power(world, sampling.highest("power_watts")))
-    return measurements
+    return burn_in.burn_in(world, seconds, after_turn)

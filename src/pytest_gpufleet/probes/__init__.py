@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.collectives.table import COLLECTIVES as COLLECTIVES
     from pytest_gpufleet.probes.compute.corruption import dissenters as dissenters
     from pytest_gpufleet.probes.compute.corruption import exact_product as exact_product
-    from pytest_gpufleet.probes.compute.corruption import repeat_product as repeat_product
     from pytest_gpufleet.probes.compute.rate import PRECISIONS as PRECISIONS
+    from pytest_gpufleet.probes.compute.rate import precisions_of as precisions_of
     from pytest_gpufleet.probes.compute.rate import product_rate as product_rate
+    from pytest_gpufleet.probes.compute.rate import relative_rate as relative_rate
+    from pytest_gpufleet.probes.compute.soak import Turn as Turn
+    from pytest_gpufleet.probes.compute.soak import rate_of as rate_of
+    from pytest_gpufleet.probes.compute.soak import soak_figures as soak_figures
+    from pytest_gpufleet.probes.compute.soak import soak_turn as soak_turn
     from pytest_gpufleet.probes.links.copying import Copied as Copied
     from pytest_gpufleet.probes.links.host_copies import ONE_WAY as ONE_WAY
     from pytest_gpufleet.probes.links.host_copies import HostDirection as HostDirection
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth as host_memory_bandwidth
     from pytest_gpufleet.probes.memory.patterns import PatternTest as PatternTest
     from pytest_gpufleet.probes.memory.patterns import hold_patterns as hold_patterns
+    from pytest_gpufleet.probes.search.slow_alone import one_at_a_time as one_at_a_time
+    from pytest_gpufleet.probes.search.slow_alone import why_slow as why_slow
     from pytest_gpufleet.probes.search.slow_collective import who_is_slow as who_is_slow
     from pytest_gpufleet.probes.search.slow_pairs import who_slows_pairs as who_slows_pairs
     from pytest_gpufleet.probes.search.wrong_data import who_corrupts as who_corrupts
@@ -66,8 +73,9 @@ _NAMES = {
     "collectives.repeated": ("stays_exact", "two_at_once"),
     "collectives.speed": ("collective_latency", "fitting", "sweep"),
     "collectives.table": ("COLLECTIVES",),
-    "compute.corruption": ("dissenters", "exact_product", "repeat_product"),
-    "compute.rate": ("PRECISIONS", "product_rate"),
+    "compute.corruption": ("dissenters", "exact_product"),
+    "compute.rate": ("PRECISIONS", "precisions_of", "product_rate", "relative_rate"),
+    "compute.soak": ("Turn", "rate_of", "soak_figures", "soak_turn"),
     "links.copying": ("Copied",),
     "links.host_copies": ("ONE_WAY", "HostDirection", "host_bandwidth", "pcie_generation_under_load"),
     "links.pairs": ("PairDirection", "pair_bandwidth", "pair_latency", "wrong_data"),
@@ -75,6 +83,7 @@ _NAMES = {
     "memory.clocks": ("clocks_under_load",),
     "memory.host_triad": ("host_memory_bandwidth",),
     "memory.patterns": ("PatternTest", "hold_patterns"),
+    "search.slow_alone": ("one_at_a_time", "why_slow"),
     "search.slow_collective": ("who_is_slow",),
     "search.slow_pairs": ("who_slows_pairs",),
     "search.wrong_data": ("who_corrupts",),

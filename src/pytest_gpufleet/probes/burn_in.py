@@ -15,7 +15,9 @@ from statistics import median
 
 import torch
 
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.hardware.watch import Watch
+from pytest_gpufleet.model.conditions import WARMED_THROUGH
+from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.collectives.repeated import stays_exact
@@ -32,6 +34,9 @@ from pytest_gpufleet.world.world import World
 
 ROUND_SECONDS = 30.0
 ROUNDS = 10  # at least: the last tenth is compared with the first
+# Until a GPU, its heat sink and the air around it are warm. From then on a healthy one keeps its rate; before, it loses
+# 0.24 to 0.39 % for each of the 8 to 12 K by which H200 became warmer.
+WARM_THROUGH_SECONDS = 300.0
 PRODUCTS = ("bf16", "fp16", "fp32")  # the first that a device has: tensor cores draw the most power
 # The matrix product that is repeated: a rank keeps its operands and its first result between the turns.
 PRODUCT = "the matrix product of the burn-in"
@@ -44,11 +49,12 @@ AfterTurn = Callable[[str, float, list[int]], None]
 
 @dataclass(frozen=True)
 class Turn:
-    """What one rank did in one turn. `trouble` says what was wrong, "" if nothing was."""
+    """What one rank did in one turn. `trouble` says what was wrong, "" if nothing was. `state`: of the GPU."""
 
     rate: float  # in the unit of its load
     trouble: str
     resident_bytes: int  # host memory of the process
+    state: GpuState | None = None
 
 
 def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measurement]:
@@ -60,10 +66,13 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
     _no_trouble(world, "preparing", corruption.dissenters(world.run(_prepare)))
     round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
     turns: dict[str, list[list[Turn]]] = {name: [] for name in LOADS}
+    warm_through = min(WARM_THROUGH_SECONDS, seconds / 3)
+    cold = dict.fromkeys(LOADS, 0)  # turns that began before
     began = time.monotonic()
     for name, load in itertools.cycle(LOADS.items()):
         if time.monotonic() - began >= seconds and len(turns["training"]) >= 2:
             break
+        cold[name] += time.monotonic() - began < warm_through
         results: list[Turn] = world.run(_turn, name, load.share * round_seconds)
         turns[name].append(results)
         _no_trouble(world, name, {index: result.trouble for index, result in enumerate(results) if result.trouble})
@@ -74,8 +83,9 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
     slowest = [min(result.rate for result in results) for results in turns["training"]]
     return [
         _sustained(products, world.size, seconds),
-        _retention("matrix products", products),
-        _retention("training", {WORLD: slowest}),
+        _retention("matrix products", products, cold["matrix products"]),
+        _retention("training", {WORLD: slowest}, cold["training"]),
+        *_power(world, turns["matrix products"]),
     ]
 
 
@@ -96,22 +106,29 @@ def _sustained(rates: Mapping[Where, list[float]], ranks: int, seconds: float) -
     return Measurement("gemm", {place: median(each) for place, each in rates.items()}, conditions, samples)
 
 
-def _retention(work: str, rates: Mapping[Where, list[float]]) -> Measurement:
-    """The rate in the last tenth of the turns over that in the first tenth after the first turn, which warms up."""
+def _retention(work: str, rates: Mapping[Where, list[float]], cold: int) -> Measurement:
+    """The rate in the last tenth of the turns over that in the first tenth of those that began on warm GPUs: all but
+    the first `cold`."""
     values = {}
     for place, each in rates.items():
-        steady = each[1:]
-        tenth = max(1, math.ceil(len(steady) / 10))
-        values[place] = median(steady[-tenth:]) / median(steady[:tenth])
-    return Measurement("burn_retention", values, {"work": work})
+        warm = each[min(cold, len(each) - 1) :]
+        tenth = max(1, math.ceil(len(warm) / 10))
+        values[place] = median(warm[-tenth:]) / median(warm[:tenth])
+    return Measurement("burn_retention", values, {"work": work, "method": WARMED_THROUGH})
 
 
-def peak_power(world: World, watts: Sequence[float]) -> Measurement:
-    """The highest power that telemetry saw, of each GPU's limit."""
-    # Without any sample there are no watts, and then nothing was measured.
-    pairs = zip(world.gpus, watts, strict=True) if watts else ()
-    values: dict[Where, float] = {gpu.place: high / (gpu.power_limit_watts or math.nan) for gpu, high in pairs}
-    return Measurement("burn_peak_power", values, {})
+def _power(world: World, turns: Sequence[Sequence[Turn]]) -> list[Measurement]:
+    """The power of each GPU while it computed matrix products, of its limit; none of CPU ranks.
+
+    Of each turn, and then of all turns, the median: a single spike does not make up for a load that was too light.
+    """
+    values: dict[Where, float] = {}
+    for index, gpu in enumerate(world.gpus):
+        states = [results[index].state for results in turns]
+        watts = [state.power_watts for state in states if state is not None and state.power_watts is not None]
+        if watts:  # else nothing was measured, and nothing is judged
+            values[gpu.place] = median(watts) / (gpu.power_limit_watts or math.nan)
+    return [Measurement("burn_power", values, {})] if world.gpus else []
 
 
 # ---------------------------------------------------------------- on ranks
@@ -130,9 +147,9 @@ def _product_precision(device: torch.device) -> str:
 
 def _turn(rank: Rank, name: str, seconds: float) -> Turn:
     """One turn of a load of LOADS, for about so many seconds, after `_prepare`."""
-    with rank.phase(f"burn-in: {name}"):
+    with rank.phase(f"burn-in: {name}"), Watch(rank.gpu) as watch:
         rate, trouble = LOADS[name].run(rank, seconds)
-    return Turn(rate, trouble, resident_bytes())
+    return Turn(rate, trouble, resident_bytes(), watch.state)
 
 
 def _put_away(rank: Rank) -> None:

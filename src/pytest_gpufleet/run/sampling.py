@@ -46,7 +46,3 @@ class Sampling:
     def end_of_check(self) -> list[dict[str, list[Any]]]:
         """What the GPUs did during a check that ends now: minimum, mean and maximum of every reading."""
         return self._activity.end()
-
-    def highest(self, reading: str) -> list[float]:
-        """The highest value of a reading on each GPU since the running check began."""
-        return self._activity.highest(reading)

@@ -13,10 +13,10 @@ from torch import Tensor
 from pytest_gpufleet.probes.bits import hexadecimal
 from pytest_gpufleet.probes.compute.rate import (
     PRECISIONS,
-    REHEARSAL_SHAPES,
     multiplication,
     must_have,
     operands,
+    shape_on,
     strictly,
 )
 from pytest_gpufleet.world.rank import Rank
@@ -58,7 +58,7 @@ class Repeated:
     """
 
     def __init__(self, device: torch.device, precision: str) -> None:
-        self.shape = PRECISIONS[precision].repeated if device.type == "cuda" else REHEARSAL_SHAPES[0]
+        self.shape = shape_on(device, precision)
         self.precision = precision
         self.products, self.wrong, self.unlike = 1, 0, 0
         self._descriptions: list[str] = []

@@ -1,67 +1,58 @@
 """Matrix products: at which precisions, and how fast.
 
 The rate is measured as mamf-finder does (stas00/ml-engineering): random normal operands, since zeros draw less power
-and run faster; the second operand is stored by columns, as a linear layer holds its weights; 2mnk operations a product;
-several shapes, because none is the fastest on every GPU model.
+and run faster; the second operand is stored by columns, as a linear layer holds its weights; 2mnk operations a product.
+Unlike there it is one shape on all GPUs, so that peers and runs are compared by the same work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from statistics import fmean, median
+from dataclasses import dataclass, fields
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
+from pytest_gpufleet.hardware.watch import Watch
+from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.endings import not_applicable
-from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import Metric
+from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
 from pytest_gpufleet.probes.tf32 import products_in_tf32
-from pytest_gpufleet.probes.timing.one_gpu import samples, seconds_each, warm_up
+from pytest_gpufleet.probes.timing.one_gpu import parts, seconds_each, warm_up
 from pytest_gpufleet.world.rank import Rank
 
 Shape = tuple[int, int, int]  # m, n, k of an m x k matrix times a k x n matrix
 
-MEAN = Metric("gemm_mean", "TFLOP/s", "higher", "matrix product, mean over shapes")
-BURST = Metric("gemm_burst", "TFLOP/s", "higher", "matrix product, first tenth of a second after rest")
-BURST_SECONDS = 0.1
-# At its power limit an H200 swings by 5 % within a second: samples of 0.2 s caught it at different points.
-LONG = 3.0
-
-# An H200 needs some seconds under full load until its clock has settled at the power limit.
-WARM_UP_SECONDS = {"cuda": 2.5, "cpu": 0.0}
+# The power controller of an H200 swings by some per cent within a second: a window holds several of its swings.
+WINDOW_SECONDS = {"cuda": 4.5, "cpu": 0.02}
+PARTS = 8
+# Of load before a window. An H200 needs some seconds until its clock has settled at the power limit.
+LEAD_IN_SECONDS = {"cuda": 2.5, "cpu": 0.0}
 
 
 @dataclass(frozen=True)
 class Precision:
-    """A way to multiply. `shapes` are those of the rate, the fastest on most GPU models first; `repeated` is large
-    enough that comparing a result costs a few per cent of computing it. `since`: the first compute capability."""
+    """A way to multiply, and the shape of its products. `since`: the first compute capability."""
 
     dtype: torch.dtype
-    shapes: tuple[Shape, ...]
-    repeated: Shape
+    shape: Shape
     since: tuple[int, int] = (0, 0)
     tf32: bool = False
 
 
-# Among the fastest of thirty on a sustained H200, which differ by 10 %.
-_FP32 = ((8192, 8192, 8192), (4096, 4096, 4096), (4096, 4096, 8192))
-_TF32 = ((8448, 8192, 8192), (5632, 6144, 8192), (4096, 4096, 8192))
-_FP64 = ((8192, 8192, 4096), (5632, 6144, 4096), (8192, 4096, 2048))
-_HALF = ((5632, 6144, 8192), (4096, 4096, 16384), (8192, 8192, 8192))
-_FP8 = ((8192, 8192, 16384), (16384, 8192, 8192), (8192, 8192, 8192))
-
+# One shape for all models: so many tiles that on 40 SMs or on 200 the last round of them costs little, so large that
+# comparing a result costs a few per cent of computing it, and small enough for a GPU with 8 GB and 4 TFLOP/s.
 PRECISIONS = {
-    "fp64": Precision(torch.float64, _FP64, (4096, 4096, 4096)),
-    "fp32": Precision(torch.float32, _FP32, (8192, 8192, 8192)),
-    "tf32": Precision(torch.float32, _TF32, (8192, 8192, 8192), since=(8, 0), tf32=True),
-    "fp16": Precision(torch.float16, _HALF, (8192, 8192, 16384)),
-    "bf16": Precision(torch.bfloat16, _HALF, (8192, 8192, 16384), since=(8, 0)),
-    "fp8": Precision(torch.float8_e4m3fn, _FP8, (8192, 8192, 16384), since=(8, 9)),
+    "fp64": Precision(torch.float64, (4096, 4096, 4096)),
+    "fp32": Precision(torch.float32, (8192, 8192, 8192)),
+    "tf32": Precision(torch.float32, (8192, 8192, 8192), since=(8, 0), tf32=True),
+    "fp16": Precision(torch.float16, (8192, 8192, 16384)),
+    "bf16": Precision(torch.bfloat16, (8192, 8192, 16384), since=(8, 0)),
+    "fp8": Precision(torch.float8_e4m3fn, (8192, 8192, 16384), since=(8, 9)),
 }
-REHEARSAL_SHAPES = ((64, 96, 128), (128, 64, 64))
+REHEARSAL_SHAPE = (64, 96, 128)
 REHEARSED = ("fp64", "fp32", "fp16", "bf16")
 # Other models have a few fp64 units for compatibility only, at 1/32 or 1/64 of the fp32 rate.
 FULL_FP64 = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))
@@ -115,34 +106,57 @@ def strictly(precision: str) -> AbstractContextManager[None]:
     return products_in_tf32(PRECISIONS[precision].tf32)
 
 
-def product_rate(rank: Rank, precision: str, shapes: int | None = None) -> list[Reading]:
-    """TFLOP/s of matrix products on every rank at the same time: of the fastest shape under load that lasts ("gemm",
-    the one to judge), the mean over all shapes ("gemm_mean"), and of one shape before power and heat limit the clock
-    ("gemm_burst"), which is what benchmarks that run for a tenth of a second report.
+def shape_on(device: torch.device, precision: str) -> Shape:
+    return PRECISIONS[precision].shape if device.type == "cuda" else REHEARSAL_SHAPE
 
-    `shapes`: only the first so many of the precision's shapes. Each is the median of three samples, after a warm-up;
-    counts 2mnk operations a product. Not applicable where the GPU does not have the precision.
+
+def product_rate(rank: Rank, precision: str, lead_in: float | None = None) -> Reading:
+    """TFLOP/s of matrix products on every rank at the same time, under load that lasts: the mean over one window of
+    some seconds, with its parts as samples and with temperature, clock and power of the GPU meanwhile.
+
+    `lead_in`: seconds of the same work before the window, LEAD_IN_SECONDS unless the GPU is warm from such work. Counts
+    2mnk operations a product. Not applicable where the GPU does not have the precision.
     """
     must_have(precision, rank.device)
-    table = PRECISIONS[precision].shapes if rank.device.type == "cuda" else REHEARSAL_SHAPES
-    rates: dict[Shape, tuple[float, ...]] = {}
-    burst = 0.0
-    with strictly(precision):
-        for shape in table[:shapes]:
-            m, n, k = shape
-            with rank.phase(f"{precision} product, {m} x {n} x {k}"):
-                work = multiplication(precision, *operands(precision, shape, rank.device))
-                if not rates:
-                    seconds_each(rank.device, work, 1)  # the first call may load or choose a kernel
-                    products = max(1, round(BURST_SECONDS / seconds_each(rank.device, work, 2)))
-                    burst = 2 * m * n * k / seconds_each(rank.device, work, products) / 1e12
-                    warm_up(rank.device, work, WARM_UP_SECONDS[rank.device.type])
-                rates[shape] = tuple(2 * m * n * k / seconds / 1e12 for seconds in samples(rank.device, work, LONG))
-    medians = {shape: median(each) for shape, each in rates.items()}
-    best = max(medians, key=medians.__getitem__)
-    conditions = {"precision": precision, "at_once": "all" if rank.size > 1 else "one"}
-    return [
-        Reading("gemm", medians[best], conditions, rates[best], details={"shape": " x ".join(map(str, best))}),
-        Reading(MEAN, fmean(medians.values()), conditions, details={"shapes": len(medians)}),
-        Reading(BURST, burst, conditions, details={"shape": " x ".join(map(str, table[0]))}),
-    ]
+    kind, (m, n, k) = rank.device.type, shape_on(rank.device, precision)
+    with strictly(precision), rank.phase(f"{precision} product, {m} x {n} x {k}"):
+        work = multiplication(precision, *operands(precision, (m, n, k), rank.device))
+        seconds_each(rank.device, work, 1)  # the first call may load or choose a kernel
+        warm_up(rank.device, work, LEAD_IN_SECONDS[kind] if lead_in is None else lead_in)
+        with Watch(rank.gpu) as watch:
+            seconds = parts(rank.device, work, WINDOW_SECONDS[kind], PARTS)
+    rates = tuple(2 * m * n * k / each / 1e12 for each in seconds)
+    conditions = {"precision": precision, "at_once": "all" if rank.size > 1 else "one", "method": ONE_WINDOW}
+    shape = {"shape": f"{m} x {n} x {k}"}
+    return Reading("gemm", 2 * m * n * k / fmean(seconds) / 1e12, conditions, rates, None, shape, watch.state)
+
+
+def precisions_of(rank: Rank) -> list[str]:
+    """The precisions at which this rank's device multiplies."""
+    return [precision for precision in PRECISIONS if not lacking(precision, rank.device)]
+
+
+def relative_rate(rates: Sequence[Measurement]) -> Measurement:
+    """How fast each GPU is over all precisions: the mean of its rates, each as a part of the fastest GPU's.
+
+    What one GPU loses in all of them stands out here more than in any single one, whose noise it averages. With the
+    means of temperatures and clocks, since a GPU at its power limit computes less the hotter it is.
+    """
+    places = rates[0].values
+    fastest = [max(rate.values.values()) for rate in rates]
+    values = {
+        place: fmean(rate.values[place] / most if most else 0.0 for rate, most in zip(rates, fastest, strict=True))
+        for place in places
+    }
+    known = {place: [rate.gpu_states[place] for rate in rates if place in rate.gpu_states] for place in places}
+    states = {place: _mean_state(each) for place, each in known.items() if each}
+    details = {"precisions": ", ".join(str(rate.conditions["precision"]) for rate in rates)}
+    return Measurement("gemm_relative", values, {"at_once": "all"}, details=details, gpu_states=states)
+
+
+def _mean_state(states: Sequence[GpuState]) -> GpuState:
+    def mean(reading: str) -> float | None:
+        told = [value for state in states if (value := getattr(state, reading)) is not None]
+        return fmean(told) if told else None
+
+    return GpuState(**{field.name: mean(field.name) for field in fields(GpuState)})

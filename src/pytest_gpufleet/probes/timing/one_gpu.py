@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -40,3 +41,18 @@ def samples(device: torch.device, work: Callable[[], object], long: float = 1.0)
     work()  # the first call may load or choose a kernel
     repeats = max(1, math.ceil(long * SAMPLE_SECONDS[device.type] / seconds_each(device, work, 3)))
     return tuple(seconds_each(device, work, repeats) for _ in range(SAMPLES))
+
+
+def parts(device: torch.device, work: Callable[[], object], seconds: float, count: int) -> list[float]:
+    """Seconds that one call takes in each of `count` equal parts of about `seconds` of work without a gap."""
+    repeats = max(1, math.ceil(seconds / count / seconds_each(device, work, 3)))
+    if device.type == "cpu":
+        return [seconds_each(device, work, repeats) for _ in range(count)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
+    marks[0].record()
+    for mark in marks[1:]:
+        for _ in range(repeats):
+            work()
+        mark.record()
+    marks[-1].synchronize()
+    return [float(a.elapsed_time(b)) / 1e3 / repeats for a, b in itertools.pairwise(marks)]
