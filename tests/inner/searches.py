@@ -1,12 +1,14 @@
 """Faults are planted in torch.distributed on the ranks, where they last until the world is a fresh one."""
 
+import ctypes
+import os
 import time
 
 import pytest
 import torch.distributed as dist
 
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.place import Pair, Place
+from pytest_gpufleet.model.place import THIS_NODE, Pair, Place
 from pytest_gpufleet.probes.search import slow_collective
 
 pytestmark = pytest.mark.fresh_world
@@ -23,11 +25,21 @@ class Slow:
         self.work.wait()
 
 
-def plant(rank, late=None, links=None, link=None, end=None):
+FILE = "/etc/of-another-machine.xml"
+
+
+def topology_file():
+    """As the C library has it, where NCCL looks."""
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    return getenv(b"NCCL_TOPO_FILE")
+
+
+def plant(rank, late=None, links=None, link=None, end=None, file=False):
     me, all_reduce, batch_isend_irecv = rank.index, dist.all_reduce, dist.batch_isend_irecv
 
     def slow_all_reduce(*args, **kwargs):
-        time.sleep(LONG if me == late else USUAL)
+        time.sleep(LONG if me == late or (file and topology_file()) else USUAL)
         work = all_reduce(*args, **kwargs)
         return work and Slow(work, LONG if me == end else USUAL)
 
@@ -93,6 +105,24 @@ def test_no_single_one_where_all_are_slow(nccl_group):
     assert "among ranks 0 to 1 " in others
     assert "among ranks 2 to 3 " in others
     assert variables == "variables that steer NCCL are set: NCCL_ALGO=Ring"
+
+
+def left_out(nccl_group, monkeypatch, **planted):
+    monkeypatch.setenv("NCCL_TOPO_FILE", FILE)
+    nccl_group.run(plant, **planted)
+    nccl_group.run(lambda rank: os.environ.update(NCCL_TOPO_FILE=FILE))
+    found, *_ = find(nccl_group)
+    assert found.what.startswith(f"without NCCL_TOPO_FILE={FILE} all_reduce reaches ")
+    assert nccl_group.run(lambda rank: topology_file()) == [FILE.encode()] * 4
+    return found.code, found.subjects
+
+
+def test_a_topology_file_that_slows_all(nccl_group, monkeypatch):
+    assert left_out(nccl_group, monkeypatch, file=True) == ("harmful_variable", (THIS_NODE,))
+
+
+def test_a_topology_file_that_slows_nobody(nccl_group, monkeypatch):
+    assert left_out(nccl_group, monkeypatch) == ("cause_unclear", ())
 
 
 @pytest.mark.world_size(2)

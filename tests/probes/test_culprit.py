@@ -34,6 +34,19 @@ def test_a_rank_is_slow_only_if_all_its_pairs_are(n):
     assert slow_rank(rates(n, slow=range(n))) is None
 
 
+@pytest.mark.parametrize(("low", "named"), [(0.94, 2), (0.96, None)])
+def test_a_rank_is_named_from_five_per_cent_on(low, named):
+    """One of 18 NVLinks less is 5.6 %."""
+    assert slow_rank(rates(8, slow=[2], low=low * 380.0)) == named
+    assert slow_pairs(rates(8, slow=[(2, 5)], low=low * 380.0)) == ([(2, 5)] if named else [])
+
+
+def test_nobody_is_named_by_less_than_the_others_differ():
+    differing = {pair: rate + 10 * pair[0] for pair, rate in rates(4, slow=[3], low=350.0).items()}
+    assert slow_rank({**differing, (0, 1): 400.0}) is None
+    assert slow_rank({**differing, (0, 3): 250.0, (1, 3): 250.0, (2, 3): 250.0, (0, 1): 400.0}) == 3
+
+
 def test_links_of_two_kinds_make_no_culprit():
     # Two NVLink bridges in a machine with two sockets: pairs 0-1 and 2-3 are fast, the others cross the sockets.
     mixed = {pair: 100.0 if pair in [(0, 1), (2, 3)] else 20.0 for pair in combinations(range(4), 2)}

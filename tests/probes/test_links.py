@@ -1,5 +1,6 @@
 """Pairs of ranks and their links: the schedule, which figure belongs to which pair, and faults that must be named."""
 
+import math
 import re
 from itertools import combinations
 from pathlib import Path
@@ -151,10 +152,13 @@ def figures(slow, gpus=8):
             ["gpu1-gpu3"],
             "only the way between these two is slow",
         ),
+        (lambda place: 386.1 if "gpu5" in place else None, ["gpu5"], "14 of the 14 figures of pairs with it are slow"),
+        (lambda place: 389.5 if "gpu5" in place else None, [], "no single GPU: all pairs are about equally slow"),
+        (lambda place: math.nan if "gpu5" in place else None, ["gpu5"], "14 of the 14 figures"),
         (lambda place: 12.0 if place in ("gpu0-gpu1", "gpu2-gpu3") else None, [], "and have none in common"),
         (lambda place: 12.0, [], "no single GPU: all pairs are about equally slow"),
     ],
-    ids=["a slow GPU", "a GPU that is slow to be read", "a slow pair", "two pairs", "all"],
+    ids=["a slow GPU", "slow to be read", "a slow pair", "one per cent", "noise", "none at all", "two pairs", "all"],
 )
 def test_the_gpu_that_slow_pairs_have_in_common_is_named(slow, named, words):
     fault = who_slows_pairs([figures(slow)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.model.gpu import Gpu
@@ -44,6 +44,11 @@ class Rank:
         if self._members is None:
             raise RuntimeError("this rank has no process group: use the fixture nccl_group instead of world")
         return self._groups[self._members]
+
+    def within(self, group: ProcessGroup) -> Rank:
+        """This rank with another process group of the same ranks."""
+        assert self._members is not None
+        return replace(self, _groups={self._members: group})
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

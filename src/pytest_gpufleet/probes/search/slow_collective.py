@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -16,9 +16,12 @@ from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.links.pairs import Pair
 from pytest_gpufleet.probes.search.deadline import Deadline, failed
 from pytest_gpufleet.probes.search.per_rank_times import launch_seconds, pair_seconds
+from pytest_gpufleet.probes.search.topology_file import without_topology_file
 from pytest_gpufleet.world.world import World
 
-SLOW = 0.8  # slow is what reaches less than this share of the others
+# Slow is what reaches less than this share of the others: GPUs, and CPU ranks, whose machine does other things too.
+SLOW = {"gpu": 0.95, "cpu": 0.8}
+CLEARLY = 0.8  # what reaches less is slow, however much the others differ among themselves
 LATE_SECONDS = 100e-6  # beyond what the others need; a launch takes 20 to 50 us
 LATE_SHARE = 0.3  # of the time of the whole operation: what comes late matters only from there on
 # NCCL sends at the full rate of an NVLink in large messages only: 8x H200 reached 81 GB/s with 64 MiB, 301 with 256.
@@ -37,6 +40,10 @@ class Slow:
     nbytes: int
     deadline: Deadline = field(default_factory=Deadline)
 
+    @property
+    def share(self) -> float:
+        return SLOW["gpu" if self.world.gpus else "cpu"]
+
 
 Step = Fault | str  # who it is, or, if that is not known, what was seen
 
@@ -46,19 +53,20 @@ def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: in
     or no single one.
 
     Looks at launches, then at all pairs, then leaves out one rank after the other and tries both halves, and stops as
-    soon as it knows.
+    soon as it knows. Where it is no single one, the file that tells NCCL the topology is left out once.
     """
-    slow, clues = Slow(world, topology, collective, nbytes), list[str]()
+    slow, clues, ways = Slow(world, topology, collective, nbytes), list[str](), list[Fault]()
     try:
         for step in (_late_rank, _slow_links, _left_out):
             if isinstance(found := step(slow), Fault):
                 return [found]
             clues.append(found)
+        ways = without_topology_file(world, collective, min(nbytes, LAUNCH_BYTES), slow.deadline)
     except Exception as error:  # whatever it is, the miss comes first
         clues.append(failed(error))
     if steering := [f"{name}={value}" for name, value in environment.relevant().items() if name.startswith("NCCL_")]:
         clues.append(f"variables that steer NCCL are set: {', '.join(steering)}")
-    return [Fault("cause_unclear", (), clue) for clue in clues if clue]
+    return [*ways, *(Fault("cause_unclear", (), clue) for clue in clues if clue)]
 
 
 def _late_rank(slow: Slow) -> Step:
@@ -89,12 +97,12 @@ def _slow_links(slow: Slow) -> Step:
     if len(rates) == 1:
         return f"with two ranks nobody can tell which one it is: their link {verb} {_span(rates.values(), size)}"
     shares = of_their_kind(rates, {(a, b): _link(slow, a, b) for a, b in rates})
-    if (rank := slow_rank(shares)) is not None:
+    if (rank := slow_rank(shares, slow.share)) is not None:
         with_it, others = _split(rates, rank)
         theirs = _span(others, size)
         what = f"every pair with it {verb} {_span(with_it, size)}, all others {theirs}"
         return Fault("links_slow", (world.places[rank],), what)
-    few = slow_pairs(shares)
+    few = slow_pairs(shares, slow.share)
     if not few:
         return f"no single GPU: each of the {len(rates)} pairs {verb} {_span(rates.values(), size)}"
     fine = _span((rate for pair, rate in rates.items() if pair not in few), size)
@@ -121,7 +129,7 @@ def _left_out(slow: Slow) -> Step:
     best = max(without, key=lambda index: without[index])
     others = [value for index, value in without.items() if index != best]
     # The others must agree: with the culprit in the group, it matters little who else is.
-    if max(others) < SLOW * without[best] and min(others) > SLOW * max(others):
+    if _stands_out(others, [without[best]], slow.share) and min(others) > slow.share * max(others):
         reached = f"without it {collective} reaches {_gigabytes([without[best]])}"
         what = f"{reached}, without any other rank {_gigabytes(others)}"
         return Fault("slows_collectives", (world.places[best],), what)
@@ -150,20 +158,26 @@ def of_their_kind(rates: Mapping[Pair, float], links: Mapping[Pair, str]) -> dic
     return {pair: rate / usual[links[pair]] for pair, rate in rates.items()}
 
 
-def slow_rank(rates: Mapping[Pair, float]) -> int | None:
+def _stands_out(slow: Sequence[float], others: Sequence[float], share: float) -> bool:
+    """Whether all of these are slower than each of the others: by more than the others differ, if not by far."""
+    most, least = max(slow), min(others)
+    return most < CLEARLY * least or (most < share * least and least - most > max(others) - least)
+
+
+def slow_rank(rates: Mapping[Pair, float], share: float = SLOW["gpu"]) -> int | None:
     """The rank of which every pair is slower than each pair without it; None if there is none."""
     for rank in sorted({rank for pair in rates for rank in pair}):
         with_it, others = _split(rates, rank)
-        if others and max(with_it) < SLOW * min(others):
+        if others and _stands_out(with_it, others, share):
             return rank
     return None
 
 
-def slow_pairs(rates: Mapping[Pair, float]) -> list[Pair]:
+def slow_pairs(rates: Mapping[Pair, float], share: float = SLOW["gpu"]) -> list[Pair]:
     """The pairs below the widest gap in the figures, slowest first, if it is wide enough and they are the fewer."""
     ranked = sorted(rates, key=lambda pair: rates[pair])
     ratios = [rates[below] / rates[above] for below, above in itertools.pairwise(ranked)]
-    if not ratios or min(ratios) > SLOW:
+    if not ratios or min(ratios) > share:
         return []
     slow = ranked[: ratios.index(min(ratios)) + 1]
     return slow if len(slow) < len(ranked) / 2 else []
