@@ -125,8 +125,12 @@ class Run:
         from pytest_gpufleet.verdict.judgement import judge, unsteady
 
         profile, topology, rehearsal = self.profile, self.ground.topology, bool(self.ground.rehearsal_ranks)
+        now = tuple(measurements)
+        before = self.evidence.record.findings if self.evidence else ()
+        measured = [*(finding.measurement for finding in before), *now]
         findings = [
-            judge(each, profile, topology, check, rehearsal=rehearsal, required=required) for each in measurements
+            judge(each, profile, topology, check, rehearsal=rehearsal, required=required, measured=measured)
+            for each in now
         ]
         return findings + [finding for each in findings if (finding := unsteady(each))]
 

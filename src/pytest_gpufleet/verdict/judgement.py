@@ -12,7 +12,9 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.tolerance import Tolerance
+from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.peers import slower_than_peers
+from pytest_gpufleet.verdict.physical_limits import physical_limit
 from pytest_gpufleet.verdict.profiles.profile import Profile
 
 STEADY = 0.05
@@ -45,10 +47,13 @@ def judge(
     *,
     rehearsal: bool,
     required: bool = True,
+    measured: Sequence[Measurement] = (),
 ) -> Finding:
     """Hold a measurement against the limit of the profile that fits it, and each GPU against its peers.
 
-    `required`: without a limit the finding is "not judged", which makes a verdict incomplete; else "for information".
+    `required`: where the profile has no limit, what the hardware can do makes one, by its facts and by all figures that
+    were `measured` in the run; where that says nothing either, the finding is "not judged", which makes a verdict
+    incomplete. Any other figure without a limit is "for information".
     """
     # First, so that a metric that contradicts the profile fails in a rehearsal too.
     limit = profile.limit_for(measurement, topology.fabric) if profile else None
@@ -56,8 +61,14 @@ def judge(
         reason = "rehearsal: figures of CPU ranks are not judged"
         return Finding(check, measurement, "not judged", reason=reason, required=required)
     tolerances = tolerances_of(measurement, profile.tolerances_for(measurement) if profile else ())
+    no_limit = _no_limit(profile, topology)
+    if limit is None and required and measurement.values:
+        try:
+            limit = physical_limit(measurement, topology, measured)
+        except NoPeak as why:
+            no_limit = f"{no_limit}; nor do the facts of the hardware make one: {why}"
     finding = Finding(check, measurement, "not judged", limit, required=required, tolerances=tolerances)
-    return held(finding, topology, _no_limit(profile, topology))
+    return held(finding, topology, no_limit)
 
 
 def tolerances_of(measurement: Measurement, of_profile: tuple[Tolerance, ...]) -> tuple[Tolerance, ...]:

@@ -57,7 +57,13 @@ def _findings(finding: Finding, record: Record, profile: Profile | None) -> list
         return []
     rehearsal = record.run.rehearsal
     new = judge(
-        finding.measurement, profile, record.topology, finding.check, rehearsal=rehearsal, required=finding.required
+        finding.measurement,
+        profile,
+        record.topology,
+        finding.check,
+        rehearsal=rehearsal,
+        required=finding.required,
+        measured=[each.measurement for each in record.findings],
     )
     return [new, *filter(None, [unsteady(new)])]
 

@@ -1,0 +1,165 @@
+"""What a GPU can do at best, by what its driver tells of it. Physical limits are parts of these peaks.
+
+GB = 10^9 bytes, TFLOP = 10^12 operations, of which a multiplication with its addition is two. Links count in one
+direction. A peak that cannot be had is NoPeak, with the reason: a fact that the driver does not tell is never guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_gpufleet.model.gpu import Gpu
+
+Capability = tuple[int, int]
+
+# nvml.h: nvmlBrandType_t GEFORCE and GEFORCE_RTX, nvmlGpuVirtualizationMode_t VGPU.
+GEFORCE = (5, 15)
+VGPU = 2
+
+# GB/s of a lane after the encoding of the line, by PCIe generation: 8, 16 and 32 GT/s with 128b/130b; generation 6
+# sends 64 GT/s in flits of 256 bytes, of which 236 carry packets (PCI Express Base Specification).
+PCIE_LANE = {3: 8 * 128 / 130 / 8, 4: 16 * 128 / 130 / 8, 5: 32 * 128 / 130 / 8, 6: 64 * 236 / 256 / 8}
+
+# GB/s of an NVLink, from the data sheets: V100 300 GB/s in both directions on 6 links, A100 600 on 12, H100 900 on 18,
+# B200 1,800 on 18; Quadro RTX 8000 100 on 2; RTX A6000 112.5 on 4. By compute capability, since drivers have told wrong
+# versions, and speeds with the overhead of the line (26.562 GB/s on an H200).
+NVLINK: dict[Capability, float] = {
+    (7, 0): 25.0, (7, 5): 25.0, (8, 0): 25.0, (8, 6): 14.0625, (9, 0): 25.0, (10, 0): 50.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Dense 16-bit matrix products with sums in 32 bits: operations in a clock of an SM (`tensor`); `geforce`: the
+    same on GeForce boards; `named`: on boards that have less, by the names that NVML gives. `cores`: of an SM.
+
+    `per_joule`: 10^12 operations a joule, measured on a healthy board of more watts, where there are boards whose power
+    limit alone decides how fast they are. A chip computes more with a joule at lower clocks, so that a board of
+    fewer watts reaches at least that.
+    """
+
+    cores: int
+    tensor: int
+    source: str
+    geforce: int | None = None
+    named: tuple[tuple[str, int], ...] = ()
+    per_joule: float | None = None
+
+
+# The sources are white papers and data sheets by NVIDIA; operations in a clock follow from their TFLOP/s, SMs and boost
+# clock.
+ARCHITECTURES: dict[Capability, Architecture] = {
+    # 125 TFLOP/s, 80 SMs, 1,530 MHz.
+    (7, 0): Architecture(64, 1024, "V100 white paper"),
+    # T4 65 TFLOP/s, 40 SMs, 1,590 MHz; RTX 2080 Ti 56.9, 68 SMs, 1,635 MHz. A joule: a T4 at 70 W, 24 TFLOP/s
+    # (forums.developer.nvidia.com/t/264462).
+    (7, 5): Architecture(64, 1024, "Turing white paper", geforce=512, per_joule=24 / 70),
+    # 312 TFLOP/s, 108 SMs, 1,410 MHz.
+    (8, 0): Architecture(64, 2048, "A100 white paper"),
+    # A10 125 TFLOP/s, 72 SMs, 1,695 MHz; RTX 3090 71, 82 SMs, 1,695 MHz. A joule: an RTX A6000 at 300 W, 131 TFLOP/s
+    # (mag-/gpu_benchmark).
+    (8, 6): Architecture(128, 1024, "GA102 white paper", geforce=512, per_joule=131 / 300),
+    # L40S 362 TFLOP/s, 142 SMs, 2,520 MHz; RTX 4090 165, 128 SMs, 2,520 MHz; L40 181, 142 SMs, 2,490 MHz; L20 119.5,
+    # 92 SMs, 2,520 MHz. A joule: an L40S at 350 W, 252 TFLOP/s (mag-/gpu_benchmark).
+    (8, 9): Architecture(
+        128, 1024, "Ada white paper", geforce=512, named=(("NVIDIA L40", 512), ("NVIDIA L20", 512)),
+        per_joule=252 / 350,
+    ),
+    # H100 SXM 989 TFLOP/s, 132 SMs, 1,830 MHz; H20 148, 78 SMs. A joule: the slowest of 13 H200 at 700 W, 649 TFLOP/s
+    # in fp16 (tests/recorded), for the boards of 350 and 400 W.
+    (9, 0): Architecture(
+        128, 4096, "H100 white paper", named=(("NVIDIA H20", 1040), ("NVIDIA H20-3e", 1040)), per_joule=649 / 700
+    ),
+    # B200 2,250 TFLOP/s, 148 SMs, 1,850 MHz.
+    (10, 0): Architecture(128, 8192, "Blackwell data sheet"),
+    # RTX 5090 209.5 TFLOP/s, 170 SMs, 2,407 MHz; RTX PRO 6000 twice that in an SM. A joule: as Ada, of the same
+    # process.
+    (12, 0): Architecture(128, 1024, "RTX Blackwell white paper", geforce=512, per_joule=252 / 350),
+}  # fmt: skip
+
+
+class NoPeak(Exception):
+    """Why the driver's facts give no peak."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """`value` in `unit`, and how it comes about, to be read and followed."""
+
+    value: float
+    unit: str
+    formula: str
+
+    def __str__(self) -> str:
+        return f"{self.formula}: {self.value:,.4g} {self.unit}"
+
+
+def memory_bandwidth(gpu: Gpu) -> Peak:
+    """Of its memory, which moves data twice a clock."""
+    clock, bits = _fact(gpu, "memory_clock_max_mhz"), _fact(gpu, "memory_bus_bits")
+    return Peak(clock * 1e6 * 2 * bits / 8 / 1e9, "GB/s", f"{clock:,} MHz x 2 x {bits:,} bits")
+
+
+def host_link(gpu: Gpu) -> Peak:
+    """Of its PCIe link, in one direction: of what GPU and slot can do."""
+    generation, width = _fact(gpu, "pcie_generation_max"), _fact(gpu, "pcie_width_max")
+    if generation not in PCIE_LANE:
+        raise NoPeak(f"nobody has looked up PCIe of generation {generation}")
+    return Peak(PCIE_LANE[generation] * width, "GB/s", f"PCIe {generation} x {width} lanes")
+
+
+def nvlinks(gpu: Gpu, count: int) -> Peak:
+    """Of so many of its NVLinks, in one direction."""
+    capability = _capability(gpu)
+    if capability not in NVLINK:
+        raise NoPeak(f"nobody has looked up the NVLinks of {_called(capability)}")
+    return Peak(count * NVLINK[capability], "GB/s", f"{count} NVLinks x {NVLINK[capability]:g} GB/s")
+
+
+def product_rate(gpu: Gpu) -> Peak:
+    """Of matrix products in 16 bits, all its SMs at its highest clock."""
+    known = _architecture(gpu)
+    cores, clock = _fact(gpu, "cuda_cores"), _fact(gpu, "sm_clock_max_mhz")
+    geforce = known.geforce is not None and _fact(gpu, "brand") in GEFORCE
+    board = known.geforce if geforce and known.geforce else known.tensor
+    operations, sms = dict(known.named).get(gpu.name, board), cores // known.cores
+    formula = f"{sms} SMs x {clock:,} MHz x {operations:,} operations ({known.source})"
+    return Peak(sms * clock * 1e6 * operations / 1e12, "TFLOP/s", formula)
+
+
+def power_bound(gpu: Gpu) -> Peak | None:
+    """What its power limit allows it of the same; None where other things decide."""
+    known = _architecture(gpu)
+    if known.per_joule is None:
+        return None
+    watts = _fact(gpu, "power_limit_watts")
+    return Peak(watts * known.per_joule, "TFLOP/s", f"{watts:g} W x {known.per_joule:.3g} TFLOP a joule")
+
+
+def _architecture(gpu: Gpu) -> Architecture:
+    capability = _capability(gpu)
+    if capability not in ARCHITECTURES:
+        raise NoPeak(f"nobody has looked up the matrix products of {_called(capability)}")
+    return ARCHITECTURES[capability]
+
+
+def _capability(gpu: Gpu) -> Capability:
+    major, minor = _fact(gpu, "compute_capability")
+    return major, minor
+
+
+def _called(capability: Capability) -> str:
+    return "compute capability {}.{}".format(*capability)
+
+
+def _fact(gpu: Gpu, name: str) -> Any:
+    """A fact that must be there, of a GPU that is whole: a part of one shares what the facts tell of all of it."""
+    if 1 in (gpu.get("mig_mode") or [])[:1]:
+        raise NoPeak(f"GPU {gpu.index} is cut by MIG")
+    if gpu.get("virtualization") == VGPU:
+        raise NoPeak(f"GPU {gpu.index} is a virtual one")
+    value = gpu.get(name)
+    if not value:
+        raise NoPeak(f"the driver does not tell {name} of GPU {gpu.index}")
+    return value

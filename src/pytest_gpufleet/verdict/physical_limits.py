@@ -1,0 +1,183 @@
+"""Limits that a machine's own facts make, for figures that nobody has a limit for: so any NVIDIA machine can be judged.
+
+A limit is a part of what the hardware can do at best (peaks.py); training is held against what this machine's memory
+and matrix products were measured at. Each part lies below the lowest that a healthy machine was seen at, and above what
+is left of the highest of the recorded ones after a fault of 30 %. So these limits find what is broken, and not what is
+a tenth slow. Where no part would be fair to every healthy machine there is no limit: collectives below 1 GiB, and all
+that does not go over NVLink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import ROUND_FLOOR, Context
+
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import METRICS, Condition, GiB
+from pytest_gpufleet.model.vocabulary import EXTRAORDINARY
+from pytest_gpufleet.verdict import peaks
+from pytest_gpufleet.verdict.peaks import NoPeak, Peak
+
+DIGITS = 4
+
+# Recorded: machines of 1, 2, 4 and 8 H200 (tests/recorded, docs/results); in brackets the highest of them less 30 %.
+# Published: the sources of the shipped profiles.
+# Recorded 0.86 to 0.88 (0.61). Published from 0.66 (B200, of the 8,192 bits that older drivers tell, by dcgmproftester,
+# which shows an eighth less than BabelStream on an H100) over T4 0.76 to H100 PCIe 0.90.
+MEMORY = 0.65
+# In one direction, one GPU at a time. Recorded 0.88 (0.62). Published from 0.67 (a gate for A100, which healthy ones
+# pass) and 0.75 (H100). V100 in virtual machines: a gate at 0.57, so less is asked of PCIe 3.
+HOST, HOST_PCIE_3 = 0.64, 0.55
+# Of the NVLinks between two GPUs. Recorded 0.83 to 0.88 (0.62); published from 0.68 (a gate for GB200).
+PAIR = 0.65
+# 16 bits. Recorded 0.61 to 0.67 (0.47); published from 0.51 (H100 NVL).
+PRODUCTS = 0.50
+# Of what the power limit allows, by the slowest healthy board: recorded 1.0 to 1.11 (0.77).
+POWER = 0.80
+# Of the NVLinks of a GPU, in a machine with an NVSwitch, from 1 GiB on. Lowest seen and, less 30 %, the highest of the
+# recorded machines: all_reduce 0.72 (GB200), 0.58; all_gather and reduce_scatter 0.60 (2 H200), 0.55; broadcast 0.79,
+# 0.58; reduce 0.80, 0.58; all_to_all 0.73, 0.56; gather 0.80, 0.58; scatter 0.78, 0.57; sendrecv 0.80, 0.57.
+COLLECTIVES = {
+    "all_reduce": 0.60, "all_gather": 0.56, "reduce_scatter": 0.56, "broadcast": 0.65, "reduce": 0.65,
+    "all_to_all": 0.60, "gather": 0.62, "scatter": 0.62, "sendrecv": 0.62,
+}  # fmt: skip
+# ResNet-50, an image forward and backward at 224 pixels: operations; by recipe the precision of its products and the
+# bytes where all is fused that can be. Of the rate at which both would be done one after the other: recorded 0.47
+# (0.33) in TF32 and 0.73 (0.51) in fp16; published in TF32 from 0.44 (B200), in fp16, channels_last, from 0.73 (A100).
+FLOP = 24.3e9
+TRAINING: Mapping[Condition | None, tuple[float, str, float]] = {
+    "tf32": (0.38, "tf32", 662e6),
+    "amp": (0.55, "fp16", 331e6),
+}
+# Of as many times the figure of one GPU. Recorded 0.98 (0.69); published from 0.84 (8 A100).
+TOGETHER = 0.75
+
+
+def physical_limit(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Limit:
+    """The least that a machine with these GPUs must reach. `measured`: all figures of the run so far. NoPeak, with the
+    reason, where nothing can be said."""
+    if measurement.metric not in _OF:
+        raise NoPeak(f"nothing is known of what limits {measurement.definition.title}")
+    fraction, peak = _OF[measurement.metric](measurement, topology, measured)
+    value = Context(prec=DIGITS, rounding=ROUND_FLOOR).create_decimal(repr(fraction * peak.value))
+    source = f"{fraction:.0%} of what the hardware can do at best, {peak}"
+    conditions, unit = measurement.conditions, measurement.unit
+    return Limit(measurement.metric, "min", float(value), unit, "physical", source, conditions, "")
+
+
+Part = tuple[float, Peak]
+
+
+def _memory(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
+    return MEMORY, _lowest(map(peaks.memory_bandwidth, _gpus(measurement, topology)))
+
+
+def _host(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
+    under = measurement.conditions
+    if under.get("at_once") != "one" or under.get("direction") == "both":
+        raise NoPeak("GPUs and directions share a way to the host that nobody tells")
+    gpus = _gpus(measurement, topology)
+    peak = _lowest(map(peaks.host_link, gpus))
+    return (HOST_PCIE_3 if min(gpu["pcie_generation_max"] for gpu in gpus) <= 3 else HOST), peak
+
+
+def _products(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
+    if measurement.conditions.get("precision") not in ("fp16", "bf16") or "work" in measurement.conditions:
+        raise NoPeak("only products in 16 bits are looked up")
+    gpus = _gpus(measurement, topology)
+    allowed = [peak for gpu in gpus if (peak := peaks.power_bound(gpu))]
+    parts = [(PRODUCTS, _lowest(map(peaks.product_rate, gpus))), *((POWER, peak) for peak in allowed)]
+    return min(parts, key=lambda part: part[0] * part[1].value)
+
+
+def _pair(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
+    if measurement.conditions.get("link") != "NVLink":
+        raise NoPeak("the way between GPUs is known over NVLink only")
+    position = {gpu.place: index for index, gpu in enumerate(topology.gpus)}
+    ends = [[position[part] for part in where.parts if part in position] for where in measurement.values]
+    if not all(len(pair) == 2 for pair in ends):
+        raise NoPeak("it is not of pairs of this machine's GPUs")
+    peak = _lowest(peaks.nvlinks(topology.gpus[i], _links(topology.links[i][j])) for i, j in ends)
+    if measurement.conditions.get("direction") == "both":
+        peak = Peak(2 * peak.value, peak.unit, f"{peak.formula} x 2 directions")
+    return PAIR, peak
+
+
+def _collective(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
+    under, nbytes = measurement.conditions, measurement.conditions.get("bytes", 0)
+    if topology.fabric != "nvswitch":
+        raise NoPeak("collectives have no way that is known but through an NVSwitch")
+    if not isinstance(nbytes, int) or nbytes < GiB:
+        raise NoPeak("below 1 GiB a collective is not at the speed of its links")
+    if (fraction := COLLECTIVES.get(str(under.get("collective")))) is None:
+        raise NoPeak("nobody knows this collective")
+    counts = [max(map(_links, row), default=0) for row in topology.links]
+    return fraction, _lowest(map(peaks.nvlinks, topology.gpus, counts))
+
+
+def _training(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
+    under = measurement.conditions
+    recipe, ranks = under.get("recipe"), under.get("ranks")
+    if any(name in under for name in EXTRAORDINARY) or not isinstance(ranks, int):
+        raise NoPeak("the training is not the usual one")
+    if ranks > 1:
+        alone = _lowest_of(measured, "train_throughput", {**under, "ranks": 1})
+        return TOGETHER, Peak(ranks * alone, "images/s", f"{ranks} x {alone:,.4g} images/s measured on one GPU")
+    if under.get("model") != "resnet50" or under.get("image", 224) != 224 or recipe not in TRAINING:
+        raise NoPeak("only ResNet-50 in TF32 and fp16 at 224 pixels is looked up")
+    fraction, precision, nbytes = TRAINING[recipe]
+    rate = _lowest_of(measured, "gemm", {"precision": precision})
+    bandwidth = _lowest_of(measured, "memory_bandwidth", {"operation": "triad"})
+    formula = f"1 / ({FLOP / 1e9:g} GFLOP / {rate:,.4g} TFLOP/s + {nbytes / 1e6:g} MB / {bandwidth:,.4g} GB/s)"
+    return fraction, Peak(
+        1 / (FLOP / (rate * 1e12) + nbytes / (bandwidth * 1e9)), "images/s", f"{formula}, as measured"
+    )
+
+
+_OF: dict[str, Callable[[Measurement, GpuTopology, Sequence[Measurement]], Part]] = {
+    "memory_bandwidth": _memory,
+    "host_bandwidth": _host,
+    "gemm": _products,
+    "pair_bandwidth": _pair,
+    "busbw": _collective,
+    "train_throughput": _training,
+    "solo_train_throughput": _training,
+}
+
+
+def _gpus(measurement: Measurement, topology: GpuTopology) -> list[Gpu]:
+    """Those that were measured. Of several the least able one decides for all: none must be asked for too much."""
+    parts = {part for where in measurement.values for part in where.parts}
+    found = [gpu for gpu in topology.gpus if gpu.place in parts]
+    if not found:
+        raise NoPeak("it is not of this machine's GPUs")
+    return found
+
+
+def _lowest(each: Iterable[Peak]) -> Peak:
+    return min(each, key=lambda peak: peak.value)
+
+
+def _links(link: str) -> int:
+    """ "NV18" is 18 NVLinks; whatever goes over PCIe is none."""
+    if link == "X":
+        return 0
+    if not (link.startswith("NV") and link[2:].isdecimal()):
+        raise NoPeak("not all GPUs are linked by NVLink")
+    return int(link[2:])
+
+
+def _lowest_of(measured: Sequence[Measurement], metric: str, under: Mapping[str, Condition]) -> float:
+    """The lowest figure of the run under these conditions, of whichever GPU."""
+    values = [
+        value
+        for each in measured
+        if each.metric == metric and each.conditions.items() >= under.items()
+        for value in each.values.values()
+    ]
+    lowest = min(values, default=0.0)
+    if not lowest > 0:
+        raise NoPeak(f"this run has not measured what it follows from ({METRICS[metric].title})")
+    return lowest

@@ -1,0 +1,89 @@
+"""What a GPU can do at best, by its facts, against the data sheets."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.verdict.peaks import (
+    NoPeak,
+    host_link,
+    memory_bandwidth,
+    nvlinks,
+    power_bound,
+    product_rate,
+)
+from tests.boards import BOARDS, H200, Board
+
+WITHIN = 0.03
+DATA_SHEETS = [board for board in BOARDS.values() if board.name != "NVIDIA GB200"]  # has two clocks, and C2C for PCIe
+
+
+@pytest.mark.parametrize("board", DATA_SHEETS, ids=lambda board: board.name)
+def test_peaks_are_those_of_the_data_sheet(board: Board) -> None:
+    at_boost = board.gpu(sm_clock_max_mhz=board.boost)
+    assert memory_bandwidth(at_boost).value == pytest.approx(board.memory, rel=WITHIN)
+    assert host_link(at_boost).value == pytest.approx(board.host, rel=WITHIN)
+    assert product_rate(at_boost).value == pytest.approx(board.tflops, rel=WITHIN)
+    if board.links:
+        assert nvlinks(at_boost, board.links).value == pytest.approx(board.nvlink, rel=WITHIN)
+
+
+def test_board_classes_of_one_architecture_compute_at_their_own_rate() -> None:
+    rates = {
+        name: round(product_rate(board.gpu(sm_clock_max_mhz=1000)).value / (board.cores / 1000), 1)
+        for name, board in BOARDS.items()
+        if board.capability in ((8, 6), (9, 0))
+    }
+    assert rates["NVIDIA A10"] == rates["NVIDIA RTX A6000"] == 2 * rates["NVIDIA GeForce RTX 3090"]
+    assert rates["NVIDIA H200"] == rates["NVIDIA H100 PCIe"] > 3.9 * rates["NVIDIA H20"]
+
+
+def test_a_peak_says_how_it_comes_about() -> None:
+    gpu = H200.gpu()
+    assert str(memory_bandwidth(gpu)) == "3,201 MHz x 2 x 6,144 bits: 4,917 GB/s"
+    assert str(product_rate(gpu)) == "132 SMs x 1,980 MHz x 4,096 operations (H100 white paper): 1,071 TFLOP/s"
+    assert str(nvlinks(gpu, 18)) == "18 NVLinks x 25 GB/s: 450 GB/s"
+
+
+@pytest.mark.parametrize(
+    ("peak", "fact"),
+    [
+        (memory_bandwidth, "memory_bus_bits"),
+        (memory_bandwidth, "memory_clock_max_mhz"),
+        (host_link, "pcie_generation_max"),
+        (host_link, "pcie_width_max"),
+        (product_rate, "compute_capability"),
+        (product_rate, "cuda_cores"),
+        (product_rate, "sm_clock_max_mhz"),
+        (power_bound, "power_limit_watts"),
+    ],
+)
+def test_a_fact_that_the_driver_does_not_tell_is_not_guessed(peak, fact: str) -> None:  # type: ignore[no-untyped-def]
+    for untold in (Unavailable("NVML: Not Supported", applicable=False), 0):
+        with pytest.raises(NoPeak, match=f"does not tell {fact} of GPU 0"):
+            peak(H200.gpu(**{fact: untold}))
+
+
+def test_the_brand_is_asked_for_where_it_decides() -> None:
+    ada, hopper = BOARDS["NVIDIA L40S"], BOARDS["NVIDIA H200"]
+    with pytest.raises(NoPeak, match="brand"):
+        product_rate(ada.gpu(brand=Unavailable("NVML: Not Supported", applicable=False)))
+    assert product_rate(hopper.gpu(brand=0))
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"mig_mode": [1, 1]}, "cut by MIG"),
+        ({"virtualization": 2}, "a virtual one"),
+        ({"compute_capability": [99, 0]}, "nobody has looked up the matrix products of compute capability 99.0"),
+    ],
+)
+def test_parts_of_gpus_and_what_nobody_has_looked_up_have_no_peak(facts: dict[str, object], why: str) -> None:
+    with pytest.raises(NoPeak, match=why):
+        product_rate(H200.gpu(**facts))
+
+
+def test_a_gpu_that_is_passed_through_to_a_virtual_machine_is_whole() -> None:
+    assert product_rate(H200.gpu(virtualization=1)) == product_rate(H200.gpu())

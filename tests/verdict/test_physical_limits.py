@@ -1,0 +1,297 @@
+"""Limits that a machine's own facts make: every healthy machine that was recorded or published meets them, none with a
+fault of 30 % does, and where nothing fair can be said there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
+from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.peaks import NoPeak
+from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, physical_limit
+from pytest_gpufleet.verdict.profiles.profile import for_gpu, shipped
+from tests.boards import BOARDS, H200, Board
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+MACHINES = ("h200x1-e", "h200x2-f", "h200x4-a", "h200x4-b", "h200x4-c")
+FAULT = 0.7
+
+BANDWIDTH = {"collective": "all_reduce", "bytes": GiB, "dtype": "float32", "ranks": 8, "nvls": False}
+TRAINING = {"model": "resnet50", "recipe": "amp", "ranks": 1, "batch": 256, "image": 224}
+
+
+def figure(metric: str, value: float = 1.0, places: tuple[str, ...] = ("gpu0",), **under: Any) -> Measurement:
+    return Measurement(metric, dict.fromkeys(places, value), under)
+
+
+def recorded(name: str) -> Record:
+    """A recorded run, on whose GPUs the facts were read that its version did not know."""
+    record = read(RECORDED / name / "evidence.jsonl")
+    told = H200.gpu().facts
+    gpus = tuple(replace(gpu, facts={**told, **gpu.facts}) for gpu in record.topology.gpus)
+    return replace(record, topology=replace(record.topology, gpus=gpus))
+
+
+def is_required(measurement: Measurement) -> bool:
+    """As the suite asks it today, of figures that a physical limit can be for."""
+    under = measurement.conditions
+    match measurement.metric:
+        case "gemm":
+            return under.get("precision") in ("fp16", "bf16")
+        case "host_bandwidth":
+            return under["at_once"] == "one" and under["direction"] != "both"
+        case "busbw":
+            return int(under["bytes"]) >= GiB and under["collective"] not in ("gather", "scatter")
+        case "train_throughput":
+            return under["recipe"] in ("tf32", "amp") and not {"method", "workload", "optimizer"} & under.keys()
+    return measurement.metric in ("memory_bandwidth", "pair_bandwidth", "solo_train_throughput")
+
+
+def limited(record: Record) -> Iterator[tuple[Measurement, Limit]]:
+    measured = [finding.measurement for finding in record.findings]
+    for each in filter(is_required, measured):
+        try:
+            yield each, physical_limit(each, record.topology, measured)
+        except NoPeak:
+            continue
+
+
+# ---------------- recorded machines
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30_percent(name: str) -> None:
+    found = list(limited(recorded(name)))
+    assert found
+    for measurement, limit in found:
+        assert all(limit.met_by(value) for value in measurement.values.values()), (measurement, limit)
+        missed = [not limit.met_by(FAULT * value) for value in measurement.values.values()]
+        assert all(missed), (measurement, limit)
+
+
+def test_every_kind_of_figure_was_recorded() -> None:
+    found = {measurement.metric for name in MACHINES for measurement, _ in limited(recorded(name))}
+    assert found == {
+        "memory_bandwidth", "host_bandwidth", "gemm", "pair_bandwidth", "busbw", "train_throughput",
+        "solo_train_throughput",
+    }  # fmt: skip
+
+
+def test_two_h200_have_no_required_figure_without_a_limit() -> None:
+    record = recorded("h200x2-f")
+    today = [replace(each, required=each.required and is_required_today(each)) for each in record.findings]
+    again = judge_again(replace(record, findings=today), for_gpu("NVIDIA H200"))
+    assert [each for each in again.findings if each.state == "not judged"] == []
+    grades = {each.limit.grade for each in again.findings if each.limit}
+    assert grades == {"calibrated", "project", "physical"}
+    assert [each for each in again.findings if each.state == "missed"] == []
+
+
+def is_required_today(finding: Finding) -> bool:
+    return finding.measurement.metric != "busbw" or is_required(finding.measurement)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_old_evidence_misses_nothing_and_has_no_limit_of_facts_that_it_lacks(name: str) -> None:
+    record = read(RECORDED / name / "evidence.jsonl")
+    again = judge_again(record, for_gpu("NVIDIA H200"))
+    physical = [each for each in again.findings if each.limit and each.limit.grade == "physical"]
+    assert not {each.measurement.metric for each in physical} & {"gemm", "memory_bandwidth"}
+    assert [each.state for each in physical if each.state != "met"] == []
+
+
+# ---------------- published figures
+
+
+def published() -> list[tuple[Board, Measurement, float]]:
+    """What the sources of the shipped profiles tell of healthy machines, with the figure; gates of operators too."""
+    found = []
+    for profile in shipped():
+        board = BOARDS[profile.match[0]]
+        for limit in profile.limits:
+            if limit.grade == "published" and limit.metric in ("gemm", "memory_bandwidth", "host_bandwidth", "busbw"):
+                measurement = figure(limit.metric, **{"at_once": "one", **limit.conditions})
+            elif limit.grade == "published" and limit.metric == "pair_bandwidth":
+                measurement = figure(limit.metric, places=("gpu0-gpu1",), **limit.conditions)
+            else:
+                continue
+            found.append((board, measurement, limit.measured or limit.value))
+    return found
+
+
+def test_no_published_healthy_figure_falls_below_a_physical_limit() -> None:
+    held, below = 0, []
+    for board, measurement, value in published():
+        topology = board.machine(int(measurement.conditions.get("ranks", 8)))
+        try:
+            limit = physical_limit(measurement, topology, ())
+        except NoPeak:
+            continue
+        held += 1
+        if not limit.met_by(value):
+            below.append((board.name, measurement.metric, dict(measurement.conditions), value, str(limit)))
+    assert below == []
+    assert held > 100, held
+
+
+# Of the same boards, published or measured by others: (board, figure, GB/s or TFLOP/s, where).
+MORE = [
+    ("Tesla T4", ("gemm", {"precision": "fp16"}), 24, "forums.developer.nvidia.com/t/264462"),
+    ("NVIDIA H100 80GB HBM3", ("gemm", {"precision": "bf16"}), 730, "huggingface/gpu-fryer"),
+    ("NVIDIA GB200", ("gemm", {"precision": "bf16"}), 1822, "stas00/ml-engineering"),
+    ("NVIDIA H20", ("gemm", {"precision": "bf16"}), 115, "78 % of its data sheet, as a B200 reaches"),
+    ("NVIDIA A100-SXM4-80GB", ("busbw", {**BANDWIDTH, "bytes": 8 * GiB}), 185, "oracle-quickstart/oci-hpc, a gate"),
+    ("NVIDIA H100 80GB HBM3", ("pair_bandwidth", {"direction": "read", "link": "NVLink"}), 316, "crusoe, a gate"),
+    ("Tesla V100-SXM2-16GB", ("host_bandwidth", {"direction": "host to device"}), 9, "azurehpc-health-checks, a gate"),
+]
+
+
+@pytest.mark.parametrize(("name", "what", "value", "source"), MORE, ids=lambda each: str(each)[:30])
+def test_other_published_figures_meet_physical_limits_too(
+    name: str, what: tuple[str, dict[str, Any]], value: float, source: str
+) -> None:
+    metric, under = what
+    places = ("gpu0-gpu1",) if metric == "pair_bandwidth" else ("gpu0",)
+    limit = physical_limit(figure(metric, places=places, at_once="one", **under), BOARDS[name].machine(), ())
+    assert limit.met_by(value), source
+
+
+# ResNet-50 on one GPU, and what its parts were published at: TFLOP/s, memory GB/s, images/s. In fp16 channels_last, as
+# the recipe is; NCHW, as most publish, is another work.
+PUBLISHED_TRAINING = [
+    ("tf32", 127, 1660, 1066, "A100 SXM 80 GB: stas00/ml-engineering, AI-benchmarking-guide, deeplearning-benchmark"),
+    ("tf32", 373, 2930, 1892, "H100 SXM: the same"),
+    ("tf32", 870, 5400, 2967, "B200: 77 % of its data sheet; DCGM, deeplearning-benchmark"),
+    ("amp", 256, 1660, 2470, "A100 SXM 80 GB: the same, DeepLearningExamples"),
+    ("amp", 94, 810, 1200, "V100: gpu_benchmark, gpu-benches, DeepLearningExamples"),
+    ("amp", 78, 840, 1218, "RTX 3090: gpu_benchmark, 90 % of its data sheet, pytorch-image-models"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "products", "memory", "images", "source"), PUBLISHED_TRAINING)
+def test_published_training_meets_what_its_parts_make(
+    recipe: str, products: float, memory: float, images: float, source: str
+) -> None:
+    measured = parts(products, memory, "fp16" if recipe == "amp" else "tf32")
+    limit = physical_limit(figure("train_throughput", **{**TRAINING, "recipe": recipe}), H200.machine(), measured)
+    assert limit.met_by(images), source
+
+
+def parts(products: float, memory: float, precision: str = "fp16") -> list[Measurement]:
+    return [
+        figure("gemm", products, precision=precision, at_once="all"),
+        figure("memory_bandwidth", memory, operation="triad", at_once="all"),
+    ]
+
+
+# ---------------- what a limit is, and where there is none
+
+
+def test_a_limit_says_what_it_follows_from() -> None:
+    limit = physical_limit(figure("memory_bandwidth", operation="copy", at_once="all"), H200.machine(), ())
+    assert (limit.grade, limit.sense, limit.value, limit.unit) == ("physical", "min", 3195.0, "GB/s")
+    assert limit.source.endswith("65% of what the hardware can do at best, 3,201 MHz x 2 x 6,144 bits: 4,917 GB/s")
+
+
+def test_a_power_limit_decides_where_it_alone_does() -> None:
+    t4 = BOARDS["Tesla T4"]
+    limit = physical_limit(figure("gemm", precision="fp16", at_once="one"), t4.machine(), ())
+    assert limit.value == 19.2
+    assert "70 W x 0.343 TFLOP a joule" in limit.source
+
+
+def test_the_least_able_of_several_gpus_decides() -> None:
+    machine = H200.machine(2)
+    slow = Gpu(1, {**machine.gpus[1].facts, "pcie_width_max": 8})
+    measurement = figure("host_bandwidth", places=("gpu0", "gpu1"), direction="host to device", at_once="one")
+    limit = physical_limit(measurement, replace(machine, gpus=(machine.gpus[0], slow)), ())
+    assert limit.value == pytest.approx(0.64 * 31.5, rel=0.001)
+
+
+def test_both_directions_of_a_pair_are_added_up() -> None:
+    read_, both = (
+        physical_limit(
+            figure("pair_bandwidth", places=("gpu0-gpu1",), direction=direction, link="NVLink"), H200.machine(), ()
+        )
+        for direction in ("read", "both")
+    )
+    assert (read_.value, both.value) == (292.5, 585.0)
+
+
+def test_training_on_several_is_held_against_one_gpu_of_the_same_run() -> None:
+    alone = figure("train_throughput", 1000.0, **TRAINING)
+    together = figure("train_throughput", **{**TRAINING, "ranks": 8})
+    assert physical_limit(together, H200.machine(), [alone]).value == 6000.0
+    other = replace(alone, conditions={**TRAINING, "batch": 64})
+    with pytest.raises(NoPeak):
+        physical_limit(together, H200.machine(), [other])
+
+
+PIX = {"direction": "read", "link": "PIX"}
+NONE = {
+    "below 1 GiB": ("busbw", {**BANDWIDTH, "bytes": 64 * MiB}, H200.machine()),
+    "no NVLink": ("busbw", BANDWIDTH, BOARDS["NVIDIA L40S"].machine()),
+    "no switch": ("busbw", BANDWIDTH, H200.machine(4, "nvlink")),
+    "over PCIe": ("pair_bandwidth", PIX, BOARDS["NVIDIA GeForce RTX 4090"].machine()),
+    "all at once": ("host_bandwidth", {"direction": "host to device", "at_once": "all"}, H200.machine()),
+    "other precisions": ("gemm", {"precision": "fp8", "at_once": "all"}, H200.machine()),
+    "burn-in": ("gemm", {"work": "burn-in"}, H200.machine()),
+    "nothing measured": ("train_throughput", TRAINING, H200.machine()),
+    "another optimizer": ("train_throughput", {**TRAINING, "optimizer": "adam"}, H200.machine()),
+    "another network": ("train_throughput", {**TRAINING, "model": "resnet152"}, H200.machine()),
+    "MIG": ("memory_bandwidth", {"operation": "copy"}, H200.machine(mig_mode=[1, 1])),
+    "vGPU": ("host_bandwidth", {"direction": "host to device", "at_once": "one"}, H200.machine(virtualization=2)),
+    "own metric": ("loader_throughput", TRAINING, H200.machine()),
+}
+
+
+@pytest.mark.parametrize("case", NONE)
+def test_where_nothing_fair_can_be_said_the_figure_stays_not_judged(case: str) -> None:
+    metric, under, topology = NONE[case]
+    measurement = figure(metric, places=("gpu0-gpu1",) if metric == "pair_bandwidth" else ("gpu0",), **under)
+    finding = judge(measurement, None, topology, "a.py::b", rehearsal=False)
+    assert (finding.state, finding.limit) == ("not judged", None)
+    assert "nor do the facts of the hardware make one" in finding.reason
+
+
+def test_a_fact_that_the_driver_does_not_tell_is_named_beside_the_figure() -> None:
+    topology = H200.machine(memory_bus_bits=None)
+    finding = judge(figure("memory_bandwidth", operation="copy"), None, topology, "a.py::b", rehearsal=False)
+    assert "the driver does not tell memory_bus_bits of GPU 0" in finding.reason
+
+
+def test_any_other_limit_goes_before_a_physical_one() -> None:
+    measurement = figure("memory_bandwidth", 4200.0, operation="copy", at_once="all")
+    known, unknown = (
+        judge(measurement, profile, H200.machine(), "a.py::b", rehearsal=False)
+        for profile in (for_gpu("NVIDIA H200"), None)
+    )
+    assert known.limit
+    assert known.limit.grade != "physical"
+    assert unknown.limit
+    assert (unknown.limit.grade, unknown.state) == ("physical", "met")
+
+
+def test_what_no_verdict_needs_gets_no_physical_limit() -> None:
+    measurement = figure("memory_bandwidth", 1.0, operation="copy", at_once="all")
+    finding = judge(measurement, None, H200.machine(), "a.py::b", rehearsal=False, required=False)
+    assert (finding.state, finding.limit) == ("for information", None)
+    rehearsed = judge(measurement, None, GpuTopology(), "a.py::b", rehearsal=True)
+    assert (rehearsed.state, rehearsed.limit) == ("not judged", None)
+
+
+def test_every_collective_has_a_fraction() -> None:
+    assert all(
+        physical_limit(figure("busbw", **{**BANDWIDTH, "collective": name}), H200.machine(), ()) for name in COLLECTIVES
+    )
