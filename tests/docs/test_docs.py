@@ -35,7 +35,7 @@ MEASURING = (
     "test_5_links.py::test_pair_latency",
     "test_6_collectives.py::test_latency[broadcast]",
     "test_6_collectives.py::test_bandwidth_curve[broadcast]",
-    "test_6_collectives.py::test_bus_bandwidth[broadcast-64MiB]",
+    "test_6_collectives.py::test_bus_bandwidth[broadcast-1024MiB]",
     "test_8_resnet50.py::test_throughput_and_scaling[amp]",
 )
 
