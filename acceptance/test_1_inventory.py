@@ -26,6 +26,7 @@ from pytest_gpufleet import (
     held_clocks,
     not_applicable,
     pcie_lanes,
+    ports_behind_slow_pcie,
     unreadable,
 )
 from pytest_gpufleet.probes import clocks_under_load, pcie_generation_under_load
@@ -441,6 +442,20 @@ def test_network_ports_are_active(machine: Machine) -> None:
         Fault("network_port_unlike_others", (THIS_NODE,), f"{port['port']} is {port['state']} at {port['rate']}")
         for port in wrong
     )
+
+
+@needs_gpus
+def test_network_ports_have_full_pcie(machine: Machine) -> None:
+    """The PCIe link of every network adapter in use runs at full speed, and is fast enough for its port
+
+    An adapter whose link trained with fewer lanes or at a lower speed sends slower than its port, and nothing but the
+    transfers between machines tells of it. Reseat it and clean its contacts; a slot that has less than the port needs
+    is the wrong one.
+    """
+    ports = machine.host["network_ports"] or ()
+    if not any(port.get("pcie", {}).get("lanes") for port in ports if "ACTIVE" in port["state"]):
+        not_applicable("no active network port of this system tells its PCIe link")
+    expect_none(ports_behind_slow_pcie(ports))
 
 
 @pytest.mark.spmd

@@ -18,7 +18,9 @@ from pytest_gpufleet import (
     corrected_rows,
     expect_none,
     link_errors,
+    not_applicable,
     pcie_errors,
+    port_errors,
     require_any,
 )
 
@@ -80,6 +82,21 @@ def test_memory_errors_stayed_rare(machine: Machine, machine_now: Now) -> None:
     """
     expect_clean(machine, machine_now, "ecc_corrected", corrected_errors)
     expect_clean(machine, machine_now, "remapped_rows", corrected_rows)
+
+
+@pytest.mark.at_the_end
+@pytest.mark.needs(gpus=True)
+def test_network_ports_stayed_clean(machine: Machine, host_now: Callable[[str], Any]) -> None:
+    """No network port in use went down or counted more errors than a healthy one while this run lasted
+
+    A link that goes down or has errors although it is hardly used fails under load. Look at cable, transceiver and
+    switch port of the one that is named: `ibstat`, `perfquery`, `mlxlink`.
+    """
+    before = machine.host["network_ports"] or ()
+    in_use = [port for port in before if "ACTIVE" in port["state"]]
+    if not any(port.get("errors") for port in in_use):
+        not_applicable("no active network port of this system counts errors")
+    expect_none(port_errors(before, host_now("network_ports") or (), machine.seconds_ago))
 
 
 def expect_clean(machine: Machine, machine_now: Now, counter: str, rule: Rule) -> None:

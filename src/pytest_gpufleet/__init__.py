@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.link_rules import link_errors as link_errors
     from pytest_gpufleet.verdict.link_rules import pcie_errors as pcie_errors
     from pytest_gpufleet.verdict.link_rules import pcie_lanes as pcie_lanes
+    from pytest_gpufleet.verdict.port_rules import port_errors as port_errors
+    from pytest_gpufleet.verdict.port_rules import ports_behind_slow_pcie as ports_behind_slow_pcie
     from pytest_gpufleet.verdict.profiles.profile import Profile as Profile
     from pytest_gpufleet.world.rank import Rank as Rank
     from pytest_gpufleet.world.rank_failure import RankFailure as RankFailure
@@ -81,6 +83,7 @@ _NAMES = {
     "verdict.health_rules": ("corrected_errors", "corrected_rows", "held_clocks", "recorded_errors"),
     "verdict.judgement": ("LimitMissed",),
     "verdict.link_rules": ("fabric_ills", "link_errors", "pcie_errors", "pcie_lanes"),
+    "verdict.port_rules": ("port_errors", "ports_behind_slow_pcie"),
     "verdict.profiles.profile": ("Profile",),
     "world.rank": ("Rank",),
     "world.rank_failure": ("RankFailure", "RankReport"),

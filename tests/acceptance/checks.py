@@ -63,6 +63,7 @@ def outcomes(here: Recorded, asked: int = 4, **more: Any) -> dict[str, Outcome]:
         "machine": here.machine,
         "gpu_topology": here.topology,
         "gpu_profile": profile.choose(None, (gpu.name for gpu in here.topology.gpus)),
+        "host_now": here.machine.host.__getitem__,
         "pytestconfig": SimpleNamespace(getoption={"gpus": asked}.get),
         **more,
     }

@@ -42,6 +42,16 @@ ports = host['network_ports'] = [port(i) for i in range(4)] + [port(4, **managem
 ports += [port(i, **unplugged) for i in (5, 6)]
 """
 
+PORTS_WITH_PCIE = """
+def pcie(**link):
+    able = dict(lanes_able=16, lanes_of_port=16, speed_able=32.0, speed_of_port=32.0)
+    return dict(lanes=16, speed=32.0) | able | link
+def port(i, **more):
+    usual = dict(state='4: ACTIVE', rate='400 Gb/sec', link_layer='InfiniBand', adapter='MT4129', function='0')
+    return dict(port=f'mlx5_{i}/1', pcie=pcie(), errors=dict(link_downed=1, symbol_error=15)) | usual | more
+ports = host['network_ports'] = [port(i) for i in range(4)]
+"""
+
 NOBODY: set[str] = set()
 NODE, GPU_2, ALL = {"node"}, {"gpu2"}, {"gpu0", "gpu1", "gpu2", "gpu3"}
 # By name: the change, the check that fails, the code of its faults, the places that they name, a word of what they say.
@@ -214,6 +224,27 @@ FAULTS = {
         "gpu_lost",
         NOBODY,
     ),
+    "an adapter whose link has lost lanes": (
+        PORTS_WITH_PCIE + "ports[1]['pcie'] = pcie(lanes=8)",
+        "test_network_ports_have_full_pcie",
+        "network_port_pcie",
+        NODE,
+        "mlx5_1/1",
+    ),
+    "an adapter whose link is slow": (
+        PORTS_WITH_PCIE + "ports[1]['pcie'] = pcie(speed=16.0)",
+        "test_network_ports_have_full_pcie",
+        "network_port_pcie",
+        NODE,
+        "16 GT/s",
+    ),
+    "an adapter in a slot that is too narrow for its port": (
+        PORTS_WITH_PCIE + "ports[1]['pcie'] = pcie(lanes=8, lanes_of_port=8)",
+        "test_network_ports_have_full_pcie",
+        "network_port_pcie",
+        NODE,
+        "too little for its 400 Gbit/s",
+    ),
     "fatal SXid before": (
         "machine.log = 'nvidia-nvswitch1: SXid (PCI:0000:86:00.0): 20034, Fatal, Link 30 LTSSM Fault Up'",
         "test_no_grave_xid_in_the_kernel_log",
@@ -349,6 +380,20 @@ HEALTHY = {
     "ports without a cable": (
         PORTS + "for one in ports: one['state'] = '1: DOWN'",
         {"test_network_ports_are_active": "not applicable"},
+    ),
+    "ports with full PCIe": (PORTS_WITH_PCIE, {"test_network_ports_have_full_pcie": "passed"}),
+    "a port that needs no more than a slot of eight lanes": (
+        PORTS_WITH_PCIE + "ports[0].update(rate='200 Gb/sec', pcie=pcie(lanes=8, lanes_of_port=8))\n"
+        "for one in ports: one['rate'] = '200 Gb/sec'",
+        {"test_network_ports_have_full_pcie": "passed"},
+    ),
+    "adapters in slots of an older generation": (
+        PORTS_WITH_PCIE + "for one in ports: one.update(rate='200 Gb/sec', pcie=pcie(speed=16, speed_of_port=16))",
+        {"test_network_ports_have_full_pcie": "passed"},
+    ),
+    "virtual adapters": (
+        PORTS_WITH_PCIE + "for one in ports: one['pcie'] = dict.fromkeys(one['pcie'], 0)",
+        {"test_network_ports_have_full_pcie": "not applicable"},
     ),
     "a driver that chooses the clock": (
         "host['cpu_governor'], host['cpu_energy_preference'] = 'powersave', 'balance_performance'",
@@ -539,6 +584,31 @@ def test_nvlinks_that_stayed_clean(more):
     """Also with a CRC error in the data of each, which it corrected."""
     change = f"{ERRORS}['crc_data'] = [count + {more} for count in {ERRORS}['crc_data']]"
     assert after(change)["test_nvlinks_stayed_clean"].what == "passed"
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "words"),
+    [
+        ("", "passed", ""),
+        ("ports[1]['errors']['symbol_error'] += 10", "passed", ""),
+        ("ports[1]['errors']['symbol_error'] += 11", "failed", "mlx5_1/1: symbol_error grew by 11"),
+        ("ports[1]['errors']['link_downed'] += 1", "failed", "mlx5_1/1: link_downed grew by 1"),
+        ("ports[1]['errors']['symbol_error'] = None", "failed", "symbol_error cannot be read"),
+        ("del ports[1]", "failed", "mlx5_1/1: it is gone"),
+        ("for one in ports: one['errors'] = {}", "failed", "cannot be read"),
+    ],
+)
+def test_network_ports_of_the_whole_run(change, what, words):
+    here, now = recorded(PORTS_WITH_PCIE), recorded(PORTS_WITH_PCIE + change)
+    outcome = outcomes(here, host_now=now.machine.host.__getitem__)["test_network_ports_stayed_clean"]
+    assert outcome.what == what
+    assert {fault.code for fault in outcome.faults} == ({"network_port_errors"} if words else set())
+    assert words in outcome.message
+
+
+@pytest.mark.parametrize("change", ["", PORTS, PORTS_WITH_PCIE + "for one in ports: one['errors'] = {}"])
+def test_ports_that_count_no_errors(change):
+    assert outcomes(recorded(change))["test_network_ports_stayed_clean"].what == "not applicable"
 
 
 RARE = "test_memory_errors_stayed_rare"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.hardware.environment import relevant
 
 CAP_IPC_LOCK = 14  # linux/capability.h
@@ -54,22 +55,6 @@ def _comm(process: Path) -> str:
         return ""
 
 
-def _network_ports() -> list[dict[str, str | None]]:
-    """InfiniBand and RoCE ports: state and rate, and of what kind they are. `function`: of the PCI device, by which the
-    ports of one adapter differ."""
-    return [
-        {
-            "port": f"{port.parts[-3]}/{port.name}",
-            "state": _text(port / "state"),
-            "rate": _text(port / "rate"),
-            "link_layer": _text_or_none(port / "link_layer"),
-            "adapter": _text_or_none(port.parents[1] / "hca_type"),
-            "function": (port.parents[1] / "device").resolve().name.rpartition(".")[2],
-        }
-        for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
-    ]
-
-
 def _memory_limit() -> int | str:
     limit = _text("/sys/fs/cgroup/memory.max")
     return "unlimited" if limit == "max" else int(limit)
@@ -109,7 +94,7 @@ FACTS: dict[str, Callable[[], Any]] = {
     "open_files_limit": lambda: _limit(resource.RLIMIT_NOFILE),
     "open_files_hard_limit": lambda: _limit(resource.RLIMIT_NOFILE, hard=True),
     "fabric_manager": _fabric_manager,
-    "network_ports": _network_ports,
+    "network_ports": network_ports.read,
     "environment": relevant,
 }
 

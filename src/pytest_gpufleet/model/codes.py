@@ -97,6 +97,8 @@ _ALL = (
          "switch or a cable is bad"),
     Code(132, "fabric_split", "setting", "CONFIG", "the NVSwitch fabric has divided the GPUs of this machine",
          "Look at the partitions of the fabric manager"),
+    Code(133, "network_port_pcie", "network", "TRIAGE", "the PCIe link of a network adapter is slow",
+         "Reseat the adapter and clean its contacts, or move it to a slot with all its lanes"),
     # ---------------------------------------------------------------- 2xx health
     Code(201, "ecc_uncorrected", "error", "ISOLATE", "uncorrectable memory errors", "Replace the GPU"),
     Code(202, "row_remapping_pending", "error", "RESET", "row remapping is pending", "Reset the GPU"),
@@ -149,6 +151,8 @@ _ALL = (
          "Replace the GPU: the next row that fails there cannot be remapped"),
     Code(228, "many_corrected_errors", "error", "TRIAGE", "memory of this GPU has many errors, all corrected",
          "Reset the GPU and run again; replace it if they come back: errors that nobody can correct follow"),
+    Code(229, "network_port_errors", "network", "TRIAGE", "a network port has errors",
+         "Look at its cable, transceiver and switch port: `ibstat`, `perfquery`, `mlxlink`"),
     # ---------------------------------------------------------------- 3xx wrong data
     Code(301, "product_wrong", "data", "ISOLATE", "this GPU computes wrongly",
          "Replace the GPU; if all GPUs do it, look at the driver and the CUDA libraries first"),

@@ -79,6 +79,12 @@ def machine_now(pytestconfig: pytest.Config) -> Callable[[str], list[Any]]:
 
 
 @pytest.fixture(scope="session")
+def host_now(pytestconfig: pytest.Config) -> Callable[[str], Any]:
+    """host_now(fact): a fact of the host as it is at this moment."""
+    return pytestconfig.stash[RUN].ground.host_now
+
+
+@pytest.fixture(scope="session")
 def gpu_profile(pytestconfig: pytest.Config) -> Profile | None:
     """The profile with facts and limits for the run's GPU model; None if there is none."""
     return pytestconfig.stash[RUN].profile

@@ -53,6 +53,10 @@ class Ground:
         check_name(fact)
         return [gpu[fact] for gpu in self.node.facts((fact,))]
 
+    def host_now(self, fact: str) -> Any:
+        """A fact of the host at this moment; None where the system does not tell."""
+        return self.node.host()[fact]
+
     def headline(self, level: str) -> str:
         """One line on what a run of this level stands on."""
         if self.rehearsal_ranks:

@@ -1,0 +1,68 @@
+"""What counts as healthy of network ports: their PCIe links, and the errors that they count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import THIS_NODE
+
+Port = Mapping[str, Any]
+
+# How many errors of a port a day are still healthy: the thresholds of ibcheckerrs (infiniband-diags), which are for all
+# since the counters were cleared. A link that goes down while a run lasts is one too many.
+ERRORS_A_DAY = {
+    "link_downed": 0, "link_error_recovery": 10, "symbol_error": 10, "port_rcv_errors": 10,
+    "local_link_integrity_errors": 10, "excessive_buffer_overrun_errors": 10,
+}  # fmt: skip
+# Of the bits on a PCIe link those that are payload, from generation 3 on.
+PAYLOAD = 128 / 130
+
+
+def active(ports: Iterable[Port]) -> list[Port]:
+    return [port for port in ports if "ACTIVE" in (port["state"] or "")]
+
+
+def ports_behind_slow_pcie(ports: Iterable[Port]) -> list[Fault]:
+    """Active ports whose PCIe link runs with less than adapter and slot can, or with less than the port itself."""
+    return [_fault("network_port_pcie", port, what) for port in active(ports) for what in _slow(port)]
+
+
+def _slow(port: Port) -> list[str]:
+    link = port.get("pcie") or {}
+    lanes, speed = link.get("lanes", 0), link.get("speed", 0)
+    if not lanes or not speed:
+        return []
+    can = min(filter(None, (link["lanes_able"], link["lanes_of_port"])), default=lanes)
+    fast = min(filter(None, (link["speed_able"], link["speed_of_port"])), default=speed)
+    told = f"its PCIe link runs at {speed:g} GT/s on {lanes:g} lanes"
+    if lanes < can or speed < fast:
+        return [f"{told}, adapter and slot can {fast:g} GT/s on {can:g}"]
+    rate = float((port["rate"] or "0").split()[0])
+    return [f"{told}, too little for its {rate:g} Gbit/s"] if lanes * speed * PAYLOAD < rate else []
+
+
+def port_errors(before: Iterable[Port], now: Iterable[Port], seconds: float) -> list[Fault]:
+    """Ports that were active and have counted more errors than healthy ones, between two readings so many seconds
+    apart; also those that are gone, and counters that cannot be read."""
+    later = {port["port"]: port for port in now}
+    days = max(1.0, seconds / 86_400)
+    faults = []
+    for port in active(before):
+        if port["port"] not in later:
+            faults.append(_fault("network_port_errors", port, "it is gone"))
+            continue
+        counts = later[port["port"]].get("errors") or {}
+        for name, then in (port.get("errors") or {}).items():
+            count, allowed = counts.get(name), ERRORS_A_DAY.get(name, 0) * days
+            if count is None:
+                faults.append(_fault("network_port_errors", port, f"{name} cannot be read"))
+            elif then is not None and count - then > allowed:
+                told = f"{name} grew by {count - then} in {seconds:.0f} s, a healthy port has at most {allowed:.0f}"
+                faults.append(_fault("network_port_errors", port, told))
+    return faults
+
+
+def _fault(code: str, port: Port, what: str) -> Fault:
+    return Fault(code, (THIS_NODE,), f"{port['port']}: {what}")

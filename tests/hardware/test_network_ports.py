@@ -1,0 +1,65 @@
+"""Network ports as /sys describes them, in a folder in its place."""
+
+import os
+
+import pytest
+
+from pytest_gpufleet.hardware import network_ports
+
+COUNTERS = {
+    "link_downed": "1\n", "link_error_recovery": "0\n", "symbol_error": "17\n", "port_rcv_errors": "14\n",
+    "local_link_integrity_errors": "0\n", "excessive_buffer_overrun_errors": "15\n", "port_xmit_discards": "99\n",
+}  # fmt: skip
+
+
+@pytest.fixture
+def adapter(tmp_path, monkeypatch):
+    """A ConnectX-7 in a slot of eight lanes, with one port."""
+    slot = tmp_path / "0000:15:01.0"
+    device, port = slot / "0000:1b:00.0", tmp_path / "infiniband" / "mlx5_0" / "ports" / "1"
+    device.mkdir(parents=True)
+    (port / "counters").mkdir(parents=True)
+    (tmp_path / "infiniband" / "mlx5_0" / "device").symlink_to(device)
+    files = {
+        port: {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"},
+        port / "counters": COUNTERS,
+        port.parents[1]: {"hca_type": "MT4129"},
+        device: {"current_link_width": "8", "max_link_width": "16"},
+        slot: {"max_link_width": "8", "max_link_speed": "32.0 GT/s PCIe"},
+    }
+    files[device] |= {"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe"}
+    for folder, contents in files.items():
+        for name, text in contents.items():
+            (folder / name).write_text(text)
+    monkeypatch.setattr(network_ports, "ADAPTERS", tmp_path / "infiniband")
+    return port
+
+
+def test_what_is_read_of_a_port(adapter):
+    (port,) = network_ports.read()
+    assert (port["port"], port["adapter"], port["function"]) == ("mlx5_0/1", "MT4129", "0")
+    assert port["pcie"] == {
+        "lanes": 8, "lanes_able": 16, "lanes_of_port": 8, "speed": 32, "speed_able": 32, "speed_of_port": 32,
+    }  # fmt: skip
+    assert port["errors"] == {name: int(text) for name, text in COUNTERS.items() if name != "port_xmit_discards"}
+
+
+def test_a_virtual_adapter_tells_neither_link_nor_errors(adapter):
+    device = (adapter.parents[1] / "device").resolve()
+    (device / "current_link_width").write_text("255")
+    (device / "current_link_speed").write_text("Unknown")
+    for counter in (adapter / "counters").iterdir():
+        counter.unlink()
+    (port,) = network_ports.read()
+    assert (port["pcie"]["lanes"], port["pcie"]["speed"], port["errors"]) == (0, 0, {})
+
+
+def test_a_counter_that_cannot_be_read_is_no_zero(adapter):
+    """None where reading fails, left out where the adapter does not count."""
+    (adapter / "counters" / "symbol_error").write_text("nonsense")
+    (adapter / "counters" / "link_downed").unlink()
+    os.mkdir(adapter / "counters" / "link_downed")
+    (port,) = network_ports.read()
+    assert port["errors"]["symbol_error"] is None
+    assert port["errors"]["link_downed"] is None
+    assert port["errors"]["port_rcv_errors"] == 14
