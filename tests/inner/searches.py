@@ -38,10 +38,13 @@ def topology_file():
 def plant(rank, late=None, links=None, link=None, end=None, file=False):
     me, all_reduce, batch_isend_irecv = rank.index, dist.all_reduce, dist.batch_isend_irecv
 
-    def slow_all_reduce(*args, **kwargs):
+    def slow_all_reduce(tensor, *args, **kwargs):
         time.sleep(LONG if me == late or (file and topology_file()) else USUAL)
-        work = all_reduce(*args, **kwargs)
-        return work and Slow(work, LONG if me == end else USUAL)
+        work = all_reduce(tensor, *args, **kwargs)
+        after = LONG if me == end else USUAL
+        if work is None and tensor.numel() > 1000:  # not those that only line ranks up
+            time.sleep(after)
+        return work and Slow(work, after)
 
     def slow_batch(ops):
         time.sleep(LONG if me == links or {me, ops[0].peer} == link else USUAL)

@@ -39,6 +39,8 @@ EACH_ALONE = "sum of each alone"
 # Of metrics that were measured in another way before: matrix products of one shape, over one window; what a burn-in
 # retains of the rate of warm GPUs.
 ONE_WINDOW, WARMED_THROUGH = "one window", "warmed through"
+# How collectives of a few bytes were launched.
+LAUNCHES: dict[Condition, str] = {"graph": "in a CUDA graph", "eager": "launched one by one"}
 
 # In the order in which a reader wants to hear them.
 CONDITIONS: dict[str, ConditionType] = {
@@ -46,8 +48,8 @@ CONDITIONS: dict[str, ConditionType] = {
     "operation": ConditionType(("copy", "triad"), leads=True),
     "model": ConditionType(("resnet50", "resnet101", "resnet152")),
     "method": ConditionType(
-        ("ddp", "fsdp", "dp", EACH_ALONE, ONE_WINDOW, WARMED_THROUGH),
-        words={**METHODS, EACH_ALONE: f"of the {EACH_ALONE}"},
+        ("ddp", "fsdp", "dp", EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, "graph", "eager"),
+        words={**METHODS, **LAUNCHES, EACH_ALONE: f"of the {EACH_ALONE}"},
         leads=True,
     ),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),

@@ -1,5 +1,9 @@
 """How fast collectives are.
 
+Small ones come from CUDA graphs where the GPUs can do that: launched one by one, two H200 showed 24 to 85 us for what
+takes them 9 to 22, so the figure was the host's. From 4 MiB on both ways agree, or launches are the faster way. The
+condition `method` tells which way a small one was launched; the two are never compared.
+
 Bus bandwidth as nccl-tests defines it (doc/PERFORMANCE.md there): algbw = S / t, busbw = algbw x factor, GB = 1e9
 bytes. S is the size of the larger of a rank's two buffers, so where a rank has a part for each rank (all_gather,
 reduce_scatter, all_to_all, gather, scatter) the bytes of all ranks together.
@@ -18,27 +22,30 @@ import torch.distributed as dist
 
 from pytest_gpufleet.hardware.environment import steering
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import Condition
+from pytest_gpufleet.model.metric import Condition, MiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.size import Size
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES, Collective
 from pytest_gpufleet.probes.timing.all_ranks import Timing, timing
+from pytest_gpufleet.probes.timing.replays import replayed
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
 SAMPLES = 3
 LATENCY_SAMPLES = 5
+SMALL = 1 * MiB  # S up to which collectives come from CUDA graphs
 FILLED = 0.8  # of the memory of a GPU, by buffers
 
 
 def bus_bandwidth(
     rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32, in_place: bool | None = None
 ) -> Reading:
-    """Bus bandwidth in GB/s of one collective with S = `nbytes`, by the method of nccl-tests: launches in a row, one
-    synchronisation, random data, sum, root 0. The median of three samples; the slowest rank counts.
+    """Bus bandwidth in GB/s of one collective with S = `nbytes`, by the method of nccl-tests: operations in a row
+    without a gap, random data, sum, root 0; up to 1 MiB from a CUDA graph. The median of three samples; the slowest
+    rank counts.
 
-    torch has all_reduce, broadcast and reduce in place only; the others are measured out of place, or `in_place` where
-    the table says "also". nccl-tests has a column for each.
+    `in_place`: where the table has it in place and out of place; left out, gather and scatter are measured in place,
+    the others out of place. nccl-tests has a column for each.
     """
     took, moved, conditions = _timed(rank, name, nbytes, dtype, in_place, SAMPLES)
     rates = tuple(moved / seconds * COLLECTIVES[name].factor(rank.size) / 1e9 for seconds in took.seconds)
@@ -46,8 +53,9 @@ def bus_bandwidth(
 
 
 def collective_latency(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32) -> Reading:
-    """Time in us from one launch of a collective to the next, as `bus_bandwidth` measures it, for small S = `nbytes`
-    (at least one element for each part). The median of five samples; the slowest rank counts."""
+    """Time in us of one collective of many in a row, as `bus_bandwidth` measures it, for small S = `nbytes` (at least
+    one element for each part): what the GPUs and their links need. The median of five samples; the slowest rank
+    counts."""
     took, _, conditions = _timed(rank, name, nbytes, dtype, None, LATENCY_SAMPLES)
     times = tuple(seconds * 1e6 for seconds in took.seconds)
     return Reading("collective_latency", median(times), conditions, times, WORLD, _launches(took))
@@ -93,7 +101,7 @@ def _timed(
     """The time of one collective, the bytes of S, and the conditions."""
     collective, n = COLLECTIVES[name], rank.size
     if in_place is None:
-        in_place = collective.in_place == "always"
+        in_place = collective.timed_in_place
     count = nbytes // dtype.itemsize
     if collective.in_parts:
         # As nccl-tests: each part a multiple of 16 bytes, or the figure would depend on how the parts are aligned.
@@ -101,7 +109,7 @@ def _timed(
         count = count // block * block or count
     total = collective.total(count, n)
     with rank.phase(f"{name} {nbytes:,} bytes"):
-        took = _timing(rank, collective, total, dtype, in_place, samples)
+        took, method = _timing(rank, collective, total, dtype, in_place, samples)
     if rank.device.type == "cuda":
         torch.cuda.empty_cache()  # the next check may need all memory
     conditions: dict[str, Condition] = {
@@ -112,16 +120,25 @@ def _timed(
         "in_place": in_place,
         "nvls": nvls(rank.device),
     }
+    if method:
+        conditions["method"] = method
     return took, total * dtype.itemsize, conditions
 
 
-def _timing(rank: Rank, collective: Collective, total: int, dtype: torch.dtype, in_place: bool, samples: int) -> Timing:
+def _timing(
+    rank: Rank, collective: Collective, total: int, dtype: torch.dtype, in_place: bool, samples: int
+) -> tuple[Timing, str]:
+    """The time of one collective, and of a small one how it was launched."""
     input, output = collective.buffers(
-        total, rank.size, rank.index, in_place, lambda count: torch.empty(count, dtype=dtype, device=rank.device)
+        total, rank.size, rank.index, in_place, lambda count: torch.zeros(count, dtype=dtype, device=rank.device)
     )
-    return timing(
-        rank,
-        lambda: collective.launch(rank.group, output, input, 0, dist.ReduceOp.SUM),
-        samples,
-        before=input.uniform_,  # anew each time: sums in place grow out of all bounds
-    )
+
+    def launch() -> None:
+        collective.run(rank.group, output, input, 0, dist.ReduceOp.SUM)
+
+    small = total * dtype.itemsize <= SMALL
+    if small and (took := replayed(rank, launch, samples)):
+        return took, "graph"
+    # Random data anew each time: sums in place grow out of all bounds.
+    took = timing(rank, launch, samples, before=input.uniform_)
+    return took, "eager" if small else ""

@@ -25,11 +25,10 @@ def pair_seconds(rank: Rank, topology: GpuTopology, nbytes: int) -> dict[Pair, f
     pairs share no way, others do so meanwhile. The best of some samples: a bad link is never fast."""
     sent, received = (torch.zeros(nbytes, dtype=torch.uint8, device=rank.device) for _ in range(2))
 
-    def swap(partner: int) -> list[dist.Work]:
+    def swap(partner: int) -> None:
         peer = dist.get_global_rank(rank.group, partner)
         there, back = dist.P2POp(dist.isend, sent, peer, rank.group), dist.P2POp(dist.irecv, received, peer, rank.group)
-        works: list[dist.Work] = dist.batch_isend_irecv([there, back])
-        return works
+        wait([dist.batch_isend_irecv([there, back])])
 
     took = {}
     for pairs in turns(rank.size, topology):
@@ -53,17 +52,17 @@ def launch_seconds(rank: Rank, name: str, nbytes: int) -> tuple[float, float]:
         total, n, rank.index, collective.in_place == "always", lambda count: torch.zeros(count, device=rank.device)
     )
 
-    def launch() -> list[dist.Work]:
-        return collective.launch(rank.group, output, input, 0, dist.ReduceOp.SUM)
+    def run() -> None:
+        collective.run(rank.group, output, input, 0, dist.ReduceOp.SUM)
 
     launched, done = [], []
     with rank.phase(f"launches of {name} {nbytes:,} bytes"):
-        seconds(rank, launch, 1)  # connects the ranks
-        launches = agree(rank, max(3, min(LAUNCHES, int(LONGEST / seconds(rank, launch, 1)))))
+        seconds(rank, run, 1)  # connects the ranks
+        launches = agree(rank, max(3, min(LAUNCHES, int(LONGEST / seconds(rank, run, 1)))))
         for _ in range(launches):
             line_up(rank)
             began = time.perf_counter()
-            works = launch()
+            works = collective.launch(rank.group, output, input, 0, dist.ReduceOp.SUM)
             launched.append(time.perf_counter() - began)
             wait([works])
             if rank.device.type == "cuda":

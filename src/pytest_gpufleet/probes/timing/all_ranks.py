@@ -1,4 +1,4 @@
-"""How operations of all ranks are timed, as nccl-tests does: launches in a row, one synchronisation at the end."""
+"""How long operations of all ranks take, one after the other without a gap, as nccl-tests launches them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ import torch.distributed as dist
 
 from pytest_gpufleet.world.rank import Rank
 
-Launch = Callable[[], list[dist.Work]]
-
-# nccl-tests launches 20 times. Less often where it would take too long, since on a broken machine an operation can take
-# a hundred times as long. Figures of CPU ranks are not judged.
+# nccl-tests launches 20 times. Less often what takes long: on a broken machine an operation can take a hundred times as
+# long, and of large messages a few tell as much. Figures of CPU ranks are not judged.
 ITERATIONS = {"cuda": 20, "cpu": 2}
 MIN_ITERATIONS = 2
-MAX_SECONDS = 2.0
-# Short operations are launched 20 times in several runs, and the median run is the sample. Ten times a second torch's
-# watchdog looks at all operations launched since, and holds up the launches of its rank meanwhile, and so all ranks:
-# of many short runs that hits a few, of one long run it would be a part.
-MIN_SECONDS = {"cuda": 0.02, "cpu": 0.001}  # of a sample
-MAX_RUNS = 50
+RUN_SECONDS = 0.15
+# A sample is the median of several runs. A launch is held up now and then for one to five milliseconds: ten times a
+# second NCCL's watchdog in torch looks at all that its rank has launched, and the ranks of a machine wait for the one
+# that it holds up. On eight H200 every second or third sample of one or two runs of 20 ms was up to 14 % off.
+MIN_RUNS = {"cuda": 3, "cpu": 1}
+MAX_RUNS = 51
+MIN_SECONDS = {"cuda": 0.05, "cpu": 0.001}  # of a sample
+# So operations go ahead of those that are timed, and the GPUs have work for this long while the host is held up.
+AHEAD_SECONDS = 0.005
+MAX_AHEAD = 50
 WARM_UP = {"cuda": 5, "cpu": 1}
 WARM_UP_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds from one launch to the next: one figure a sample, the median of `runs` of `iterations` launches."""
+    """Seconds that one operation takes: one figure a sample, the median of `runs` of `iterations` operations."""
 
     seconds: tuple[float, ...]
     iterations: int
@@ -41,45 +43,51 @@ class Timing:
 
 def timing(
     rank: Rank,
-    launch: Launch,
+    launch: Callable[[], object],
     samples: int,
     before: Callable[[], object] = lambda: None,
-    longest: float = MAX_SECONDS,
+    longest: float = RUN_SECONDS,
 ) -> Timing:
     """Time an operation of all ranks. Every rank calls it.
 
-    `launch` starts the operation and gives what to wait for; `before` is called ahead of each run, outside its time;
-    `longest` is about how many seconds a sample may take, unless two operations take longer.
+    `launch` starts the operation on the current stream (a CPU rank waits for it); `before` is called ahead of each run,
+    outside its time; `longest` is about how many seconds a run may take, unless two operations take longer.
     """
-
     device = rank.device.type
+    ahead = 0
 
     def run(iterations: int) -> float:
         before()
-        return seconds(rank, launch, iterations)
+        return seconds(rank, launch, iterations, ahead)
 
     run(1)  # connects the ranks and loads the kernels
     warm_up = agree(rank, min(WARM_UP[device], max(1, int(WARM_UP_SECONDS / run(1)))))
     trial = run(warm_up)
     iterations = agree(rank, max(MIN_ITERATIONS, min(ITERATIONS[device], int(longest / trial))))
-    runs = agree(rank, min(MAX_RUNS, math.ceil(MIN_SECONDS[device] / (iterations * trial))))
+    fill = math.ceil(MIN_SECONDS[device] / (iterations * trial))
+    runs = agree(rank, min(MAX_RUNS, max(MIN_RUNS[device], fill // 2 * 2 + 1)))  # odd: one of them is the median
+    ahead = agree(rank, min(MAX_AHEAD, math.ceil(AHEAD_SECONDS / trial)))
     return Timing(tuple(median(run(iterations) for _ in range(runs)) for _ in range(samples)), iterations, runs)
 
 
-def seconds(rank: Rank, launch: Launch, iterations: int) -> float:
-    """Seconds from one launch to the next, of `iterations` in a row without a gap, as this rank sees it."""
+def seconds(rank: Rank, launch: Callable[[], object], iterations: int, ahead: int = 0) -> float:
+    """Seconds that one operation takes, of `iterations` in a row behind `ahead` untimed ones, as this rank sees it: by
+    the clock of the GPU, on which nothing but operations counts, or of the host on CPU ranks."""
     line_up(rank)
-    began = time.perf_counter()
-    works = [launch() for _ in range(iterations)]
-    if rank.device.type == "cuda":
-        # Of all streams, so NCCL's too. To wait for each operation costs host time, and nccl-tests does not.
-        torch.cuda.synchronize()
-        took = time.perf_counter() - began
-        wait(works)  # lets go of the buffers
-    else:
-        wait(works)
-        took = time.perf_counter() - began
-    return took / iterations
+    if rank.device.type != "cuda":
+        began = time.perf_counter()
+        for _ in range(iterations):
+            launch()
+        return (time.perf_counter() - began) / iterations
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    for _ in range(ahead):
+        launch()
+    first.record()
+    for _ in range(iterations):
+        launch()
+    last.record()
+    torch.cuda.synchronize()
+    return float(first.elapsed_time(last)) / 1e3 / iterations
 
 
 def wait(works: Iterable[Iterable[dist.Work]]) -> None:

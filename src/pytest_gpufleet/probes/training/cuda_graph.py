@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pytest_gpufleet.model.endings import not_judged
+from pytest_gpufleet.probes.capture import captured
 from pytest_gpufleet.probes.training.lap import Step
 from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer
 
@@ -113,13 +114,13 @@ class _Graph:
 
     @cached_property
     def _replay(self) -> Callable[[], None]:
-        return _captured(self._work, self._pool)
+        return _warmed_up(self._work, self._pool)
 
     def __call__(self) -> None:
         self._replay()
 
 
-def _captured(do: Callable[[], None], pool: Any) -> Callable[[], None]:
+def _warmed_up(do: Callable[[], None], pool: Any) -> Callable[[], None]:
     """`do` as a CUDA graph, after some runs."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -127,11 +128,7 @@ def _captured(do: Callable[[], None], pool: Any) -> Callable[[], None]:
         for _ in range(WARM_UP):
             do()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    # thread_local: NCCL's watchdog, which asks for events in a thread of its own, must not break the capture.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        do()
-    return graph.replay
+    return captured(do, stream, pool).replay
 
 
 def _pad_stem(network: nn.Module) -> None:

@@ -7,7 +7,7 @@ curve was measured; else one figure a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,6 +24,8 @@ MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a pa
 Column = TypeVar("Column")
 # A row is named by these even if all rows of its table have them in common.
 LEADING = {name for name, condition in CONDITIONS.items() if condition.leads}
+# What changes along a curve of message sizes: small ones are launched in CUDA graphs, large ones one by one.
+ALONG_BYTES = ("bytes", "method")
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,12 @@ def for_information(finding: Finding) -> bool:
     return not finding.required and finding.state in ("for information", "not judged")
 
 
-def shared_and_own(findings: Sequence[Finding], without: str = "") -> tuple[str, list[str]]:
+def shared_and_own(findings: Sequence[Finding], without: Collection[str] = ()) -> tuple[str, list[str]]:
     """The conditions that all findings share, in words; and for each finding those that tell it apart."""
     if not findings:
         return "", []
     conditions = [finding.measurement.conditions for finding in findings]
-    keys = {key for each in conditions for key in each} - {without}
+    keys = {key for each in conditions for key in each} - {*without}
     shared = {key for key in keys - LEADING if len({each.get(key) for each in conditions}) == 1}
     if len(findings) == 1 or any(not (each.keys() & (keys - shared)) for each in conditions):
         shared = set()
@@ -126,7 +128,7 @@ def _by_gpu(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]:
 
 def _by_size(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]:
     """A column for each message size; every figure has a limit of its own, or none."""
-    shared, names = shared_and_own(findings, without="bytes")
+    shared, names = shared_and_own(findings, without=ALONG_BYTES)
     lines: dict[str, dict[float, Finding]] = {}
     for finding, name in zip(findings, names, strict=True):
         line, size = lines.setdefault(name, {}), _nbytes(finding)

@@ -44,7 +44,7 @@ class MethodComparison:
 
 
 def compares_methods(finding: Finding) -> bool:
-    """Whether a figure belongs to such a comparison, and not among the others."""
+    """Whether a figure belongs to such a comparison: the method of another says how it was measured."""
     return finding.measurement.conditions.get(METHOD) in METHODS
 
 

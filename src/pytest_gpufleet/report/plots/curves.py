@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from matplotlib.lines import Line2D
@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.figure_tables import for_information, shared_and_own
+from pytest_gpufleet.report.page.figure_tables import ALONG_BYTES, for_information, shared_and_own
 from pytest_gpufleet.report.plots import canvas
 
 # What may stand on the horizontal axis, and how many points are worth a curve.
@@ -19,6 +19,7 @@ SIZES: dict[str, tuple[int, str, Callable[[float], str]]] = {
     "bytes": (3, "message size", wording.size),
     "batch": (3, "batch of each GPU", wording.number),
 }
+ALONG: dict[str, Collection[str]] = {"bytes": ALONG_BYTES, "batch": ("batch",)}  # conditions that change along a curve
 PANEL = ("collective", "operation", "recipe")  # the first of these that a figure has gives it its panel
 COLUMNS = 3
 HEIGHT = 1.35
@@ -48,7 +49,7 @@ def _panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[str, dic
     """Panel -> line -> points by size; lines with fewer points are no curves."""
     if not findings:
         return {}
-    _, names = shared_and_own(findings, without=key)
+    _, names = shared_and_own(findings, without=ALONG[key])
     panels: dict[str, dict[str, dict[float, Point]]] = {}
     for finding, name in zip(findings, names, strict=True):
         conditions = finding.measurement.conditions
