@@ -21,6 +21,7 @@ from pytest_gpufleet.probes import (
     COLLECTIVES,
     collective_latency,
     fitting,
+    launch_time,
     sweep,
     who_is_slow,
 )
@@ -50,9 +51,10 @@ CURVE = {
 def test_latency(nccl_group: World, judge: Judge, gpu_topology: GpuTopology, fleet_level: str, collective: str) -> None:
     """How long a collective of a few bytes takes
 
-    The time from one launch to the next, as nccl-tests measures it; the first thing to suffer when the host is busy,
-    slow or saving power. Training with many small tensors waits for it. High on a healthy host: another process uses
-    the processors, or the ranks may use too few of them.
+    What the GPUs and the links between them need: many of them come from one CUDA graph, as with `nccl-tests -G`, so
+    the host has no part in it. Training with many small tensors waits for it. Several times what machines of this kind
+    need: traffic goes through the memory of the host and not over NVLink (`nvidia-smi topo -m`, NCCL_* variables left
+    in the environment), or the clocks of a GPU are low.
     """
     measurements = measure_all(nccl_group, sweep, collective_latency, collective, SMALL[fleet_level])
     judge(
@@ -60,6 +62,20 @@ def test_latency(nccl_group: World, judge: Judge, gpu_topology: GpuTopology, fle
         required=False,
         on_miss=lambda: who_is_slow(nccl_group, gpu_topology, collective, SMALL[fleet_level][0]),
     )
+
+
+@pytest.mark.figures("launch_time")
+def test_launch_time(nccl_group: World, judge: Judge) -> None:
+    """How long the host needs to launch a collective
+
+    Training launches thousands of small operations a second; where the host is slow, its GPU waits, and all other GPUs
+    wait for that one. Slow for one GPU: another program uses the processors of its rank, the rank is pinned to cores
+    far from its GPU or to too few of them (`taskset -p`, `numactl --show`, the cpuset of the container), or those cores
+    run at a low clock. Slower for all GPUs than on other machines of this kind: the governor saves power or the
+    processors sleep deeply (`cpupower frequency-info`, `cpupower idle-info`: choose the governor "performance", and
+    switch off deep C-states).
+    """
+    judge(measure(nccl_group, launch_time), required=False)
 
 
 @pytest.mark.figures("busbw")
@@ -88,11 +104,11 @@ def test_bus_bandwidth(
 ) -> None:
     """Bus bandwidth of a collective over all GPUs
 
-    Measured as nccl-tests does, so the figures can be compared: 20 operations or more in a row, median of three. If it
-    is too low, the suite looks for the GPU or the link that slows the others, and the first line says what it found.
-    Low for every collective: traffic does not go over NVLink (`nvidia-smi topo -m`, the fabric manager on machines with
-    an NVSwitch, NCCL_* variables left in the environment: the report lists them), or one GPU has lost links. Low for
-    large sizes only: a link runs at reduced speed. NCCL_DEBUG=INFO shows which way NCCL takes.
+    Measured as nccl-tests does, so the figures can be compared: operations in a row without a gap, median of three
+    samples. If it is too low, the suite looks for the GPU or the link that slows the others, and the first line says
+    what it found. Low for every collective: traffic does not go over NVLink (`nvidia-smi topo -m`, the fabric manager
+    on machines with an NVSwitch, NCCL_* variables left in the environment: the report lists them), or one GPU has lost
+    links. Low for large sizes only: a link runs at reduced speed. NCCL_DEBUG=INFO shows which way NCCL takes.
     """
     fit = fitting(nccl_group, collective, [size])
     if not fit:

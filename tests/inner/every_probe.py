@@ -2,6 +2,7 @@
 
 from pytest_gpufleet import MiB, bus_bandwidth, measure, measure_all, scaling_efficiency
 from pytest_gpufleet.probes.collectives import speed
+from pytest_gpufleet.probes.collectives.launching import launch_time
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.memory.bandwidth import memory_bandwidth
@@ -26,6 +27,7 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
     judge(
         measure(nccl_group, bus_bandwidth, "all_reduce", 1024),
         measure(nccl_group, speed.collective_latency, "all_reduce", 1024),
+        measure(nccl_group, launch_time),
         product := measure(world, rate.product_rate, "fp32"),
         rate.relative_rate([product]),
         *measure_all(world, memory_bandwidth),

@@ -25,7 +25,7 @@ LEAST, MOST = 0.75, 0.99  # of a healthy figure
 # Without these a limit would hold for something that it was not made for: an 8-byte message, a link of another kind.
 NEEDED = {
     "busbw": {"collective", "bytes", "dtype", "ranks"},
-    "collective_latency": {"collective", "ranks"},
+    "collective_latency": {"collective", "bytes", "ranks", "method"},
     "gemm": {"precision"},
     "host_bandwidth": {"direction", "at_once"},
     "pair_bandwidth": {"direction", "link"},
@@ -121,6 +121,7 @@ nvlink_gigabytes_per_second = 300
 peak_tflops_fp16 = 312
 """
 BUSBW = "collective = 'all_reduce', bytes = 8, dtype = 'float32', ranks = 8"
+LATENCY = f"{BUSBW}, method = 'graph'"
 
 
 @pytest.mark.parametrize(
@@ -142,8 +143,8 @@ BUSBW = "collective = 'all_reduce', bytes = 8, dtype = 'float32', ranks = 8"
         ("busbw", 301, BUSBW, "", "above the peak of 300"),
         ("busbw", 301, f"{BUSBW}, nvls = true", "", None),
         ("busbw", 100, "collective = 'all_reduce', ranks = 8", "", "for which bytes, dtype"),
-        ("collective_latency", 0.06, "collective = 'all_reduce', ranks = 8", "", None),
-        ("collective_latency", 60000, "collective = 'all_reduce', ranks = 8", "", "above 200"),  # ns instead of us
+        ("collective_latency", 0.06, LATENCY, "", None),
+        ("collective_latency", 60000, LATENCY, "", "above 200"),  # ns instead of us
         ("train_throughput", 6043, "model = 'resnet50', recipe = 'amp', ranks = 1", "", "above the peak of 6042"),
         ("train_throughput", 6043, "model = 'resnet50', recipe = 'amp', ranks = 8", "", None),
         ("train_throughput", 500, "model = 'resnet50', recipe = 'amp', ranks = 1", "", "under a tenth"),

@@ -30,6 +30,7 @@ _TRAINING = ("model", "recipe", "ranks", "batch", *EXTRAORDINARY)
 MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "busbw": _TRANSFER,
     "collective_latency": _TRANSFER,
+    "launch_time": ("collective", "bytes", "ranks", "method"),
     "gemm": ("precision", "at_once", "work", "method"),
     "gemm_relative": ("at_once", "method"),
     "memory_bandwidth": ("operation", "at_once", "method"),

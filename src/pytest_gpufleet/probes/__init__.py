@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.collectives.exactness import Delivery as Delivery
     from pytest_gpufleet.probes.collectives.exactness import exchange as exchange
     from pytest_gpufleet.probes.collectives.large_all_reduce import large_all_reduce as large_all_reduce
+    from pytest_gpufleet.probes.collectives.launching import launch_time as launch_time
     from pytest_gpufleet.probes.collectives.repeated import stays_exact as stays_exact
     from pytest_gpufleet.probes.collectives.repeated import two_at_once as two_at_once
     from pytest_gpufleet.probes.collectives.speed import collective_latency as collective_latency
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "collectives.exactness": ("KINDS", "Delivery", "exchange"),
     "collectives.large_all_reduce": ("large_all_reduce",),
+    "collectives.launching": ("launch_time",),
     "collectives.repeated": ("stays_exact", "two_at_once"),
     "collectives.speed": ("collective_latency", "fitting", "sweep"),
     "collectives.table": ("COLLECTIVES",),
