@@ -21,7 +21,7 @@ from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import of_version
 from pytest_gpufleet.model.tolerance import Tolerance
-from pytest_gpufleet.verdict.judgement import held, tolerances_of, unsteady
+from pytest_gpufleet.verdict.judgement import deciding, held, tolerances_of, unsteady
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.profiles.profile import Profile
 from pytest_gpufleet.verdict.profiles.profile_file import SENSES
@@ -152,6 +152,7 @@ def _limits(record: Record) -> Iterator[str]:
     if known and not rehearsal and given is None and used != profile.choose(None, names):
         yield f"its limits are those of {used.name if used else 'no profile'}, which is not the one for its GPUs"
     elif known and not rehearsal:
+        last = {finding.check: number for number, finding in enumerate(record.findings)}
         for finding in record.findings:
             measurement, fabric = finding.measurement, record.topology.fabric
             if measurement.metric == "spread" or not measurement.values:
@@ -162,6 +163,8 @@ def _limits(record: Record) -> Iterator[str]:
                 base = finding.limit if finding.limit and _fingerprint(finding.limit) in _shipped_limits() else None
                 fitting = (limit for limit in given.limits if profile.holds(limit, measurement, fabric))
                 decides = max(fitting, key=lambda limit: len(limit.conditions), default=base)
+            so_far = [each.measurement for each in record.findings[: last[finding.check] + 1]]
+            decides, _ = deciding(replace(finding, limit=decides), record.topology, so_far)
             if finding.limit != decides:
                 yield f"{_told(finding)} is not held against the limit of its profile: {decides or 'there is none'}"
             if finding.tolerances != _tolerances(finding, used, given):
@@ -191,7 +194,8 @@ def _shipped_limits() -> frozenset[str]:
 
 @cache
 def _shipped_tolerances() -> frozenset[str]:
-    return frozenset(_fingerprint(tolerance) for one in profile.shipped() for tolerance in one.tolerances)
+    every = [each for one in profile.shipped() for each in (one, one.base) if each]
+    return frozenset(_fingerprint(tolerance) for each in every for tolerance in each.tolerances)
 
 
 def _fingerprint(limit: Limit | Tolerance) -> str:

@@ -61,14 +61,22 @@ def judge(
         reason = "rehearsal: figures of CPU ranks are not judged"
         return Finding(check, measurement, "not judged", reason=reason, required=required)
     tolerances = tolerances_of(measurement, profile.tolerances_for(measurement) if profile else ())
-    no_limit = _no_limit(profile, topology)
-    if limit is None and required and measurement.values:
-        try:
-            limit = physical_limit(measurement, topology, measured)
-        except NoPeak as why:
-            no_limit = f"{no_limit}; nor do the facts of the hardware make one: {why}"
     finding = Finding(check, measurement, "not judged", limit, required=required, tolerances=tolerances)
-    return held(finding, topology, no_limit)
+    limit, why = deciding(finding, topology, measured)
+    no_limit = f"{_no_limit(profile, topology)}{why and f'; nor do the facts of the hardware make one: {why}'}"
+    return held(replace(finding, limit=limit), topology, no_limit)
+
+
+def deciding(finding: Finding, topology: GpuTopology, measured: Sequence[Measurement]) -> tuple[Limit | None, str]:
+    """The limit that decides where a finding has that of its profile: what the hardware can do goes before a weak one.
+    And why the hardware makes none, where it does not."""
+    limit, measurement = finding.limit, finding.measurement
+    if (limit and not limit.weak) or not finding.required or not measurement.values:
+        return limit, ""
+    try:
+        return physical_limit(measurement, topology, measured), ""
+    except NoPeak as why:
+        return limit, str(why)
 
 
 def tolerances_of(measurement: Measurement, of_profile: tuple[Tolerance, ...]) -> tuple[Tolerance, ...]:
