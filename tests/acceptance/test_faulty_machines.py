@@ -366,7 +366,26 @@ machine.links = [["X" if row == column else "SYS" for column in range(4)] for ro
 for gpu in gpus:
     gpu["nvlink_states"], gpu["nvlink_speeds"] = [0] * 12, [0.0] * 12
 """
+# A B200 as it might tell of itself: NVLink 5 with its counters, and errors in the kernel log that call for nothing.
+BLACKWELL = """
+machine.log = "\\n".join([
+    "NVRM: Xid (PCI:0000:00:08): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (0x00000013 0x00000001 0x0)",
+    "NVRM: Xid (PCI:0000:00:08): 144, SAW_MVB Nonfatal XC0 i0 Link 03 (0x00000001 0x00000004 0x0)",
+    "NVRM: Xid (PCI:0000:00:08): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 11 (0x00000006 0x00000002 0x0)",
+    "NVRM: Xid (PCI:0000:00:08): 146, TLW_RX_PIPE0 Nonfatal XC0 i0 Link 11 (0x0000000a 0x00000001 0x0)",
+    "NVRM: Xid (PCI:0000:00:08): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+])
+for gpu in gpus:
+    gpu.update(name="NVIDIA B200", compute_capability=[10, 0], memory_bytes=179 << 30, nvlink_speeds=[50.0] * 18)
+    gpu["nvlink_errors"] = {kind: [0] * 18 for kind in ("receive", "recovery", "effective", "symbol")}
+    gpu["nvlink_fec"] = [[10**9, 1000, 3] + [0] * 13] * 18
+    gpu["fabric_health"] = dict(mask=0x1AA, clique=0, cluster="0" * 32)
+"""
 HEALTHY = {
+    "Blackwell": (
+        BLACKWELL,
+        {"test_no_grave_xid_in_the_kernel_log": "passed", "test_nvlinks_are_up": "passed", ECC: "passed"},
+    ),
     "bridges between pairs": (
         BRIDGED,
         {"test_nvlinks_are_up": "passed", "test_every_pair_reaches_each_other": "passed"},
@@ -576,6 +595,25 @@ def after(change, minutes=1):
 def test_nvlinks_that_did_not_stay_clean(change, words):
     outcome = after(change)["test_nvlinks_stayed_clean"]
     assert (outcome.what, outcome.gpus) == ("failed", {2})
+    assert words in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("change", "gpus", "words"),
+    [
+        ("", set(), ""),
+        ("for gpu in gpus: gpu['nvlink_fec'] = [[10**10, 90000, 170, 2] + [0] * 12] * 18", set(), ""),
+        (f"{ERRORS}['symbol'][5] += 1", {2}, "NVLink 5 had 1 symbol errors"),
+        (f"{ERRORS}['effective'][0] += 3", {2}, "NVLink 0 had 3 effective errors"),
+        (f"{ERRORS}['recovery'][17] = None", {2}, "recovery errors of NVLink 17 were 0 and are None"),
+        (f"{ERRORS[:-2]}'] = Unavailable('NVML: Not Supported', False)", {2}, "cannot be read"),
+    ],
+)
+def test_nvlinks_of_blackwell_after_a_run(change, gpus, words):
+    outcome = outcomes(recorded(BLACKWELL), machine_now=later(recorded(BLACKWELL + change)))[
+        "test_nvlinks_stayed_clean"
+    ]
+    assert (outcome.what, outcome.gpus) == ("failed" if words else "passed", gpus)
     assert words in outcome.message
 
 

@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from pytest_gpufleet import expect
-from pytest_gpufleet.hardware import link_facts, local_node
+from pytest_gpufleet.hardware import fact_tables, link_facts, local_node
 from pytest_gpufleet.hardware import nvml as driver
 from pytest_gpufleet.hardware.link_facts import NVLINK_5_COUNTERS, NVLINK_COUNTERS
 from pytest_gpufleet.model.gpu import Gpu
@@ -88,6 +88,35 @@ def fields(values, **more):
 
     nvml = SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlDeviceGetFieldValues=told, **more)
     return driver.Nvml(nvml, [object()])
+
+
+FIELDS = {
+    **{f"NVLINK_COUNT_{name}": number for name, number in {
+        "MALFORMED_PACKET_ERRORS": NVLINK_5_COUNTERS["malformed_packets"],
+        "BUFFER_OVERRUN_ERRORS": NVLINK_5_COUNTERS["buffer_overruns"],
+        "RCV_ERRORS": NVLINK_5_COUNTERS["receive"],
+        "RCV_REMOTE_ERRORS": NVLINK_5_COUNTERS["remote_receive"],
+        "RCV_GENERAL_ERRORS": NVLINK_5_COUNTERS["general_receive"],
+        "LOCAL_LINK_INTEGRITY_ERRORS": NVLINK_5_COUNTERS["link_integrity"],
+        "LINK_RECOVERY_FAILED_EVENTS": NVLINK_5_COUNTERS["failed_recovery"],
+        "LINK_RECOVERY_EVENTS": NVLINK_5_COUNTERS["recovery"],
+        "EFFECTIVE_ERRORS": NVLINK_5_COUNTERS["effective"],
+        "SYMBOL_ERRORS": NVLINK_5_COUNTERS["symbol"],
+        "FEC_HISTORY_0": link_facts.FIELDS_NVLINK_FEC[0],
+        "FEC_HISTORY_15": link_facts.FIELDS_NVLINK_FEC[-1],
+    }.items()},
+    "CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN": fact_tables.FIELDS_SLOWDOWN["sw_thermal"],
+    "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN": fact_tables.FIELDS_SLOWDOWN["hw_thermal"],
+    "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN": fact_tables.FIELDS_SLOWDOWN["power_brake"],
+    "PERF_POLICY_THERMAL": fact_tables.FIELD_THERMAL_POLICY,
+    "NVLINK_GET_SPEED": link_facts.FIELD_NVLINK_SPEED,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields_are_those_of_nvml(name):
+    """As nvidia-ml-py has them from nvml.h; releases that do not know one are older than it."""
+    assert getattr(pynvml, f"NVML_FI_DEV_{name}", FIELDS[name]) == FIELDS[name]
 
 
 def test_counters_of_nvlink_5_by_kind_and_link():

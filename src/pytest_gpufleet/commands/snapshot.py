@@ -14,6 +14,7 @@ from pytest_gpufleet.hardware import local_node
 from pytest_gpufleet.hardware.node import take
 from pytest_gpufleet.model import codec
 
+NO_CLUSTER = "0" * 32
 SCHEMA = 3  # 1 had no topology, 2 the facts of GPUs beside it
 
 
@@ -39,6 +40,9 @@ def _anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
     for gpu in document["topology"]["gpus"]:
         serial, uuid = (str(gpu["facts"][fact]) for fact in ("serial", "uuid"))
         aliases |= {serial: f"{gpu['index']:013d}", uuid: f"GPU-00000000-0000-0000-0000-{gpu['index']:012d}"}
+        cluster = (gpu["facts"].get("fabric_health") or {}).get("cluster", NO_CLUSTER)
+        if cluster != NO_CLUSTER:  # as a single machine has it
+            aliases.setdefault(cluster, f"{len(aliases):032x}")
     # Wherever they stand: CUDA_VISIBLE_DEVICES can name UUIDs too.
     names = "|".join(map(re.escape, aliases))
     text = re.sub(rf"(?<!\w)({names})(?!\w)", lambda found: aliases[found[0]], json.dumps(document))

@@ -39,10 +39,6 @@ def _text(path: str | Path) -> str:
     return Path(path).read_text().strip()
 
 
-def _text_or_none(path: Path) -> str | None:
-    return _text(path) if path.exists() else None
-
-
 def _fabric_manager() -> bool:
     """Whether nvidia-fabricmanager runs; the kernel cuts names of processes to 15 characters."""
     return any(_comm(process).startswith("nv-fabricmanage") for process in Path("/proc").glob("[0-9]*"))
