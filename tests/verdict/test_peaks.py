@@ -87,3 +87,11 @@ def test_parts_of_gpus_and_what_nobody_has_looked_up_have_no_peak(facts: dict[st
 
 def test_a_gpu_that_is_passed_through_to_a_virtual_machine_is_whole() -> None:
     assert product_rate(H200.gpu(virtualization=1)) == product_rate(H200.gpu())
+
+
+def test_a_virtual_machine_that_does_not_see_the_slot_asks_for_what_the_link_runs_at() -> None:
+    """A GPU that could do PCIe 5 in a host that cannot is healthy."""
+    in_slow_host = H200.gpu(virtualization=1, pcie_generation=4, pcie_width=16)
+    assert host_link(in_slow_host).formula == "PCIe 4 x 16 lanes"
+    with pytest.raises(NoPeak, match="PCIe of generation 1"):  # which saves power
+        host_link(H200.gpu(virtualization=1, pcie_generation=1, pcie_width=16))

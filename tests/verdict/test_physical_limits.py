@@ -19,7 +19,20 @@ from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.peaks import NoPeak
-from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, physical_limit
+from pytest_gpufleet.verdict.physical_limits import (
+    COLLECTIVES,
+    HOST,
+    HOST_PCIE_3,
+    MEMORY,
+    PAIR,
+    POWER,
+    PRODUCTS,
+    TOGETHER,
+    physical_limit,
+)
+from pytest_gpufleet.verdict.physical_limits import (
+    TRAINING as TRAINED,
+)
 from pytest_gpufleet.verdict.profiles.profile import for_gpu, shipped
 from tests.boards import BOARDS, H200, Board
 
@@ -295,3 +308,13 @@ def test_every_collective_has_a_fraction() -> None:
     assert all(
         physical_limit(figure("busbw", **{**BANDWIDTH, "collective": name}), H200.machine(), ()) for name in COLLECTIVES
     )
+
+
+def test_the_documentation_has_every_part() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    _, _, section = text.partition("### Physical limits")
+    section, _, _ = section.partition("### Conditions")
+    parts = [MEMORY, HOST, HOST_PCIE_3, PAIR, PRODUCTS, POWER, TOGETHER, *COLLECTIVES.values()]
+    parts += [fraction for fraction, *_ in TRAINED.values()]
+    assert [part for part in parts if f"{part:.0%}".replace("%", " %") not in section] == []
+    assert [name for name in COLLECTIVES if f"`{name}`" not in section] == []

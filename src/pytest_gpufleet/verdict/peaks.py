@@ -13,9 +13,9 @@ from pytest_gpufleet.model.gpu import Gpu
 
 Capability = tuple[int, int]
 
-# nvml.h: nvmlBrandType_t GEFORCE and GEFORCE_RTX, nvmlGpuVirtualizationMode_t VGPU.
+# nvml.h: nvmlBrandType_t GEFORCE and GEFORCE_RTX, nvmlGpuVirtualizationMode_t PASSTHROUGH and VGPU.
 GEFORCE = (5, 15)
-VGPU = 2
+PASSTHROUGH, VGPU = 1, 2
 
 # GB/s of a lane after the encoding of the line, by PCIe generation: 8, 16 and 32 GT/s with 128b/130b; generation 6
 # sends 64 GT/s in flits of 256 bytes, of which 236 carry packets (PCI Express Base Specification).
@@ -34,49 +34,46 @@ class Architecture:
     """Dense 16-bit matrix products with sums in 32 bits: operations in a clock of an SM (`tensor`); `geforce`: the
     same on GeForce boards; `named`: on boards that have less, by the names that NVML gives. `cores`: of an SM.
 
-    `per_joule`: 10^12 operations a joule, measured on a healthy board of more watts, where there are boards whose power
-    limit alone decides how fast they are. A chip computes more with a joule at lower clocks, so that a board of
-    fewer watts reaches at least that.
+    `per_joule`: 10^12 operations a joule, measured on a healthy board. Of many boards the power limit alone decides how
+    fast they are; a chip computes more with a joule at lower clocks, so that a board of fewer watts reaches at least
+    that.
     """
 
     cores: int
     tensor: int
+    per_joule: float
     source: str
     geforce: int | None = None
     named: tuple[tuple[str, int], ...] = ()
-    per_joule: float | None = None
 
 
 # The sources are white papers and data sheets by NVIDIA; operations in a clock follow from their TFLOP/s, SMs and boost
-# clock.
+# clock. Watts and TFLOP/s of a healthy board: stas00/ml-engineering (A100, B200), mag-/gpu_benchmark (V100, RTX A6000,
+# L40S), forums.developer.nvidia.com/t/264462 (T4), the slowest of 13 in tests/recorded (H200, fp16).
 ARCHITECTURES: dict[Capability, Architecture] = {
     # 125 TFLOP/s, 80 SMs, 1,530 MHz.
-    (7, 0): Architecture(64, 1024, "V100 white paper"),
-    # T4 65 TFLOP/s, 40 SMs, 1,590 MHz; RTX 2080 Ti 56.9, 68 SMs, 1,635 MHz. A joule: a T4 at 70 W, 24 TFLOP/s
-    # (forums.developer.nvidia.com/t/264462).
-    (7, 5): Architecture(64, 1024, "Turing white paper", geforce=512, per_joule=24 / 70),
+    (7, 0): Architecture(64, 1024, 94 / 300, "V100 white paper"),
+    # T4 65 TFLOP/s, 40 SMs, 1,590 MHz; RTX 2080 Ti 56.9, 68 SMs, 1,635 MHz.
+    (7, 5): Architecture(64, 1024, 24 / 70, "Turing white paper", geforce=512),
     # 312 TFLOP/s, 108 SMs, 1,410 MHz.
-    (8, 0): Architecture(64, 2048, "A100 white paper"),
-    # A10 125 TFLOP/s, 72 SMs, 1,695 MHz; RTX 3090 71, 82 SMs, 1,695 MHz. A joule: an RTX A6000 at 300 W, 131 TFLOP/s
-    # (mag-/gpu_benchmark).
-    (8, 6): Architecture(128, 1024, "GA102 white paper", geforce=512, per_joule=131 / 300),
+    (8, 0): Architecture(64, 2048, 256 / 400, "A100 white paper"),
+    # A10 125 TFLOP/s, 72 SMs, 1,695 MHz; RTX 3090 71, 82 SMs, 1,695 MHz.
+    (8, 6): Architecture(128, 1024, 131 / 300, "GA102 white paper", geforce=512),
     # L40S 362 TFLOP/s, 142 SMs, 2,520 MHz; RTX 4090 165, 128 SMs, 2,520 MHz; L40 181, 142 SMs, 2,490 MHz; L20 119.5,
-    # 92 SMs, 2,520 MHz. A joule: an L40S at 350 W, 252 TFLOP/s (mag-/gpu_benchmark).
+    # 92 SMs, 2,520 MHz.
     (8, 9): Architecture(
-        128, 1024, "Ada white paper", geforce=512, named=(("NVIDIA L40", 512), ("NVIDIA L20", 512)),
-        per_joule=252 / 350,
+        128, 1024, 252 / 350, "Ada white paper", geforce=512, named=(("NVIDIA L40", 512), ("NVIDIA L20", 512))
     ),
-    # H100 SXM 989 TFLOP/s, 132 SMs, 1,830 MHz; H20 148, 78 SMs. A joule: the slowest of 13 H200 at 700 W, 649 TFLOP/s
-    # in fp16 (tests/recorded), for the boards of 350 and 400 W.
+    # H100 SXM 989 TFLOP/s, 132 SMs, 1,830 MHz; H20 148, 78 SMs.
     (9, 0): Architecture(
-        128, 4096, "H100 white paper", named=(("NVIDIA H20", 1040), ("NVIDIA H20-3e", 1040)), per_joule=649 / 700
+        128, 4096, 649 / 700, "H100 white paper", named=(("NVIDIA H20", 1040), ("NVIDIA H20-3e", 1040))
     ),
     # B200 2,250 TFLOP/s, 148 SMs, 1,850 MHz.
-    (10, 0): Architecture(128, 8192, "Blackwell data sheet"),
+    (10, 0): Architecture(128, 8192, 1745 / 1000, "Blackwell data sheet"),
     # RTX 5090 209.5 TFLOP/s, 170 SMs, 2,407 MHz; RTX PRO 6000 twice that in an SM. A joule: as Ada, of the same
     # process.
-    (12, 0): Architecture(128, 1024, "RTX Blackwell white paper", geforce=512, per_joule=252 / 350),
-}  # fmt: skip
+    (12, 0): Architecture(128, 1024, 252 / 350, "RTX Blackwell white paper", geforce=512),
+}
 
 
 class NoPeak(Exception):
@@ -101,12 +98,20 @@ def memory_bandwidth(gpu: Gpu) -> Peak:
     return Peak(clock * 1e6 * 2 * bits / 8 / 1e9, "GB/s", f"{clock:,} MHz x 2 x {bits:,} bits")
 
 
-def host_link(gpu: Gpu) -> Peak:
-    """Of its PCIe link, in one direction: of what GPU and slot can do."""
-    generation, width = _fact(gpu, "pcie_generation_max"), _fact(gpu, "pcie_width_max")
+def pcie(gpu: Gpu) -> tuple[int, int]:
+    """The generation and the lanes that GPU and slot can do. A virtual machine does not see the slot, so there it is
+    what the link runs at: less than it can if the GPU saves power."""
+    able = "" if gpu.get("virtualization") == PASSTHROUGH else "_max"
+    generation, lanes = _fact(gpu, f"pcie_generation{able}"), _fact(gpu, f"pcie_width{able}")
     if generation not in PCIE_LANE:
         raise NoPeak(f"nobody has looked up PCIe of generation {generation}")
-    return Peak(PCIE_LANE[generation] * width, "GB/s", f"PCIe {generation} x {width} lanes")
+    return generation, lanes
+
+
+def host_link(gpu: Gpu) -> Peak:
+    """Of its PCIe link, in one direction."""
+    generation, lanes = pcie(gpu)
+    return Peak(PCIE_LANE[generation] * lanes, "GB/s", f"PCIe {generation} x {lanes} lanes")
 
 
 def nvlinks(gpu: Gpu, count: int) -> Peak:
@@ -128,13 +133,10 @@ def product_rate(gpu: Gpu) -> Peak:
     return Peak(sms * clock * 1e6 * operations / 1e12, "TFLOP/s", formula)
 
 
-def power_bound(gpu: Gpu) -> Peak | None:
-    """What its power limit allows it of the same; None where other things decide."""
-    known = _architecture(gpu)
-    if known.per_joule is None:
-        return None
-    watts = _fact(gpu, "power_limit_watts")
-    return Peak(watts * known.per_joule, "TFLOP/s", f"{watts:g} W x {known.per_joule:.3g} TFLOP a joule")
+def power_bound(gpu: Gpu) -> Peak:
+    """What its power limit allows it of the same."""
+    watts, per_joule = _fact(gpu, "power_limit_watts"), _architecture(gpu).per_joule
+    return Peak(watts * per_joule, "TFLOP/s", f"{watts:g} W x {per_joule:.3g} TFLOP a joule")
 
 
 def _architecture(gpu: Gpu) -> Architecture:

@@ -80,15 +80,14 @@ def _host(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
         raise NoPeak("GPUs and directions share a way to the host that nobody tells")
     gpus = _gpus(measurement, topology)
     peak = _lowest(map(peaks.host_link, gpus))
-    return (HOST_PCIE_3 if min(gpu["pcie_generation_max"] for gpu in gpus) <= 3 else HOST), peak
+    return (HOST if all(peaks.pcie(gpu)[0] > 3 for gpu in gpus) else HOST_PCIE_3), peak
 
 
 def _products(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     if measurement.conditions.get("precision") not in ("fp16", "bf16") or "work" in measurement.conditions:
         raise NoPeak("only products in 16 bits are looked up")
     gpus = _gpus(measurement, topology)
-    allowed = [peak for gpu in gpus if (peak := peaks.power_bound(gpu))]
-    parts = [(PRODUCTS, _lowest(map(peaks.product_rate, gpus))), *((POWER, peak) for peak in allowed)]
+    parts = (PRODUCTS, _lowest(map(peaks.product_rate, gpus))), (POWER, _lowest(map(peaks.power_bound, gpus)))
     return min(parts, key=lambda part: part[0] * part[1].value)
 
 
