@@ -40,9 +40,9 @@ pytestmark = [
 
 EPOCHS = 3
 BATCHES = 20  # an epoch
-STEPS = 20  # of a comparison
+STEPS = 10  # of a comparison
 
-# How far results may drift apart in STEPS steps if only the order of sums differs, relative and absolute: weights and
+# How far results may drift apart in 20 steps if only the order of sums differs, relative and absolute: weights and
 # losses are of the order of 1. In float32 1 to 8 CPU ranks drifted by 1.1e-6, 18 unit roundoffs. With bfloat16 the
 # weights stay in float32 and each gradient is rounded once, to 8 bits: they drifted by 7e-4, a fifth of a roundoff.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-8}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +15,7 @@ from pytest_gpufleet import (
     WORLD,
     Fault,
     GiB,
+    Gpu,
     Judge,
     Measurement,
     Size,
@@ -22,6 +24,7 @@ from pytest_gpufleet import (
     expect_none,
     measure,
     measure_all,
+    not_applicable,
     scaling_efficiency,
 )
 from pytest_gpufleet.probes import (
@@ -53,7 +56,7 @@ FULL_MEMORY_SECONDS = 20
 RETURNED = 0.99  # of the memory that was free before: libraries may have taken a little more
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def resnet(pytestconfig: pytest.Config) -> Workload:
     """What was asked of these checks. A figure of work that is not the usual one needs a limit that names it, so that
     easier work buys no acceptance."""
@@ -66,16 +69,23 @@ def resnet(pytestconfig: pytest.Config) -> Workload:
     )
 
 
+@pytest.fixture(scope="module")
+def alone(nccl_group: World, resnet: Workload) -> Callable[..., Measurement]:
+    """alone(recipe): what each GPU reaches by itself, all at the same time; measured once, whichever check asks
+    first."""
+    return cache(partial(measure, nccl_group, train_throughput, workload=resnet, together=False))
+
+
 @pytest.mark.level("standard")
 @pytest.mark.figures("solo_train_throughput", required=("solo_train_throughput",))
-def test_each_gpu_alone(nccl_group: World, judge: Judge, resnet: Workload) -> None:
+def test_each_gpu_alone(judge: Judge, alone: Callable[..., Measurement]) -> None:
     """ResNet-50 on every GPU by itself, all at the same time
 
     GPUs that train together run at the pace of the slowest, so only this test shows which one it is. A GPU that is
     slower than its peers is hot, power-capped, sits on a slow slot, or is used by somebody else: compare its clocks and
     temperature in `nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE` with the others'.
     """
-    judge(measure(nccl_group, train_throughput, "amp", resnet, together=False))
+    judge(alone("amp"))
 
 
 @pytest.mark.level("standard")
@@ -89,7 +99,12 @@ def test_each_gpu_alone(nccl_group: World, judge: Judge, resnet: Workload) -> No
     "recipe", ["fp32", pytest.param("tf32", marks=since_ampere), "amp", pytest.param("bf16", marks=since_ampere)]
 )
 def test_throughput_and_scaling(
-    nccl_group: World, judge: Judge, fleet_level: str, resnet: Workload, recipe: str
+    nccl_group: World,
+    judge: Judge,
+    fleet_level: str,
+    resnet: Workload,
+    alone: Callable[..., Measurement],
+    recipe: str,
 ) -> None:
     """ResNet-50 throughput on each GPU alone and on all together, and how well it scales
 
@@ -97,8 +112,10 @@ def test_throughput_and_scaling(
     each reaches alone, so a slow GPU does not lower it. Low together only: communication (see the bandwidth tests) or
     the host holds the GPUs back (too few cores, CPU governor, another load on the machine).
     """
+    if fleet_level != "burnin" and recipe in longer(nccl_group.gpus):
+        not_applicable(f"on this GPU model the recipe {recipe} is part of level burnin")
     some = SOME_GPUS if recipe == "amp" or fleet_level == "burnin" else ()
-    figures, shown = _scaling(nccl_group, resnet, recipe, some)
+    figures, shown = _scaling(nccl_group, resnet, recipe, some, alone)
     judge(*figures, shown=shown, required=recipe in PUBLISHED, on_miss=lambda: _communication(shown))
 
 
@@ -113,11 +130,11 @@ def test_peak_throughput_and_scaling(nccl_group: World, judge: Judge, resnet: Wo
     The GPUs never wait for the host here, so this comes nearest to what the hardware can do. Low while the other
     recipes are as they should be: power or memory clocks under the heaviest load; see the burn-in.
     """
-    figures, shown = _scaling(nccl_group, resnet, "peak", SOME_GPUS, timeout=COMPILING_SECONDS)
+    figures, shown = _scaling(nccl_group, resnet, "peak", SOME_GPUS, alone, timeout=COMPILING_SECONDS)
     judge(*figures, shown=shown, required=False, on_miss=lambda: _communication(shown))
 
 
-@pytest.mark.level("standard")
+@pytest.mark.level("burnin")
 @pytest.mark.figures("loader_throughput")
 def test_training_fed_by_a_data_loader(nccl_group: World, judge: Judge, resnet: Workload) -> None:
     """ResNet-50 on JPEG files: whether the host decodes them as fast as the GPUs could train
@@ -196,8 +213,19 @@ def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: Worklo
     )
 
 
+def longer(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    """The recipes for which level standard has no time: they use the same parts of a GPU as tf32 and amp."""
+    has_tf32 = [gpu.compute_capability >= (8, 0) for gpu in gpus if gpu.compute_capability]
+    return ("bf16", "fp32") if has_tf32 and all(has_tf32) else ("bf16",)
+
+
 def _scaling(
-    nccl_group: World, resnet: Workload, recipe: str, some_gpus: Iterable[int], **options: Any
+    nccl_group: World,
+    resnet: Workload,
+    recipe: str,
+    some_gpus: Iterable[int],
+    alone: Callable[..., Measurement],
+    **options: Any,
 ) -> tuple[list[Measurement], list[Measurement]]:
     """Throughput on each GPU alone and on all together, with scaling efficiency; and, to be shown, the share of
     communication and the same for some of the GPUs: as many as `some_gpus` says, where that is fewer than all."""
@@ -206,14 +234,14 @@ def _scaling(
         return [measure(nccl_group, train_throughput, recipe, resnet, **options)], []
     # All first: then every rank has compiled, and tried cuDNN's algorithms, at the same time.
     every, share = measure_all(nccl_group, train_throughput, recipe, resnet, communication=True, **options)
-    alone = measure(nccl_group, train_throughput, recipe, resnet, together=False, **options)
+    each_alone = alone(recipe, **options)
     some = [
         measure(nccl_group.subset(range(count)), train_throughput, recipe, resnet, **options)
         for count in some_gpus
         if count < size
     ]
-    between = [measurement for each in some for measurement in (each, scaling_efficiency(alone, each))]
-    return [alone, every, scaling_efficiency(alone, every)], [share, *between]
+    between = [measurement for each in some for measurement in (each, scaling_efficiency(each_alone, each))]
+    return [each_alone, every, scaling_efficiency(each_alone, every)], [share, *between]
 
 
 def _communication(measurements: Iterable[Measurement]) -> str:
