@@ -124,7 +124,9 @@ def test_throughput_and_scaling(
 @pytest.mark.figures(
     "train_throughput", of_several=("solo_train_throughput", "scaling_efficiency", "communication_share")
 )
-def test_peak_throughput_and_scaling(nccl_group: World, judge: Judge, resnet: Workload) -> None:
+def test_peak_throughput_and_scaling(
+    nccl_group: World, judge: Judge, resnet: Workload, alone: Callable[..., Measurement]
+) -> None:
     """ResNet-50 as fast as plain PyTorch can train it: 16-bit weights, compiled, the whole step one CUDA graph
 
     The GPUs never wait for the host here, so this comes nearest to what the hardware can do. Low while the other

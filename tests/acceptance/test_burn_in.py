@@ -8,13 +8,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.events import RunHeader
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.measurement import GpuState
 from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.probes import burn_in
+from pytest_gpufleet.probes.burn_in import Turn
 from pytest_gpufleet.report.terminal import progress_lines
+from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.profiles.profile import for_gpu
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.conftest import as_on_a_terminal
 
@@ -135,6 +142,43 @@ def test_it_belongs_to_its_level(run_here):
     run = run_here(BURN_IN, "--rehearse", "--fleet-burn-in=2h", "--fleet-level=quick")
     assert run.status == 4
     assert "--fleet-burn-in is part of level burnin, but --fleet-level quick was given" in run.text
+
+
+def drew(*watts):
+    """A GPU with a limit of 700 W in turns of products; each with the median of its samples."""
+    gpu = Gpu(0, {"power_limit_watts": 700.0})
+    turns = [[Turn(1.0, "", 0, GpuState(power_watts=each))] for each in watts]
+    (power,) = burn_in._power(SimpleNamespace(gpus=[gpu]), turns)
+    return judge(power, for_gpu("NVIDIA H200"), GpuTopology((gpu,), (("X",),)), "a check", rehearsal=False)
+
+
+def test_a_spike_of_power_does_not_make_up_for_a_light_load():
+    assert drew(*[300.0] * 20, 525.0).state == "missed"
+    assert drew(*[690.0] * 20, 300.0).state == "met"
+
+
+def test_no_power_is_no_figure():
+    (power,) = burn_in._power(SimpleNamespace(gpus=[Gpu(0)]), [[Turn(1.0, "", 0, None)]])
+    assert not power.values
+    assert burn_in._power(SimpleNamespace(gpus=[]), [[Turn(1.0, "", 0, None)]]) == []  # CPU ranks
+
+
+# Of 30 turns in 15 minutes, the first ten are over before the GPU is warm.
+WARMING = [1.0 - 0.004 * min(turn, 10) for turn in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("rates", "state"),
+    [
+        (WARMING, "met"),  # 4 % as it becomes 10 K warmer, as a healthy one does
+        ([*WARMING[:20], *(rate - 0.005 * turn for turn, rate in enumerate(WARMING[20:], 1))], "missed"),
+        ([1.0] * 2, "met"),
+    ],
+)
+def test_what_is_kept_is_of_the_rate_of_a_warm_gpu(rates, state):
+    gpu = Gpu(0, {})
+    kept = burn_in._retention("matrix products", {gpu.place: rates}, cold=10)
+    assert judge(kept, for_gpu("NVIDIA H200"), GpuTopology((gpu,), (("X",),)), "", rehearsal=False).state == state
 
 
 @pytest.mark.parametrize(("seconds", "short"), [(899.0, True), (900.0, False), (259200.0, False)])

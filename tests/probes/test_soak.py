@@ -1,0 +1,196 @@
+"""What the soak and its products amount to: planted faults are found at their GPU, healthy machines pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.model import place
+from pytest_gpufleet.model.conditions import ONE_WINDOW
+from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
+from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.probes.compute.corruption import Repetition
+from pytest_gpufleet.probes.compute.rate import relative_rate
+from pytest_gpufleet.probes.compute.soak import Turn, soak_figures
+from pytest_gpufleet.probes.search.slow_alone import why_slow
+from pytest_gpufleet.verdict.judgement import judge, unsteady
+from pytest_gpufleet.verdict.profiles.profile import for_gpu
+from tests.machines import recorded
+
+PLACES: list[Where] = [place.gpu(index) for index in range(4)]
+TOPOLOGY = recorded().topology
+PROFILE = for_gpu("NVIDIA H200")
+
+# At bf16, of h200x4-c: C, MHz, W.
+HEALTHY = [(63.0, 1425.0, 690.0), (56.0, 1485.0, 691.0), (54.0, 1470.0, 693.0), (63.0, 1425.0, 691.0)]
+
+
+def slow_places(measurement: Measurement) -> set[Where]:
+    finding = judge(measurement, PROFILE, TOPOLOGY, "a check", rehearsal=False, required=False)
+    return {*finding.missed, *(finding.slower_than_peers or ())}
+
+
+# ---------------- temperature, clock and power at the end of the soak
+
+
+def turn(state: GpuState | None) -> Turn:
+    nothing: Any = None
+    return Turn(Repetition("", 1, 0.0, "", nothing, nothing), Reading("gemm", 1.0, {}), state)
+
+
+def soaked(*states: tuple[float, float, float] | None) -> dict[str, set[Where]]:
+    """By metric, the places that are worse than their peers."""
+    world: Any = SimpleNamespace(places=PLACES)
+    turns = [turn(state and GpuState(*state)) for state in states]
+    return {figure.metric: slow_places(figure) for figure in soak_figures(world, turns)}
+
+
+def test_a_healthy_board_passes_the_soak() -> None:
+    assert not any(soaked(*HEALTHY).values())
+    warmer = [(temperature + 8, clock, power) for temperature, clock, power in HEALTHY]
+    assert not any(soaked(*warmer).values())
+    assert not any(soaked(warmer[0], *HEALTHY[1:]).values())  # by 8 K more than its board ever showed
+
+
+@pytest.mark.parametrize(
+    ("planted", "metric"),
+    [
+        ((82.0, 1320.0, 691.0), "soak_temperature"),  # its cold plate does not sit flat
+        ((58.0, 1200.0, 690.0), "soak_clock"),  # it throttles
+        ((48.0, 1410.0, 520.0), "soak_power"),  # it does not draw power
+    ],
+)
+def test_a_gpu_that_differs_from_its_peers_in_the_soak_is_found(
+    planted: tuple[float, float, float], metric: str
+) -> None:
+    worse = soaked(HEALTHY[0], planted, *HEALTHY[2:])
+    assert {name: places for name, places in worse.items() if places} == {metric: {PLACES[1]}}
+
+
+def test_what_nvml_does_not_tell_is_no_figure() -> None:
+    world: Any = SimpleNamespace(places=PLACES)
+    turns = [turn(GpuState(temperature_c=60.0)), *(turn(None) for _ in PLACES[1:])]
+    assert {figure.metric: figure.values for figure in soak_figures(world, turns)} == {
+        "soak_temperature": {PLACES[0]: 60.0},
+        "soak_clock": {},
+        "soak_power": {},
+    }
+
+
+# ---------------- rates over all precisions
+
+# Of h200x4-c: TFLOP/s of each GPU.
+RATES = {
+    "fp64": (52.27, 54.60, 54.78, 52.99),
+    "fp32": (50.02, 50.65, 50.93, 50.14),
+    "tf32": (349.8, 352.1, 359.1, 349.9),
+    "fp16": (648.7, 661.0, 673.9, 655.0),
+    "bf16": (675.8, 681.9, 697.0, 680.9),
+    "fp8": (1203.0, 1234.9, 1244.7, 1207.4),
+}
+
+
+def rates(
+    factors: tuple[float, ...] = (1, 1, 1, 1), kelvin: tuple[float, ...] = (0, 0, 0, 0), temperatures: bool = True
+) -> list[Measurement]:
+    """Of all precisions, with GPUs made slower or faster, and warmer."""
+    states = {at: GpuState(state[0] + more) for at, state, more in zip(PLACES, HEALTHY, kelvin, strict=True)}
+    return [
+        Measurement(
+            "gemm",
+            {at: value * factor for at, value, factor in zip(PLACES, values, factors, strict=True)},
+            {"precision": precision, "at_once": "all", "method": ONE_WINDOW},
+            gpu_states=states if temperatures else {},
+        )
+        for precision, values in RATES.items()
+    ]
+
+
+def test_the_mean_over_precisions_is_told_with_its_temperature() -> None:
+    relative = relative_rate(rates())
+    assert relative.values[PLACES[2]] == 1.0  # the fastest in all
+    assert relative.values[PLACES[0]] == pytest.approx(0.968, abs=0.001)
+    assert relative.gpu_states[PLACES[0]] == GpuState(temperature_c=63.0)
+    assert relative_rate(rates(temperatures=False)).gpu_states == {}
+
+
+def test_one_gpu_that_is_4_percent_slow_is_found() -> None:
+    for index in (0, 1):
+        factors = tuple(0.96 if each == index else 1.0 for each in range(4))
+        assert slow_places(relative_rate(rates(factors))) == {PLACES[index]}
+        # No single precision shows it.
+        assert not any(slow_places(rate) - {PLACES[index]} for rate in rates(factors))
+
+
+def test_a_healthy_board_never_fails_by_8_kelvin() -> None:
+    assert slow_places(relative_rate(rates())) == set()
+    for index in range(4):
+        kelvin = tuple(8.0 if each == index else 0.0 for each in range(4))
+        factors = tuple(1 - 0.003 * more for more in kelvin)
+        assert slow_places(relative_rate(rates(factors, kelvin))) == set(), index
+
+
+# ---------------- parts of a window
+
+# 2x H200, fp64: eight parts of half a second, of the power controller's transient (2026-11-22).
+COURSE = (1.035, 0.980, 1.012, 0.984, 1.017, 0.988, 1.011, 0.990)
+
+
+def window(*factors: tuple[float, ...]) -> Measurement:
+    samples = {
+        at: tuple(52.0 * common * own for common, own in zip(COURSE, each, strict=True))
+        for at, each in zip(PLACES, factors, strict=False)
+    }
+    return Measurement("gemm", dict.fromkeys(samples, 52.0), {"precision": "fp64", "at_once": "all"}, samples)
+
+
+STEADY = (1.002, 0.998, 1.001, 0.999, 1.0, 1.001, 0.999, 1.0)
+DISTURBED = (1.0, 1.0, 1.0, 0.9, 0.9, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_what_all_gpus_have_in_common_is_no_spread(count: int) -> None:
+    spread = window(*[STEADY] * count).spread
+    assert len(spread) == count
+    assert max(spread.values()) < 0.01
+    assert max(window(STEADY).spread.values()) > 0.05  # alone, nobody can tell
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_gpu_that_is_disturbed_is_unsteady_alone(count: int) -> None:
+    spread = window(DISTURBED, *[STEADY] * (count - 1)).spread
+    assert {at for at, each in spread.items() if each > 0.05} == {PLACES[0]}
+
+
+def test_samples_of_before_were_not_simultaneous() -> None:
+    measured = window(STEADY, STEADY)
+    before = replace(measured, definition=replace(measured.definition, simultaneous=False))
+    assert min(before.spread.values()) > 0.05
+    finding = judge(before, PROFILE, TOPOLOGY, "a check", rehearsal=False)
+    assert unsteady(finding)
+
+
+# ---------------- why products are slow
+
+
+def gemm(*values: float) -> Measurement:
+    return Measurement("gemm", dict(zip(PLACES, values, strict=False)), {"precision": "bf16"})
+
+
+@pytest.mark.parametrize(
+    ("together", "alone", "code", "subjects"),
+    [
+        ((600.0, 690.0, 692.0, 688.0), (605.0, 695.0), "slower_than_peers", (PLACES[0],)),
+        ((600.0, 690.0, 692.0, 688.0), (685.0, 695.0), "cause_unclear", ()),  # power or cooling that all share
+        ((600.0, 605.0, 603.0, 602.0), (690.0, 695.0), "cause_unclear", ()),
+        ((600.0, 605.0, 603.0, 602.0), (601.0, 606.0), "cause_unclear", ()),  # the driver, or lowered clocks
+    ],
+)
+def test_what_it_means_how_fast_a_slow_gpu_is_alone(
+    together: tuple[float, ...], alone: tuple[float, ...], code: str, subjects: tuple[Where, ...]
+) -> None:
+    fault = why_slow(gemm(*together), gemm(*alone))
+    assert (fault.code, fault.subjects) == (code, subjects)
