@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.probes.compute import rate
 from tests.gpu.intruder import MULTIPLIES, intruder
 from tests.gpu.present import COUNT, needs_gpus
 from tests.probes import test_compute, test_memory
@@ -26,40 +28,80 @@ def on_gpus(run_pytest):
     return run
 
 
-def test_healthy_gpus_pass(on_gpus):
-    run = on_gpus()
-    assert set(run.outcomes.values()) <= {"passed", "not applicable"}, run.text
-    assert run.outcomes["test_matrix_product_is_fast[fp16]"] == "passed"  # every GPU has fp16
+@pytest.fixture(scope="module")
+def healthy(run_pytest):
+    """All checks of each GPU on the GPUs that are here."""
+    return run_pytest(EACH_GPU, "--gpus=all", "--fleet-dir=runs")
+
+
+def figures(run, metric):
+    return [finding.measurement for finding in run.record.findings if finding.measurement.metric == metric]
+
+
+def test_healthy_gpus_pass(healthy):
+    assert set(healthy.outcomes.values()) <= {"passed", "not applicable"}, healthy.text
+    assert healthy.outcomes["test_matrix_product_is_fast[fp16]"] == "passed"  # every GPU has fp16
+
+
+def test_the_soak_lasts_a_minute_and_its_turns_are_done_once(healthy):
+    seconds = {name: healthy.check(name).seconds for name in healthy.outcomes}
+    print(seconds)
+    assert 60 <= seconds.pop("test_soak") < 75
+    products = {name: each for name, each in seconds.items() if "products_repeat" in name or "is_fast" in name}
+    assert max(products.values()) < 2, products
+
+
+def test_every_product_has_its_parts_and_the_state_of_its_gpu(healthy):
+    for product in figures(healthy, "gemm"):
+        assert {len(samples) for samples in product.samples.values()} == {rate.PARTS}
+        for place, state in product.gpu_states.items():
+            print(dict(product.conditions), place, product.values[place], state, f"{product.spread[place]:.2%}")
+            assert 30 < state.temperature_c < 95
+            assert 300 < state.sm_clock_mhz < 4000
+            assert state.power_watts > 30
+        assert len(product.gpu_states) == COUNT
+        assert max(product.spread.values()) < 0.05
+
+
+def test_the_gpus_are_near_their_power_limit_in_the_soak_and_nearly_alike(healthy):
+    (power,), (temperature,), (clock,) = (
+        figures(healthy, f"soak_{name}") for name in ("power", "temperature", "clock")
+    )
+    (relative,) = figures(healthy, "gemm_relative")
+    print(power.values, temperature.values, clock.values, relative.values)
+    assert len(power.values) == len(temperature.values) == len(clock.values) == COUNT
+    assert min(relative.values.values()) > 0.92
+    assert max(relative.values.values()) <= 1
 
 
 @pytest.mark.parametrize(
     ("fault", "precision", "words"),
     [
-        ("one bit", "bf16", "product 7, row 5, column 9 is 0x"),
+        ("one bit", "bf16", "product 3, row 5, column 9 is 0x"),
         ("one bit", "fp32", "wrong elements: 1, in 1 of "),
-        ("one NaN", "fp16", "product 7, row 5, column 9 is 0x7e00, expected 0x"),
+        ("one NaN", "fp16", "product 3, row 5, column 9 is 0x7e00, expected 0x"),
         ("always NaN", "bf16", "NaN or infinite elements in the first product: 1"),
         ("always bit", "fp16", "1 row (the first is 5) and 1 column (the first is 9) differ"),
     ],
 )
 def test_a_wrong_element_is_found_and_the_gpu_named(on_gpus, fault, precision, words):
-    check = f"{REPEAT}[{precision}]"
-    message = on_gpus(check, fault=test_compute.FAULT, FAULT=fault).check(check).message
-    assert re.search(rf"^.*rank 1 of {COUNT}, GPU 1 .*, serial .*{re.escape(words)}", message, re.MULTILINE), message
-    assert f"rank 0 of {COUNT}" not in message
+    faults = on_gpus(f"{REPEAT}[{precision}]", fault=test_compute.FAULT, FAULT=fault).record.faults
+    assert {each.subjects for each in faults} == {(gpu(1),)}, faults
+    assert any(words in each.what for each in faults), faults
 
 
 def test_a_flipped_bit_in_memory_is_found_and_the_gpu_named(on_gpus):
-    run = on_gpus(HOLDS, fault=test_memory.FAULT, COMPARISON="1000", BIT="37")
-    message = run.check(HOLDS).message
-    assert re.search(rf"rank 1 of {COUNT}, GPU 1 .*wrong words in memory: 1; .*wrong bits 0x0000002000000000", message)
-    assert f"rank 0 of {COUNT}" not in message
+    (fault,) = on_gpus(HOLDS, fault=test_memory.FAULT, COMPARISON="1000", BIT="37").record.faults
+    assert (fault.code, fault.subjects) == ("memory_wrong", (gpu(1),))
+    assert re.search(r"wrong words in memory: 1; .*wrong bits 0x0000002000000000", fault.what), fault
 
 
-@needs_gpus(4, "peers are compared from three on")
+@needs_gpus(4, "so that three are not the intruder's")
 def test_a_gpu_that_somebody_else_uses_is_named(on_gpus):
-    check = "test_matrix_product_is_fast[bf16]"
     with intruder(MULTIPLIES, 2):
-        message = on_gpus(check).check(check).message
-    assert re.search(r"GPU 2 .*worse than its peers", message), message
-    assert not re.search(r"GPU [013] .*worse than the median", message), message
+        run = on_gpus("test_matrix_product_is_fast[bf16]")
+    slower = [place for finding in run.record.findings for place in finding.slower_than_peers or ()]
+    assert set(slower) == {gpu(2)}, run.text
+    alone = [measured for measured in figures(run, "gemm") if measured.conditions["at_once"] == "one"]
+    assert all(gpu(2) in measured.values for measured in alone)
+    assert alone, "the slowest and the fastest GPU were to be measured while the others rest"
