@@ -453,6 +453,15 @@ HEALTHY = {
 }
 
 
+def test_a_fatal_error_of_nvlink_5_among_those_that_call_for_nothing():
+    down = "NVRM: Xid (PCI:0000:00:08): 149, NETIR_LINK_DOWN Fatal XC0 i0 Link 03 (0x00200011 0x00000000 0x0)"
+    here = recorded(f"{BLACKWELL}machine.log += {down!r}.join('\\n\\n')")
+    assert len(here.machine.logged.xids) == 6
+    (fault,) = outcomes(here)["test_no_grave_xid_in_the_kernel_log"].faults
+    assert (fault.code, [str(place) for place in fault.subjects]) == ("xid_reset", ["gpu2"])
+    assert "Link 03" in fault.what
+
+
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_healthy_machines_are_like(name):
     change, expected = HEALTHY[name]
