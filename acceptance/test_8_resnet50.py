@@ -91,6 +91,7 @@ def test_each_gpu_alone(judge: Judge, alone: Callable[..., Measurement]) -> None
 @pytest.mark.level("standard")
 @pytest.mark.figures(
     "train_throughput",
+    "train_utilization",
     of_several=("solo_train_throughput", "scaling_efficiency", "communication_share"),
     required=("train_throughput", "solo_train_throughput", "scaling_efficiency"),
     of="for the recipes tf32 and amp",
@@ -110,7 +111,8 @@ def test_throughput_and_scaling(
 
     Low on a GPU alone already: see the test of each GPU alone. Scaling is what all reach together of the sum of what
     each reaches alone, so a slow GPU does not lower it. Low together only: communication (see the bandwidth tests) or
-    the host holds the GPUs back (too few cores, CPU governor, another load on the machine).
+    the host holds the GPUs back (too few cores, CPU governor, another load on the machine); then the GPUs are not
+    busy all the time.
     """
     if fleet_level != "burnin" and recipe in longer(nccl_group.gpus):
         not_applicable(f"on this GPU model the recipe {recipe} is part of level burnin")
@@ -122,7 +124,9 @@ def test_throughput_and_scaling(
 @pytest.mark.level(PEAK_LEVEL)
 @pytest.mark.needs(capability=(7, 0))  # as torch.compile does
 @pytest.mark.figures(
-    "train_throughput", of_several=("solo_train_throughput", "scaling_efficiency", "communication_share")
+    "train_throughput",
+    "train_utilization",
+    of_several=("solo_train_throughput", "scaling_efficiency", "communication_share"),
 )
 def test_peak_throughput_and_scaling(
     nccl_group: World, judge: Judge, resnet: Workload, alone: Callable[..., Measurement]
@@ -230,12 +234,16 @@ def _scaling(
     **options: Any,
 ) -> tuple[list[Measurement], list[Measurement]]:
     """Throughput on each GPU alone and on all together, with scaling efficiency; and, to be shown, the share of
-    communication and the same for some of the GPUs: as many as `some_gpus` says, where that is fewer than all."""
+    communication, how busy each GPU is, and the same for some of the GPUs: as many as `some_gpus` says, where that is
+    fewer than all."""
     size = nccl_group.size
     if size == 1:
-        return [measure(nccl_group, train_throughput, recipe, resnet, **options)], []
+        one, *details = measure_all(nccl_group, train_throughput, recipe, resnet, busy=True, **options)
+        return [one], details
     # All first: then every rank has compiled, and tried cuDNN's algorithms, at the same time.
-    every, share = measure_all(nccl_group, train_throughput, recipe, resnet, communication=True, **options)
+    every, *details = measure_all(
+        nccl_group, train_throughput, recipe, resnet, communication=True, busy=True, **options
+    )
     each_alone = alone(recipe, **options)
     some = [
         measure(nccl_group.subset(range(count)), train_throughput, recipe, resnet, **options)
@@ -243,7 +251,7 @@ def _scaling(
         if count < size
     ]
     between = [measurement for each in some for measurement in (each, scaling_efficiency(each_alone, each))]
-    return [each_alone, every, scaling_efficiency(each_alone, every)], [share, *between]
+    return [each_alone, every, scaling_efficiency(each_alone, every)], [*details, *between]
 
 
 def _communication(measurements: Iterable[Measurement]) -> str:

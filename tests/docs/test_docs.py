@@ -14,8 +14,10 @@ import pytest
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.model import suite
-from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import METRICS, GiB
 from pytest_gpufleet.plugin import options
+from pytest_gpufleet.verdict.profiles.profile import for_gpu
 from tests.conftest import REPORTS, FleetRun
 
 ROOT = Path(__file__).parents[2]
@@ -151,6 +153,31 @@ def _anchors(page: Path) -> set[str]:
 
 
 # ---------------------------------------------------------------- docs/troubleshooting.md
+
+
+EIGHT = {"ranks": 8}
+BUSBW = {"collective": "all_reduce", "bytes": 8 * GiB, "dtype": "float32", **EIGHT}
+BESIDE = {  # row of docs/earlier-suite.md: GPU model, and what its last columns have limits for
+    "A100, NVSwitch": ("NVIDIA A100-SXM4-80GB", [("busbw", BUSBW)]),
+    "V100, NVLink": ("Tesla V100-SXM2-32GB", [("busbw", BUSBW)]),
+    "A100, 80 GB": (
+        "NVIDIA A100-SXM4-80GB",
+        [("train_throughput", {"model": "resnet50", "recipe": recipe, **EIGHT}) for recipe in ("tf32", "amp")],
+    ),
+    "V100, 32 GB": (
+        "Tesla V100-SXM2-32GB",
+        [("train_throughput", {"model": "resnet50", "recipe": recipe, **EIGHT}) for recipe in ("fp32", "amp")],
+    ),
+}
+
+
+@pytest.mark.parametrize("row", BESIDE)
+def test_limits_beside_those_of_the_earlier_suite_are_the_shipped_ones(row: str) -> None:
+    model, measured = BESIDE[row]
+    limits = [for_gpu(model).limit_for(Measurement(metric, {}, conditions)) for metric, conditions in measured]
+    (line,) = re.findall(rf"^\| {re.escape(row)} \|.*", (DOCS / "earlier-suite.md").read_text(), re.MULTILINE)
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[-len(limits) :] == [f"{limit.value:,g}" for limit in limits]
 
 
 def test_messages_in_troubleshooting_are_those_of_the_code() -> None:

@@ -103,6 +103,8 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlSystemGetCudaDriverVersion_v2": lambda nvml: nvml.cuda_driver,
     "nvmlDeviceGetCount": lambda nvml: len(nvml.cards),
     "nvmlDeviceGetHandleByIndex": _handle,
+    "nvmlDeviceGetHandleByUUID": lambda nvml, uuid: next(card for card in nvml.cards if card.uuid == uuid),
+    "nvmlDeviceGetUtilizationRates": lambda nvml, card: SimpleNamespace(gpu=10 * card.index, memory=0),
     "nvmlDeviceGetMinorNumber": lambda nvml, card: 7 - card.index,  # not always as nvidia-smi counts
     "nvmlDeviceGetName": lambda nvml, card: card.name,
     "nvmlDeviceGetUUID": lambda nvml, card: card.uuid,

@@ -14,9 +14,9 @@ from pytest_gpufleet.probes.training.recipes import Workload
 
 def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
     write_photos(tmp_path, 4)
-    alone, (every, share) = (
+    alone, (every, share, busy) = (
         measure(nccl_group, loop.train_throughput, "fp32", together=False),
-        measure_all(nccl_group, loop.train_throughput, "fp32", communication=True),
+        measure_all(nccl_group, loop.train_throughput, "fp32", communication=True, busy=True),
     )
     compared = measure(nccl_group, method_comparison.throughput_by, "ddp", "fp32", places=nccl_group.places)
     copied = [
@@ -36,6 +36,7 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         alone,
         every,
         share,
+        busy,
         scaling_efficiency(alone, every),
         measure(nccl_group, loop.train_throughput, "fp32", Workload(optimizer="adam")),
         compared,

@@ -116,6 +116,10 @@ METRICS = {
             "share of a training step that waits for communication",
             steady=False,
         ),
+        # Of the last lap as NVML's sample period happens to fall.
+        Metric(
+            "train_utilization", "ratio", "higher", "share of the time that a GPU is busy in training", steady=False
+        ),
         Metric("loader_throughput", "images/s", "higher", "training throughput fed by a data loader"),
         # Of such load, on 3 healthy boards of 4x H200: 53 to 63 C and up to 9 K apart, 682 to 702 W, clocks 6 % apart.
         Metric("soak_temperature", "C", "lower", "temperature at the end of the soak", 0.30),

@@ -43,6 +43,7 @@ MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "train_memory": _TRAINING,
     "scaling_efficiency": _TRAINING,
     "communication_share": _TRAINING,
+    "train_utilization": _TRAINING,
     "loader_throughput": _TRAINING,
     "soak_temperature": ("method",),
     "soak_clock": ("method",),

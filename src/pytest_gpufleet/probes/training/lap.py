@@ -21,11 +21,12 @@ Step = Callable[[], Tensor]  # one step of training; returns the loss
 
 @dataclass(frozen=True)
 class Lap:
-    """Some steps in a row: seconds of all, and of each; the loss of the last."""
+    """Some steps in a row: seconds of all, and of each; the loss of the last; seconds that the processor computed."""
 
     seconds: float
     steps: tuple[float, ...]
     loss: float
+    processor_seconds: float
 
     @property
     def mean(self) -> float:
@@ -44,17 +45,17 @@ def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
         torch.cuda.synchronize()
     loss = torch.zeros(())
     marks: list[Any] = [_mark(on_gpu)]
-    began = time.perf_counter()
+    began, computed = time.perf_counter(), time.process_time()
     for _ in range(count):
         loss = step()
         marks.append(_mark(on_gpu))
     if on_gpu:
         torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
+    seconds, processor_seconds = time.perf_counter() - began, time.process_time() - computed
     if not loss.isfinite():
         raise FloatingPointError(f"the loss became {loss.item()}")
     times = tuple(a.elapsed_time(b) / 1e3 if on_gpu else b - a for a, b in itertools.pairwise(marks))
-    return Lap(seconds, times, loss.item())
+    return Lap(seconds, times, loss.item(), processor_seconds)
 
 
 def _mark(on_gpu: bool) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -24,6 +24,7 @@ from pytest_gpufleet.probes.timing.all_ranks import everyones, line_up
 from pytest_gpufleet.probes.training import cuda_graph, parallel_methods
 from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap
 from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Recipe, Workload, make_optimizer, plan
+from pytest_gpufleet.probes.training.utilization import utilization
 from pytest_gpufleet.world.rank import Rank
 
 FedStep = Callable[[Tensor, Tensor], Tensor]  # the same, of images and labels
@@ -142,15 +143,22 @@ def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]
 
 @returns_memory
 def train_throughput(
-    rank: Rank, recipe: str, workload: Workload = USUAL, *, together: bool = True, communication: bool = False
+    rank: Rank,
+    recipe: str,
+    workload: Workload = USUAL,
+    *,
+    together: bool = True,
+    communication: bool = False,
+    busy: bool = False,
 ) -> list[Reading]:
     """Images/s of a training loop: forward, loss, backward, optimizer.
 
     `together`: all ranks train one model with DistributedDataParallel, and the figure is their sum at the pace of the
     slowest. Otherwise each GPU trains a model of its own at the same time and has a figure of its own, which a slow
     neighbour cannot pull down. Median of three samples. `communication`: also the share of a step that communication
-    takes: laps with and without it take turns, and the slowest rank of each counts. Raises FloatingPointError if the
-    loss is not finite, MemoryError if a batch that was asked for does not fit.
+    takes: laps with and without it take turns, and the slowest rank of each counts. `busy`: also the share of the time
+    in which each GPU is busy, where NVML tells it. Raises FloatingPointError if the loss is not finite, MemoryError if
+    a batch that was asked for does not fit.
     """
     training = plan(recipe, workload, rank.device)
     ranks = rank.size if together else 1
@@ -158,7 +166,7 @@ def train_throughput(
     if rank.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # `_details` tells the peak
     with rank.phase(f"{training}, {ranks} rank(s)"), precision(training.recipe), _fitting(rank, training):
-        laps = _laps(rank, training, together, communication)
+        laps = _laps(rank, training, together, communication, busy)
     samples = tuple(images * count / each.seconds for each in laps.usual)
     throughput = Reading(
         metric="train_throughput" if together else "solo_train_throughput",
@@ -168,32 +176,42 @@ def train_throughput(
         place=WORLD if together else None,
         details=_details(rank, training, laps),
     )
-    return [throughput, _communication_share(rank, training, laps)] if communication else [throughput]
+    share = [_communication_share(rank, training, laps)] if communication else []
+    return [throughput, *share, *(_utilization(training.conditions(ranks), laps) if busy else [])]
 
 
 @dataclass(frozen=True)
 class Laps:
-    """The first step, the samples, and, where asked for, samples without communication."""
+    """The first step, the samples, and, where asked for, samples without communication, and how busy the GPU was in
+    each of the usual ones."""
 
     first: Lap
     usual: Sequence[Lap]
     quiet: Sequence[Lap]
+    busy: Sequence[float | None]
 
 
-def _laps(rank: Rank, training: Plan, together: bool, communication: bool) -> Laps:
+def _laps(rank: Rank, training: Plan, together: bool, communication: bool, busy: bool) -> Laps:
     step, alone = steps_of(rank, training, together=together)
     first = lap(rank, step, 1, together=together)
     lap(rank, step, training.recipe.warm_up, together=together)
-    usual, quiet, count = [], [], training.recipe.steps
+    usual, quiet, shares, count = [], [], [], training.recipe.steps
     if communication:
         lap(rank, alone, 1)
     if rank.size > 1:
         line_up(rank)  # also ranks that train alone: beside neighbours that still warm up they would be faster
     for _ in range(SAMPLES):
         usual.append(lap(rank, step, count, together=together))
+        if busy:
+            shares.append(utilization(rank, usual[-1]))
         if communication:
             quiet.append(lap(rank, alone, count))
-    return Laps(first, usual, quiet)
+    return Laps(first, usual, quiet, shares)
+
+
+def _utilization(conditions: Mapping[str, Condition], laps: Laps) -> list[Reading]:
+    samples = tuple(share for share in laps.busy if share is not None)
+    return [Reading("train_utilization", median(samples), conditions, samples)] if samples else []
 
 
 def _communication_share(rank: Rank, training: Plan, laps: Laps) -> Reading:
