@@ -21,17 +21,28 @@ TABLE = Path(__file__).parents[1] / "src" / "pytest_gpufleet" / "model" / "xid_t
 MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 MODIFIED = "{http://purl.org/dc/terms/}modified"
 XIDS, NVLINK = "Xids", "Xid 144-150 Decode"
+# How the heads of the columns that are used begin, by sheet: another edition may have others.
+HEADS = {
+    XIDS: {"A": "Type", "B": "Code", "I": "Resolution Bucket", "J": "Resolution Bucket"},
+    NVLINK: {
+        "A": "Xid", "B": "Subcode", "C": "(V1", "D": "(V2", "E": "Error Status", "F": "Resolution Bucket",
+        "G": "(V1", "H": "(V2", "I": "Action 2",
+    },
+}  # fmt: skip
 ANY_STATUS = ""  # the cell is empty
 
 
 def table(spreadsheet: Path) -> dict[str, Any]:
     """`actions`: of each XID what has to be done at once, and what to find out why. `nvlink`: of XIDs 144 to 150 the
     sub-code; the bits of the message's first number before and from driver 575 on, "-" for any; the second number,
-    empty for any; and what has to be done."""
+    empty for any; and what has to be done. ValueError for a spreadsheet with other columns."""
     with zipfile.ZipFile(spreadsheet) as file:
         strings = ["".join(text.text or "" for text in each.iter(f"{MAIN}t")) for each in _xml(file, "sharedStrings")]
         names = [sheet.get("name") for sheet in _xml(file, "workbook").iter(f"{MAIN}sheet")]
         sheets = {name: list(_rows(file, number, strings)) for number, name in enumerate(names, 1)}
+        for name, heads in HEADS.items():
+            if not all(sheets[name][0].get(column, "").startswith(head) for column, head in heads.items()):
+                raise ValueError(f"sheet {name!r} has other columns than {heads}: {sheets[name][0]}")
         modified = ElementTree.fromstring(file.read("docProps/core.xml")).findtext(MODIFIED) or ""
     return {
         "origin": ORIGIN,
