@@ -5,7 +5,15 @@ from typing import get_args
 import pytest
 import torch
 
-from pytest_gpufleet.model.conditions import CONDITIONS, EACH_ALONE, LAUNCHES, METHODS, ONE_WINDOW, WARMED_THROUGH
+from pytest_gpufleet.model.conditions import (
+    CONDITIONS,
+    EACH_ALONE,
+    LAUNCHES,
+    LINED_UP,
+    METHODS,
+    ONE_WINDOW,
+    WARMED_THROUGH,
+)
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.vocabulary import EXTRAORDINARY, MEASURED_UNDER
 from pytest_gpufleet.probes.collectives import table
@@ -71,8 +79,12 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
         ("recipe", recipes.RECIPES),
         ("model", recipes.MODELS),
         ("optimizer", recipes.OPTIMIZERS),
-        ("method", {*method_comparison.METHODS, *LAUNCHES, EACH_ALONE, ONE_WINDOW, WARMED_THROUGH}),
-        ("direction", {*host_copies.WAYS, *get_args(pairs.PairDirection)}),
+        ("method", {*method_comparison.METHODS, *LAUNCHES, EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP}),
+        (
+            "direction",
+            {*host_copies.WAYS, *get_args(pairs.PairDirection)}
+            | {f"{way} both ways" for way in (*host_copies.ONE_WAY, "write")},
+        ),
     ],
 )
 def test_the_vocabulary_has_the_words_of_the_probes(condition, values):

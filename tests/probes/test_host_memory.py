@@ -55,7 +55,7 @@ def test_every_figure_belongs_to_its_numa_node(fleet):
     assert set(run.outcomes.values()) == {"passed"}, run.text
 
 
-@pytest.mark.parametrize("nodes", [4, 8])
+@pytest.mark.parametrize("nodes", [2, 4, 8])
 def test_a_numa_node_that_lacks_a_memory_channel_is_named(nodes):
     finding = judged(*[300.0] * (nodes - 1), 275.0)  # 11 of 12 channels
     assert finding.state == "missed"

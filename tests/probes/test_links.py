@@ -4,13 +4,16 @@ import math
 import re
 from itertools import combinations
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import metric_under
 from pytest_gpufleet.model.place import gpu, read
 from pytest_gpufleet.probes.links.pairs import rounds
+from pytest_gpufleet.probes.links.starting_line import StartingLine
 from pytest_gpufleet.probes.search.slow_pairs import who_slows_pairs
 from pytest_gpufleet.verdict.judgement import judge
 
@@ -27,10 +30,12 @@ def plant(rank, fault):
 
     genuine = HostCopier.seconds
 
-    def seconds(self, copies, warm_up, timed):
+    def seconds(self, copies, warm_up, timed, meet=None):
         if fault == "nothing is copied" and rank.index == 2:
-            return [1e-3 for _ in copies]
-        taken = genuine(self, copies, warm_up, timed)
+            if meet:
+                meet()
+            return 1e-3
+        taken = genuine(self, copies, warm_up, timed, meet)
         if fault == "a bit is flipped" and rank.index == 2:
             last = copies[-1]
             ctypes.c_uint8.from_address(last.destination + last.nbytes - 1).value ^= 4
@@ -43,7 +48,8 @@ def fault(world):
     world.run(plant, os.environ["FAULT"])
 """
 
-# GB/s by who takes part: 10 x the one that copies + the one whose memory is copied, which its first word tells.
+# GB/s by who takes part: 10 x the one that copies + the one whose memory is copied, which its first word tells; and
+# thousands for each copy that keeps the way busy meanwhile.
 BOOKKEEPING = """
 import ctypes
 import pytest
@@ -56,10 +62,11 @@ PAIRS = [(i, j) for i in (1, 2, 3) for j in (1, 2, 3) if i != j]
 def plant(rank):
     genuine = HostCopier.seconds
 
-    def seconds(self, copies, warm_up, timed):
-        genuine(self, copies, warm_up, timed)
-        owners = [ctypes.c_int64.from_address(copy.source).value for copy in copies]
-        return [copy.nbytes / 1e9 / (10 * (rank.index + 1) + owner + 1) for copy, owner in zip(copies, owners)]
+    def seconds(self, copies, warm_up, timed, meet=None):
+        genuine(self, copies, warm_up, timed, meet)
+        owner = ctypes.c_int64.from_address(copies[0].source).value
+        met = 100_000 if meet else 0
+        return copies[0].nbytes / 1e9 / (10 * (rank.index + 1) + owner + 1 + 1000 * len(copies[1:]) + met)
 
     HostCopier.seconds = seconds
 
@@ -69,26 +76,32 @@ def three(world):
     three.run(plant)
     return three
 
-def figures(copied):
-    assert copied.faults == []
-    (measurement,) = copied.measurements
+def figures(measurement):
     assert all(len(samples) == 3 for samples in measurement.samples.values())
     return {str(place): round(value) for place, value in measurement.values.items()}, dict(measurement.conditions)
 
 @pytest.mark.parametrize("direction, expected", [
     ("read", {f"cpu{i}-cpu{j}": 10 * i + j for i, j in PAIRS}),
     ("write", {f"cpu{i}-cpu{j}": 11 * i for i, j in PAIRS}),
-    ("both", {f"cpu{i}-cpu{j}": 11 * (i + j) for i, j in PAIRS if i < j}),
+    ("write both ways", {f"cpu{i}-cpu{j}": 100_000 + 11 * i for i, j in PAIRS}),
 ])
 def test_pairs(three, gpu_topology, direction, expected):
-    copied = pair_bandwidth(three, gpu_topology, direction, 4096)
-    assert figures(copied) == (expected, {"direction": direction, "link": "host"})
+    copied = pair_bandwidth(three, gpu_topology, "both" if "both" in direction else direction, 4096)
+    assert copied.faults == []
+    assert [*map(figures, copied.measurements)] == [(expected, {"direction": direction, "link": "host"})]
 
-@pytest.mark.parametrize("at_once", ["one", "all"])
-def test_host(three, at_once):
-    copied = host_bandwidth(three, "both", at_once, 4096)
-    expected = {f"cpu{i}": 22 * i for i in (1, 2, 3)}
-    assert figures(copied) == (expected, {"direction": "both", "at_once": at_once})
+@pytest.mark.parametrize("direction, under", [
+    ("host to device", {"host to device": 0}),
+    ("both", {"host to device both ways": 1000, "device to host both ways": 1000}),
+])
+@pytest.mark.parametrize("at_once, met, method", [("one", 0, {}), ("all", 100_000, {"method": "lined up"})])
+def test_host(three, direction, under, at_once, met, method):
+    copied = host_bandwidth(three, direction, at_once, 4096)
+    assert copied.faults == []
+    assert [*map(figures, copied.measurements)] == [
+        ({f"cpu{i}": met + busy + 11 * i for i in (1, 2, 3)}, {"direction": each, "at_once": at_once, **method})
+        for each, busy in under.items()
+    ]
 """
 
 
@@ -115,10 +128,8 @@ def test_every_figure_belongs_to_its_pair_and_its_rank(fleet):
 )
 def test_wrong_data_fails_the_links_that_it_crossed_and_no_others(run_pytest, fault, words):
     links = ACCEPTANCE / "test_5_links.py"
-    files = {"faulty.py": PLANT}
-    run = run_pytest(
-        links, "--rehearse=3", "--fleet-dir=runs", "-p", "faulty", files=files, PYTHONPATH=".", FAULT=fault
-    )
+    files, options = {"faulty.py": PLANT}, ("--rehearse=3", "--fleet-dir=runs", "-k", "not memory", "-p", "faulty")
+    run = run_pytest(links, *options, files=files, PYTHONPATH=".", FAULT=fault)
     assert set(run.outcomes.values()) == {"failed"}, run.text
     for check in run.record.checks.values():
         host, latency = "host_bandwidth" in check.id, "latency" in check.id
@@ -127,9 +138,18 @@ def test_wrong_data_fails_the_links_that_it_crossed_and_no_others(run_pytest, fa
         assert not re.search("^CPU rank [01]:" if host else "^CPU rank [01] and", check.message, re.MULTILINE)
 
 
-def machine(gpus=8, link="NV18"):
+def machine(gpus=8, link="NV18", processors=lambda index: [1]):
     cards = [
-        Gpu(i, {"name": "Card", "uuid": f"GPU-{i}", "pci_bus_id": f"00000000:{i:02X}:00.0", "serial": f"S{i}"})
+        Gpu(
+            i,
+            {
+                "name": "Card",
+                "uuid": f"GPU-{i}",
+                "pci_bus_id": f"00000000:{i:02X}:00.0",
+                "serial": f"S{i}",
+                "cpu_affinity": processors(i),
+            },
+        )
         for i in range(gpus)
     ]
     links = tuple(tuple("X" if i == j else link for j in range(gpus)) for i in range(gpus))
@@ -171,3 +191,55 @@ def test_a_gpu_with_slow_links_is_slower_than_its_peers_without_any_limit():
     finding = judge(Measurement("pair_bandwidth", values, {}), None, machine(), "check", rehearsal=False)
     assert finding.state == "missed"
     assert finding.slower_than_peers.keys() == {place for place in values if gpu(5) in place.parts}
+
+
+def test_a_pair_that_is_slow_in_one_direction_is_named_with_that_direction():
+    values = figures(lambda place: 370.0 if place == "gpu1-gpu3" else None)
+    measurement = Measurement("pair_bandwidth", values, {"direction": "write both ways", "link": "NVLink"})
+    finding = judge(measurement, None, machine(), "check", rehearsal=False, required=False)
+    assert [*map(str, finding.slower_than_peers)] == ["gpu1-gpu3"]
+
+
+SOCKETS = machine(processors=lambda index: [1 << index // 4])
+
+
+@pytest.mark.parametrize(
+    ("values", "topology", "named"),
+    [
+        ([45.0] * 4 + [45.0] * 3 + [36.0], SOCKETS, ["gpu7"]),
+        ([45.0, 44.9, 45.2, 38.0] + [30.0] * 4, SOCKETS, ["gpu3"]),
+        ([45.0] * 4 + [30.0] * 4, SOCKETS, []),  # the memory of one socket is shared by more: no GPU's fault
+        ([32.1, 32.8, 32.4, 32.4, 33.7, 34.1, 34.2, 34.5], SOCKETS, []),
+        ([43.0] * 4 + [29.0] * 4, machine(), []),  # a healthy virtual machine that shows one NUMA node
+    ],
+    ids=["a slow link", "of the faster half", "a slow half", "healthy", "NUMA nodes not shown"],
+)
+def test_host_links_all_at_once_are_held_against_those_at_the_same_numa_node(values, topology, named):
+    conditions = {"direction": "host to device", "at_once": "all", "method": "lined up"}
+    metric = metric_under("host_bandwidth", conditions)
+    by_place = {gpu(index): value for index, value in enumerate(values)}
+    measurement = Measurement("host_bandwidth", by_place, conditions, definition=metric)
+    finding = judge(measurement, None, topology, "check", rehearsal=False, required=False)
+    assert [*map(str, finding.slower_than_peers or ())] == named
+    assert finding.state == ("missed" if named else "for information")
+
+
+def test_ranks_meet_whomever_they_want_to_and_as_often():
+    lines = [StartingLine(3) for _ in range(3)]
+    for index, line in enumerate(lines):
+        line.draw(index, [each.address for each in lines])
+    for other in (1, 2, 1):  # the third rank rests while the first two meet, and the other way round
+        order = []
+
+        def meets(other=other, order=order):
+            lines[0].meet([other])
+            order.append("went on")
+
+        thread = Thread(target=meets)
+        thread.start()
+        order.append("came")
+        lines[other].meet([0])
+        thread.join()
+        assert order == ["came", "went on"]
+    for line in lines:
+        line.remove()

@@ -31,14 +31,23 @@ DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
     "int64", "int32", "int8", "uint8", "bool",
 )  # fmt: skip
-DIRECTIONS = ("host to device", "device to host", "read", "write", "both")
+DIRECTIONS = (
+    "host to device", "device to host", "host to device both ways", "device to host both ways",
+    "read", "write", "write both ways", "both",
+)  # fmt: skip
+# One direction while the other is as busy. "both" added the two up, before version 0.3.
+BOTH_WAYS: dict[Condition, str] = {
+    "host to device both ways": "host to device while the other way is busy",
+    "device to host both ways": "device to host while the other way is busy",
+    "write both ways": "write while the other way is busy",
+}
 LINKS = ("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host")
 METHODS: dict[Condition, str] = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
 # What several GPUs are held against: what each of them does alone, all at the same time, added up.
 EACH_ALONE = "sum of each alone"
 # Of metrics that were measured in another way before: matrix products of one shape, over one window; what a burn-in
-# retains of the rate of warm GPUs.
-ONE_WINDOW, WARMED_THROUGH = "one window", "warmed through"
+# retains of the rate of warm GPUs; host links that all begin to copy at the same moment.
+ONE_WINDOW, WARMED_THROUGH, LINED_UP = "one window", "warmed through", "lined up"
 # How collectives of a few bytes were launched.
 LAUNCHES: dict[Condition, str] = {"graph": "in a CUDA graph", "eager": "launched one by one"}
 
@@ -48,13 +57,13 @@ CONDITIONS: dict[str, ConditionType] = {
     "operation": ConditionType(("copy", "triad"), leads=True),
     "model": ConditionType(("resnet50", "resnet101", "resnet152")),
     "method": ConditionType(
-        ("ddp", "fsdp", "dp", EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, "graph", "eager"),
+        ("ddp", "fsdp", "dp", EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, "graph", "eager"),
         words={**METHODS, **LAUNCHES, EACH_ALONE: f"of the {EACH_ALONE}"},
         leads=True,
     ),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),
     "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),
-    "direction": ConditionType(DIRECTIONS, leads=True),
+    "direction": ConditionType(DIRECTIONS, words=BOTH_WAYS, leads=True),
     "link": ConditionType(LINKS, "over {}", leads=True),
     "bytes": ConditionType(int),
     "dtype": ConditionType(DTYPES),

@@ -24,6 +24,13 @@ STEADINESS = (
 WEAK = (
     "its only limit is a weak one, which machines that are far from healthy meet too: calibrate on a known-good machine"
 )
+# Without a profile, of metrics whose peers are not simply all places of their kind.
+OF_EVERY_MACHINE = (
+    # GPUs that copy at the same time share the way out of their socket.
+    Tolerance("host_bandwidth", 0.10, within="numa node", conditions={"at_once": "all"}),
+    # Two sockets are enough to tell: nothing makes memory faster than its channels are.
+    Tolerance("host_memory_bandwidth", 0.06, "best", source="one memory channel of twelve is 8 %, one of eight 12 %"),
+)
 
 
 class LimitMissed(AssertionError):
@@ -85,7 +92,8 @@ def tolerances_of(measurement: Measurement, of_profile: tuple[Tolerance, ...]) -
     worse = measurement.definition.peer_tolerance
     if worse is None:
         return ()
-    return of_profile or (Tolerance(measurement.metric, worse),)
+    without = tuple(each for each in OF_EVERY_MACHINE if each.holds(measurement))
+    return of_profile or without or (Tolerance(measurement.metric, worse),)
 
 
 def held(finding: Finding, topology: GpuTopology, no_limit: str) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,13 +12,15 @@ from torch import Tensor
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.probes.bits import hexadecimal
-from pytest_gpufleet.probes.links.copier import WORD_BYTES, Copier, Copy, HostCopier
+from pytest_gpufleet.probes.links.copier import WORD_BYTES, Copier, Copy, HostCopier, Meet
 from pytest_gpufleet.probes.links.cuda_copier import CudaCopier
 from pytest_gpufleet.world.rank import Rank
 
 WARM_UP = 4
 COPIES = 16
 SAMPLES = 3
+# A stream takes about a thousand in advance; of those that keep the way busy there are twice as many.
+MOST_COPIES = 300
 # Fewer copies where they would take longer than this: a broken link can be a hundred times as slow.
 SAMPLE_SECONDS = 0.5
 # What memory holds that nothing was copied to.
@@ -37,17 +40,18 @@ def copier(rank: Rank) -> Copier:
     return HostCopier() if rank.device.type == "cpu" else CudaCopier(rank)
 
 
-def bandwidth(copier: Copier, copies: Sequence[Copy]) -> tuple[float, ...]:
-    """Samples in GB/s of copies that run at the same time: what they move together."""
+def bandwidth(
+    copier: Copier, copies: Sequence[Copy], meet: Meet | None = None, lasting: float = 0.0
+) -> tuple[float, ...]:
+    """Samples in GB/s of the first of these copies, while the others keep the way busy, each of at least `lasting`
+    seconds. Where other ranks copy at the same time, they `meet` before each sample."""
     copier.seconds(copies, 0, 1)  # the first use of a way makes it
-    timed = max(1, min(COPIES, int(SAMPLE_SECONDS / max(copier.seconds(copies, 0, 1)))))
+    one = copier.seconds(copies, 0, 1, meet)
+    enough = max(COPIES, math.ceil(lasting / one))
+    timed = max(1, min(enough, int(SAMPLE_SECONDS / one), MOST_COPIES))
     warm_up = min(WARM_UP, timed)
-
-    def sample() -> float:
-        taken = copier.seconds(copies, warm_up, timed)
-        return sum(copy.nbytes / seconds / 1e9 for copy, seconds in zip(copies, taken, strict=True))
-
-    return tuple(sample() for _ in range(SAMPLES))
+    nbytes = copies[0].nbytes
+    return tuple(nbytes / copier.seconds(copies, warm_up, timed, meet) / 1e9 for _ in range(SAMPLES))
 
 
 def fill(words: Tensor, seed: int) -> Tensor:

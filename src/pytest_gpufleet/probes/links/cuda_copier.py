@@ -17,7 +17,7 @@ import torch
 
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.probes.links import cuda_driver
-from pytest_gpufleet.probes.links.copier import WORD, WORD_BYTES, Copy, Memory, Offer
+from pytest_gpufleet.probes.links.copier import WORD, WORD_BYTES, Copy, Meet, Memory, Offer
 from pytest_gpufleet.probes.links.cuda_driver import call
 from pytest_gpufleet.world.rank import Rank
 
@@ -75,21 +75,26 @@ class CudaCopier:
         self._staged[address] = context
         return address
 
-    def seconds(self, copies: Sequence[Copy], warm_up: int, timed: int) -> list[float]:
+    def seconds(self, copies: Sequence[Copy], warm_up: int, timed: int, meet: Meet | None = None) -> float:
         lanes = self._lanes[: len(copies)]
+        first, behind = lanes[0], warm_up if meet else 0
         torch.cuda.synchronize()
+        if meet:
+            meet()  # nobody holds a stream for longer than it takes to queue a sample
         with contextlib.nullcontext() if any(map(self._is_staged, copies)) else _held(lanes):
             for copy, lane in zip(copies, lanes, strict=True):
                 self._queue(copy, lane, warm_up)
-            for lane in lanes:
-                if lane is not lanes[0]:
-                    lane.stream.wait_event(lanes[0].start)  # all begin together
-                lane.start.record(lane.stream)
-            for copy, lane in zip(copies, lanes, strict=True):
-                self._queue(copy, lane, timed)
-                lane.end.record(lane.stream)
+            first.start.record(first.stream)
+            for copy, lane in zip(copies[1:], lanes[1:], strict=True):
+                lane.stream.wait_event(first.start)  # all begin together
+                self._queue(copy, lane, 2 * timed)
+            self._queue(copies[0], first, timed)
+            first.end.record(first.stream)
+            self._queue(copies[0], first, behind)
+            if meet:
+                meet()  # and now all of them begin
         torch.cuda.synchronize()
-        return [float(lane.start.elapsed_time(lane.end)) / 1e3 / timed for lane in lanes]
+        return float(first.start.elapsed_time(first.end)) / 1e3 / timed
 
     def leave(self) -> None:
         for address in self._mapped:

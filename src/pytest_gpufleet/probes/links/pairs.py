@@ -3,12 +3,19 @@
 The copies are those of nvbandwidth's device_to_device tests with copy engines. Behind an NVSwitch, pairs that share
 no GPU copy at the same time: on 8 GPUs that is 7 rounds of 4 pairs instead of 28 pairs one after the other. On 4x H200
 each pair alone gave the same figures.
+
+Both directions at once are two GPUs that write to each other: on 2x H200 (driver 580.159.04, 2026-11-22) that gave
+391.8 + 391.9 GB/s, and nvbandwidth 391.9 + 391.8. Reads in both directions are no measure of the link here: from memory
+that CUDA IPC, or a file descriptor of cuMemCreate, maps into the context of the reader the driver reads faster alone
+(396.3 against nvbandwidth's 393.9) and slower both ways (373.4 against 389.6), whether lined up or not; nvbandwidth has
+the contexts of both GPUs in one process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Literal
 
@@ -21,8 +28,9 @@ from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import METRICS, Metric, metric_under
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.links import copying
-from pytest_gpufleet.probes.links.copier import Copier, Copy, Memory, Offer
+from pytest_gpufleet.probes.links.copier import Copier, Copy, Meet, Memory, Offer
 from pytest_gpufleet.probes.links.copying import Copied
+from pytest_gpufleet.probes.links.starting_line import StartingLine
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -30,6 +38,22 @@ from pytest_gpufleet.world.world import World
 PairDirection = Literal["read", "write", "both"]
 Pair = tuple[int, int]  # the rank that copies, and the one whose memory it copies from or to
 Samples = tuple[float, ...]
+Sampled = Callable[[Copier, Sequence[Copy], Meet | None], Samples]
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """Whether a GPU writes to the memory of the other one of its pair, else it reads; and whether both do at once."""
+
+    writes: bool
+    both_ways: bool
+
+
+TRAFFIC: dict[PairDirection, _Traffic] = {
+    "read": _Traffic(writes=False, both_ways=False),
+    "write": _Traffic(writes=True, both_ways=False),
+    "both": _Traffic(writes=True, both_ways=True),
+}
 
 SMALL_BYTES = 16
 SMALL_COPIES = 100
@@ -38,16 +62,13 @@ SMALL_COPIES = 100
 def pair_bandwidth(world: World, topology: GpuTopology, direction: PairDirection, nbytes: int) -> Copied:
     """Bandwidth in GB/s between the GPUs of every pair, with buffers of `nbytes`, by the method of nvbandwidth.
 
-    "gpu0-gpu5" is what GPU 0 reads from the memory of GPU 5, or writes to it. With "both" the two read from each other
-    at the same time, and the figure is the sum.
+    "gpu0-gpu5" is what GPU 0 reads from the memory of GPU 5, or writes to it. With "both" it is what GPU 0 writes while
+    GPU 5 writes to it: the two are lined up before each sample, and each direction has a figure of its own.
     """
     metric = metric_under("pair_bandwidth", {}, topology.fabric)
-    samples, links, faults = _over_all_pairs(world, topology, direction, nbytes, copying.bandwidth)
-    if direction == "both":
-        samples = {
-            (i, j): tuple(map(sum, zip(each, samples[j, i], strict=True))) for (i, j), each in samples.items() if i < j
-        }
-    return Copied(_measurements(world, metric, {"direction": direction}, nbytes, samples, links), faults)
+    samples, links, faults = _over_all_pairs(world, topology, TRAFFIC[direction], nbytes, copying.bandwidth)
+    conditions = {"direction": "write both ways" if direction == "both" else direction}
+    return Copied(_measurements(world, metric, conditions, nbytes, samples, links), faults)
 
 
 def pair_latency(world: World, topology: GpuTopology) -> Copied:
@@ -55,13 +76,13 @@ def pair_latency(world: World, topology: GpuTopology) -> Copied:
 
     100 copies one behind the other, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does.
     """
-    samples, links, faults = _over_all_pairs(world, topology, "read", SMALL_BYTES, _microseconds)
+    samples, links, faults = _over_all_pairs(world, topology, TRAFFIC["read"], SMALL_BYTES, _microseconds)
     return Copied(_measurements(world, METRICS["pair_latency"], {}, SMALL_BYTES, samples, links), faults)
 
 
 def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> list[Fault]:
     """What every GPU reads wrong from the memory of every other one."""
-    return _over_all_pairs(world, topology, "both", nbytes, _once)[2]
+    return _over_all_pairs(world, topology, _Traffic(writes=False, both_ways=True), nbytes, _once)[2]
 
 
 def turns(n: int, topology: GpuTopology) -> list[list[Pair]]:
@@ -86,9 +107,9 @@ def rounds(n: int) -> list[list[Pair]]:
 def _over_all_pairs(
     world: World,
     topology: GpuTopology,
-    direction: PairDirection,
+    traffic: _Traffic,
     nbytes: int,
-    sampled: Callable[[Copier, Sequence[Copy]], Samples],
+    sampled: Sampled,
 ) -> tuple[dict[Pair, Samples], dict[Pair, str], list[Fault]]:
     """Copy over every pair. For each: what `sampled` made of it, and its kind of link; and faults of the data."""
     samples: dict[Pair, Samples] = {}
@@ -96,14 +117,14 @@ def _over_all_pairs(
     direct = world.run(_reach, world.run(_prepare, nbytes))
     for pairs in turns(world.size, topology):
         back = [(j, i) for i, j in pairs]
-        for at_once in [pairs + back] if direction == "both" else [pairs, back]:
-            found = world.run(_copy, dict(at_once), direction, sampled)
+        for at_once in [pairs + back] if traffic.both_ways else [pairs, back]:
+            found = world.run(_copy, dict(at_once), traffic, sampled)
             # Whose memory has been copied to, and from whose.
-            filled = dict((j, i) if direction == "write" else (i, j) for i, j in at_once)
+            filled = dict((j, i) if traffic.writes else (i, j) for i, j in at_once)
             differences = world.run(_difference, filled)
             for i, j in at_once:
                 samples[i, j] = found[i]
-                if text := differences[j if direction == "write" else i]:
+                if text := differences[j if traffic.writes else i]:
                     faults.append(Fault("copy_wrong", (_place(world, (i, j)),), text))
     world.run(_leave)
     world.run(_free)  # not before nobody reaches it any more
@@ -146,60 +167,59 @@ def _measurements(
 
 @dataclass
 class _Ends:
-    """What a rank copies between: memory of its own, and the others' (source, sink)."""
+    """What a rank copies between: memory of its own, and the others' (source, sink); and where it meets them."""
 
     copier: Copier
     source: Memory
     sink: Memory
-    others: dict[int, Pair]
+    line: StartingLine
+    others: dict[int, Pair] = field(default_factory=dict)
 
 
 ENDS = "the ends of links"  # of a rank, which it keeps from `_prepare` to `_free`
 
 
-def _prepare(rank: Rank, nbytes: int) -> tuple[Offer, Offer]:
+def _prepare(rank: Rank, nbytes: int) -> tuple[Offer, Offer, str]:
     copier = copying.copier(rank)
-    ends = rank.kept[ENDS] = _Ends(copier, copier.device_memory(nbytes), copier.device_memory(nbytes), {})
+    source, sink = copier.device_memory(nbytes), copier.device_memory(nbytes)
+    ends = rank.kept[ENDS] = _Ends(copier, source, sink, StartingLine(rank.size))
     copying.fill(ends.source.words, rank.index)
     ends.sink.words.fill_(copying.BLANK)
-    return copier.offer(ends.source), copier.offer(ends.sink)
+    return copier.offer(ends.source), copier.offer(ends.sink), ends.line.address
 
 
-def _reach(rank: Rank, offers: list[tuple[Offer, Offer]]) -> list[bool]:
+def _reach(rank: Rank, offers: list[tuple[Offer, Offer, str]]) -> list[bool]:
     """Reach the memory of all others; for each, whether this is possible without a way through host memory."""
     ends: _Ends = rank.kept[ENDS]
-    for index, (source, sink) in enumerate(offers):
+    ends.line.draw(rank.index, [line for *_, line in offers])
+    for index, (source, sink, _) in enumerate(offers):
         if index != rank.index:
             with rank.phase(f"reach the memory of rank {index}"):
                 ends.others[index] = ends.copier.reach(source), ends.copier.reach(sink)
-    return [index != rank.index and ends.copier.reaches_directly(source) for index, (source, _) in enumerate(offers)]
+    return [index != rank.index and ends.copier.reaches_directly(source) for index, (source, *_) in enumerate(offers)]
 
 
-def _copy(
-    rank: Rank,
-    pairs: dict[int, int],
-    direction: PairDirection,
-    sampled: Callable[[Copier, Sequence[Copy]], Samples],
-) -> Samples:
+def _copy(rank: Rank, pairs: dict[int, int], traffic: _Traffic, sampled: Sampled) -> Samples:
     if rank.index not in pairs:
         return ()
     ends: _Ends = rank.kept[ENDS]
     other = pairs[rank.index]
     source, sink = ends.others[other]
     nbytes = ends.source.words.nbytes
-    with rank.phase(f"copies between ranks {rank.index} and {other}: {direction}"):
-        if direction == "write":
-            return sampled(ends.copier, [Copy(sink, ends.source.address, nbytes)])
-        return sampled(ends.copier, [Copy(ends.sink.address, source, nbytes)])
+    meet = partial(ends.line.meet, [other]) if traffic.both_ways else None
+    with rank.phase(f"rank {rank.index} {'writes to' if traffic.writes else 'reads from'} rank {other}"):
+        if traffic.writes:
+            return sampled(ends.copier, [Copy(sink, ends.source.address, nbytes)], meet)
+        return sampled(ends.copier, [Copy(ends.sink.address, source, nbytes)], meet)
 
 
-def _microseconds(copier: Copier, small: Sequence[Copy]) -> Samples:
+def _microseconds(copier: Copier, small: Sequence[Copy], meet: Meet | None) -> Samples:
     copier.seconds(small, 0, 1)  # the first use of a way makes it
-    return tuple(1e6 * copier.seconds(small, copying.WARM_UP, SMALL_COPIES)[0] for _ in range(copying.SAMPLES))
+    return tuple(1e6 * copier.seconds(small, copying.WARM_UP, SMALL_COPIES, meet) for _ in range(copying.SAMPLES))
 
 
-def _once(copier: Copier, one: Sequence[Copy]) -> Samples:
-    copier.seconds(one, 0, 1)
+def _once(copier: Copier, one: Sequence[Copy], meet: Meet | None) -> Samples:
+    copier.seconds(one, 0, 1, meet)
     return ()
 
 
@@ -217,4 +237,6 @@ def _leave(rank: Rank) -> None:
 
 
 def _free(rank: Rank) -> None:
-    rank.kept.pop(ENDS).copier.free()
+    ends: _Ends = rank.kept.pop(ENDS)
+    ends.line.remove()
+    ends.copier.free()
