@@ -62,6 +62,76 @@ def test_search(nccl_group, gpu_topology):
 """
 
 
+SMALL = """
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_gpufleet import MiB, WORLD, bus_bandwidth, measure, measure_all
+from pytest_gpufleet.probes import COLLECTIVES, collective_latency, launch_time, sweep
+from pytest_gpufleet.probes.timing import replays
+
+def cannot_capture(rank):
+    def refuse(*args):
+        raise RuntimeError("this GPU cannot")
+    if rank.index == 1:
+        replays.captured = refuse
+
+def group_with_graphs_ends(rank):
+    group = dist.new_group(range(rank.size))
+    data = torch.zeros(2, device=rank.device)
+    took = replays.replayed(rank, lambda: dist.all_reduce(data, group=group), 1)
+    dist.destroy_process_group(group)
+    return took.seconds[0]
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_graph(nccl_group, name):
+    figures = measure_all(nccl_group, sweep, collective_latency, name, [8, 32768, MiB])
+    assert [figure.conditions["method"] for figure in figures] == 3 * ["graph"]
+    print("LATENCY", name, [round(figure.values[WORLD], 1) for figure in figures])
+    assert max(figure.values[WORLD] for figure in figures) < 100
+    assert measure(nccl_group, bus_bandwidth, name, MiB).conditions["method"] == "graph"
+    assert "method" not in measure(nccl_group, bus_bandwidth, name, 2 * MiB).conditions
+
+def test_group_ends(nccl_group):
+    assert max(nccl_group.run(group_with_graphs_ends, timeout=60)) < 1e-4
+
+@pytest.mark.fresh_world
+def test_launch_time(nccl_group):
+    figure = measure(nccl_group, launch_time)
+    print("LAUNCHES", figure.values, figure.spread)
+    assert [*figure.values] == [gpu.place for gpu in nccl_group.gpus]
+    assert max(figure.values.values()) < 1.5 * min(figure.values.values())
+
+@pytest.mark.fresh_world
+def test_one_gpu_cannot_capture(nccl_group):
+    nccl_group.run(cannot_capture)
+    figure = measure(nccl_group, collective_latency, "all_reduce", 8)
+    assert figure.conditions["method"] == "eager"
+    assert measure(nccl_group, bus_bandwidth, "all_reduce", MiB).conditions["method"] == "eager"
+"""
+
+# A thread that computes in the process of rank 1 takes its host from it.
+BUSY = """
+import pytest
+
+def plant(rank):
+    import threading
+
+    def compute():
+        number = 1
+        while True:
+            number = number * 3 % 1000003
+
+    if rank.index == 1:
+        threading.Thread(target=compute, daemon=True).start()
+
+@pytest.fixture(autouse=True, scope="session")
+def busy(nccl_group):
+    nccl_group.run(plant)
+"""
+
+
 @pytest.fixture
 def on_gpus(run_pytest):
     """Run checks on all GPUs, with the NCCL variables of this machine: some of them need NCCL_NVLS_ENABLE=0."""
@@ -93,6 +163,19 @@ def test_healthy_gpus_are_fast_and_steady(on_gpus):
         if one.measurement.conditions["bytes"] >= 64 << 20
     }
     assert {what: spread for what, spread in spreads.items() if spread > 0.05} == {}
+
+
+def test_small_collectives_come_from_graphs_where_every_gpu_can_capture_them(on_gpus):
+    run = on_gpus("-rP", files={"test_inner.py": SMALL})
+    assert set(run.outcomes.values()) == {"passed"}, run.text
+
+
+@of_three
+def test_a_host_that_launches_slowly_is_found_by_its_peers(on_gpus):
+    run = on_gpus(f"{SPEED}::test_launch_time", "-p", "busy", files={"busy.py": BUSY})
+    assert run.outcomes == {"test_launch_time": "failed"}, run.text
+    (finding,) = run.record.findings
+    assert [*(finding.slower_than_peers or ())] == [GPUS[1].place]
 
 
 @of_three

@@ -5,8 +5,12 @@ import json
 import pytest
 
 from pytest_gpufleet import GiB
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.probes.collectives.speed import buffer_bytes
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
+from pytest_gpufleet.verdict.judgement import judge
 from tests.conftest import INNER
 
 # doc/PERFORMANCE.md of nccl-tests, for 8 ranks.
@@ -47,6 +51,23 @@ def test_parts_are_equal_and_in_place_shares_memory(name, n):
         part = range(total)[total // n * me :][: total // n]
         assert input == (part if collective.one_part == "input" else range(total))
         assert output == (part if collective.one_part == "output" else range(total))
+
+
+@pytest.mark.parametrize(
+    ("usual", "slow", "told"),
+    [
+        (40.0, 46.6, []),  # two healthy H200 differed so
+        (40.0, 52.0, []),
+        (40.0, 85.0, [gpu(2)]),  # its processor has another program on it
+    ],
+)
+def test_a_rank_of_which_the_host_launches_slowly_is_told(usual, slow, told):
+    values = {gpu(index): slow if index == 2 else usual for index in range(8)}
+    launching = Measurement("launch_time", values, {"collective": "all_reduce", "bytes": 8, "ranks": 8})
+    gpus = tuple(Gpu(index, {"name": "Card", "uuid": f"GPU-{index}"}) for index in range(8))
+    finding = judge(launching, None, GpuTopology(gpus=gpus), "a", rehearsal=False, required=False)
+    assert [*(finding.slower_than_peers or ())] == told
+    assert finding.state == ("missed" if told else "for information")
 
 
 def test_figures_say_what_they_were_measured_with(fleet_here):

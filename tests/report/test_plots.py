@@ -48,6 +48,18 @@ def test_curves_have_a_panel_a_collective_with_limits_and_what_was_published(sta
     assert {"16", "1,024"} <= words_in(drawn["Training throughput against batch of each GPU"])
 
 
+def test_a_curve_is_one_line_whether_graphs_or_launches_made_its_points() -> None:
+    def finding(nbytes: int, **how: str) -> Finding:
+        conditions = {"collective": "all_reduce", "bytes": nbytes, "ranks": 8, **how}
+        return Finding("a", Measurement("busbw", {WORLD: 1.0 + nbytes}, conditions), "for information")
+
+    from_graphs = [finding(8 << step, method="graph") for step in range(3)]
+    launched = [finding(4 << 20 << step) for step in range(3)]
+    ((_, svg),) = curves([*from_graphs, *launched])
+    assert not {"in a CUDA graph", "launched one by one", "measured"} & words_in(svg)  # a legend tells lines apart
+    assert {"16\u2009B", "16\u2009MiB"} <= words_in(svg)
+
+
 def test_bars_name_every_gpu_its_figure_and_what_missed(bad_gpu: Record) -> None:
     drawn = by_caption(bars(bad_gpu.findings))
     assert len(drawn) == 4
