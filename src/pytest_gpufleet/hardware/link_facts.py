@@ -96,7 +96,7 @@ def _fabric_info(nvml: Any, handle: Any) -> Any:
 def pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
     """By the system, which asks device and port apart. A virtual machine shows no port, or one that is none."""
     domain, _, rest = str(text(nvml.nvmlDeviceGetPciInfo(handle).busId)).lower().partition(":")
-    device = (PCI_DEVICES / f"{domain[-4:]}:{rest}").resolve()
+    device = (PCI_DEVICES / f"{int(domain, 16):04x}:{rest}").resolve()
     widths = {"gpu": _lanes(device), "port": _lanes(device.parent)}
     if not widths["gpu"]:
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
