@@ -78,7 +78,7 @@ def cannot_capture(rank):
         replays.captured = refuse
 
 def group_with_graphs_ends(rank):
-    group = dist.new_group(range(rank.size))
+    group = dist.new_group(list(range(rank.size)))
     data = torch.zeros(2, device=rank.device)
     took = replays.replayed(rank, lambda: dist.all_reduce(data, group=group), 1)
     dist.destroy_process_group(group)
@@ -96,7 +96,6 @@ def test_graph(nccl_group, name):
 def test_group_ends(nccl_group):
     assert max(nccl_group.run(group_with_graphs_ends, timeout=60)) < 1e-4
 
-@pytest.mark.fresh_world
 def test_launch_time(nccl_group):
     figure = measure(nccl_group, launch_time)
     print("LAUNCHES", figure.values, figure.spread)

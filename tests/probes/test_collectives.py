@@ -10,6 +10,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.probes.collectives.speed import buffer_bytes
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
+from pytest_gpufleet.probes.timing.all_ranks import plan
 from pytest_gpufleet.verdict.judgement import judge
 from tests.conftest import INNER
 
@@ -30,6 +31,20 @@ def test_buffers_count_what_a_rank_holds():
         "all_reduce": 8, "all_gather": 9, "reduce_scatter": 9, "broadcast": 8, "reduce": 8, "all_to_all": 16,
         "gather": 9, "scatter": 9, "sendrecv": 16,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("each", "iterations", "runs", "ahead"),
+    [
+        (10e-6, 20, 51, 50),
+        (160e-6, 20, 17, 32),  # 64 MiB on two H200
+        (3.2e-3, 20, 3, 2),  # 1 GiB
+        (24.6e-3, 6, 3, 1),  # 8 GiB
+        (2.5, 2, 1, 0),  # 8 GiB on a machine on which everything is a hundred times as slow
+    ],
+)
+def test_samples_are_long_enough_and_end_on_a_broken_machine(each, iterations, runs, ahead):
+    assert plan("cuda", each) == (iterations, runs, ahead)
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])

@@ -30,6 +30,7 @@ AHEAD_SECONDS = 0.005
 MAX_AHEAD = 50
 WARM_UP = {"cuda": 5, "cpu": 1}
 WARM_UP_SECONDS = 0.5
+TICK = 0.5e-6  # seconds, of the clock of a GPU: ranks that only keep step with others launch nothing
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,19 @@ def timing(
 
     run(1)  # connects the ranks and loads the kernels
     warm_up = agree(rank, min(WARM_UP[device], max(1, int(WARM_UP_SECONDS / run(1)))))
-    trial = run(warm_up)
-    iterations = agree(rank, max(MIN_ITERATIONS, min(ITERATIONS[device], int(longest / trial))))
-    fill = math.ceil(MIN_SECONDS[device] / (iterations * trial))
-    runs = agree(rank, min(MAX_RUNS, max(MIN_RUNS[device], fill // 2 * 2 + 1)))  # odd: one of them is the median
-    ahead = agree(rank, min(MAX_AHEAD, math.ceil(AHEAD_SECONDS / trial)))
+    iterations, runs, ahead = (agree(rank, number) for number in plan(device, run(warm_up), longest))
     return Timing(tuple(median(run(iterations) for _ in range(runs)) for _ in range(samples)), iterations, runs)
+
+
+def plan(device: str, each: float, longest: float = RUN_SECONDS) -> tuple[int, int, int]:
+    """How many operations to time in a run, how many runs make a sample, and how many operations to launch ahead of
+    each, where one takes `each` seconds and a run should take `longest` at most."""
+    iterations = max(MIN_ITERATIONS, min(ITERATIONS[device], int(longest / each)))
+    if each > longest:
+        return iterations, 1, 0  # what disturbs for milliseconds is nothing beside that
+    fill = math.ceil(MIN_SECONDS[device] / (iterations * each))
+    runs = min(MAX_RUNS, max(MIN_RUNS[device], fill // 2 * 2 + 1))  # odd: one of them is the median
+    return iterations, runs, min(MAX_AHEAD, math.ceil(AHEAD_SECONDS / each))
 
 
 def seconds(rank: Rank, launch: Callable[[], object], iterations: int, ahead: int = 0) -> float:
@@ -87,7 +95,7 @@ def seconds(rank: Rank, launch: Callable[[], object], iterations: int, ahead: in
         launch()
     last.record()
     torch.cuda.synchronize()
-    return float(first.elapsed_time(last)) / 1e3 / iterations
+    return max(TICK, float(first.elapsed_time(last)) / 1e3) / iterations
 
 
 def wait(works: Iterable[Iterable[dist.Work]]) -> None:
