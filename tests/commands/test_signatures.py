@@ -200,7 +200,7 @@ NOT_GOOD = {
         edit(f"signed-by-{VENDOR}.json", "INCOMPLETE", "ACCEPTED"), "one of the two was changed"),
     "another run": (of_another_run, "is of a run with another host node7"),
     "another verdict": (
-        claims(run={"host": "node7", "utc": "2026-11-21T01:40:06+00:00", "verdict": "ACCEPTED"}),
+        claims(run={"host": "node7", "utc": "2026-11-21T01:40:06+00:00", "verdict": "ACCEPTED", "basis": ""}),
         "is of a run with another verdict ACCEPTED"),
     "another name": (under_another_name, f"the signature of '{CUSTOMER}' is one of {VENDOR}"),
     "namespace of another program": (

@@ -412,7 +412,7 @@ def test_recorded_figures_meet_other_limits_or_not(
     before = sha256(folder / "evidence.jsonl")
     path, page = contract(tmp_path / "contract.toml", **judged_by), tmp_path / "judged.html"
     ended, text = gpufleet("judge", folder, "--fleet-profile", path, "-o", page)
-    assert (ended, text.split()[0]) == (status, verdict)
+    assert (ended, text.split()[0].rstrip(";")) == (status, verdict)
     assert "judged again with the limits of profile Contract 4711" in text
     assert f"<strong>{verdict}</strong>" in page.read_text()
     assert "It is not the verdict that the run itself came to" in page.read_text()

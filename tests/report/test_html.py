@@ -64,7 +64,7 @@ def test_tables_and_headings_serve_a_screen_reader(every_page: Page) -> None:
     ("name", "parts"),
     [
         ("STANDARD", ["Every check that level standard requires ran on 8 GPUs", "all 87 judged figures met their"]),
-        ("BAD GPU", ["37 of", "checks failed. GPU 5 (serial 1654324000005) is named in 37 of them."]),
+        ("BAD GPU", ["41 of", "checks failed. GPU 5 (serial 1654324000005) is named in 41 of them."]),
         ("REJECTED", ["3 of 7 checks failed.", "is named in 2 of them; 1 points to no single GPU."]),
         ("REHEARSAL", ["2 checks passed, none failed, 1 needs a GPU."]),
         ("INCOMPLETE", ["not everything that is required was judged: this is no acceptance. Open: 1"]),
@@ -245,7 +245,7 @@ def test_customers_limits_are_marked(accepted: Record) -> None:
         theirs.append(replace(finding, limit=limit))
     accepted.findings = theirs
     page = Page(summary(accepted))
-    assert page.text.count("(customer's)") == sum(finding.limit is not None for finding in theirs)
+    assert page.text.count("contract, customer's") - 1 == sum(finding.limit is not None for finding in theirs)
     assert "contract, customer's limit from h200.toml" in page.text
 
 

@@ -24,8 +24,10 @@ def text_of(record: Record) -> str:
 
 def test_verdict_stands_first_in_its_colour(every_record: Record) -> None:
     colours = {"ACCEPTED": "green", "REJECTED": "red", "INCOMPLETE": "yellow", "REHEARSAL": "cyan"}
-    word, markup = summary_lines(every_record)[0]
+    line, markup = summary_lines(every_record)[0]
+    word, _, stands_on = line.partition("; ")
     assert word == every_record.verdict
+    assert bool(stands_on) == (word == "ACCEPTED")
     assert markup == {colours[word]: True, "bold": True}
     assert why(every_record) in text_of(every_record)
     assert all(reason in text_of(every_record) for reason in reasons(every_record))

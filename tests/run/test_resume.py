@@ -215,7 +215,7 @@ def test_what_was_carried_over_stands_beside_the_acceptance(ended):
     record.checks[check] = replace(record.checks[check], run="node7-a")
     earlier = Earlier("node7-a", Moment("2026-11-20T23:10:00+00:00"), (other, "own.py::test_x"))
     record.run = msgspec.structs.replace(record.run, resumed=(earlier,))
-    verdict, (_, carried, *failed) = conclude(record)
+    verdict, (_, _, carried, *failed) = conclude(record)
     assert verdict == "ACCEPTED"
     assert carried == f"1 of {len(record.checks)} checks carried over from node7-a of 2026-11-20 23:10 UTC"
     assert failed == [
@@ -277,7 +277,7 @@ def test_what_spoiled_a_run_spoils_those_that_go_on_with_it(tmp_path, what):
 def test_a_run_that_only_died_spoils_nothing(tmp_path):
     (limits := tmp_path / "limits.toml").write_text(LIMITS)
     first = cut_short(tmp_path / "first", {"event": "check_started", "check": "own.py::test_dies"}, limits=limits)
-    _, verdict, (_, carried, *_) = gone_on_with(first, "second", limits)
+    _, verdict, (_, _, carried, *_) = gone_on_with(first, "second", limits)
     assert verdict == "ACCEPTED"
     assert "checks carried over from first of 2026-11-21 01:40 UTC" in carried
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, new_console, printing, tell
 from pytest_gpufleet.commands.writing import check_output, write
+from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
@@ -20,6 +21,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--fleet-profile", type=Path, metavar="PATH",
         help="limits from this TOML file (default: the shipped ones for this GPU model)",
     )  # fmt: skip
+    parser.add_argument(
+        "--fleet-basis", choices=GRADES, metavar="GRADE",
+        help=f"what limits have to be at least: {', '.join(GRADES)} (default: what the run asked for)",
+    )  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a report of this judgement as HTML")
 
 
@@ -31,7 +36,7 @@ def _run(given: argparse.Namespace) -> int:
         record = given.folder.record()
         try:
             limits = profile.choose(given.fleet_profile, {gpu.name for gpu in record.topology.gpus})
-            record = judge_again(record, limits)
+            record = judge_again(record, limits, given.fleet_basis)
         except profile.ProfileError as error:
             raise Refused(f"--fleet-profile: {error}") from None
         if given.output:

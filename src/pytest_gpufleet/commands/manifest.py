@@ -12,10 +12,11 @@ from typing import Any
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY
+from pytest_gpufleet.verdict.basis import told
 
 SCHEMA = 1
 SIGNED = (EVIDENCE, SUMMARY, REPORT)
-RUN = ("host", "utc", "verdict")
+RUN = ("host", "utc", "verdict", "basis")
 MOST_NOTE = 1000
 # What can stand in a file of allowed signers as a principal, means nothing there as a pattern, and is a file name.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._+-]{0,99}")
@@ -83,5 +84,5 @@ def check_note(text: str) -> str:
 
 def of_run(record: Record) -> dict[str, str]:
     """What a manifest says about a run."""
-    said = {**codec.plain(record.run), "verdict": record.verdict}
+    said = {**codec.plain(record.run), "verdict": record.verdict, "basis": told(record)}
     return {name: said.get(name) or "" for name in RUN}

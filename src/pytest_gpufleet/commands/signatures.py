@@ -93,7 +93,8 @@ def _check(
     if allowed is None:
         return Signature((), f"{who} was not checked: --allowed-signers FILE says who may sign")
     remark = f': "{manifest.note}"' if manifest.note else ""
-    return Signature((), f"signed by {name}, at {manifest.time} by the signer's clock, {run['verdict']}{remark}")
+    verdict = "; ".join(filter(None, (run["verdict"], run["basis"])))
+    return Signature((), f"signed by {name}, at {manifest.time} by the signer's clock, {verdict}{remark}")
 
 
 def _differences(manifest: Manifest, name: str, run: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

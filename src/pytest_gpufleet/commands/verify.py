@@ -19,6 +19,8 @@ from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
+SINCE_SCHEMA_2 = ("faults", "nodes", "basis", "limits_not_applied")
+
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=RunFolder.of, metavar="DIR", help="the folder of a run")
@@ -86,8 +88,8 @@ def _contradictions(given: dict[str, object], record: Record, digest: str) -> It
         yield f"{SUMMARY} has schema {schema}, but this version of the program knows {summary.SCHEMA}"
         return
     expected = json.loads(summary.text(record, digest))
-    if record.run.schema == 1:  # by a version before 0.3, which told of neither
-        expected = {name: told for name, told in expected.items() if name in given or name not in ("faults", "nodes")}
+    if record.run.schema == 1:  # by a version before 0.3, which told of none of these
+        expected = {name: told for name, told in expected.items() if name in given or name not in SINCE_SCHEMA_2}
     if wrong := [name for name in {**expected, **given} if given.get(name) != expected.get(name)]:
         yield f"{SUMMARY} does not say what the evidence says: {', '.join(wrong)}"
 

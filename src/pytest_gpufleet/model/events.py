@@ -23,7 +23,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import Level
-from pytest_gpufleet.model.limit import GivenLimits
+from pytest_gpufleet.model.limit import GivenLimits, Grade
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.suite import Suite
 
@@ -69,7 +69,8 @@ class NodeFound(msgspec.Struct, frozen=True):
 
 
 class RunHeader(Event, frozen=True, tag="run"):
-    """What evidence says of its run first. `gpus`: what --gpus asked for. `deadline_seconds`: 0 if there was none."""
+    """What evidence says of its run first. `gpus`: what --gpus asked for. `deadline_seconds`: 0 if there was none.
+    `basis`: the lowest grade of a limit that a figure may be held against which needs one."""
 
     schema: int = SCHEMA
     host: str = ""
@@ -79,6 +80,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     level: Level = "standard"
     burn_in_seconds: Amount = 0
     deadline_seconds: Amount = 0
+    basis: Grade = "physical"
     gpus: str = ""
     gpus_present: Count = 0
     rehearsal: bool = False

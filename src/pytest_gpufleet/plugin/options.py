@@ -55,6 +55,14 @@ def _level(text: str) -> str:
     return text
 
 
+def _grade(text: str) -> str:
+    from pytest_gpufleet.model.limit import GRADES
+
+    if text not in GRADES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no grade of limits: {', '.join(GRADES)} are, the best first")
+    return text
+
+
 _DEFAULT = {each.name: each.default for each in fields(Options)}
 OPTIONS = (
     Option(
@@ -77,6 +85,12 @@ OPTIONS = (
     Option(
         "--fleet-profile", "profile", Path, "PATH",
         "limits from this TOML file, which may extend a shipped profile (default: the shipped ones for this GPU model)",
+        site=True,
+    ),
+    Option(
+        "--fleet-basis", "basis", _grade, "GRADE",
+        "what limits have to be at least: contract, calibrated, published, project or physical (the default); where a "
+        "figure that needs a limit has a lower one, the verdict is INCOMPLETE",
         site=True,
     ),
     Option(

@@ -14,7 +14,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     if not run.options.makes_a_run:
         return None
     resumed = f"; {len(run.carried)} checks carried over from {run.options.resume}" if run.options.resume else ""
-    return f"gpufleet: {run.ground.headline(run.options.level)}{resumed}"
+    return f"gpufleet: {run.ground.headline(run.options.level, run.options.basis)}{resumed}"
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
@@ -40,4 +40,4 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         elif run.evidence.path.exists():
             terminalreporter.write_line(f"evidence: {run.evidence.path}")
     elif run.ranks.in_use is not None and run.ground.rehearsal_ranks:
-        terminalreporter.write_line(f"gpufleet: {run.ground.headline(run.options.level)}")
+        terminalreporter.write_line(f"gpufleet: {run.ground.headline(run.options.level, run.options.basis)}")

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.verdict import failure
 
 MOST_REASONS = 10
@@ -59,8 +60,15 @@ def stamp(record: Record) -> Stamp:
     return STAMPS.get(record.verdict or "", STAMPS["INCOMPLETE"])
 
 
+def headline(record: Record) -> str:
+    """The verdict in a line; what was accepted, with what that stands on."""
+    word = stamp(record).word
+    return "; ".join(filter(None, (word, basis.told(record) if word == "ACCEPTED" else "")))
+
+
 def reasons(record: Record, where_more: str = "which the report lists") -> list[str]:
-    """Why the verdict is what it is, or that there is none; the first few, and `where_more` says where all of them are.
+    """Why the verdict is what it is, or that there is none, beyond the headline; the first few, and `where_more` says
+    where all of them are.
 
     Of a check with parameters that failed in several cases there is one reason.
     """
@@ -68,7 +76,8 @@ def reasons(record: Record, where_more: str = "which the report lists") -> list[
         return [*record.reasons, "No verdict was recorded: the run did not reach its end."]
     titled = (check for check in record.checks.values() if check.title)
     without_case = {failure(check): failure(replace(check, id=check.id.partition("[")[0])) for check in titled}
-    cases = Counter(without_case.get(reason, reason) for reason in record.reasons)
+    beyond = (reason for reason in record.reasons if reason != basis.told(record))
+    cases = Counter(without_case.get(reason, reason) for reason in beyond)
     told = [f"{reason}, {count} cases" if count > 1 else reason for reason, count in cases.items()]
     more = len(told) - MOST_REASONS
     return told[:MOST_REASONS] + ([f"... and {more} more, {where_more}"] if more > 0 else [])

@@ -11,6 +11,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.groups import group_title
+from pytest_gpufleet.verdict.basis import too_low
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, unused_limits
 from pytest_gpufleet.verdict.verdict import ALTERED, DEADLINE, left_out, short_burn_in, without_figures
@@ -23,10 +24,13 @@ NOUNS = {
     "incomplete": "run",
     "too short": "burn-in",
     "not judged": "figure",
+    "below the basis": "figure",
     "without telemetry": "GPU",
     "not applied": "limit",
     "calibrated here": "profile",
 }  # of what there is a count, else checks
+
+FIGURES = ("not judged", "below the basis")  # states of what stands in the tables of figures too
 
 Open = tuple[str, str, str, str]  # state, reason, group of checks, what
 
@@ -43,14 +47,14 @@ class Gap:
     @property
     def shown(self) -> tuple[str, ...]:
         """The first few figures, since each stands in a table above; of the rest all, the cases of one together."""
-        if self.state == "not judged":
+        if self.state in FIGURES:
             return self.things[:MOST_FIGURES]
         cases = Counter(self.things).items()
         return tuple(f"{thing}, {count} cases" if count > 1 else thing for thing, count in cases)
 
     @property
     def more(self) -> int:
-        return len(self.things[MOST_FIGURES:]) if self.state == "not judged" else 0
+        return len(self.things[MOST_FIGURES:]) if self.state in FIGURES else 0
 
 
 def gaps(record: Record) -> list[Gap]:
@@ -106,6 +110,9 @@ def _open(record: Record) -> Iterator[Open]:
         if finding.state == "not judged":
             what = ", ".join([wording.title(finding), *wording.conditions(finding)])
             yield "not judged", finding.reason or "no reason was given", group_title(finding.check), what
+    for finding, why in too_low(record):
+        what = ", ".join([wording.title(finding), *wording.conditions(finding)])
+        yield "below the basis", why, group_title(finding.check), what
     yield from _ended(record, "skipped")
     level, known = record.run.level, record.suite.checks
     in_time = record.broken != DEADLINE

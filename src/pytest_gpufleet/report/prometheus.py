@@ -19,10 +19,12 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.check import Outcome
+from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS
+from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import told
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures
 
@@ -62,6 +64,17 @@ def _of_the_run(record: Record) -> Metrics:
         "gpufleet_exit_status",
         "Exit status of the last acceptance run.",
         [(host, math.nan if record.exit_status is None else record.exit_status)],
+    )
+    counts, worst = basis.by_grade(record), basis.lowest(record)
+    yield (
+        "gpufleet_figures_judged",
+        "Figures of the last acceptance run by the grade of the limit that they were held against.",
+        [({"grade": grade}, counts.get(grade, 0)) for grade in GRADES],
+    )
+    yield (
+        "gpufleet_basis",
+        "Whether this is the lowest grade of the limits that figures of the last acceptance run were held against.",
+        [({"grade": grade, **host}, float(grade == worst)) for grade in GRADES],
     )
     yield (
         "gpufleet_checks",

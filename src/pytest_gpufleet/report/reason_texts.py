@@ -57,7 +57,7 @@ def _why(record: Record) -> str:
         if first and not unexplained:
             return f"{failed} {first}"
         return " ".join(filter(None, (failed, first, _named(record, unexplained), _first_cause(record, unexplained))))
-    told = [f"{remark}." for remark in remarks(record)]
+    told = [f"{wording.capitalised(remark)}." for remark in remarks(record)]
     if word == "ACCEPTED":
         return " ".join(filter(None, (_judged(record), *told, _tightest(record))))
     own = f"{wording.capitalised(text)}." if (text := own_limits(record)) else ""

@@ -57,15 +57,16 @@ class Ground:
         """A fact of the host at this moment; None where the system does not tell."""
         return self.node.host()[fact]
 
-    def headline(self, level: str) -> str:
-        """One line on what a run of this level stands on."""
+    def headline(self, level: str, basis: str) -> str:
+        """One line on what a run of this level stands on, and what it asks of limits if that is not the least."""
         if self.rehearsal_ranks:
             return f"REHEARSAL on {self.rehearsal_ranks} CPU ranks, no GPU is tested ({self.why})"
         if not self.topology.gpus:
             return f"no GPU: {self.why}"
         models, count = {gpu.name for gpu in self.topology.gpus}, len(self.topology.gpus)
         part = f" of the machine's {self.gpus_present} GPUs" if self.gpus_present > count else ""
-        return f"{count}x {' / '.join(sorted(models))}{part}, level {level}"
+        asked = f", by {basis} limits at least" if basis != "physical" else ""
+        return f"{count}x {' / '.join(sorted(models))}{part}, level {level}{asked}"
 
     @classmethod
     def without_gpus(cls, *why: str, ranks: int = 0) -> Ground:

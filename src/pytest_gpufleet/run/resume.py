@@ -24,6 +24,7 @@ from pytest_gpufleet.verdict.verdict import CUT_SHORT
 RUN_FACTS = {
     "level": "level",
     "burn_in_seconds": "the length of the burn-in in seconds",
+    "basis": "what --fleet-basis asks for",
     "gpus": "what --gpus asks for",
     "gpus_present": "the number of GPUs in the machine",
     "rehearsal": "whether it is a rehearsal",

@@ -31,6 +31,7 @@ class Options:
     prometheus: Path | None = None
     burn_in: float | None = None
     deadline: float | None = None
+    basis: str = "physical"
     asked: bool = False
     listing: bool = False
 

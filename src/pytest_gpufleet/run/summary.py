@@ -22,11 +22,13 @@ from pytest_gpufleet.model.events import VerdictWord
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, State
 from pytest_gpufleet.model.levels import Level
-from pytest_gpufleet.model.limit import Calibration, Grade
+from pytest_gpufleet.model.limit import Calibration, Grade, Limit
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import causes, explaining, told
+from pytest_gpufleet.verdict.given_limits import unused
 
 SCHEMA: Literal[2] = 2
 FILE = Path(__file__).parent / "summary.schema.json"
@@ -61,6 +63,7 @@ class OfRun(Part, frozen=True):
     pytest: str
     plugin: Annotated[str, Meta(description="The version of pytest-gpufleet.")]
     rehearsal_because: Annotated[str, Meta(description="Why there were no GPUs; only in a rehearsal.")] = ""
+    deadline_seconds: Annotated[float, Meta(description="What --fleet-deadline gave it, if anything.")] = 0
 
 
 class OfNode(Part, frozen=True):
@@ -91,6 +94,15 @@ class OfGpu(Part, frozen=True):
 class Counts(Part, frozen=True):
     checks: Annotated[Mapping[Outcome, Some], _one_of(Outcome)]
     findings: Annotated[Mapping[State, Some], _one_of(State)]
+
+
+class OfBasis(Part, frozen=True):
+    wanted: Annotated[Grade, Meta(description="The lowest grade of limits that --fleet-basis is content with.")]
+    lowest: Annotated[Grade | None, Meta(description="Of the limits that figures were held against.")]
+    figures: Annotated[
+        Mapping[Grade, Some], Meta(description="How many were held against limits of each grade."), _one_of(Grade)
+    ]
+    told: Annotated[str, Meta(description="The same in words.")]
 
 
 class OfCheck(Part, frozen=True):
@@ -128,6 +140,14 @@ class OfLimit(Part, frozen=True):
     calibration: Annotated[
         Calibration | None, Meta(description="Of a calibrated limit: what it rests on, and how far GPUs differ.")
     ]
+
+
+class OfUnusedLimit(Part, frozen=True):
+    number: Annotated[Some, Meta(description="In the order of the profile.")]
+    metric: str
+    unit: str
+    conditions: Mapping[str, Condition]
+    limit: OfLimit
 
 
 class OfFinding(Part, frozen=True):
@@ -168,9 +188,13 @@ class Summary(Part, frozen=True):
     software: Software
     gpus: tuple[OfGpu, ...]
     counts: Counts
+    basis: Annotated[OfBasis, Meta(description="What the verdict stands on.")]
     checks: tuple[OfCheck, ...]
     faults: Annotated[tuple[OfFault, ...], Meta(description="What is wrong, as codes: match these, and no text.")]
     findings: tuple[OfFinding, ...]
+    limits_not_applied: Annotated[
+        tuple[OfUnusedLimit, ...], Meta(description="Limits of a given profile that held for no figure.")
+    ]
 
 
 class Stated(msgspec.Struct, frozen=True):
@@ -196,9 +220,11 @@ def summary(record: Record, sha256: str) -> Summary:
             Counter(check.outcome for check in record.checks.values()),
             Counter(finding.state for finding in record.findings),
         ),
+        OfBasis(record.run.basis, basis.lowest(record), basis.by_grade(record), basis.told(record)),
         tuple(_part(OfCheck, check, run=check.run or None) for check in record.checks.values()),
         tuple(_fault(fault, record) for fault in told(record)),
         tuple(map(_finding, record.findings)),
+        tuple(_part(OfUnusedLimit, limit, number=number, limit=_limit(limit)) for number, limit in unused(record)),
     )
 
 
@@ -237,9 +263,13 @@ def _finding(finding: Finding) -> OfFinding:
         better=measurement.definition.better,
         conditions=measurement.conditions,
         values=_numbers(measurement.values),
-        limit=limit and _part(OfLimit, limit, profile=limit.profile or None),
+        limit=limit and _limit(limit),
         worse_than_peers=_numbers(finding.slower_than_peers or {}),
     )  # fmt: skip
+
+
+def _limit(limit: Limit) -> OfLimit:
+    return _part(OfLimit, limit, profile=limit.profile or None)
 
 
 def _numbers(values: Mapping[Where, float]) -> dict[str, float | None]:

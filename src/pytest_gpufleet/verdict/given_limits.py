@@ -47,17 +47,23 @@ def described(number: int, limit: Limit) -> str:
     return f"limit {number}, {title} {limit}" + (f" with {when}" if when else "")
 
 
-def unused_limits(record: Record, grade: str = "") -> list[str]:
-    """The limits of the given profile that were never applied, in words: those of this grade, or of all others than
-    contract."""
-    if record.profile is None:
-        return []
+def unused(record: Record) -> list[tuple[int, Limit]]:
+    """The limits of the given profile that were never applied, with their numbers in it."""
     measured = [finding.measurement for finding in record.findings if finding.measurement.values]
     return [
-        f"{record.profile.file}: {described(number, limit)}"
-        for number, limit in enumerate(record.profile.limits, 1)
+        (number, limit)
+        for number, limit in enumerate(record.profile.limits if record.profile else (), 1)
+        if not any(holds(limit, measurement, record.topology.fabric) for measurement in measured)
+    ]
+
+
+def unused_limits(record: Record, grade: str = "") -> list[str]:
+    """The same in words: those of this grade, or of all others than contract."""
+    file = record.profile.file if record.profile else ""
+    return [
+        f"{file}: {described(number, limit)}"
+        for number, limit in unused(record)
         if (limit.grade == grade if grade else limit.grade != "contract")
-        and not any(holds(limit, measurement, record.topology.fabric) for measurement in measured)
     ]
 
 

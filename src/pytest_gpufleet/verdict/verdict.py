@@ -11,6 +11,7 @@ from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
+from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, remarks_on, unused_limits
 
@@ -56,7 +57,7 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     if gaps:
         return "INCOMPLETE", gaps + remarks(record)
     whole = f"all {len(record.suite.required(level))} checks of level {level} ran and met their limits"
-    return "ACCEPTED", [whole, *remarks(record)]
+    return "ACCEPTED", [whole, *filter(None, [basis.told(record)]), *remarks(record)]
 
 
 def _standing(fault: Fault, record: Record) -> str:
@@ -73,7 +74,8 @@ def remarks(record: Record) -> list[str]:
         told.append("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested")
     told += remarks_on(record)
     if since := since_then(record):
-        told.append(f"did not exist in {record.run.plugin}, and is not held against it: {', '.join(since)}")
+        checks, are = ("1 check", "is") if len(since) == 1 else (f"{len(since)} checks", "are")
+        told.append(f"{checks} did not exist in {record.run.plugin} and {are} not held against it: {', '.join(since)}")
     outcomes = {record.suite.known_as(check.id): check.outcome for check in record.checks.values()}
     for earlier in record.run.resumed:
         carried = sum(check.run == earlier.run for check in record.checks.values())
@@ -142,10 +144,12 @@ def short_burn_in(record: Record) -> str:
 
 
 def since_then(record: Record) -> list[str]:
-    """The checks that this version requires at the level of the run, and that did not exist in the version that ran."""
+    """The checks that this version requires at the level of the run, and that did not exist in the version that ran, by
+    the names of their functions."""
     if not record.suite.checks:
         return []
-    return [titled(name) for name in shipped().required(record.run.level) if name not in record.suite.checks]
+    absent = (name for name in shipped().required(record.run.level) if name not in record.suite.checks)
+    return [name.rpartition("::")[2] for name in absent]
 
 
 def without_figures(record: Record) -> dict[str, dict[str, list[str]]]:
@@ -195,6 +199,10 @@ def _gaps(record: Record, broken: str) -> list[str]:
     for (name, reason), count in unjudged.items():
         what = "1 figure was" if count == 1 else f"{count} figures were"
         gaps.append(f"{titled(name, own.get(name, ''))}: {what} not judged: {reason}")
+    below = Counter((levels.check_name(finding.check), why) for finding, why in basis.too_low(record))
+    for (name, why), count in below.items():
+        what = "1 figure is" if count == 1 else f"{count} figures are"
+        gaps.append(f"{titled(name, own.get(name, ''))}: {what} {why}")
     gaps += [f"{name}: {ALTERED}" for name in record.altered]
     gaps += map(str, record.interference)
     gaps += [f"{gpu}: {missing}" for gpu, missing in without_telemetry(record)]

@@ -202,7 +202,7 @@ def _figure(finding: Finding, place: Where, in_row: bool = False, sources: Sourc
         return FigureCell(_bare(text, unit), "missed" if missed else "", below, kind="figure")
     number = sources.number(finding.limit) if sources and finding.limit else None
     state = "" if finding.state == "for information" else finding.state
-    below = " ".join(filter(None, (_bare(limit, unit), _whose(finding.limit))))
+    below = " ".join(filter(None, (_bare(limit, unit), _grade(finding.limit))))
     return FigureCell(_bare(text, unit), state, below, number, kind="figure")
 
 
@@ -212,11 +212,14 @@ def _limit(finding: Finding, sources: Sources) -> FigureCell:
     worst = wording.worst(finding)
     text = wording.value_and_limit(worst[1] if worst else finding.limit.value, finding.limit)[1]
     number = sources.number(finding.limit)
-    return FigureCell(_bare(text, finding.limit.unit), below=_whose(finding.limit), source=number, kind="figure")
+    return FigureCell(_bare(text, finding.limit.unit), below=_grade(finding.limit), source=number, kind="figure")
 
 
-def _whose(limit: Limit | None) -> str:
-    return "(customer's)" if limit and limit.given else ""
+def _grade(limit: Limit | None) -> str:
+    """What a limit is worth, and whose it is if it is the customer's."""
+    if limit is None:
+        return ""
+    return f"{limit.grade}, customer's" if limit.given else limit.grade
 
 
 def _spread(findings: Iterable[Finding]) -> FigureCell:

@@ -13,6 +13,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.report import groups, wording
@@ -27,6 +28,7 @@ from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.report.page.method_table import MethodComparison, compares_methods, method_comparison
 from pytest_gpufleet.report.page.pair_matrix import PairMatrix, pair_matrices
 from pytest_gpufleet.report.reason_texts import why
+from pytest_gpufleet.verdict import basis
 
 HERE = Path(__file__).parent
 ABSENT = "—"
@@ -63,6 +65,7 @@ def summary(record: Record, sha256: str = "") -> str:
             run=record.run,
             judged_again=record.judged_again,
             when=wording.moment(record.run.utc),
+            basis=basis.told(record),
             stamp=stamp(record),
             why=why(record),
             reasons=reasons(record, "all of which are listed below"),
@@ -143,7 +146,7 @@ def _prose(text: str) -> Markup:
 
 
 def _counts(record: Record) -> list[str]:
-    """The run in three figures: GPUs, checks, limits."""
+    """The run in figures: GPUs, checks, what was measured, and what it was held against."""
     models = Counter(gpu.name for gpu in record.topology.gpus)
     outcomes: Counter[str] = Counter(check.outcome for check in record.checks.values())
     states = Counter(str(finding.state) for finding in record.findings)
@@ -152,7 +155,15 @@ def _counts(record: Record) -> list[str]:
         ", ".join(machines),
         _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
         _tally("figure", states, ("met", "missed", "not judged", "for information")),
+        _basis(record),
     ]
+
+
+def _basis(record: Record) -> str:
+    """ "Limits: 19 calibrated, 23 physical, at least published asked for" """
+    graded = [f"{count} {grade}" for grade, count in basis.by_grade(record).items()]
+    asked = [f"at least {record.run.basis} asked for"] if record.run.basis != GRADES[-1] else []
+    return f"Limits: {', '.join([*(graded or ['none']), *asked])}"
 
 
 def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:

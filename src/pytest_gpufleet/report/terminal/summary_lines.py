@@ -8,7 +8,7 @@ from collections import Counter
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.accused import accused
-from pytest_gpufleet.report.banner import reasons, stamp
+from pytest_gpufleet.report.banner import headline, reasons, stamp
 from pytest_gpufleet.report.failures import Failure, failures
 from pytest_gpufleet.report.misses import Miss
 from pytest_gpufleet.report.open_points import counted, gaps, inapplicable
@@ -29,7 +29,7 @@ SPOKEN = {"≥ ": "at least ", "≤ ": "at most "}
 def summary_lines(record: Record) -> list[Line]:
     """The lines of the summary, each with pytest's markup; 80 columns wide where that cuts no identity."""
     verdict = stamp(record)
-    result: list[Line] = [(verdict.word, verdict.markup), *_wrapped(why(record), "  ")]
+    result: list[Line] = [*_wrapped(headline(record), "", verdict.markup), *_wrapped(why(record), "  ")]
     for reason in reasons(record):
         result += _wrapped(reason, "  - ")
     if failed := failures(record, accused(record)):

@@ -10,6 +10,7 @@ from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, by_check
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.model.record import Record, sha256
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import as_given, instead
@@ -23,8 +24,9 @@ CUT_OFF = (
 )
 
 
-def judge_again(record: Record, profile: Profile | None) -> Record:
-    """The record as it would be if `profile` had been the limits of the run.
+def judge_again(record: Record, profile: Profile | None, basis: Grade | None = None) -> Record:
+    """The record as it would be if `profile` had been the limits of the run, and `basis` what it asked of them; None:
+    what it did ask.
 
     Every figure is judged again, peers and steadiness included, and so is every check that failed for missed limits
     alone. A check that failed for any other reason stays failed, and figures of a rehearsal stay not judged. What a
@@ -42,6 +44,7 @@ def judge_again(record: Record, profile: Profile | None) -> Record:
         record.run,
         profile=profile.name if profile else None,
         profile_sha256=sha256(profile.path) if profile else None,
+        basis=basis or record.run.basis,
     )
     faults = [fault for fault in record.faults if fault.check in now or fault not in searched(record, fault.check)]
     again = replace(record, run=header, judged_again=note, findings=findings, checks=checks, faults=faults)

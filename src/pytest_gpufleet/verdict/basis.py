@@ -1,0 +1,57 @@
+"""What a verdict stands on: how many figures were held against limits of which grade, and whether that is as much as
+was asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.limit import GRADES, Grade
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.model.record import Record
+
+# What a limit of the lowest grade is worth, said wherever one was used.
+PHYSICAL = "which find what is broken and not what is a tenth slow"
+
+
+def judged_by(finding: Finding) -> Grade | None:
+    """The grade of the limit that a figure was held against; None if it was held against none. Of how far samples
+    spread the limit is the suite's own, for every machine."""
+    judged = finding.state in ("met", "missed") and finding.measurement.metric != "spread"
+    return finding.limit.grade if judged and finding.limit else None
+
+
+def by_grade(record: Record) -> dict[Grade, int]:
+    """How many figures were held against limits of each grade, the best grade first."""
+    counts = Counter(map(judged_by, record.findings))
+    return {grade: counts[grade] for grade in GRADES if counts[grade]}
+
+
+def lowest(record: Record) -> Grade | None:
+    """The lowest grade of all limits that figures were held against."""
+    return next(reversed(by_grade(record)), None)
+
+
+def told(record: Record) -> str:
+    """ "19 figures by calibrated limits, 23 by physical ones, which find what is broken and not what is a tenth slow";
+    "" if none was held against a limit."""
+    parts: list[str] = []
+    for grade, count in by_grade(record).items():
+        figures = "" if parts else " figure" if count == 1 else " figures"
+        limits = "ones" if parts else "limits"
+        parts.append(f"{count}{figures} by {grade} {limits}" + (f", {PHYSICAL}" if grade == "physical" else ""))
+    return ", ".join(parts)
+
+
+def too_low(record: Record) -> list[tuple[Finding, str]]:
+    """The figures that need a limit and were held against one of a lower grade than --fleet-basis asks for, and that
+    in words."""
+    wanted = record.run.basis
+    grades = ((finding, judged_by(finding)) for finding in record.findings if finding.required)
+    return [
+        (finding, f"held against a {grade} limit, and --fleet-basis asks for a {wanted} one")
+        for finding, grade in grades
+        if grade and GRADES.index(grade) > GRADES.index(wanted)
+    ]

@@ -1,0 +1,242 @@
+"""What a verdict stands on: by limits of which grades figures were judged, and that nobody makes more of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_gpufleet.cli import main
+from pytest_gpufleet.model.limit import GRADES, Grade
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.report import prometheus
+from pytest_gpufleet.report.banner import headline, reasons
+from pytest_gpufleet.report.open_points import counted, gaps
+from pytest_gpufleet.report.page.standalone import page
+from pytest_gpufleet.report.terminal.summary_lines import summary_lines
+from pytest_gpufleet.verdict import basis, contradictions
+from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
+from pytest_gpufleet.verdict.profiles import profile
+from tests import runs
+from tests.conftest import EVIDENCE
+from tests.verdict.test_given import HEAD, MET, UNUSED
+
+OF_METRIC: dict[str, Grade] = {
+    "busbw": "calibrated",
+    "collective_latency": "project",
+    "solo_train_throughput": "project",
+}
+TOLD = "1 figure by calibrated limits, 2 by project ones"
+
+
+def limits(folder: Path, grades: dict[str, Grade], more: str = "") -> Path:
+    """A profile that runs.FIGURES meet, by limits of these grades."""
+    blocks = MET.split("[[limit]]")[1:]
+    graded = [
+        block.replace('"contract"', f'"{grade}"')
+        for block in blocks
+        for metric, grade in grades.items()
+        if f'metric = "{metric}"' in block
+    ]
+    path = folder / "limits.toml"
+    path.write_text(HEAD + "".join(f"[[limit]]{block}" for block in graded) + more)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a run that was accepted, one figure by a calibrated limit and two by project ones."""
+    return runs.record(tmp_path / "run", limits=limits(tmp_path, OF_METRIC))
+
+
+@pytest.fixture
+def record(folder: Path) -> Record:
+    return read(folder / "evidence.jsonl")
+
+
+def test_the_verdict_names_what_it_stands_on_by_exact_counts(record: Record) -> None:
+    assert (record.verdict, basis.lowest(record)) == ("ACCEPTED", "project")
+    assert basis.by_grade(record) == {"calibrated": 1, "project": 2}
+    assert record.reasons[1] == TOLD
+    assert headline(record) == f"ACCEPTED; {TOLD}"
+    assert TOLD not in reasons(record)  # which stand below the headline
+    shown = " ".join(text for text, _ in summary_lines(record))
+    assert shown.startswith(f"ACCEPTED; {TOLD}")
+    assert shown.count(TOLD) == 1
+
+
+@pytest.mark.parametrize("grade", GRADES)
+def test_only_physical_limits_come_with_a_warning(record: Record, grade: Grade) -> None:
+    judged = [(each, replace(each.limit, grade=grade)) for each in record.findings if each.limit]
+    record.findings = [replace(finding, limit=limit) for finding, limit in judged]
+    warning = ", which find what is broken and not what is a tenth slow" if grade == "physical" else ""
+    assert basis.told(record) == f"3 figures by {grade} limits{warning}"
+
+
+def test_figures_for_information_and_spread_are_no_basis(record: Record) -> None:
+    finding = next(each for each in record.findings if each.limit)
+    spread = replace(finding, measurement=replace(finding.measurement, metric="spread"), state="missed")
+    others = [replace(finding, state=state) for state in ("not judged", "for information")]
+    assert basis.by_grade(Record(findings=[spread, *others])) == {}
+    assert basis.told(Record(findings=[spread])) == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "verdict"),
+    [
+        ("contract", "INCOMPLETE"),
+        ("calibrated", "INCOMPLETE"),
+        ("published", "INCOMPLETE"),
+        ("project", "ACCEPTED"),
+        ("physical", "ACCEPTED"),
+    ],
+)
+def test_below_what_is_asked_for_nothing_is_accepted(
+    record: Record, tmp_path: Path, asked: Grade, verdict: str
+) -> None:
+    again = judge_again(record, profile.load(tmp_path / "limits.toml"), asked)
+    assert again.verdict == verdict
+    named = [finding.measurement.metric for finding, _ in basis.too_low(again)]
+    assert named == [metric for metric, grade in OF_METRIC.items() if GRADES.index(grade) > GRADES.index(asked)]
+    assert counted(gaps(again)) == ([f"{len(named)} figures below the basis"] if named else [])
+    assert len([each for each in again.reasons if f"--fleet-basis asks for a {asked} one" in each]) == len(named)
+    assert again.run.basis == asked
+
+
+def test_a_figure_that_needs_no_limit_cannot_be_below_the_basis(record: Record) -> None:
+    record.run = replace_basis(record, "contract")
+    record.findings = [replace(each, required=False) for each in record.findings]
+    assert basis.too_low(record) == []
+
+
+def replace_basis(record: Record, grade: Grade) -> Any:
+    return msgspec.structs.replace(record.run, basis=grade)
+
+
+def test_judge_asks_for_another_basis(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("judge", str(folder), "--fleet-profile", str(tmp_path / "limits.toml"))
+    assert main([*given]) == 0
+    assert main([*given, "--fleet-basis", "published"]) == 10
+    assert "2 figures below the basis" in capsys.readouterr().out
+
+
+def test_a_failure_stays_a_rejection_on_whatever_basis(tmp_path: Path) -> None:
+    given = limits(tmp_path, OF_METRIC)
+    slow = runs.record(tmp_path / "run", limits=given, values={"busbw world": 100.0})
+    assert judge_again(read(slow / "evidence.jsonl"), profile.load(given), "contract").verdict == "REJECTED"
+
+
+# ---------------------------------------------------------------- nobody raises it by editing
+
+
+def edited(folder: Path, edit: Callable[[dict[str, Any]], None]) -> Record:
+    """The record of evidence of which somebody has edited each event."""
+    path = folder / "evidence.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in events:
+        edit(event)
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return read(path)
+
+
+def grade_of_the_findings(event: dict[str, Any]) -> None:
+    if event["event"] == "finding" and event["finding"]["limit"]:
+        event["finding"]["limit"]["grade"] = "contract"
+
+
+def grade_of_the_profile_too(event: dict[str, Any]) -> None:
+    grade_of_the_findings(event)
+    if event["event"] == "profile":
+        for limit in event["profile"]["limits"]:
+            limit["grade"] = "contract"
+
+
+def reason_of_the_verdict(event: dict[str, Any]) -> None:
+    if event["event"] == "verdict":
+        event["reasons"][1] = "3 figures by contract limits"
+
+
+def what_was_asked_for(event: dict[str, Any]) -> None:
+    if event["event"] == "run":
+        event["basis"] = "contract"
+
+
+@pytest.mark.parametrize(
+    "edit", [grade_of_the_findings, grade_of_the_profile_too, reason_of_the_verdict, what_was_asked_for]
+)
+def test_an_edited_basis_contradicts_all_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, edit: Callable[[dict[str, Any]], None]
+) -> None:
+    monkeypatch.setattr(contradictions, "__version__", runs.SUITE.version)  # as if this version had made it
+    assert contradictions.contradictions(read(folder / "evidence.jsonl")) == []
+    assert contradictions.contradictions(edited(folder, edit)) != []
+
+
+@pytest.mark.parametrize("key", ["wanted", "lowest", "figures", "told"])
+def test_an_edited_summary_is_found(folder: Path, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = folder / "summary.json"
+    document = json.loads(summary.read_text())
+    assert document["basis"]["figures"] == {"calibrated": 1, "project": 2}
+    changed = {"wanted": "contract", "lowest": "calibrated", "figures": {"calibrated": 3}, "told": "by contract"}
+    summary.write_text(json.dumps(document | {"basis": document["basis"] | {key: changed[key]}}))
+    assert main(["verify", str(folder)]) == 1
+    assert "summary.json does not say what the evidence says: basis" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- where it stands
+
+
+def test_programs_read_the_lowest_grade(folder: Path, record: Record, tmp_path: Path) -> None:
+    told = json.loads((folder / "summary.json").read_text())
+    assert told["basis"] == {
+        "wanted": "physical",
+        "lowest": "project",
+        "figures": {"calibrated": 1, "project": 2},
+        "told": TOLD,
+    }
+    assert [each["limit"]["grade"] for each in told["findings"] if each["limit"]] == [*OF_METRIC.values()]
+    prometheus.write(tmp_path / "x.prom", record)
+    text = (tmp_path / "x.prom").read_text()
+    assert 'gpufleet_basis{grade="project",host="node7"} 1.0' in text
+    assert 'gpufleet_basis{grade="calibrated",host="node7"} 0.0' in text
+    assert 'gpufleet_figures_judged{grade="project"} 2.0' in text
+
+
+def test_limits_that_were_never_applied_stand_in_the_summary(tmp_path: Path) -> None:
+    given = limits(tmp_path, OF_METRIC, UNUSED % "calibrated")
+    folder = runs.record(tmp_path / "run", limits=given)
+    (unused,) = json.loads((folder / "summary.json").read_text())["limits_not_applied"]
+    assert (unused["number"], unused["metric"], unused["limit"]["grade"]) == (4, "busbw", "calibrated")
+    assert unused["conditions"]["nvls"] is True
+
+
+def test_the_grade_stands_beside_every_limit_of_the_report(record: Record) -> None:
+    html = page(record, "0" * 64)
+    assert f'<p class="fleet-basis">{TOLD}</p>' in html
+    assert "<li>Limits: 1 calibrated, 2 project</li>" in html
+    for grade in ("calibrated", "project"):
+        assert f'<span class="fleet-note">{grade}, customer&#39;s' in html
+    assert f"It stands on {TOLD}." in html
+
+
+def test_evidence_of_before_keeps_its_verdict_and_tells_the_grades_it_has() -> None:
+    record = read(EVIDENCE / "h200x1-e" / "evidence.jsonl")
+    assert record.verdict == "ACCEPTED"
+    assert basis.by_grade(record) == {"calibrated": 12, "published": 4, "project": 3}
+    assert headline(record).startswith("ACCEPTED; 12 figures by calibrated limits, 4 by published ones")
+    assert contradictions.contradictions(record) == []
+
+
+def test_a_grade_that_there_is_not_is_refused(fleet_here: Callable[..., Any]) -> None:
+    run = fleet_here("def test_it(): pass", files={"pytest.ini": "[pytest]\nfleet_basis = best\n"})
+    assert (run.status, run.folders) == (4, [])
+    assert "'best' is no grade of limits" in run.text
+
+
+def test_what_was_asked_for_is_on_record(fleet_here: Callable[..., Any]) -> None:
+    assert fleet_here("def test_it(): pass", "--fleet-basis=calibrated").record.run.basis == "calibrated"
