@@ -115,6 +115,7 @@ def test_bus_bandwidth(
         not_applicable(f"buffers for {size.gpus // MiB:,} MiB do not fit into the memory of this GPU model")
     judge(
         measure(nccl_group, bus_bandwidth, collective, *fit),
+        again=lambda: [measure(nccl_group, bus_bandwidth, collective, *fit)],
         # Nobody publishes figures for gather and scatter; below 1 GiB the links alone do not say what is fast enough.
         required=collective not in ("gather", "scatter") and size.gpus >= GiB,
         on_miss=lambda: who_is_slow(nccl_group, gpu_topology, collective, *fit),

@@ -18,6 +18,16 @@ READ = ("temperature_c", "sm_clock_mhz", "power_watts")  # the fields of GpuStat
 INTERVAL_SECONDS = 0.1  # as often as a GPU measures its power anew
 
 
+def state_of(gpu: Gpu | None) -> GpuState | None:
+    """What a GPU is like at this moment; None for a CPU rank, and where NVML does not tell."""
+    if gpu is None:
+        return None
+    with suppress(NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
+        read = nvml.read(Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(gpu.index)]), 0, READ)
+        return GpuState(**{name: float(value) for name, value in read.items() if not isinstance(value, Unavailable)})
+    return None
+
+
 class Watch:
     """Reads temperature, SM clock and power of a GPU while the block runs, in a thread of its own.
 

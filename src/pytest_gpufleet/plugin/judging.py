@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -17,8 +18,12 @@ from pytest_gpufleet.redaction import redacted
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.finding import Finding
+    from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.verdict.judgement import LimitMissed
 
+
+# Memory and clocks of a GPU recover from full load within seconds; its heat sink needs some more.
+PAUSE_SECONDS = 20.0
 
 # Why figures missed: faults, or a text that names nobody.
 Cause = str | Fault | Sequence[Fault]
@@ -35,10 +40,12 @@ class Judge:
         *measurements: Measurement,
         shown: Iterable[Measurement] = (),
         required: bool = True,
+        again: Callable[[], Sequence[Measurement]] | None = None,
         on_miss: Callable[[], Cause] | None = None,
     ) -> None:
-        """Hold each of the measurements against its limit and its peers, and record all; `on_miss` looks for the cause
-        if one missed. TypeError for what is no Measurement, ValueError for none."""
+        """Hold each of the measurements against its limit and its peers, and record all. `again` measures them once
+        more where one missed because its GPU was held back by the heavy load before; `on_miss` looks for the cause if
+        one missed. TypeError for what is no Measurement, ValueError for none."""
         __tracebackhide__ = True
         run, item, shown = self._item.config.stash[RUN], self._item, tuple(shown)
         for each in (*measurements, *shown):
@@ -47,6 +54,9 @@ class Judge:
         if not measurements:
             raise ValueError("judge() was given no measurement: nothing was judged")
         findings = run.judged(item.nodeid, measurements, required) + run.judged(item.nodeid, shown, False)
+        if again and (first := _held_back(findings, run.ground.topology)):
+            time.sleep(PAUSE_SECONDS)
+            findings = [*first, *run.judged(item.nodeid, again(), required)]
         item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:
             item.user_properties += finding.properties()
@@ -58,6 +68,19 @@ class Judge:
             for fault in _faults(on_miss() if on_miss else "", item.nodeid):
                 run.record_event("fault", fault=fault.to_json())
                 causes.append(fault)
+
+
+def _held_back(findings: Sequence[Finding], topology: GpuTopology) -> list[Finding]:
+    """The findings with those that missed set aside, if the heavy load before is the reason of all; else none."""
+    from pytest_gpufleet.verdict.heavy_load import held_back
+    from pytest_gpufleet.verdict.judgement import measured_again
+
+    figures = [finding for finding in findings if finding.measurement.metric != "spread"]
+    why = {id(finding): held_back(finding, topology) for finding in figures}
+    missed = [finding for finding in figures if finding.state == "missed"]
+    if not missed or not all(why[id(finding)] for finding in missed):
+        return []
+    return [measured_again(finding, why[id(finding)]) if why[id(finding)] else finding for finding in figures]
 
 
 def _faults(cause: Cause, check: str) -> list[Fault]:

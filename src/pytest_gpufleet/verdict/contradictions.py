@@ -21,6 +21,7 @@ from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import of_version
 from pytest_gpufleet.model.tolerance import Tolerance
+from pytest_gpufleet.verdict.heavy_load import held_back
 from pytest_gpufleet.verdict.judgement import deciding, held, tolerances_of, unsteady
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.profiles.profile import Profile
@@ -70,6 +71,8 @@ def _findings(record: Record) -> Iterator[str]:
         yield from _definition(finding, _same_version(record), record.topology.fabric)
         if finding.limit is not None:
             yield from _limit(finding, finding.limit, record.topology.fabric)
+        if finding.again and not _counts_later(finding, record):
+            yield f"{_told(finding)} is said to have been measured again, but nothing held the GPUs back, or it was not"
         compared = finding.measurement.definition.peer_tolerance is not None and finding.measurement.values
         if not rehearsal and bool(compared) != bool(finding.tolerances):
             yield f"{_told(finding)} has peers and is compared with none, or the other way round"
@@ -80,6 +83,14 @@ def _findings(record: Record) -> Iterator[str]:
             places = dict.fromkeys(str(place) for each in missed for place in each)
             at = f" at {', '.join(places)}" if places else ""
             yield f"{_told(finding)} is {finding.state}, but by its values and its limit it is {again.state}{at}"
+
+
+def _counts_later(finding: Finding, record: Record) -> bool:
+    """Whether a finding that missed was measured again for a reason, once."""
+    later = record.findings[record.findings.index(finding) + 1 :]
+    others = [each for each in later if not each.again and each.measurement.metric != "spread"]
+    counts = [each for each in others if _key(each)[:2] == _key(finding)[:2]]
+    return len(counts) == 1 and finding.again == held_back(replace(finding, state="missed"), record.topology)
 
 
 def _judged(finding: Finding) -> tuple[str, tuple[Where, ...], tuple[Where, ...]]:

@@ -109,12 +109,19 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str) -> Finding:
     slower = slower_than_peers(measurement, finding.tolerances, topology)
     if missed or slower:
         reason = _missed_reason(len(missed), len(slower))
-        return replace(finding, state="missed", missed=missed, slower_than_peers=slower, reason=reason)
+        missing = replace(finding, state="missed", missed=missed, slower_than_peers=slower, reason=reason)
+        return measured_again(missing, finding.again) if finding.again else missing
     if limit and not limit.weak:
         return replace(finding, state="met")
     if finding.required:
         return replace(finding, state="not judged", reason=WEAK if limit else no_limit)
     return replace(finding, state="for information")
+
+
+def measured_again(finding: Finding, why: str) -> Finding:
+    """A missed finding that was measured once more, because of what held GPUs back: it is told and counts no longer."""
+    told = f"{finding.reason}, but {why}: it was measured once more after a pause, and the next finding counts"
+    return replace(finding, state="for information", again=why, reason=told)
 
 
 def _possible(value: float) -> bool:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpufleet.hardware.environment import steering
+from pytest_gpufleet.hardware.watch import state_of
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import Condition, MiB
 from pytest_gpufleet.model.place import WORLD
@@ -47,9 +48,10 @@ def bus_bandwidth(
     `in_place`: where the table has it in place and out of place; left out, gather and scatter are measured in place,
     the others out of place. nccl-tests has a column for each.
     """
+    before = state_of(rank.gpu)
     took, moved, conditions = _timed(rank, name, nbytes, dtype, in_place, SAMPLES)
     rates = tuple(moved / seconds * COLLECTIVES[name].factor(rank.size) / 1e9 for seconds in took.seconds)
-    return Reading("busbw", median(rates), conditions, rates, WORLD, _launches(took))
+    return Reading("busbw", median(rates), conditions, rates, WORLD, _launches(took), before)
 
 
 def collective_latency(rank: Rank, name: str, nbytes: int, dtype: torch.dtype = torch.float32) -> Reading:

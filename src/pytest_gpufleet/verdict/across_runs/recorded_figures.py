@@ -51,12 +51,13 @@ def held_to_limits(findings: Iterable[Finding]) -> Iterator[Finding]:
 def figures(findings: Iterable[Finding]) -> dict[Figure, dict[Where, float]]:
     """Each figure and its value for every place, in the order of the findings; the worst one if it was measured twice.
 
-    How far samples spread is left out: it says how good a figure is and is none itself.
+    How far samples spread is left out: it says how good a figure is and is none itself. So is what was measured again,
+    since heavy load had held its GPU back.
     """
     result: dict[Figure, dict[Where, float]] = {}
     for finding in findings:
         measurement = finding.measurement
-        if measurement.metric == "spread":
+        if measurement.metric == "spread" or finding.again:
             continue
         figure = figure_of(measurement)
         values = result.setdefault(figure, {})

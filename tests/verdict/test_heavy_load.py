@@ -1,0 +1,118 @@
+"""A figure that missed while its GPU held itself back is measured once more, and no other is."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.events import RunHeader
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.plugin import judging
+from pytest_gpufleet.plugin.judging import Judge
+from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
+from pytest_gpufleet.verdict.contradictions import contradictions
+from pytest_gpufleet.verdict.heavy_load import held_back
+from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.profiles.profile import for_gpu
+
+H200 = "NVIDIA H200"
+FACTS = {"name": H200, "power_limit_watts": 700.0, "temperature_limits_c": {"slowdown": 89}}
+MACHINE = GpuTopology(tuple(Gpu(i, FACTS) for i in range(2)), (("X", "NV18"), ("NV18", "X")), "nvswitch")
+COPY = {"operation": "copy", "at_once": "all"}
+COOL, WARM = GpuState(45.0, 1980.0, 300.0), GpuState(67.0, 1980.0, 480.0)
+HOT, FULL = GpuState(80.0, 1400.0, 480.0), GpuState(67.0, 1400.0, 690.0)
+
+
+def measured(first, state, metric="memory_bandwidth", conditions=COPY):
+    return Measurement(metric, {gpu(0): first, gpu(1): 4280.0}, conditions, gpu_states={gpu(0): state, gpu(1): COOL})
+
+
+def judged(measurement):
+    return judge(measurement, for_gpu(H200), MACHINE, "test_4.py::test_memory", rehearsal=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "state", "held"),
+    [
+        (4000.0, HOT, True),
+        (4000.0, FULL, True),
+        (4000.0, WARM, False),  # as healthy ones are after full load
+        (4000.0, COOL, False),
+        (4280.0, HOT, False),  # it did not miss
+        (4000.0, GpuState(), False),  # nobody knows
+    ],
+)
+def test_only_a_gpu_that_is_hot_or_at_its_power_limit_is_held_back(value, state, held):
+    finding = judged(measured(value, state))
+    assert (finding.state == "missed") == (value < 4130)
+    assert bool(held_back(finding, MACHINE)) == held
+
+
+def test_another_gpu_that_is_hot_excuses_nobody():
+    slow = Measurement("memory_bandwidth", {gpu(0): 4280.0, gpu(1): 4000.0}, COPY, gpu_states={gpu(0): HOT})
+    assert held_back(judged(slow), MACHINE) == ""
+
+
+def test_a_product_is_its_own_heavy_load():
+    slow = measured(100.0, FULL, "gemm", {"precision": "bf16", "at_once": "all"})
+    assert judged(slow).state == "missed"
+    assert held_back(judged(slow), MACHINE) == ""
+
+
+@pytest.fixture
+def run(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(judging.time, "sleep", pauses.append)
+    found = SimpleNamespace(recorded=[], pauses=pauses, stash={})
+    ground = SimpleNamespace(topology=MACHINE)
+    run = SimpleNamespace(
+        ground=ground,
+        judged=lambda check, figures, required: [judged(each) for each in figures],
+        record_event=lambda name, **event: found.recorded.append(event),
+    )
+    hook = SimpleNamespace(pytest_gpufleet_finding=lambda **event: None)
+    config = SimpleNamespace(stash={RUN: run}, hook=hook)
+    found.judge = Judge(SimpleNamespace(config=config, nodeid="check", stash=found.stash, user_properties=[]))
+    return found
+
+
+@pytest.mark.parametrize(("second", "missed"), [(4280.0, 0), (4000.0, 1)])
+def test_both_are_on_record_and_the_second_counts(run, second, missed):
+    run.judge(measured(4000.0, HOT), again=lambda: [measured(second, HOT)])
+    first, last = (codec.typed(event["finding"], Finding) for event in run.recorded)
+    assert run.pauses == [judging.PAUSE_SECONDS]
+    assert (first.state, first.missed) == ("for information", (gpu(0),))
+    assert "gpu0 had 80 C, and slows down at 89" in first.reason
+    assert last.state == ("missed" if missed else "met")
+    assert len(run.stash.get(MISSED, ([], []))[0]) == missed
+    assert len(run.stash[FINDINGS]) == 2
+
+
+@pytest.mark.parametrize("state", [WARM, COOL])
+def test_what_misses_for_no_such_reason_is_not_measured_again(run, state):
+    run.judge(measured(4000.0, state), again=lambda: pytest.fail("it was measured again"))
+    assert len(run.stash[MISSED][0]) == 1
+    assert run.pauses == []
+
+
+def test_evidence_in_which_a_miss_was_set_aside_for_no_reason_contradicts_itself(run):
+    run.judge(measured(4000.0, HOT), again=lambda: [measured(4280.0, COOL)])
+    first, last = (codec.typed(json.loads(json.dumps(event["finding"])), Finding) for event in run.recorded)
+
+    def told(*findings):
+        header = msgspec.structs.replace(RunHeader(), plugin="9.9.9")
+        record = Record(run=header, topology=MACHINE, findings=list(findings), started=[first.check])
+        return [each for each in contradictions(record) if "measured again" in each]
+
+    assert told(first, last) == []
+    assert told(first)  # the second is not there
+    assert told(first, last, last)  # there were more, until one passed
+    warm = replace(first, measurement=measured(4000.0, WARM))
+    assert told(warm, last)
