@@ -16,6 +16,7 @@ from pytest_gpufleet.report.open_points import counted, gaps, not_applied
 from pytest_gpufleet.report.page.machine_section import facts
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
+from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import conclude
@@ -143,3 +144,27 @@ def test_facts_that_the_run_was_held_against_are_told_when_its_figures_are_judge
     assert again.profile is not None
     assert list(map(str, again.profile.changes)) == [FACTS["lowers"][1]]
     assert not_applied(again) == []
+
+
+LOWER = """
+name = "Ours"
+extends = "H200"
+[[limit]]
+metric = "busbw"
+min = 10
+unit = "GB/s"
+grade = "%s"
+source = "we think so"
+"""
+
+
+@pytest.mark.parametrize(("grade", "decides"), [("contract", True), ("project", False)])
+def test_what_a_profile_of_a_lower_grade_leaves_in_place_is_no_contradiction(
+    tmp_path: Path, grade: str, decides: bool
+) -> None:
+    (tmp_path / "c.toml").write_text(LOWER % grade)
+    machine = runs.topology("node7", runs.H200)
+    record = read(runs.record(tmp_path / "run", limits=tmp_path / "c.toml", machine=machine) / "evidence.jsonl")
+    held = {each.limit.given for each in record.findings if each.measurement.metric == "busbw" and each.limit}
+    assert (False in held) != decides
+    assert [told for told in contradictions(record) if "limit of its profile" in told] == []

@@ -23,7 +23,7 @@ from pytest_gpufleet.report.page.summary_html import summary
 from pytest_gpufleet.verdict.across_runs.recorded_figures import figures
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profiles import profile_table
-from pytest_gpufleet.verdict.profiles.profile import ProfileError, choose, for_gpu, load, shipped
+from pytest_gpufleet.verdict.profiles.profile import ProfileError, choose, for_gpu, load, of_every_gpu, shipped
 from pytest_gpufleet.verdict.profiles.profile_schema import FILE as SCHEMA_FILE
 from pytest_gpufleet.verdict.profiles.profile_schema import profile_schema
 from pytest_gpufleet.verdict.profiles.profile_schema import text as schema_text
@@ -225,7 +225,7 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path):
 def test_what_is_read_is_what_was_written(tmp_path):
     text = HEAD + "[facts]\nnvlinks = 0\npower_watts = 70.5\n" + limit(when="bytes = '8 GiB', nvls = false")
     profile = load(write(tmp_path, text))
-    assert (profile.name, profile.match, profile.base) == ("Card", ("NVIDIA Card",), None)
+    assert (profile.name, profile.match, profile.base) == ("Card", ("NVIDIA Card",), of_every_gpu())
     assert profile.facts == {"nvlinks": 0, "power_watts": 70.5}
     assert profile.path == tmp_path / "card.toml"
     conditions = {"bytes": 8 * GiB, "nvls": False}
@@ -380,7 +380,8 @@ def test_evidence_from_before_there_were_contracts_can_be_read():
 def test_the_profile_is_chosen_by_the_gpus(tmp_path):
     given = write(tmp_path, HEAD)
     assert choose(None, [H200] * 8) is for_gpu(H200)
-    assert choose(None, [H200, "NVIDIA B200"]) is choose(None, []) is choose(None, ["NVIDIA Card"]) is None
+    assert choose(None, [H200, "NVIDIA B200"]) is choose(None, ["NVIDIA Card"]) is of_every_gpu()
+    assert choose(None, []) is None
     assert choose(given, ["NVIDIA Card"]).name == choose(given, []).name == "Card"
     with pytest.raises(ProfileError, match=r"card\.toml: is for NVIDIA Card, but this machine has NVIDIA H200;"):
         choose(given, [H200, "NVIDIA Card"])

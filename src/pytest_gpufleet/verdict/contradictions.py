@@ -173,7 +173,7 @@ def _limits(record: Record) -> Iterator[str]:
                 # One of the profile that it extends, if it does, where none of its own holds.
                 base = finding.limit if finding.limit and _fingerprint(finding.limit) in _shipped_limits() else None
                 fitting = (limit for limit in given.limits if profile.holds(limit, measurement, fabric))
-                decides = max(fitting, key=lambda limit: len(limit.conditions), default=base)
+                decides = profile.best(fitting, base)
             so_far = [each.measurement for each in record.findings[: last[finding.check] + 1]]
             decides, _ = deciding(replace(finding, limit=decides), record.topology, so_far)
             if finding.limit != decides:
@@ -194,7 +194,8 @@ def _tolerances(finding: Finding, used: Profile | None, given: GivenLimits | Non
 
 @cache
 def _shipped() -> dict[str, Profile]:
-    return {sha256(each.path.read_bytes()).hexdigest(): each for each in profile.shipped()}
+    every = (*profile.shipped(), profile.of_every_gpu())
+    return {sha256(each.path.read_bytes()).hexdigest(): each for each in every}
 
 
 @cache

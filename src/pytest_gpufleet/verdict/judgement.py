@@ -151,7 +151,7 @@ def _missed_reason(missed: int, slower: int) -> str:
 
 
 def _no_limit(profile: Profile | None, topology: GpuTopology) -> str:
-    if profile is None:
+    if profile is None or not profile.match:
         models = " and ".join(sorted({gpu.name for gpu in topology.gpus})) or "this machine"
         return f"no profile knows {models}: give one with --fleet-profile"
     return f"profile {profile.name} has no limit for these conditions: calibrate on a known-good machine"

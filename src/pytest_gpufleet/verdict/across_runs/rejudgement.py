@@ -15,7 +15,7 @@ from pytest_gpufleet.model.record import Record, sha256
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import as_given, instead
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
-from pytest_gpufleet.verdict.profiles.profile import Profile, shipped
+from pytest_gpufleet.verdict.profiles.profile import Profile, of_every_gpu, shipped
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
 CUT_OFF = (
@@ -49,7 +49,7 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
     faults = [fault for fault in record.faults if fault.check in now or fault not in searched(record, fault.check)]
     again = replace(record, run=header, judged_again=note, findings=findings, checks=checks, faults=faults)
     models = [gpu.name for gpu in record.topology.gpus]
-    new = as_given(profile, models) if profile and profile not in shipped() else None
+    new = as_given(profile, models) if profile and profile not in (*shipped(), of_every_gpu()) else None
     again = replace(again, profile=instead(new, record.profile))
     again = settled(again, DIED if record.verdict is None else record.broken)
     return replace(again, reasons=[note, *again.reasons])

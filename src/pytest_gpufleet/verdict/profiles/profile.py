@@ -45,19 +45,14 @@ class Profile:
 
     def limit_for(self, measurement: Measurement, fabric: str = "") -> Limit | None:
         """The limit that decides, of those whose every condition was measured so, on a machine whose GPUs `fabric`
-        connects: one that is not weak before one that is, and the one of the best grade; of several the one of this
-        profile and not of its base, however specific; of these the most specific.
+        connects.
 
         ProfileError if the figure is in another unit than the profile says, or better in the other direction, whether a
         limit holds for it or not: under the conditions of a rehearsal none may.
         """
         self._check_comparable(measurement.definition)
         fitting = (limit for limit in self.limits if holds(limit, measurement, fabric))
-        own = min(fitting, key=lambda limit: (*limit.place, -len(limit.conditions)), default=None)
-        shipped = self.base.limit_for(measurement, fabric) if self.base else None
-        if own and shipped:
-            return shipped if shipped.place < own.place else own
-        return own or shipped
+        return best(fitting, self.base.limit_for(measurement, fabric) if self.base else None)
 
     def tolerances_for(self, measurement: Measurement) -> tuple[Tolerance, ...]:
         """By how much places may differ from their peers: all that hold for this metric, of this profile, else of its
@@ -74,6 +69,16 @@ class Profile:
             )
 
 
+def best(own: Iterable[Limit], of_base: Limit | None) -> Limit | None:
+    """The one that decides of the limits of a profile that hold for a figure and that of its base: one that is not weak
+    before one that is, and the one of the best grade; of several one of the profile's own, however specific; of these
+    the most specific."""
+    first = min(own, key=lambda limit: (*limit.place, -len(limit.conditions)), default=None)
+    if first and of_base:
+        return of_base if of_base.place < first.place else first
+    return first or of_base
+
+
 def holds(limit: Limit, measurement: Measurement, fabric: str) -> bool:
     """Whether a limit is for this metric, and every one of its conditions was measured so."""
     measured = {"fabric": fabric, **measurement.conditions}
@@ -87,9 +92,14 @@ def holds(limit: Limit, measurement: Measurement, fabric: str) -> bool:
 @cache
 def shipped() -> tuple[Profile, ...]:
     """The profiles that come with this package, one a GPU model."""
-    every = _load(_HERE / EVERY_GPU, (), given=False)
     paths = sorted(set(_HERE.glob("*.toml")) - {_HERE / EVERY_GPU})
-    return tuple(replace(_load(path, (), given=False), base=every) for path in paths)
+    return tuple(replace(_load(path, (), given=False), base=of_every_gpu()) for path in paths)
+
+
+@cache
+def of_every_gpu() -> Profile:
+    """What is asked of GPUs of every model, also of those that no shipped profile is for."""
+    return _load(_HERE / EVERY_GPU, (), given=False)
 
 
 def for_gpu(name: str) -> Profile | None:
@@ -109,6 +119,7 @@ def load(path: Path) -> Profile:
     profile must not let a machine pass.
     """
     profile = _load(path, shipped(), given=True)
+    profile = profile if profile.base else replace(profile, base=of_every_gpu())
     if not profile.match:
         raise ProfileError(
             f'{path}: "match" is missing; list the names that NVML gives such GPUs, or extend a profile.'
@@ -117,13 +128,15 @@ def load(path: Path) -> Profile:
 
 
 def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
-    """The profile for a machine with GPUs of these names: the one in the file `path`, else the shipped one, else None.
+    """The profile for a machine with GPUs of these names: the one in the file `path`, else the shipped one, else that
+    of every GPU; None without GPUs.
 
     No shipped profile is for GPUs of several models. ProfileError if the file is bad or not for all of these GPUs.
     """
     names = sorted(set(gpu_names))
     if path is None:
-        return for_gpu(names[0]) if len(names) == 1 else None
+        known = for_gpu(names[0]) if len(names) == 1 else None
+        return known or (of_every_gpu() if names else None)
     given = load(path)
     if strangers := [name for name in names if name not in given.match]:
         raise ProfileError(
