@@ -96,7 +96,7 @@ METRICS = {
         Metric("launch_time", "us", "lower", "time to launch a collective", 0.5, steady=False),
         # Eight healthy H200 at their power limit were up to 4 % off their median.
         Metric("gemm", "TFLOP/s", "higher", "matrix product", 0.08, simultaneous=True),
-        Metric("gemm_relative", "ratio", "higher", "matrix products of all precisions, of the fastest GPU's", 0.08),
+        Metric("gemm_relative", "ratio", "higher", "matrix products of all precisions, against the fastest GPU", 0.08),
         Metric("memory_bandwidth", "GB/s", "higher", "memory bandwidth", 0.03),
         Metric("host_bandwidth", "GB/s", "higher", "bandwidth between host and GPU", 0.10),
         Metric("host_memory_bandwidth", "GB/s", "higher", "bandwidth of host memory", 0.06),
