@@ -206,6 +206,7 @@ def test_rows_remapped_after_uncorrectable_errors_are_a_fault() -> None:
         ({"remapped_rows": [1, 0, 0, 0]}, {"remapped_rows": [4, 0, 0, 0]}, "1 rows remapped after corrected errors"),
         ({"ecc_corrected_volatile": 2}, {"ecc_corrected_volatile": 70}, "2 corrected ECC errors"),
         ({}, {"ecc_corrected_volatile": 70}, "0 corrected ECC errors"),
+        ({"spare_rows": {"max": 9, "few": 0}}, {"spare_rows": {"max": 8, "few": 1}}, "0 banks of memory with few"),
         ({"ecc_corrected_volatile": 70}, {"ecc_corrected_volatile": 70}, ""),
         ({"ecc_corrected_volatile": 70}, {"ecc_corrected_volatile": 0}, ""),  # the driver was loaded anew
     ],

@@ -28,11 +28,12 @@ from pytest_gpufleet.verdict.across_runs.run_comparison import MAD_TO_SIGMA, SIG
 from pytest_gpufleet.verdict.health_rules import worsened
 from pytest_gpufleet.verdict.peers import MOST_KELVIN
 
-# What the hardware corrected by itself: more of it is told, and is no fault.
-CORRECTED = {
-    "ecc_corrected_volatile": "corrected ECC errors",
-    "remapped_rows": "rows remapped after corrected errors",
-}
+# What the hardware corrected by itself, by counter and part of it: more of it is told, and is no fault.
+CORRECTED: tuple[tuple[str, str | int | None, str], ...] = (
+    ("ecc_corrected_volatile", None, "corrected ECC errors"),
+    ("remapped_rows", 0, "rows remapped after corrected errors"),
+    ("spare_rows", "few", "banks of memory with few spare rows left"),
+)
 
 
 @dataclass(frozen=True)
@@ -196,16 +197,20 @@ def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
         before, record = first[gpu_id(gpu)]
         minutes = (_time(runs[-1]) - _time(record)).total_seconds() / 60
         faults += worsened(before, Gpu(gpu.index, {name: gpu[name] for name in COUNTERS}), minutes)
-        for counter, what in CORRECTED.items():
-            then, now = _count(before, counter), _count(gpu, counter)
+        for counter, part, what in CORRECTED:
+            then, now = _count(before, counter, part), _count(gpu, counter, part)
             if now > then:
                 told.append(f"{gpu.identity}: {then} {what} at {record.run.utc}, {now} now")
     return tuple(faults), told
 
 
-def _count(gpu: Gpu, counter: str) -> int:
-    value = gpu.get(counter) or 0
-    return int(value[0] if isinstance(value, list) else value)
+def _count(gpu: Gpu, counter: str, part: str | int | None) -> int:
+    """0 where it cannot be read."""
+    value = gpu.get(counter)
+    if value is None or part is None:
+        return value or 0
+    count: int = value[part]
+    return count
 
 
 def _moved(runs: Mapping[str, Record]) -> list[str]:
