@@ -122,7 +122,7 @@ def measured(topology: GpuTopology, bad: dict[str, float]) -> Run:
     for precision, value in GEMM.items():
         check = f"test_4_each_gpu.py::test_matrix_product_is_fast[{precision}]"
         run.each(check, "gemm", value, precision in ("fp16", "bf16"), precision=precision, at_once="all")
-    run.each("test_4_each_gpu.py::test_one_gpu_at_a_time", "gemm", 762, precision="fp16", at_once="one")
+    run.each("test_4_each_gpu.py::test_gpus_are_equally_fast", "gemm", 762, precision="fp16", at_once="one")
     for operation, value in (("copy", 4248), ("triad", 4310)):
         check = "test_4_each_gpu.py::test_memory_bandwidth"
         run.each(check, "memory_bandwidth", value, operation=operation, at_once="all")

@@ -67,7 +67,7 @@ def test_bad_gpu_is_seen_at_a_glance(bad_gpu: Record) -> None:
     cells = stand(bad_gpu)
     assert cells["Inventory"]["gpu5"] == cells["Links"]["gpu5"] == "failed"
     assert cells["ResNet-50"]["gpu5"] == "failed 5x"  # alone, in every recipe
-    assert cells["Compute"]["gpu5"] == "failed 6x"
+    assert cells["Compute"]["gpu5"] == "failed 7x"
     assert cells["Collectives"]["gpu5"] == "failed 27x"  # the cause that was found names it
     assert cells["Memory"]["gpu5"] == cells["Health"]["gpu5"] == "ok"
     assert {cells["Links"][f"gpu{index}"] for index in range(8) if index != 5} == {"with GPU 5"}
