@@ -64,9 +64,12 @@ def _check_line(name: str, ids: list[str], group: Group, blamed: Collection[str]
 
 
 def group_title(check_id: str) -> str:
-    """The heading under which a check stands, by its node id; for a file that is not of the suite, its name."""
+    """The heading under which a check stands, by its node id: for one that the suite had before, the first of its file;
+    for a file that is not of the suite, its name."""
     name = levels.check_name(check_id)
-    if known := shipped().checks.get(name):
+    checks = shipped().checks
+    file = name.partition("::")[0]
+    if known := checks.get(name) or next((each for key, each in checks.items() if key.startswith(f"{file}::")), None):
         return known.chapter
     stem = PurePosixPath(wording.clean(name).partition("::")[0]).stem
     title = stem.removeprefix("test_").replace("_", " ").strip() or stem

@@ -14,7 +14,7 @@ from pytest_gpufleet.report.groups import group_title
 from pytest_gpufleet.verdict.basis import too_low
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, unused_limits
-from pytest_gpufleet.verdict.verdict import ALTERED, DEADLINE, left_out, short_burn_in, without_figures
+from pytest_gpufleet.verdict.verdict import ALTERED, DEADLINE, left_out, short_burn_in, since_then, without_figures
 
 MOST_FIGURES = 8
 WHOLE_RUN = "The run"
@@ -65,6 +65,12 @@ def gaps(record: Record) -> list[Gap]:
 def inapplicable(record: Record) -> list[Gap]:
     """Checks that ran and found that this machine has no such thing, which leaves nothing open."""
     return _grouped(_ended(record, "not applicable"))
+
+
+def not_there_yet(record: Record) -> list[Gap]:
+    """Checks that this version has and the one that ran had not, which leaves nothing open."""
+    reason = f"it did not exist in {record.run.plugin}"
+    return _grouped(("not there yet", reason, group_title(name), titled(name)) for name in since_then(record))
 
 
 def not_applied(record: Record) -> list[Gap]:

@@ -75,7 +75,7 @@ def remarks(record: Record) -> list[str]:
     told += remarks_on(record)
     if since := since_then(record):
         checks, are = ("1 check", "is") if len(since) == 1 else (f"{len(since)} checks", "are")
-        told.append(f"{checks} did not exist in {record.run.plugin} and {are} not held against it: {', '.join(since)}")
+        told.append(f"{checks} did not exist in {record.run.plugin} and {are} not held against it")
     outcomes = {record.suite.known_as(check.id): check.outcome for check in record.checks.values()}
     for earlier in record.run.resumed:
         carried = sum(check.run == earlier.run for check in record.checks.values())
@@ -144,12 +144,10 @@ def short_burn_in(record: Record) -> str:
 
 
 def since_then(record: Record) -> list[str]:
-    """The checks that this version requires at the level of the run, and that did not exist in the version that ran, by
-    the names of their functions."""
+    """The checks that this version requires at the level of the run, and that did not exist in the version that ran."""
     if not record.suite.checks:
         return []
-    absent = (name for name in shipped().required(record.run.level) if name not in record.suite.checks)
-    return [name.rpartition("::")[2] for name in absent]
+    return [name for name in shipped().required(record.run.level) if name not in record.suite.checks]
 
 
 def without_figures(record: Record) -> dict[str, dict[str, list[str]]]:

@@ -37,13 +37,15 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
     """The run, the software and the host, each a small table."""
     run, topology, host = record.run, record.topology, record.machine.host
     changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())
-    return {
+    tables = {
         "The run": [
             ("Host", run.host),
             ("Date", wording.moment(run.utc)),
             ("Command", run.command),
             ("Level", run.level),
             ("GPUs asked for", run.gpus),
+            ("Limits asked for", f"{run.basis} at least"),
+            *([("Deadline", wording.duration(run.deadline_seconds))] if run.deadline_seconds else []),
             ("Profile", run.profile),
             ("SHA-256 of the profile", run.profile_sha256),
             *[("Changed by the profile", str(change)) for change in changes],
@@ -68,6 +70,7 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("Open files, soft / hard", _both(host.get("open_files_limit"), host.get("open_files_hard_limit"))),
         ],
     }
+    return {title: rows for title, rows in tables.items() if rows}
 
 
 def _all_that_ran(record: Record) -> list[tuple[str, Any]]:

@@ -21,7 +21,7 @@ from pytest_gpufleet.report.accused import Accused, accused
 from pytest_gpufleet.report.banner import reasons, stamp
 from pytest_gpufleet.report.failures import failures
 from pytest_gpufleet.report.gpu_grid import standings
-from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied
+from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
 from pytest_gpufleet.report.page import health_section, machine_section
 from pytest_gpufleet.report.page.figure_tables import FigureTable, figure_tables
 from pytest_gpufleet.report.page.limit_sources import Sources
@@ -92,6 +92,7 @@ def summary(record: Record, sha256: str = "") -> str:
             kinds=machine_section.LINKS,
             gaps=gaps(record),
             inapplicable=inapplicable(record),
+            not_there_yet=not_there_yet(record),
             not_applied=not_applied(record),
             above=len(record.suite.checks) - len(record.suite.required(record.run.level)),
             carried=[check for check in record.checks.values() if check.run],
