@@ -62,6 +62,15 @@ def test_search(nccl_group, gpu_topology):
 """
 
 
+LEFT_OUT = """
+from pytest_gpufleet import MiB
+from pytest_gpufleet.probes.search.deadline import Deadline
+from pytest_gpufleet.probes.search.topology_file import without_topology_file
+
+def test_left_out(nccl_group):
+    print("FOUND", without_topology_file(nccl_group, "all_reduce", 64 * MiB, Deadline()))
+"""
+
 SMALL = """
 import pytest
 import torch
@@ -209,3 +218,25 @@ def test_a_gpu_that_somebody_else_uses_is_named(on_gpus):
     with intruder(MULTIPLIES, 1):
         run = on_gpus("-rP", files={"test_inner.py": SEARCH})
     assert re.search(rf"^FOUND rank 1 of {COUNT}, GPU 1 ", run.text, re.MULTILINE), run.text
+
+
+def test_a_topology_file_is_left_out_once(run_pytest, tmp_path):
+    """The one that NCCL itself wrote of this machine slows nothing."""
+    file = tmp_path / "topology.xml"
+    files = {"test_left_out.py": LEFT_OUT}
+    run_pytest("test_left_out.py", "--gpus=all", "-s", "--fleet-dir=runs", files=files, NCCL_TOPO_DUMP_FILE=str(file))
+    assert file.stat().st_size
+    run = run_pytest("test_left_out.py", "--gpus=all", "-s", "--fleet-dir=runs", files=files, NCCL_TOPO_FILE=str(file))
+    own, given = map(float, re.search(r"FOUND .* reaches ([\d.,]+) GB/s, with it ([\d.,]+)", run.text).groups())
+    assert own == pytest.approx(given, rel=0.05)
+
+
+def test_bus_and_memory_bandwidth_have_the_state_of_their_gpu(run_pytest):
+    each_gpu = ACCEPTANCE / "test_4_each_gpu.py"
+    checks = [f"{SPEED}::{ALL_REDUCE}", f"{each_gpu}::test_memory_bandwidth"]
+    run = run_pytest(*checks, "--gpus=all", "--fleet-dir=runs")
+    for finding in run.record.findings:
+        for state in finding.measurement.gpu_states.values():
+            assert 20 < state.temperature_c < 95
+            assert state.power_watts > 20
+    assert {len(finding.measurement.gpu_states) for finding in run.record.findings} == {1, COUNT}
