@@ -239,4 +239,5 @@ def test_bus_and_memory_bandwidth_have_the_state_of_their_gpu(run_pytest):
         for state in finding.measurement.gpu_states.values():
             assert 20 < state.temperature_c < 95
             assert state.power_watts > 20
-    assert {len(finding.measurement.gpu_states) for finding in run.record.findings} == {1, COUNT}
+    told = [len(finding.measurement.gpu_states) for finding in run.record.findings]
+    assert {1, COUNT} <= set(told)
