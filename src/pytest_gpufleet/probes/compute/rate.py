@@ -91,7 +91,8 @@ def operands(precision: str, shape: Shape, device: torch.device) -> tuple[Tensor
 
 
 def multiplication(precision: str, a: Tensor, b: Tensor) -> Callable[[], Tensor]:
-    """What computes a @ b each time it is called; the result has the type of the operands, for fp8 bf16.
+    """What computes a @ b each time it is called; the result has the type of the operands, for fp8 bf16,
+    without the faster and less exact sums (use_fast_accum) that only forward passes use.
 
     Call it within `strictly(precision)`.
     """

@@ -36,10 +36,10 @@ def warm_up(device: torch.device, work: Callable[[], object], seconds: float) ->
         seconds_each(device, work, 10)
 
 
-def samples(device: torch.device, work: Callable[[], object], long: float = 1.0) -> tuple[float, ...]:
-    """Seconds that one call takes, SAMPLES times, each the mean over as many calls as fill `long` x SAMPLE_SECONDS."""
+def samples(device: torch.device, work: Callable[[], object]) -> tuple[float, ...]:
+    """Seconds that one call takes, SAMPLES times, each the mean over as many calls as fill SAMPLE_SECONDS."""
     work()  # the first call may load or choose a kernel
-    repeats = max(1, math.ceil(long * SAMPLE_SECONDS[device.type] / seconds_each(device, work, 3)))
+    repeats = max(1, math.ceil(SAMPLE_SECONDS[device.type] / seconds_each(device, work, 3)))
     return tuple(seconds_each(device, work, repeats) for _ in range(SAMPLES))
 
 
