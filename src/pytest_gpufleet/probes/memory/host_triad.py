@@ -32,6 +32,9 @@ def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Mea
     A thread on each processor works on arrays of `nbytes` of its own. It is the first to write to them, so they lie in
     the memory of its NUMA node. The nodes of a machine are divided among its ranks. Each of three samples takes about
     `seconds`. Counted as STREAM does: what the processor reads of `a` before it writes there does not count.
+
+    A node is held against the other ones. One alone shows what it reaches and not what it should: how many channels its
+    processor has, and how fast its modules are, only the firmware knows (DMI), which virtual machines do not show.
     """
     by_rank = [found for ranks in world.each(world.nodes, _triads, nbytes, seconds) for found in ranks]
     return together(world, by_rank)
