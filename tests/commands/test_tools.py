@@ -677,6 +677,9 @@ def test_the_margin_of_a_ratio_that_is_next_to_nothing_is_more_than_nothing(
     monkeypatch.setattr(runs, "FIGURES", (*runs.FIGURES, (runs.ALONE, share, True)))
     folder, path = runs.record(tmp_path / "run"), tmp_path / "my.toml"
     assert gpufleet("calibrate", folder, "-o", path)[0] == 0
+    assert profile.load(path).limit_for(share).value == 0.1  # which is asked of every GPU
+    path.unlink()
+    assert gpufleet("calibrate", folder, "-o", path, "--replace-shipped")[0] == 0
     assert profile.load(path).limit_for(share).value == pytest.approx(0.054, rel=1e-3)
 
 

@@ -26,7 +26,7 @@ from pytest_gpufleet.verdict.across_runs.recorded_figures import (
 )
 from pytest_gpufleet.verdict.across_runs.run_comparison import differences, models
 from pytest_gpufleet.verdict.across_runs.tolerance_interval import interval
-from pytest_gpufleet.verdict.profiles.profile import Profile, for_gpu
+from pytest_gpufleet.verdict.profiles.profile import Profile, for_gpu, of_every_gpu
 
 # Machines of one model differ by this much at least: less is luck, and another driver changes as much.
 FLOOR = 0.003
@@ -88,12 +88,13 @@ def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> C
     if problems := [problem for one in known if (problem := _disagreement(one))]:
         raise CannotCalibrate("; ".join(problems))
     first = next(iter(runs.values()))
-    base, fabric, origin = for_gpu(models(first)), first.topology.fabric, _origin(runs.values())
+    base, origin, fabric = for_gpu(models(first)), _origin(runs.values()), first.topology.fabric
+    shipped_limits = base or of_every_gpu()
     made = {one.figure: limit for one in known if (limit := _limit(one, origin))}
     limits = {
         figure: limit
         for figure, limit in made.items()
-        if base is None or not _stands(base, figure, limit, fabric, replace_shipped)
+        if not _stands(shipped_limits, figure, limit, fabric, replace_shipped)
     }
     if not limits:
         raise CannotCalibrate("a shipped limit holds for every figure, and none is replaced unless that is asked for")
@@ -244,11 +245,11 @@ def _digits(value: float, rounding: str | None = None) -> float:
     return float(Context(prec=DIGITS, rounding=rounding).create_decimal(repr(value)))
 
 
-def _stands(base: Profile, figure: Figure, limit: Limit, fabric: str, replace_shipped: bool) -> bool:
+def _stands(profile: Profile, figure: Figure, limit: Limit, fabric: str, replace_shipped: bool) -> bool:
     """Whether a shipped limit stays what holds for this figure: such runs met it."""
     conditions = dict(figure.conditions)
-    before = base.limit_for(Measurement(figure.name, {}, conditions, definition=figure.metric), fabric)
-    if before is None:
+    before = profile.limit_for(Measurement(figure.name, {}, conditions, definition=figure.metric), fabric)
+    if before is None or before.weak:
         return False
     return not (replace_shipped and not limit.met_by(before.value))
 
