@@ -95,6 +95,7 @@ def test_a_resumed_run_can_be_resumed(resumed, died):
     ("arguments", "environment", "words"),
     [
         (["--fleet-level=quick"], {}, "level was standard, is quick\n"),
+        (["--fleet-basis=project"], {}, "what --fleet-basis asks for was physical, is project\n"),
         ([], {"NCCL_ALGO": "Ring"}, "variables of the environment that differ: NCCL_ALGO\n"),
     ],
 )

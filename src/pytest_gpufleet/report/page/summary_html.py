@@ -152,19 +152,21 @@ def _counts(record: Record) -> list[str]:
     outcomes: Counter[str] = Counter(check.outcome for check in record.checks.values())
     states = Counter(str(finding.state) for finding in record.findings)
     machines = [f"{count} x {name}" for name, count in models.items()] or ["no GPU"]
-    return [
+    told = [
         ", ".join(machines),
         _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
         _tally("figure", states, ("met", "missed", "not judged", "for information")),
         _basis(record),
     ]
+    return [text for text in told if text]
 
 
 def _basis(record: Record) -> str:
-    """ "Limits: 19 calibrated, 23 physical, at least published asked for" """
-    graded = [f"{count} {grade}" for grade, count in basis.by_grade(record).items()]
-    asked = [f"at least {record.run.basis} asked for"] if record.run.basis != GRADES[-1] else []
-    return f"Limits: {', '.join([*(graded or ['none']), *asked])}"
+    """ "Limits: 19 calibrated, 23 physical, at least published asked for"; "" where there is nothing to tell"""
+    told = [f"{count} {grade}" for grade, count in basis.by_grade(record).items()]
+    if record.run.basis != GRADES[-1]:
+        told.append(f"at least {record.run.basis} asked for")
+    return f"Limits: {', '.join(told)}" if told else ""
 
 
 def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:
