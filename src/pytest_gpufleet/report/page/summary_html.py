@@ -55,8 +55,7 @@ def summary(record: Record, sha256: str = "") -> str:
     `sha256`: of the whole evidence file, shown beside the signatures.
     """
     said, sources = accused(record), Sources()
-    failed = failures(record, said)
-    parts = groups.groups(record)
+    failed, parts = failures(record, said), groups.groups(record)
     return (
         templates()
         .get_template("summary.html.jinja")
