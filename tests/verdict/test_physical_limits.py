@@ -242,8 +242,9 @@ def test_both_directions_of_a_pair_are_added_up() -> None:
     assert (read_.value, both.value) == (292.5, 585.0)
 
 
-def test_training_on_several_is_held_against_one_gpu_of_the_same_run() -> None:
-    alone = figure("train_throughput", 1000.0, **TRAINING)
+@pytest.mark.parametrize("metric", ["solo_train_throughput", "train_throughput"])
+def test_training_on_several_is_held_against_one_gpu_of_the_same_run(metric: str) -> None:
+    alone = figure(metric, 1000.0, **TRAINING)
     together = figure("train_throughput", **{**TRAINING, "ranks": 8})
     assert physical_limit(together, H200.machine(), [alone]).value == 6000.0
     other = replace(alone, conditions={**TRAINING, "batch": 64})
