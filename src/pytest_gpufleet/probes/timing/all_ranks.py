@@ -19,9 +19,9 @@ from pytest_gpufleet.world.rank import Rank
 ITERATIONS = {"cuda": 20, "cpu": 2}
 MIN_ITERATIONS = 2
 RUN_SECONDS = 0.15
-# A sample is the median of several runs. A launch is held up now and then for one to five milliseconds: ten times a
-# second NCCL's watchdog in torch looks at all that its rank has launched, and the ranks of a machine wait for the one
-# that it holds up. On eight H200 every second or third sample of one or two runs of 20 ms was up to 14 % off.
+# A sample is the median of several runs. A host holds up a launch now and then for one to five milliseconds (it may be
+# torch's watchdog, which looks at all launches of its rank ten times a second), and all ranks wait for the one that was
+# held up. On eight H200 every third sample of one or two runs of 15 to 25 ms was off, by up to 14 %.
 MIN_RUNS = {"cuda": 3, "cpu": 1}
 MAX_RUNS = 51
 MIN_SECONDS = {"cuda": 0.05, "cpu": 0.001}  # of a sample
