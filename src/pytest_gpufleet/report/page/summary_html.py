@@ -34,6 +34,12 @@ HERE = Path(__file__).parent
 ABSENT = "—"
 MOST_DRAWN = 24  # groups of checks with plots; the suite has ten, and evidence may come from anybody
 
+LEAVES_NOTHING_OPEN = {
+    "Not applicable: what this machine does not have, which leaves nothing open": inapplicable,
+    "Checks that are newer than this run, which leaves nothing open": not_there_yet,
+    "Limits of the customer's profile that held for nothing": not_applied,
+}
+
 Plots = list[tuple[str, Markup]]
 
 
@@ -90,9 +96,7 @@ def summary(record: Record, sha256: str = "") -> str:
             links=machine_section.links(record.topology),
             kinds=machine_section.LINKS,
             gaps=gaps(record),
-            inapplicable=inapplicable(record),
-            not_there_yet=not_there_yet(record),
-            not_applied=not_applied(record),
+            settled={caption: found for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (found := gaps_of(record))},
             above=len(record.suite.checks) - len(record.suite.required(record.run.level)),
             carried=[check for check in record.checks.values() if check.run],
             symbols=wording.SYMBOLS,
