@@ -39,7 +39,9 @@ def batch(step: int, ranks: Iterable[int], device: torch.device) -> tuple[Tensor
     for rank in ranks:
         generator = torch.Generator().manual_seed(step * 1000 + rank)
         label = torch.randint(CLASSES, (IMAGES,), generator=generator)
-        images.append(torch.rand(IMAGES, 1, 16, 16, generator=generator) + 0.5 * _QUARTERS[label])
+        # Not [label], for which torch wakes its threads: that took ranks on busy hosts 20 to 100 ms.
+        quarters = _QUARTERS.index_select(0, label)
+        images.append(torch.rand(IMAGES, 1, 16, 16, generator=generator) + 0.5 * quarters)
         labels.append(label)
     return torch.cat(images).to(device), torch.cat(labels).to(device)
 
