@@ -18,16 +18,17 @@ from pytest_gpufleet.world.rank import Rank
 # long, and of large messages a few tell as much. Figures of CPU ranks are not judged.
 ITERATIONS = {"cuda": 20, "cpu": 2}
 MIN_ITERATIONS = 2
-RUN_SECONDS = 0.15
+RUN_SECONDS = 0.08
 # A sample is the median of several runs. A host holds up a launch now and then for one to five milliseconds (it may be
 # torch's watchdog, which looks at all launches of its rank ten times a second), and all ranks wait for the one that was
 # held up. On eight H200 every third sample of one or two runs of 15 to 25 ms was off, by up to 14 %.
 MIN_RUNS = {"cuda": 3, "cpu": 1}
-MAX_RUNS = 51
+MAX_RUNS = 11
 MIN_SECONDS = {"cuda": 0.05, "cpu": 0.001}  # of a sample
 # So operations go ahead of those that are timed, and the GPUs have work for this long while the host is held up.
 AHEAD_SECONDS = 0.005
 MAX_AHEAD = 50
+LONG_SECONDS = 0.15  # of an operation: what disturbs for milliseconds is nothing beside that
 WARM_UP = {"cuda": 5, "cpu": 1}
 WARM_UP_SECONDS = 0.5
 TICK = 0.5e-6  # seconds, of the clock of a GPU: ranks that only keep step with others launch nothing
@@ -71,8 +72,8 @@ def plan(device: str, each: float, longest: float = RUN_SECONDS) -> tuple[int, i
     """How many operations to time in a run, how many runs make a sample, and how many operations to launch ahead of
     each, where one takes `each` seconds and a run should take `longest` at most."""
     iterations = max(MIN_ITERATIONS, min(ITERATIONS[device], int(longest / each)))
-    if each > longest:
-        return iterations, 1, 0  # what disturbs for milliseconds is nothing beside that
+    if each > LONG_SECONDS:
+        return iterations, 1, 0
     fill = math.ceil(MIN_SECONDS[device] / (iterations * each))
     runs = min(MAX_RUNS, max(MIN_RUNS[device], fill // 2 * 2 + 1))  # odd: one of them is the median
     return iterations, runs, min(MAX_AHEAD, math.ceil(AHEAD_SECONDS / each))

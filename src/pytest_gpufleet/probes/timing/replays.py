@@ -14,7 +14,7 @@ from pytest_gpufleet.world.rank import Rank
 
 # Two H200 needed 0.5 to 1.5 ms for a graph of 50 small collectives, and 0.05 ms from one graph to the next.
 OPERATIONS = 50
-REPLAYS = 10  # of a run
+REPLAYS = 5  # of a run
 AHEAD = 3  # replays before those that are timed
 RUNS = 5  # of a sample. What disturbs a machine now and then spoils some of them, and not their median
 
