@@ -36,8 +36,8 @@ COUNTERS = (
 # Counters that are not read around every test: those of NVLinks cost too much (on an H200 each of the 72 numbers takes
 # 4 ms of CPU), the others change rarely. `nvlink_errors`: by kind the count of each link, None where it tells none.
 # `nvlink_fec`: of each link how many blocks of data had 0, 1, ... 15 errors that were corrected on the way.
-# `spare_rows`: how many banks of memory have all their spare rows (max), many, some, few and none. `ecc_corrected`: how
-# many in "dram" and "sram" since the driver was loaded.
+# `spare_rows`: how many banks of memory have all their spare rows (max), many (high), some (partial), few (low) and
+# none. `ecc_corrected`: how many in "dram" and "sram" since the driver was loaded.
 SLOW_COUNTERS = ("nvlink_errors", "nvlink_fec", "spare_rows", "ecc_corrected")
 
 # What telemetry samples. The slow readings cost more than all others together (on an H200 a millisecond of CPU each):

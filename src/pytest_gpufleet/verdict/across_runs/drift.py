@@ -32,7 +32,7 @@ from pytest_gpufleet.verdict.peers import MOST_KELVIN
 CORRECTED: tuple[tuple[str, str | int | None, str], ...] = (
     ("ecc_corrected_volatile", None, "corrected ECC errors"),
     ("remapped_rows", 0, "rows remapped after corrected errors"),
-    ("spare_rows", "few", "banks of memory with few spare rows left"),
+    ("spare_rows", "low", "banks of memory with few spare rows left"),
 )
 
 
