@@ -319,3 +319,19 @@ def test_the_documentation_has_every_part() -> None:
     parts += [fraction for fraction, *_ in TRAINED.values()]
     assert [part for part in parts if f"{part:.0%}".replace("%", " %") not in section] == []
     assert [name for name in COLLECTIVES if f"`{name}`" not in section] == []
+
+
+def test_who_misses_a_weak_limit_is_broken_also_where_the_hardware_is_asked_for_less() -> None:
+    """Of the L4 a gate for another program's memory bandwidth stands above what its facts make."""
+    board = BOARDS["NVIDIA L4"]
+    profile, topology = for_gpu(board.name), board.machine(1)
+    assert profile
+    (weak,) = [limit for limit in profile.limits if limit.weak]
+    below, above = (
+        judge(figure(weak.metric, value, operation="copy", at_once="all"), profile, topology, "x", rehearsal=False)
+        for value in (weak.value - 1, weak.value)
+    )
+    assert (below.state, below.limit) == ("missed", weak)
+    assert above.limit
+    assert (above.state, above.limit.grade) == ("met", "physical")
+    assert above.limit.value < weak.value

@@ -75,10 +75,12 @@ def judge(
 
 
 def deciding(finding: Finding, topology: GpuTopology, measured: Sequence[Measurement]) -> tuple[Limit | None, str]:
-    """The limit that decides where a finding has that of its profile: what the hardware can do goes before a weak one.
-    And why the hardware makes none, where it does not."""
+    """The limit that decides where a finding has that of its profile: what the hardware can do goes before a weak one
+    that is met; whoever misses a weak one is broken, also where the hardware's facts ask for less. And why the hardware
+    makes none, where it does not."""
     limit, measurement = finding.limit, finding.measurement
-    if (limit and not limit.weak) or not finding.required or not measurement.values:
+    decided = limit and not (limit.weak and all(map(limit.met_by, measurement.values.values())))
+    if decided or not finding.required or not measurement.values:
         return limit, ""
     try:
         return physical_limit(measurement, topology, measured), ""
