@@ -157,8 +157,9 @@ def test_a_spike_of_power_does_not_make_up_for_a_light_load():
     assert drew(*[690.0] * 20, 300.0).state == "met"
 
 
-def test_no_power_is_no_figure():
-    (power,) = burn_in._power(SimpleNamespace(gpus=[Gpu(0)]), [[Turn(1.0, "", 0, None)]])
+@pytest.mark.parametrize("state", [None, GpuState(power_watts=300.0)], ids=["no power", "no limit of it"])
+def test_no_power_is_no_figure(state):
+    (power,) = burn_in._power(SimpleNamespace(gpus=[Gpu(0)]), [[Turn(1.0, "", 0, state)]])
     assert not power.values
     assert burn_in._power(SimpleNamespace(gpus=[]), [[Turn(1.0, "", 0, None)]]) == []  # CPU ranks
 

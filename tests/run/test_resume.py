@@ -18,8 +18,9 @@ from pytest_gpufleet.plugin import options
 from pytest_gpufleet.report.page.machine_section import facts
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.run import resume
+from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.verdict.verdict import conclude
+from pytest_gpufleet.verdict.verdict import DEADLINE, RESUMABLE, conclude
 from tests import runs
 from tests.conftest import RECORDED
 
@@ -151,6 +152,14 @@ def test_a_run_that_came_to_its_end_is_refused(run_here, ended, how):
     run = run_here("--rehearse=2", f"--fleet-resume={ended(**changes)}", files={"test_inner.py": MODULE})
     assert run.status == 4
     assert words in run.text
+
+
+def test_a_rejected_run_that_its_deadline_ended_is_gone_on_with(tmp_path):
+    folder = runs.record(tmp_path / "run", failed={runs.ALONE: "other"}, ends=False)
+    evidence = Evidence(folder / "evidence.jsonl", of_dead_process=True)
+    evidence.add("verdict", verdict="REJECTED", reasons=[], broken=DEADLINE, exit_status=1)
+    evidence.close()
+    assert resume.load(RunFolder(folder)).broken in RESUMABLE
 
 
 def test_evidence_that_was_changed_by_hand_is_refused(run_here, ended):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,7 @@ def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> 
     from pytest_gpufleet.run.opening import open_run
     from pytest_gpufleet.run.run import Run
 
-    run = Run(asked)
+    run = Run(replace(asked, resume=None))  # what nobody could look at cannot be held against an earlier run
     run.interruption.overdue = True
     if folder is None:
         run.ground = Ground.without_gpus(STUCK)

@@ -126,8 +126,8 @@ def _power(world: World, turns: Sequence[Sequence[Turn]]) -> list[Measurement]:
     for index, gpu in enumerate(world.gpus):
         states = [results[index].state for results in turns]
         watts = [state.power_watts for state in states if state is not None and state.power_watts is not None]
-        if watts:  # else nothing was measured, and nothing is judged
-            values[gpu.place] = median(watts) / (gpu.power_limit_watts or math.nan)
+        if watts and gpu.power_limit_watts:  # else nothing was measured, and nothing is judged
+            values[gpu.place] = median(watts) / gpu.power_limit_watts
     return [Measurement("burn_power", values, {})] if world.gpus else []
 
 

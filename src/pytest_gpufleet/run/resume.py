@@ -18,7 +18,7 @@ from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
 from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.blind import without_telemetry
-from pytest_gpufleet.verdict.verdict import CUT_SHORT
+from pytest_gpufleet.verdict.verdict import CUT_SHORT, DEADLINE
 
 # What must be the same for figures of two runs to stand in one report.
 RUN_FACTS = {
@@ -63,7 +63,8 @@ def load(folder: RunFolder) -> Record:
         raise Refused(
             f"--fleet-resume {folder}: {' and '.join(others)} was made of other evidence: {EVIDENCE} was changed later"
         )
-    if record.verdict in ("ACCEPTED", "REJECTED") and record.exit_status not in CUT_SHORT:
+    to_its_end = record.exit_status not in CUT_SHORT and record.broken != DEADLINE
+    if record.verdict in ("ACCEPTED", "REJECTED") and to_its_end:
         raise Refused(
             f"--fleet-resume {folder}: that run came to its end ({record.verdict}): there is nothing to resume; "
             "start a new run"
