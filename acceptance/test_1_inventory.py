@@ -450,7 +450,7 @@ def test_network_ports_have_full_pcie(machine: Machine) -> None:
 
     An adapter whose link trained with fewer lanes or at a lower speed sends slower than its port, and nothing but the
     transfers between machines tells of it. Reseat it and clean its contacts; a slot that has less than the port needs
-    is the wrong one.
+    is the wrong one. Where all slots of the machine are of a generation too slow for its ports, it was built so.
     """
     ports = machine.host["network_ports"] or ()
     if not any(port.get("pcie", {}).get("lanes") for port in ports if "ACTIVE" in port["state"]):

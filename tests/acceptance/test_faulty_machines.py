@@ -245,6 +245,13 @@ FAULTS = {
         NODE,
         "too little for its 400 Gbit/s",
     ),
+    "an adapter in a slot of an older generation than the others": (
+        PORTS_WITH_PCIE + "ports[1]['pcie'] = pcie(speed=16.0, speed_of_port=16.0)",
+        "test_network_ports_have_full_pcie",
+        "network_port_pcie",
+        NODE,
+        "too little for its 400 Gbit/s",
+    ),
     "fatal SXid before": (
         "machine.log = 'nvidia-nvswitch1: SXid (PCI:0000:86:00.0): 20034, Fatal, Link 30 LTSSM Fault Up'",
         "test_no_grave_xid_in_the_kernel_log",
@@ -408,6 +415,10 @@ HEALTHY = {
     ),
     "adapters in slots of an older generation": (
         PORTS_WITH_PCIE + "for one in ports: one.update(rate='200 Gb/sec', pcie=pcie(speed=16, speed_of_port=16))",
+        {"test_network_ports_have_full_pcie": "passed"},
+    ),
+    "a machine whose slots are all of an older generation than its adapters": (
+        PORTS_WITH_PCIE + "for one in ports: one.update(rate='200 Gb/sec', pcie=pcie(speed=8, speed_of_port=8))",
         {"test_network_ports_have_full_pcie": "passed"},
     ),
     "virtual adapters": (

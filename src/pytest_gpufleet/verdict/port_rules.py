@@ -25,11 +25,15 @@ def active(ports: Iterable[Port]) -> list[Port]:
 
 
 def ports_behind_slow_pcie(ports: Iterable[Port]) -> list[Fault]:
-    """Active ports whose PCIe link runs with less than adapter and slot can, or with less than the port itself."""
-    return [_fault("network_port_pcie", port, what) for port in active(ports) for what in _slow(port)]
+    """Active ports whose PCIe link runs with less than adapter and slot can, or with less than the port itself in a
+    slot that is the wrong one: with fewer lanes than the adapter has, or slower than that of another port. Where all
+    slots are of a generation that is too slow for these ports, the machine was built so."""
+    used = active(ports)
+    fastest = max((_gigabits(port) for port in used), default=0.0)
+    return [_fault("network_port_pcie", port, what) for port in used for what in _slow(port, fastest)]
 
 
-def _slow(port: Port) -> list[str]:
+def _slow(port: Port, fastest: float) -> list[str]:
     link = port.get("pcie") or {}
     lanes, speed = link.get("lanes", 0), link.get("speed", 0)
     if not lanes or not speed:
@@ -39,8 +43,14 @@ def _slow(port: Port) -> list[str]:
     told = f"its PCIe link runs at {speed:g} GT/s on {lanes:g} lanes"
     if lanes < can or speed < fast:
         return [f"{told}, adapter and slot can {fast:g} GT/s on {can:g}"]
-    rate = float((port["rate"] or "0").split()[0])
-    return [f"{told}, too little for its {rate:g} Gbit/s"] if lanes * speed * PAYLOAD < rate else []
+    rate, wrong_slot = float((port["rate"] or "0").split()[0]), lanes < link["lanes_able"] or _gigabits(port) < fastest
+    return [f"{told}, too little for its {rate:g} Gbit/s"] if _gigabits(port) < rate and wrong_slot else []
+
+
+def _gigabits(port: Port) -> float:
+    """What its PCIe link carries in a second, in one direction; 0 if nobody tells."""
+    link = port.get("pcie") or {}
+    return float(link.get("lanes", 0) * link.get("speed", 0) * PAYLOAD)
 
 
 def port_errors(before: Iterable[Port], now: Iterable[Port], seconds: float) -> list[Fault]:
