@@ -49,7 +49,8 @@ class Ranks:
         from pytest_gpufleet.world.rank_spec import RankSpec, nothing
 
         ground = self._run.ground
-        threads = max(1, (os.cpu_count() or 1) // ground.size) if ground.rehearsal_ranks else None
+        # By itself torch takes all processors for each rank: then as many threads as ranks wait for each one of them.
+        threads = max(1, len(os.sched_getaffinity(0)) // ground.size)
         return [
             RankSpec(
                 index=index,
