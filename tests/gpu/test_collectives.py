@@ -81,10 +81,20 @@ from pytest_gpufleet.probes import COLLECTIVES, collective_latency, launch_time,
 from pytest_gpufleet.probes.timing import replays
 
 def cannot_capture(rank):
-    def refuse(*args):
-        raise RuntimeError("this GPU cannot")
+    genuine = replays.captured
+
+    def captured(do):
+        def spoiled():
+            do()
+            torch.cuda.synchronize()  # which no capture survives
+
+        return genuine(spoiled)
+
     if rank.index == 1:
-        replays.captured = refuse
+        replays.captured = captured
+
+def is_on_the_usual_stream(rank):
+    return torch.cuda.current_stream() == torch.cuda.default_stream()
 
 def group_with_graphs_ends(rank):
     group = dist.new_group(list(range(rank.size)))
@@ -117,6 +127,7 @@ def test_one_gpu_cannot_capture(nccl_group):
     figure = measure(nccl_group, collective_latency, "all_reduce", 8)
     assert figure.conditions["method"] == "eager"
     assert measure(nccl_group, bus_bandwidth, "all_reduce", MiB).conditions["method"] == "eager"
+    assert all(nccl_group.run(is_on_the_usual_stream))
 """
 
 # A thread that computes in the process of rank 1 takes its host from it.
@@ -176,6 +187,11 @@ def test_healthy_gpus_are_fast_and_steady(on_gpus):
 def test_small_collectives_come_from_graphs_where_every_gpu_can_capture_them(on_gpus):
     run = on_gpus("-rP", files={"test_inner.py": SMALL})
     assert set(run.outcomes.values()) == {"passed"}, run.text
+
+
+def test_small_collectives_are_timed_where_torch_waits_for_each(on_gpus):
+    run = on_gpus(f"{SPEED}::test_latency[all_reduce]", TORCH_NCCL_BLOCKING_WAIT="1")
+    assert run.outcomes == {"test_latency[all_reduce]": "passed"}, run.text
 
 
 @of_three

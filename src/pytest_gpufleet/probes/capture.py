@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
+
+# How the allocator of torch is told that a capture is over: from torch 2.8 on, and before.
+END_OF_CAPTURE = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
 
 
 def captured(
     do: Callable[[], object], stream: torch.cuda.Stream | None = None, pool: Any = None
 ) -> torch.cuda.CUDAGraph:
     """`do` as a CUDA graph. It must have run before, on `stream` if one is given: what is set up at a first use cannot
-    be captured. RuntimeError if something in it cannot."""
-    graph = torch.cuda.CUDAGraph()
-    # thread_local: NCCL's watchdog, which asks for events in a thread of its own, must not break the capture.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        do()
+    be captured. RuntimeError if something in it cannot; the stream of before is current again then."""
+    graph, before, pool = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), pool or torch.cuda.graph_pool_handle()
+    try:
+        # thread_local: NCCL's watchdog, which asks for events in a thread of its own, must not break the capture.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            do()
+    except BaseException:
+        # Until torch 2.12 its allocator takes a capture that failed for one that goes on, and frees no memory any more
+        # (pytorch/pytorch#180395).
+        torch.cuda.set_stream(before)
+        for end in filter(None, (getattr(torch._C, name, None) for name in END_OF_CAPTURE)):
+            with suppress(RuntimeError):  # it was told
+                end(before.device_index, pool)
+        raise
     return graph
