@@ -31,7 +31,8 @@ def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Mea
 
     A thread on each processor works on arrays of `nbytes` of its own. It is the first to write to them, so they lie in
     the memory of its NUMA node. The nodes of a machine are divided among its ranks. Each of three samples takes about
-    `seconds`. Counted as STREAM does: what the processor reads of `a` before it writes there does not count.
+    `seconds`. Counted as STREAM does: what the processor reads of `a` before it writes there does not count. All nodes
+    have as many threads as the one with the fewest processors: a job may have been given more of one than of another.
 
     A node is held against the other ones. One alone shows what it reaches and not what it should: how many channels its
     processor has, and how fast its modules are, only the firmware knows (DMI), which virtual machines do not show.
@@ -43,7 +44,9 @@ def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Mea
 def _triads(rank: Rank, nbytes: int, seconds: float) -> list[Reading]:
     """Of the NUMA nodes that are this rank's share."""
     nodes = sorted(processors_by_numa_node().items())
-    return [_triad(rank, number, processors, nbytes, seconds) for number, processors in nodes[rank.index :: rank.size]]
+    fewest = min(len(processors) for _, processors in nodes)
+    mine = nodes[rank.index :: rank.size]
+    return [_triad(rank, number, processors[:fewest], nbytes, seconds) for number, processors in mine]
 
 
 def _triad(rank: Rank, number: int, processors: Sequence[int], nbytes: int, seconds: float) -> Reading:
