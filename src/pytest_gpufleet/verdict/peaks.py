@@ -100,9 +100,12 @@ def memory_bandwidth(gpu: Gpu) -> Peak:
 
 def pcie(gpu: Gpu) -> tuple[int, int]:
     """The generation and the lanes that GPU and slot can do. A virtual machine does not see the slot, so there it is
-    what the link runs at: less than it can if the GPU saves power."""
-    able = "" if gpu.get("virtualization") == PASSTHROUGH else "_max"
+    what the link runs at: less than it can if the GPU saves power, but no host with such GPUs is older than PCIe 3."""
+    passed_through = gpu.get("virtualization") == PASSTHROUGH
+    able = "" if passed_through else "_max"
     generation, lanes = _fact(gpu, f"pcie_generation{able}"), _fact(gpu, f"pcie_width{able}")
+    if passed_through:
+        generation = max(generation, min(PCIE_LANE))
     if generation not in PCIE_LANE:
         raise NoPeak(f"nobody has looked up PCIe of generation {generation}")
     return generation, lanes
