@@ -10,10 +10,12 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report.groups import groups
 from pytest_gpufleet.report.page.figure_tables import figure_tables
 from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.report.page.pair_matrix import pair_matrices
 from pytest_gpufleet.report.plots.curves import curves
+from pytest_gpufleet.verdict import basis
 from tests.report.page import Page
 
 
@@ -43,11 +45,34 @@ def test_curve_has_a_column_a_size_and_a_limit_in_each_cell(standard: Record) ->
 
 
 def test_figures_for_information_stand_apart(standard: Record) -> None:
-    table = next(
-        table for table in figure_tables(standard.findings, Sources()) if table.title.startswith("Matrix product")
-    )
-    assert len(table.judged) == 3
-    assert len(table.folded) == 4
+    some = [finding for finding in standard.findings if finding.measurement.metric == "gemm"]
+    alone = [replace(each, slower_than_peers=None) if each.state == "for information" else each for each in some]
+    (table,) = figure_tables(alone, Sources())
+    assert (len(table.judged), len(table.folded)) == (3, 4)
+
+
+def test_a_figure_without_a_limit_that_is_like_its_peers_is_no_mere_information(standard: Record) -> None:
+    (table,) = figure_tables([each for each in standard.findings if each.measurement.metric == "gemm"], Sources())
+    limit, *_, state = next(row for row in table.judged if row.name.startswith("fp32")).cells[-3:]
+    assert (limit.text, limit.below, state.text) == ("peers", "at most 8 % worse", "like its peers")
+    assert not table.folded
+
+
+def test_a_figure_that_two_checks_show_stands_once(standard: Record) -> None:
+    one = next(finding for finding in standard.findings if finding.measurement.metric == "gemm")
+    again = replace(standard, findings=[*standard.findings, replace(one, check=f"{one.check}-again")])
+    assert len(again.findings) == len(standard.findings) + 1
+    assert [group.findings for group in groups(again)] == [group.findings for group in groups(standard)]
+    assert basis.told(again) == basis.told(standard)
+
+
+def test_a_method_that_all_figures_share_stands_in_the_caption() -> None:
+    small = {"collective": "reduce", "method": "graph"}
+    latencies = [figures({"world": 9.0}, "collective_latency", bytes=8 << step, **small) for step in range(3)]
+    assert [table.shared for table in figure_tables(latencies, Sources())] == ["in a CUDA graph"]
+    products = [figures({"gpu0": 1.0, "gpu1": 1.0}, precision=name, method="one window") for name in ("fp64", "fp8")]
+    (table,) = figure_tables(products, Sources())
+    assert (table.shared, [row.name for row in table.rows]) == ("one window", ["fp64", "fp8"])
 
 
 def test_sources_are_numbered_once(standard: Record) -> None:

@@ -24,6 +24,7 @@ from pytest_gpufleet.model.old_evidence import with_facts
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report.page.summary_html import stylesheet, summary
+from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.report.page import Page
 
@@ -222,6 +223,12 @@ def test_cases_that_do_not_apply_are_told_together(record_of: Callable[..., Reco
     checks = [Check(f"a.py::b[{case}]", "not applicable", 0.0, "All links", message="one GPU") for case in range(21)]
     page = Page(summary(record_of(checks=checks)))
     assert page.table("Not applicable").row("· not applicable")["What"] == "All links (a.py::b), 21 cases"
+
+
+def test_what_a_verdict_stands_on_is_told_of_acceptance_only(standard: Record, rejected: Record) -> None:
+    assert "stands on" not in Page(summary(rejected)).text
+    standard.verdict = "ACCEPTED"
+    assert f"It stands on {basis.told(standard)}." in Page(summary(standard)).text
 
 
 def test_gpus_beyond_the_first_three_are_counted(rejected: Record) -> None:

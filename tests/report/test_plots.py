@@ -72,6 +72,19 @@ def test_bars_name_every_gpu_its_figure_and_what_missed(bad_gpu: Record) -> None
     assert "missed" not in words_in(drawn["Memory bandwidth, by GPU"])
 
 
+def test_a_long_title_goes_on_in_a_second_line() -> None:
+    both = {"gpu0": 50.0, "gpu1": 50.0}
+    judged = [
+        Finding("a", Measurement("host_bandwidth", both, {"direction": f"{way} both ways", **conditions}), "not judged")
+        for way in ("host to device", "device to host")
+        for conditions in ({"at_once": "one"}, {"at_once": "all", "method": "lined up"})
+    ]
+    ((_, svg),) = bars(judged)
+    words = words_in(svg)
+    assert {"host to device, both ways busy,", "device to host, both ways busy,", "one GPU at a time"} <= words
+    assert not any("..." in each for each in words)
+
+
 def test_scaling_says_what_share_of_the_ideal_is_reached(standard: Record) -> None:
     ((_, svg),) = scaling(standard.findings)
     words = words_in(svg)

@@ -27,7 +27,14 @@ def slower(values, tolerance, temperatures=(), topology=None, metric="gemm"):
         values = {gpu(i): value for i, value in enumerate(values)}
     states = {gpu(i): GpuState(temperature_c=each) for i, each in enumerate(temperatures)}
     measurement = Measurement(metric, values, {}, gpu_states=states)
-    return set(slower_than_peers(measurement, [tolerance], topology or machine(*[1] * 8)))
+    return set(slower_than_peers(measurement, [tolerance], topology or machine(*[1] * 8)) or ())
+
+
+def test_who_has_no_peers_is_not_told_to_be_like_them():
+    two = Measurement("gemm", {gpu(0): 100.0, gpu(1): 99.0}, {})
+    assert slower_than_peers(two, [Tolerance("gemm", 0.08)], machine(1, 1)) is None
+    assert slower_than_peers(two, [Tolerance("gemm", 0.08, source=NOISE)], machine(1, 1)) == {}
+    assert slower_than_peers(two, [], machine(1, 1)) is None
 
 
 def measured(worse, reference="better half", **more):

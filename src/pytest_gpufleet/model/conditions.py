@@ -37,9 +37,9 @@ DIRECTIONS = (
 )  # fmt: skip
 # One direction while the other is as busy. "both" added the two up, before version 0.3.
 BOTH_WAYS: dict[Condition, str] = {
-    "host to device both ways": "host to device while the other way is busy",
-    "device to host both ways": "device to host while the other way is busy",
-    "write both ways": "write while the other way is busy",
+    "host to device both ways": "host to device, both ways busy",
+    "device to host both ways": "device to host, both ways busy",
+    "write both ways": "write, both ways busy",
 }
 LINKS = ("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host")
 METHODS: dict[Condition, str] = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
@@ -59,7 +59,6 @@ CONDITIONS: dict[str, ConditionType] = {
     "method": ConditionType(
         ("ddp", "fsdp", "dp", EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, "graph", "eager"),
         words={**METHODS, **LAUNCHES, EACH_ALONE: f"of the {EACH_ALONE}"},
-        leads=True,
     ),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),
     "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),

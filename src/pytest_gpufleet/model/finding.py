@@ -21,8 +21,8 @@ class Finding:
     """A measurement after judgement.
 
     `missed` names the places that missed `limit`; `slower_than_peers` those that are worse than their peers by more
-    than one of `tolerances` allows, with that fraction; `reason` says in one sentence why it was not judged, or what
-    missed. `required`: without a limit the verdict is incomplete.
+    than one of `tolerances` allows, with that fraction, and is None where none had peers enough. `reason` says in one
+    sentence why it was not judged, or what missed. `required`: without a limit the verdict is incomplete.
     """
 
     check: str  # the node id of the test
@@ -57,6 +57,16 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         return dict(codec.plain(self))
+
+
+def distinct(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings without those whose figures another check has shown already: they were measured once."""
+    first: dict[object, Finding] = {}
+    for finding in findings:
+        measurement = finding.measurement
+        figures = frozenset(measurement.conditions.items()), frozenset(measurement.values.items())
+        first.setdefault((measurement.metric, finding.state, figures), finding)
+    return list(first.values())
 
 
 def by_check(findings: Iterable[Finding]) -> dict[str, list[Finding]]:

@@ -53,6 +53,6 @@ def _texts(findings: list[Finding]) -> tuple[str, str, str]:
     elif finding.limit:
         text, limit = wording.value_and_limit(value, finding.limit)
     else:
-        limit = "none"
+        limit = "none" if finding.slower_than_peers is None else "peers"
     more = f" (tightest of {len(measured)})" if len(measured) > 1 else ""
     return text + more, limit, wording.place(place)

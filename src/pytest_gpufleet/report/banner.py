@@ -60,10 +60,14 @@ def stamp(record: Record) -> Stamp:
     return STAMPS.get(record.verdict or "", STAMPS["INCOMPLETE"])
 
 
+def standing(record: Record) -> str:
+    """What a verdict of ACCEPTED stands on; "" of any other: who is rejected, is so by what failed."""
+    return basis.told(record) if stamp(record).word == "ACCEPTED" else ""
+
+
 def headline(record: Record) -> str:
-    """The verdict in a line; what was accepted, with what that stands on."""
-    word = stamp(record).word
-    return "; ".join(filter(None, (word, basis.told(record) if word == "ACCEPTED" else "")))
+    """The verdict in a line, with what it stands on."""
+    return "; ".join(filter(None, (stamp(record).word, standing(record))))
 
 
 def reasons(record: Record, where_more: str = "which the report lists") -> list[str]:

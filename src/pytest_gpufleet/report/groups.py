@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report import wording
@@ -80,7 +80,7 @@ def groups(record: Record) -> list[Group]:
     """The groups of a run that have checks or should have some: those of the suite in its order, then the others."""
     checks: dict[str, dict[str, Check | None]] = {title: {} for title in shipped().chapters}
     findings: dict[str, list[Finding]] = defaultdict(list)
-    for finding in record.findings:
+    for finding in distinct(record.findings):
         findings[group_title(finding.check)].append(finding)
     for check_id in dict.fromkeys((*record.started, *record.checks)):
         checks.setdefault(group_title(check_id), {})[check_id] = record.checks.get(check_id)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.limit import GRADES, Grade
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def judged_by(finding: Finding) -> Grade | None:
 
 def by_grade(record: Record) -> dict[Grade, int]:
     """How many figures were held against limits of each grade, the best grade first."""
-    counts = Counter(map(judged_by, record.findings))
+    counts = Counter(map(judged_by, distinct(record.findings)))
     return {grade: counts[grade] for grade in GRADES if counts[grade]}
 
 

@@ -109,9 +109,10 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str) -> Finding:
         if not _possible(value) or (limit and not limit.met_by(value))
     )
     slower = slower_than_peers(measurement, finding.tolerances, topology)
+    finding = replace(finding, slower_than_peers=slower)
     if missed or slower:
-        reason = _missed_reason(len(missed), len(slower))
-        missing = replace(finding, state="missed", missed=missed, slower_than_peers=slower, reason=reason)
+        reason = _missed_reason(len(missed), len(slower or ()))
+        missing = replace(finding, state="missed", missed=missed, reason=reason)
         return measured_again(missing, finding.again) if finding.again else missing
     if limit and not limit.weak:
         return replace(finding, state="met")

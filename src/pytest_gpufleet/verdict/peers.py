@@ -19,21 +19,24 @@ MOST_KELVIN = 10.0
 
 def slower_than_peers(
     measurement: Measurement, tolerances: Iterable[Tolerance], topology: GpuTopology
-) -> dict[Where, float]:
-    """Places worse than their peers by more than any of these tolerances, and by what fraction of the reference.
+) -> dict[Where, float] | None:
+    """Places worse than their peers by more than any of these tolerances, and by what fraction of the reference; None
+    where no place has peers enough.
 
     A place that gave no number at all is as slow as can be. Nothing is slower than peers that reach nothing.
     """
     slower: dict[Where, float] = {}
     sign = 1 if measurement.definition.better == "higher" else -1
-    for tolerance in tolerances:
-        for peers in _groups(measurement, tolerance, topology):
-            values = _at_one_temperature(measurement, peers, sign * tolerance.per_kelvin)
-            usual = _reference(tolerance.reference, values.values(), sign)
-            for place, value in values.items():
-                fraction = _fraction(value, usual, sign)
-                if fraction > tolerance.worse:
-                    slower[place] = max(fraction, slower.get(place, 0.0))
+    groups = [(each, peers) for each in tolerances for peers in _groups(measurement, each, topology)]
+    if not groups:
+        return None
+    for tolerance, peers in groups:
+        values = _at_one_temperature(measurement, peers, sign * tolerance.per_kelvin)
+        usual = _reference(tolerance.reference, values.values(), sign)
+        for place, value in values.items():
+            fraction = _fraction(value, usual, sign)
+            if fraction > tolerance.worse:
+                slower[place] = max(fraction, slower.get(place, 0.0))
     return {place: slower[place] for place in measurement.values if place in slower}
 
 

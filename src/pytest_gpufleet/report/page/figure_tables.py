@@ -22,6 +22,7 @@ from pytest_gpufleet.report.page.limit_sources import Sources
 FEWEST_SIZES = 3
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
 Column = TypeVar("Column")
+LIKE_PEERS = "like its peers"
 # A row is named by these even if all rows of its table have them in common.
 LEADING = {name for name, condition in CONDITIONS.items() if condition.leads}
 # What changes along a curve of message sizes: small ones are launched in CUDA graphs, large ones one by one.
@@ -91,8 +92,14 @@ def per_gpu(finding: Finding) -> bool:
 
 
 def for_information(finding: Finding) -> bool:
-    """Whether nobody has to have a limit for it, and nobody had."""
-    return not finding.required and finding.state in ("for information", "not judged")
+    """Whether nobody has to have a limit for it, nobody had, and it was held against no peers."""
+    against_none = finding.slower_than_peers is None or finding.again
+    return bool(not finding.required and finding.state in ("for information", "not judged") and against_none)
+
+
+def state(finding: Finding) -> str:
+    """The state of a figure as a reader is told: without a limit it can still be held against its peers."""
+    return LIKE_PEERS if finding.state == "for information" and not for_information(finding) else finding.state
 
 
 def shared_and_own(findings: Sequence[Finding], without: Collection[str] = ()) -> tuple[str, list[str]]:
@@ -100,8 +107,11 @@ def shared_and_own(findings: Sequence[Finding], without: Collection[str] = ()) -
     if not findings:
         return "", []
     conditions = [finding.measurement.conditions for finding in findings]
-    keys = {key for each in conditions for key in each} - {*without}
-    shared = {key for key in keys - LEADING if len({each.get(key) for each in conditions}) == 1}
+    every = {key for each in conditions for key in each}
+    shared, keys = (
+        {key for key in every - LEADING if len({each.get(key) for each in conditions}) == 1},
+        every - {*without},
+    )
     if len(findings) == 1 or any(not (each.keys() & (keys - shared)) for each in conditions):
         shared = set()
     common = wording.words({key: value for key, value in conditions[0].items() if key in shared})
@@ -208,7 +218,10 @@ def _figure(finding: Finding, place: Where, in_row: bool = False, sources: Sourc
 
 def _limit(finding: Finding, sources: Sources) -> FigureCell:
     if finding.limit is None:
-        return FigureCell("peers" if finding.slower_than_peers else "")
+        if finding.slower_than_peers is None:
+            return FigureCell()
+        worse = " or ".join(wording.percent(tolerance.worse) for tolerance in finding.tolerances)
+        return FigureCell("peers", below=f"at most {worse} worse", kind="figure")
     worst = wording.worst(finding)
     text = wording.value_and_limit(worst[1] if worst else finding.limit.value, finding.limit)[1]
     number = sources.number(finding.limit)
@@ -231,7 +244,8 @@ def _spread(findings: Iterable[Finding]) -> FigureCell:
 
 
 def _state(finding: Finding) -> FigureCell:
-    return FigureCell(finding.state, finding.state)
+    told = state(finding)
+    return FigureCell(told, "met" if told == LIKE_PEERS else told)
 
 
 def _bare(text: str, unit: str) -> str:

@@ -12,18 +12,18 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.report import groups, wording
 from pytest_gpufleet.report.accused import Accused, accused
-from pytest_gpufleet.report.banner import reasons, stamp
+from pytest_gpufleet.report.banner import reasons, stamp, standing
 from pytest_gpufleet.report.failures import failures
 from pytest_gpufleet.report.gpu_grid import standings
 from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
 from pytest_gpufleet.report.page import health_section, machine_section
-from pytest_gpufleet.report.page.figure_tables import FigureTable, figure_tables
+from pytest_gpufleet.report.page.figure_tables import LIKE_PEERS, FigureTable, figure_tables, state
 from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.report.page.method_table import MethodComparison, compares_methods, method_comparison
 from pytest_gpufleet.report.page.pair_matrix import PairMatrix, pair_matrices
@@ -70,7 +70,7 @@ def summary(record: Record, sha256: str = "") -> str:
             run=record.run,
             judged_again=record.judged_again,
             when=wording.moment(record.run.utc),
-            basis=basis.told(record),
+            basis=standing(record),
             stamp=stamp(record),
             why=why(record),
             reasons=reasons(record, "all of which are listed below"),
@@ -99,6 +99,7 @@ def summary(record: Record, sha256: str = "") -> str:
             settled={caption: found for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (found := gaps_of(record))},
             above=len(record.suite.checks) - len(record.suite.required(record.run.level)),
             carried=[check for check in record.checks.values() if check.run],
+            grades=GRADES,
             symbols=wording.SYMBOLS,
             sha256=sha256,
         )
@@ -153,12 +154,12 @@ def _counts(record: Record) -> list[str]:
     """The run in figures: GPUs, checks, what was measured, and what it was held against."""
     models = Counter(gpu.name for gpu in record.topology.gpus)
     outcomes: Counter[str] = Counter(check.outcome for check in record.checks.values())
-    states = Counter(str(finding.state) for finding in record.findings)
+    states = Counter(map(state, distinct(record.findings)))
     machines = [f"{count} x {name}" for name, count in models.items()] or ["no GPU"]
     told = [
         ", ".join(machines),
         _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
-        _tally("figure", states, ("met", "missed", "not judged", "for information")),
+        _tally("figure", states, ("met", LIKE_PEERS, "missed", "not judged", "for information")),
         _basis(record),
     ]
     return [text for text in told if text]

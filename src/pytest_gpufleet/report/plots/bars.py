@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -19,7 +20,7 @@ from pytest_gpufleet.report.plots import canvas
 COLUMNS = 3
 BAR = 0.155  # inches
 MOST = 12
-LONGEST_TITLE = 36
+LONGEST_LINE, MOST_LINES = 34, 2  # of a title
 MEASURED: Any = {"facecolor": to_rgba(canvas.COLOURS[0], 0.8), "linewidth": 0}
 # Hatched, for paper without colour.
 MISSED: Any = {"facecolor": "#e8938a", "edgecolor": canvas.BAD, "hatch": "//////", "linewidth": 0.8}
@@ -49,11 +50,12 @@ def _plot(findings: Sequence[Finding]) -> tuple[str, str]:
     places = sorted({place for finding in findings for place in finding.measurement.values})
     with canvas.style(caption):
         height = 0.1 + BAR * len(places)
-        figure, axes = canvas.panels(len(findings), COLUMNS, height, legend=True)
-        for number, (each, finding, name) in enumerate(zip(axes, findings, names, strict=True)):
+        most = LONGEST_LINE if len(findings) >= COLUMNS else LONGEST_LINE * COLUMNS // 2
+        titles = [textwrap.wrap(name, most, max_lines=MOST_LINES, placeholder="...") for name in names]
+        figure, axes = canvas.panels(len(findings), COLUMNS, height, legend=True, lines=max(map(len, titles)))
+        for number, (each, finding, title) in enumerate(zip(axes, findings, titles, strict=True)):
             _panel(each, finding, places, scale)
-            most = LONGEST_TITLE if len(findings) >= COLUMNS else LONGEST_TITLE * COLUMNS // 2
-            canvas.title(each, name if len(name) <= most else f"{name[: most - 3]}...")
+            canvas.title(each, "\n".join(title))
             if number % COLUMNS:
                 each.tick_params(axis="y", labelleft=False)
             if number + COLUMNS >= len(findings):

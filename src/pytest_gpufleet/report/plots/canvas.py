@@ -42,6 +42,7 @@ WIDTH = 8.2  # of every plot, in inches
 # Room around panels, in inches. The reader's font may be wider than the one that was measured here.
 LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.3, 0.28, 0.5
 LEGEND = 0.34
+LINE = 0.16  # one more of a title
 MOST_PANELS = 24
 Panel = TypeVar("Panel")
 LARGEST = 1e30  # that matplotlib's arithmetic of axes takes without an overflow
@@ -58,20 +59,22 @@ def first(panels: Mapping[str, Panel]) -> dict[str, Panel]:
 
 
 def panels(
-    count: int, columns: int, height: float, legend: bool, left: float = LEFT, gap: float = 0.42
+    count: int, columns: int, height: float, legend: bool, left: float = LEFT, gap: float = 0.42, lines: int = 1
 ) -> tuple[Figure, list[Any]]:
-    """A figure with `count` panels side by side in as many rows as it takes, each `height` inches high."""
+    """A figure with `count` panels side by side in as many rows as it takes, each `height` inches high and below
+    so many `lines` of its title."""
     columns = max(2, min(columns, count))  # one alone is not drawn wider than two
     rows = math.ceil(count / columns)
-    head = TOP + (LEGEND if legend else 0.0)
-    total = head + rows * height + (rows - 1) * (TOP + BOTTOM) + BOTTOM
+    top = TOP + (lines - 1) * LINE
+    head = top + (LEGEND if legend else 0.0)
+    total = head + rows * height + (rows - 1) * (top + BOTTOM) + BOTTOM
     width = (WIDTH - left - RIGHT - (columns - 1) * gap) / columns
     figure = Figure(figsize=(WIDTH, total))
     figure.patch.set_visible(False)  # the page shows through, be it light or dark
     axes = []
     for number in range(count):
         row, column = divmod(number, columns)
-        bottom = total - head - (row + 1) * height - row * (TOP + BOTTOM)
+        bottom = total - head - (row + 1) * height - row * (top + BOTTOM)
         box = ((left + column * (width + gap)) / WIDTH, bottom / total, width / WIDTH, height / total)
         axes.append(plain(figure.add_axes(box)))
     return figure, axes
