@@ -1,6 +1,7 @@
 """A place is held against what its healthy peers reach, however many of them are not."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -102,6 +103,25 @@ def test_peers_at_one_numa_node_are_those_whose_processors_are_the_same():
     assert slower(values, near, topology=machine(1, 1, 2, 2)) == {gpu(3)}
     assert slower(values, near, topology=machine(1, 1, 1, 1)) == set()  # a virtual machine that hides them
     assert slower(values, measured(0.05, "best"), topology=machine(1, 1, 2, 2)) == {gpu(3)}
+
+
+def test_gpus_that_share_a_pcie_switch_are_not_held_against_those_that_do_not():
+    """All at once, two behind one switch have half of what a third at the same NUMA node has."""
+    links = (
+        ("X", "PIX", "NODE", "NODE", "SYS"),
+        ("PIX", "X", "NODE", "NODE", "SYS"),
+        ("NODE", "NODE", "X", "PXB", "SYS"),
+        ("NODE", "NODE", "PXB", "X", "SYS"),
+        ("SYS", "SYS", "SYS", "SYS", "X"),
+    )
+    topology = replace(machine(1, 1, 1, 1, 2), links=links, fabric="pcie")
+    near = measured(0.1, within="numa node")
+    assert slower([13.0, 13.0, 13.0, 13.0, 25.0], near, topology=topology) == set()
+    assert slower([13.0, 13.0, 13.0, 10.0, 25.0], near, topology=topology) == {gpu(3)}
+    alone = tuple(
+        tuple("NODE" if {i, j} == {2, 3} else each for j, each in enumerate(row)) for i, row in enumerate(links)
+    )
+    assert slower([13.0, 13.0, 25.0, 25.0, 25.0], near, topology=replace(topology, links=alone)) == set()
 
 
 @pytest.mark.parametrize("reference", ["best", "better half", "median"])

@@ -155,6 +155,12 @@ class GpuTopology:
         by_place = {gpu.place: gpu for gpu in self.gpus}
         return tuple(tuple(by_place[part].get("cpu_affinity") or ()) for part in where.parts if part in by_place)
 
+    def switch_neighbours(self, where: Where) -> tuple[int, ...]:
+        """For each GPU in a place, how many others are behind the same PCIe switch and share its way to the host, as
+        far as the links tell: NVLinks hide it."""
+        rows = {gpu.place: row for gpu, row in zip(self.gpus, self.links, strict=False)}
+        return tuple(sum(link in ("PIX", "PXB") for link in rows[part]) for part in where.parts if part in rows)
+
     def __str__(self) -> str:
         """The link matrix as `nvidia-smi topo -m` prints it; without GPUs, why there are none."""
         if not self.gpus:

@@ -41,15 +41,16 @@ def slower_than_peers(
 
 
 def _groups(measurement: Measurement, tolerance: Tolerance, topology: GpuTopology) -> list[list[Where]]:
-    """Places that are peers of each other. Where all GPUs show the same NUMA node, nobody knows who is near whom:
-    virtual machines hide it."""
-    groups = defaultdict(list)
-    near = tolerance.within == "numa node"
-    for place in measurement.values:
-        groups[topology.kind(place), topology.processors_near(place) if near else ()].append(place)
-    if near and len({processors for _, processors in groups}) < 2:
+    """Places that are peers of each other. At a NUMA node only those are that share a PCIe switch with as many others.
+    Where all GPUs show the same NUMA node, nobody knows who is near whom: virtual machines hide it."""
+    places, near = list(measurement.values), tolerance.within == "numa node"
+    if near and len({topology.processors_near(place) for place in places}) < 2:
         return []
-    return [places for places in groups.values() if len(places) >= tolerance.least]
+    groups = defaultdict(list)
+    for place in places:
+        way = (topology.processors_near(place), topology.switch_neighbours(place)) if near else ()
+        groups[topology.kind(place), way].append(place)
+    return [peers for peers in groups.values() if len(peers) >= tolerance.least]
 
 
 def _at_one_temperature(measurement: Measurement, peers: list[Where], per_kelvin: float) -> dict[Where, float]:
