@@ -36,10 +36,10 @@ def test_buffers_count_what_a_rank_holds():
 @pytest.mark.parametrize(
     ("each", "iterations", "runs", "ahead"),
     [
-        (10e-6, 20, 11, 50),
-        (250e-6, 20, 11, 20),  # 64 MiB on two H200
-        (3.2e-3, 20, 3, 2),  # 1 GiB
-        (24.6e-3, 3, 3, 1),  # 8 GiB
+        (10e-6, 20, 7, 50),
+        (250e-6, 20, 7, 20),  # 64 MiB on two H200
+        (3.2e-3, 18, 3, 2),  # 1 GiB
+        (24.6e-3, 2, 3, 1),  # 8 GiB
         (0.1, 2, 3, 1),
         (2.5, 2, 1, 0),  # 8 GiB on a machine on which everything is a hundred times as slow
     ],

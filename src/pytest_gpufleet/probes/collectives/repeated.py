@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from pytest_gpufleet.probes.collectives.exactness import LARGE, OPERATIONS, SHOWN, whole_numbers
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
@@ -21,17 +22,17 @@ def stays_exact(rank: Rank, duration: float) -> tuple[int, str]:
     del numbers
     buffer = torch.empty_like(mine)
 
-    def repeat() -> None:
+    def repeat() -> Tensor:
         buffer.copy_(mine)
         wait([COLLECTIVES["all_reduce"].launch(rank.group, buffer, buffer, 0, dist.ReduceOp.SUM)])
+        return (buffer != expected).sum()
 
     with rank.phase("all_reduce, repeated"):
         seconds(rank, repeat, 1)
         times = agree(rank, max(1, int(duration / seconds(rank, repeat, 3))))
         wrong = torch.zeros(times, dtype=torch.int64, device=rank.device)
         for number in range(times):
-            repeat()
-            wrong[number] = (buffer != expected).sum()
+            wrong[number] = repeat()
     bad = wrong.nonzero().flatten().tolist()
     if not bad:
         return times, ""

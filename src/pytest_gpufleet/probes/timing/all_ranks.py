@@ -18,12 +18,12 @@ from pytest_gpufleet.world.rank import Rank
 # long, and of large messages a few tell as much. Figures of CPU ranks are not judged.
 ITERATIONS = {"cuda": 20, "cpu": 2}
 MIN_ITERATIONS = 2
-RUN_SECONDS = 0.08
+RUN_SECONDS = 0.06
 # A sample is the median of several runs. A host holds up a launch now and then for one to five milliseconds (it may be
 # torch's watchdog, which looks at all launches of its rank ten times a second), and all ranks wait for the one that was
 # held up. On eight H200 every third sample of one or two runs of 15 to 25 ms was off, by up to 14 %.
 MIN_RUNS = {"cuda": 3, "cpu": 1}
-MAX_RUNS = 11
+MAX_RUNS = 7
 MIN_SECONDS = {"cuda": 0.05, "cpu": 0.001}  # of a sample
 # So operations go ahead of those that are timed, and the GPUs have work for this long while the host is held up.
 AHEAD_SECONDS = 0.005

@@ -16,7 +16,7 @@ from pytest_gpufleet.world.rank import Rank
 OPERATIONS = 50
 REPLAYS = 5  # of a run
 AHEAD = 3  # replays before those that are timed
-RUNS = 5  # of a sample. What disturbs a machine now and then spoils some of them, and not their median
+RUNS = 3  # of a sample. What disturbs a machine now and then spoils some of them, and not their median
 
 
 def replayed(rank: Rank, launch: Callable[[], object], samples: int) -> Timing | None:
