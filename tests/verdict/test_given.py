@@ -93,6 +93,18 @@ def test_a_limit_of_the_contract_that_nothing_was_held_against_is_a_gap(tmp_path
 
 
 @pytest.mark.parametrize("again", ["", HEAD + MET], ids=["run", "judge"])
+def test_by_how_much_peers_may_differ_is_told_where_the_customer_says_it(tmp_path: Path, again: str) -> None:
+    tolerance = '[[tolerance]]\nmetric = "memory_bandwidth"\nworse = 0.9\nsource = "nobody"\n'
+    told = [reason for reason in run(tmp_path, HEAD + MET + tolerance, again).reasons if "allows" in reason]
+    assert told == [
+        "the customer's profile c.toml allows memory bandwidth to be 90 % worse than the better half of its peers"
+    ]
+    (tmp_path / "other").mkdir()
+    no_longer = run(tmp_path / "other", HEAD + MET, HEAD + MET + tolerance)
+    assert not [reason for reason in no_longer.reasons if "allows" in reason]
+
+
+@pytest.mark.parametrize("again", ["", HEAD + MET], ids=["run", "judge"])
 def test_another_limit_that_nothing_was_held_against_is_told(tmp_path: Path, again: str) -> None:
     record = run(tmp_path, HEAD + MET + UNUSED % "calibrated", again)
     assert record.verdict == "ACCEPTED"

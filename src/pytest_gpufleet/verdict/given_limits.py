@@ -42,9 +42,12 @@ def instead(new: GivenLimits | None, before: GivenLimits | None) -> GivenLimits 
 
 def described(number: int, limit: Limit) -> str:
     """ "limit 3, bus bandwidth ≥ 460 GB/s with collective=all_reduce, ranks=8" """
-    title = METRICS[limit.metric].title if limit.metric in METRICS else limit.metric
     when = ", ".join(f"{key}={value}" for key, value in limit.conditions.items())
-    return f"limit {number}, {title} {limit}" + (f" with {when}" if when else "")
+    return f"limit {number}, {_title(limit.metric)} {limit}" + (f" with {when}" if when else "")
+
+
+def _title(metric: str) -> str:
+    return METRICS[metric].title if metric in METRICS else metric
 
 
 def unused(record: Record) -> list[tuple[int, Limit]]:
@@ -84,6 +87,10 @@ def remarks_on(record: Record) -> list[str]:
     if record.profile is None:
         return []
     told = list(map(str, record.profile.changes))
+    told += [
+        f"the customer's profile {record.profile.file} allows {_title(each.metric)} to be {each}"
+        for each in record.profile.tolerances
+    ]
     if others := len(unused_limits(record)):
         limits = "1 limit" if others == 1 else f"{others} limits"
         told.append(f"{limits} of the customer's profile {record.profile.file} held for no figure of this run")
