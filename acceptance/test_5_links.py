@@ -88,7 +88,8 @@ def test_host_memory_bandwidth(world: World, judge: Judge) -> None:
     Everything that GPUs get from the host comes out of this memory. One NUMA node below the others: a memory module is
     missing, was switched off after errors, or sits in the wrong slot (`dmidecode -t memory`, `edac-util`). A machine
     with one NUMA node, as virtual machines show it, has nothing to compare: there only a limit of your own finds what
-    is missing. Other programs on the host lower the figure too.
+    is missing. It needs whole nodes, and does not apply in a container that has parts of them. Other programs on the
+    host lower the figure too.
     """
     judge(*host_memory_bandwidth(world, ARRAY.on(world), TRIAD_SECONDS.on(world)), required=False)
 

@@ -8,6 +8,7 @@ import re
 import resource
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +52,42 @@ def _comm(process: Path) -> str:
         return ""
 
 
+CGROUP = Path("/sys/fs/cgroup")
+
+
 def _memory_limit() -> int | str:
-    limit = _text("/sys/fs/cgroup/memory.max")
+    limit = _text(CGROUP / "memory.max")
     return "unlimited" if limit == "max" else int(limit)
 
 
+def short_of(processors: int, memory: int) -> str:
+    """What the container does not leave a process that uses so many processors and so many bytes of memory all the
+    time; "" if it does, or nobody tells."""
+    with suppress(OSError, ValueError):
+        quota, period = _text(CGROUP / "cpu.max").split()
+        if quota != "max" and int(quota) < processors * int(period):
+            return f"the container has the time of {int(quota) / int(period):g} processors, and {processors} to run on"
+    with suppress(OSError, ValueError):
+        left = int(_text(CGROUP / "memory.max")) - int(_text(CGROUP / "memory.current"))
+        if left < memory:
+            return f"the container has {left / 1e9:.3g} GB of memory left, of {memory / 1e9:.3g} GB that are needed"
+    return ""
+
+
 NUMA_NODES = Path("/sys/devices/system/node")
+STATUS = Path("/proc/self/status")
 
 
 def processors_by_numa_node() -> dict[int, list[int]]:
-    """The processors that this process may use, by the number of their NUMA node; all at node 0 if the system does not
-    tell. Nodes without any are left out: their memory is not next to a processor."""
+    """The processors of each NUMA node that this process may use whole, with its memory, by the number of the node; if
+    the system does not tell of nodes, all processors of this process at node 0. Nodes without processors are left out:
+    their memory is not next to any."""
     allowed = os.sched_getaffinity(0)
+    memory = re.search(r"^Mems_allowed_list:\s*(\S+)", _text(STATUS), re.MULTILINE)
     nodes = {int(path.name[4:]): _numbers(_text(path / "cpulist")) for path in NUMA_NODES.glob("node[0-9]*")}
-    return {number: sorted(near) for number, each in nodes.items() if (near := each & allowed)} or {0: sorted(allowed)}
+    usable = _numbers(memory[1]) if memory else set(nodes)
+    whole = {number: sorted(each) for number, each in nodes.items() if each and each <= allowed and number in usable}
+    return whole if any(nodes.values()) else {0: sorted(allowed)}
 
 
 def _numbers(text: str) -> set[int]:

@@ -14,8 +14,9 @@ from threading import Barrier
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.hardware.host import processors_by_numa_node
+from pytest_gpufleet.hardware import host
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
@@ -27,12 +28,14 @@ SAMPLES = 3
 
 
 def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Measurement]:
-    """GB/s of the host's memory at each NUMA node, all nodes at the same time: the triad of STREAM, a = b + 3 c.
+    """GB/s of the host's memory at each NUMA node: the triad of STREAM, a = b + 3 c.
 
     A thread on each processor works on arrays of `nbytes` of its own. It is the first to write to them, so they lie in
     the memory of its NUMA node. The nodes of a machine are divided among its ranks. Each of three samples takes about
-    `seconds`. Counted as STREAM does: what the processor reads of `a` before it writes there does not count. All nodes
-    have as many threads as the one with the fewest processors: a job may have been given more of one than of another.
+    `seconds`. Counted as STREAM does: what the processor reads of `a` before it writes there does not count.
+
+    Not applicable where a container leaves too little of the processors or of the memory: a node of which a process has
+    a part only shows what that part reaches.
 
     A node is held against the other ones. One alone shows what it reaches and not what it should: how many channels its
     processor has, and how fast its modules are, only the firmware knows (DMI), which virtual machines do not show.
@@ -43,10 +46,13 @@ def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Mea
 
 def _triads(rank: Rank, nbytes: int, seconds: float) -> list[Reading]:
     """Of the NUMA nodes that are this rank's share."""
-    nodes = sorted(processors_by_numa_node().items())
-    fewest = min(len(processors) for _, processors in nodes)
-    mine = nodes[rank.index :: rank.size]
-    return [_triad(rank, number, processors[:fewest], nbytes, seconds) for number, processors in mine]
+    nodes = sorted(host.processors_by_numa_node().items())
+    if not nodes:
+        not_applicable("this process may use no NUMA node whole, with all its processors and its memory")
+    processors = sum(len(each) for _, each in nodes)
+    if short := host.short_of(processors, ARRAYS * nbytes * processors):
+        not_applicable(short)
+    return [_triad(rank, number, processors, nbytes, seconds) for number, processors in nodes[rank.index :: rank.size]]
 
 
 def _triad(rank: Rank, number: int, processors: Sequence[int], nbytes: int, seconds: float) -> Reading:
