@@ -18,9 +18,8 @@ def test_no_memory_error_is_recorded(machine: Machine) -> None:
 
     An uncorrectable error kills the program that meets it. Pending repairs are done by a reset of the GPU; a repair
     that failed, memory that the driver calls unrepairable, a bank without spare rows or hundreds of remapped rows call
-    for its replacement. A counter that the GPU has and that cannot be
-    read proves nothing: see the kernel log, whether this user may use `nvidia-smi -q`, and whether nvidia-ml-py is as
-    old as the driver.
+    for its replacement. A counter that the GPU has and that cannot be read proves nothing: see the kernel log, whether
+    this user may use `nvidia-smi -q`, and whether nvidia-ml-py is as old as the driver.
     """
     expect_none(error for gpu in machine.gpus for error in recorded_errors(gpu))
     require_told(machine.gpus)

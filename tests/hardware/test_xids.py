@@ -58,6 +58,7 @@ RECOVERY = "NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from "
         (nvlink(149, "NETIR_BER_EVENT", "0x00000226", "0x00000001"), None, False),
         (nvlink(149, "NETIR_BER_EVENT", "0x00000013", "0x00000001"), None, False),
         (nvlink(144, "SAW_MVB", "0x00000001", "0x00000004"), None, False),
+        (nvlink(144, "SAW_MVB", "0x123456789", "0x00000004"), "xid_workflow", True),  # not as anybody knows it
         (nvlink(144, "SAW_MVB", "0x00000001", "0x00000002", "Fatal"), "xid_reset", True),
         (nvlink(145, "RLW_SRC_TRACK", "0x00000007", "0x00000004"), "xid_application", False),
         # An error of this kind can be promoted to a fatal one.

@@ -48,7 +48,7 @@ OF_CRASHES = frozenset({13, 31})
 OF_PROCESSES = OF_CRASHES | {43, 45}
 # Those of NVLink 5 have sub-codes, and only these say what to do. They stand in the kernel log alone.
 NVLINK_5 = range(144, 151)
-_NUMBERS = re.compile(r"\((0x[0-9a-fA-F]+) (0x[0-9a-fA-F]+)")
+_NUMBERS = re.compile(r"\((0x[0-9a-fA-F]{1,8}) (0x[0-9a-fA-F]{1,8})\b")
 # "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 _RECOVERY = re.compile(r"changed from 0x[0-9a-fA-F]+ \([^)]*\) to (0x[0-9a-fA-F]+)")
 

@@ -47,8 +47,8 @@ def link_errors(before: Gpu, now: Mapping[str, list[int | None]] | Unavailable, 
     """NVLinks with errors that must not be, between two readings of nvlink_errors so many seconds apart.
 
     A replay, a recovery or a flit with a wrong CRC is one too many; of NVLink 5 each error that its forward error
-    correction could not mend. Links correct CRC errors in data themselves, and
-    healthy ones of an H200 do so about once in ten seconds even when idle: only their rate counts (DCGM: 100 a second).
+    correction could not mend. Links correct CRC errors in data themselves, and healthy ones of an H200 do so about once
+    in ten seconds even when idle: only their rate counts (DCGM: 100 a second).
     """
     problems = []
     then = before["nvlink_errors"]
