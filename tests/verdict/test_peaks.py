@@ -7,6 +7,7 @@ import pytest
 from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.verdict.peaks import (
     NoPeak,
+    Peak,
     host_link,
     memory_bandwidth,
     nvlinks,
@@ -97,3 +98,7 @@ def test_a_virtual_machine_that_does_not_see_the_slot_asks_for_what_the_link_run
     assert host_link(saves_power).formula == "PCIe 3 x 16 lanes"
     with pytest.raises(NoPeak, match="PCIe of generation 1"):
         host_link(H200.gpu(pcie_generation_max=1))
+
+
+def test_a_large_peak_is_written_out() -> None:
+    assert str(Peak(12_938.4, "images/s", "2 x 6,469 images/s")) == "2 x 6,469 images/s: 12,940 images/s"

@@ -89,7 +89,8 @@ class Peak:
     formula: str
 
     def __str__(self) -> str:
-        return f"{self.formula}: {self.value:,.4g} {self.unit}"
+        value = float(f"{self.value:.4g}")  # with ",.4g" 12,940 would read 1.294e+04
+        return f"{self.formula}: {value:,g} {self.unit}"
 
 
 def memory_bandwidth(gpu: Gpu) -> Peak:

@@ -64,7 +64,7 @@ def physical_limit(measurement: Measurement, topology: GpuTopology, measured: Se
         raise NoPeak(f"nothing is known of what limits {measurement.definition.title}")
     fraction, peak = _OF[measurement.metric](measurement, topology, measured)
     value = Context(prec=DIGITS, rounding=ROUND_FLOOR).create_decimal(repr(fraction * peak.value))
-    source = f"{fraction:.0%} of what the hardware can do at best, {peak}"
+    source = f"{100 * fraction:.0f} % of what the hardware can do at best, {peak}"
     conditions, unit = measurement.conditions, measurement.unit
     return Limit(measurement.metric, "min", float(value), unit, "physical", source, conditions, "")
 
