@@ -119,7 +119,7 @@ def test_launch_time(nccl_group):
     figure = measure(nccl_group, launch_time)
     print("LAUNCHES", figure.values, figure.spread)
     assert [*figure.values] == [gpu.place for gpu in nccl_group.gpus]
-    assert max(figure.values.values()) < 1.5 * min(figure.values.values())
+    assert max(figure.values.values()) < 1.9 * min(figure.values.values())
 
 @pytest.mark.fresh_world
 def test_one_gpu_cannot_capture(nccl_group):

@@ -92,8 +92,9 @@ METRICS = {
     for metric in (
         Metric("busbw", "GB/s", "higher", "bus bandwidth"),
         Metric("collective_latency", "us", "lower", "latency of a collective", steady=False),
-        # The hosts of two healthy H200 needed 39.5 and 46.6 us. A shared core doubles it, and so does half the clock.
-        Metric("launch_time", "us", "lower", "time to launch a collective", 0.5, steady=False),
+        # The hosts of two healthy H200 needed 36.4 and 50.5 us, in samples of 30.6 to 53.7. A shared core doubles it,
+        # and so does half the clock.
+        Metric("launch_time", "us", "lower", "time to launch a collective", 0.9, steady=False),
         # Eight healthy H200 at their power limit were up to 4 % off their median.
         Metric("gemm", "TFLOP/s", "higher", "matrix product", 0.08, simultaneous=True),
         Metric("gemm_relative", "ratio", "higher", "matrix products of all precisions, against the fastest GPU", 0.08),
