@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
-from torchvision import datasets, transforms
 
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import WORLD
@@ -70,6 +69,8 @@ def photo_loader(
     rank: Rank, folder: str, training: Plan, batches: int, workers: int
 ) -> DataLoader[tuple[Tensor, Tensor]]:
     """Random photos out of `folder`, each taken many times: decoded, cropped, flipped, as bytes in pinned memory."""
+    from torchvision import datasets, transforms
+
     photos = datasets.ImageFolder(
         folder,
         transforms.Compose(

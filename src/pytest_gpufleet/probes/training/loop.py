@@ -12,7 +12,6 @@ from statistics import fmean, median
 from typing import Any, TypeVar
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -73,6 +72,8 @@ def precision(recipe: Recipe, *, benchmark: bool = True) -> Iterator[None]:
 
 def network(training: Plan, device: torch.device) -> nn.Module:
     """The network of a plan, with the same weights wherever it is made."""
+    import torchvision  # brings torch's compiler along: seconds that whoever only collects the checks shall not wait
+
     torch.manual_seed(0)
     model: nn.Module = torchvision.models.get_model(training.model)
     return model.to(device)
