@@ -161,10 +161,25 @@ def test_how_long_a_gpu_was_slowed_down(values, told):
     assert fields(values).ask(0, "slowdown_ns") == told
 
 
-def test_corrected_errors_by_place():
+@pytest.mark.parametrize(
+    ("error", "applicable"),
+    [
+        (pynvml.NVML_ERROR_INVALID_ARGUMENT, False),  # a driver that does not know these fields
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, False),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, True),
+    ],
+)
+def test_fields_of_which_none_is_told_are_absent_unless_something_is_wrong(error, applicable):
+    with pytest.raises(driver.FactError) as caught:
+        fields(dict.fromkeys((269, 270, 271, 75), -error)).ask(0, "slowdown_ns")
+    assert caught.value.unavailable.applicable is applicable
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
+def test_corrected_errors_by_place(error):
     def counter(handle, kind, since, place):
         if place == 7:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise pynvml.NVMLError(error)
         return 17
 
     nvml = SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlDeviceGetMemoryErrorCounter=counter)

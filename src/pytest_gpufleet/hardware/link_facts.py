@@ -65,7 +65,7 @@ def nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int | None]]:
     try:
         of_links = link_fields(nvml, handle, NVLINK_5_COUNTERS.values())
     except nvml.NVMLError as error:
-        if not named(error, *NOT_HERE, "InvalidArgument"):
+        if not named(error, *NOT_HERE):
             raise
         return {name: counts(number) for name, number in NVLINK_COUNTERS.items()}
     return dict(zip(NVLINK_5_COUNTERS, map(list, zip(*of_links, strict=True)), strict=True))
