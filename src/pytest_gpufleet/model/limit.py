@@ -61,8 +61,8 @@ class Limit:
     calibration: Calibration | None = None
 
     @property
-    def place(self) -> tuple[bool, int]:
-        """Its place among limits for the same figure, the one that decides first."""
+    def precedence(self) -> tuple[bool, int]:
+        """Among limits for the same figure: the least one decides."""
         return self.weak, GRADES.index(self.grade)
 
     @property

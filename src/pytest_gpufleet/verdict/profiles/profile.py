@@ -73,9 +73,9 @@ def best(own: Iterable[Limit], of_base: Limit | None) -> Limit | None:
     """The one that decides of the limits of a profile that hold for a figure and that of its base: one that is not weak
     before one that is, and the one of the best grade; of several one of the profile's own, however specific; of these
     the most specific."""
-    first = min(own, key=lambda limit: (*limit.place, -len(limit.conditions)), default=None)
+    first = min(own, key=lambda limit: (*limit.precedence, -len(limit.conditions)), default=None)
     if first and of_base:
-        return of_base if of_base.place < first.place else first
+        return of_base if of_base.precedence < first.precedence else first
     return first or of_base
 
 
