@@ -54,7 +54,7 @@ def connect(rank):
 def test_through_host_memory(world, gpu_topology):
     world.run(cut_off)  # first: peer access that was enabled once may stay enabled
     assert wrong_data(world, gpu_topology, 16 * MiB) == []
-    staged = figures(world, gpu_topology, "read")
+    staged, *_ = (figures(world, gpu_topology, direction) for direction in ("read", "both"))
     world.run(connect)
     direct = figures(world, gpu_topology, "read")
     assert all(staged.values[place] < value for place, value in direct.values.items())

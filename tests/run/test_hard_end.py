@@ -100,6 +100,21 @@ def test_a_controller_that_cannot_end_is_ended(late, hang):
     assert main(["verify", str(folder)]) == 0
 
 
+def test_a_report_that_cannot_be_written_leaves_the_verdict_that_was_told(late):
+    hook = f"""import pytest, re
+{MOVE}
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    now({OVER})
+    {HOLDS_THE_INTERPRETER}
+"""
+    run = late("def test_it(): assert False", **{"conftest.py": CLOCK + hook})
+    assert (run.status, run.record.exit_status, run.record.broken) == (1, 1, ""), run.text
+    (folder,) = run.folders
+    assert {path.name for path in folder.iterdir()} == LEFT
+    assert main(["verify", str(folder)]) == 0
+
+
 def test_what_had_failed_stays_failed(late):
     run = late(HANGS_HERE.replace("HANG\n", f"{HOLDS_THE_INTERPRETER}\n").replace("FIRST", "assert False"))
     assert (run.status, run.outcomes, run.record.broken) == (1, {"test_first": "failed"}, DEADLINE), run.text
