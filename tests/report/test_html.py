@@ -25,7 +25,7 @@ from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report.page.summary_html import stylesheet, summary
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.verdict import conclude
+from pytest_gpufleet.verdict.verdict import conclude, remarks
 from tests.report.page import Page
 
 HOSTILE = "<script>alert('x')</script> & \x1b[31mred\x1b[0m \x00 \ud800 \"quoted\""
@@ -162,7 +162,7 @@ def test_every_check_that_did_not_run_is_listed(record_of: Callable[..., Record]
     record = record_of(checks=[Check(ran, "passed", 1.0)], deselected=[gone])
     record.verdict, record.reasons = conclude(record)
     page = Page(summary(record))
-    assert f"... and {len(record.reasons) - 10} more, all of which are listed below" in page.text
+    assert f"... and {len(record.reasons) - len(remarks(record)) - 10} more, all of which are listed below" in page.text
     left_open = page.text[page.text.index(OPEN) :]
     for name in shipped().required("standard"):
         assert (titled(name) in left_open) == (name not in (levels.check_name(ran), levels.check_name(gone)))
@@ -229,6 +229,14 @@ def test_what_a_verdict_stands_on_is_told_of_acceptance_only(standard: Record, r
     assert "stands on" not in Page(summary(rejected)).text
     standard.verdict = "ACCEPTED"
     assert f"It stands on {basis.told(standard)}." in Page(summary(standard)).text
+
+
+def test_what_the_paragraph_says_is_no_reason_once_more(record_of: Callable[..., Record]) -> None:
+    record = record_of(checks=[Check("a.py::b", "passed", 1.0)])
+    record.verdict, record.reasons = conclude(record)
+    (remark,) = remarks(record)
+    assert remark in record.reasons
+    assert Page(summary(record)).text.count(remark) == 1
 
 
 def test_gpus_beyond_the_first_three_are_counted(rejected: Record) -> None:

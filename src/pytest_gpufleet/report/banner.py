@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.verdict import failure
+from pytest_gpufleet.verdict.verdict import failure, remarks
 
 MOST_REASONS = 10
 
@@ -71,8 +71,8 @@ def headline(record: Record) -> str:
 
 
 def reasons(record: Record, where_more: str = "which the report lists") -> list[str]:
-    """Why the verdict is what it is, or that there is none, beyond the headline; the first few, and `where_more` says
-    where all of them are.
+    """Why the verdict is what it is, or that there is none, beyond the headline and the paragraph below it; the first
+    few, and `where_more` says where all of them are.
 
     Of a check with parameters that failed in several cases there is one reason.
     """
@@ -80,8 +80,10 @@ def reasons(record: Record, where_more: str = "which the report lists") -> list[
         return [*record.reasons, "No verdict was recorded: the run did not reach its end."]
     titled = (check for check in record.checks.values() if check.title)
     without_case = {failure(check): failure(replace(check, id=check.id.partition("[")[0])) for check in titled}
-    beyond = (reason for reason in record.reasons if reason != basis.told(record))
-    cases = Counter(without_case.get(reason, reason) for reason in beyond)
+    said = {basis.told(record), record.judged_again}
+    if record.verdict in ("ACCEPTED", "INCOMPLETE"):
+        said.update(remarks(record))
+    cases = Counter(without_case.get(reason, reason) for reason in record.reasons if reason not in said)
     told = [f"{reason}, {count} cases" if count > 1 else reason for reason, count in cases.items()]
     more = len(told) - MOST_REASONS
     return told[:MOST_REASONS] + ([f"... and {more} more, {where_more}"] if more > 0 else [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from pytest_gpufleet.model.finding import distinct
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.accused import Accused, accused, times_named
@@ -109,7 +110,7 @@ def _first_cause(record: Record, accused: Iterable[str]) -> str:
 
 def _judged(record: Record) -> str:
     gpus, level = wording.count(len(record.topology.gpus), "GPU"), record.run.level
-    figures = sum(finding.state == "met" for finding in record.findings)
+    figures = sum(finding.state == "met" for finding in distinct(record.findings))
     return f"Every check that level {level} requires ran on {gpus}, and all {figures} judged figures met their limits."
 
 
