@@ -166,10 +166,19 @@ def test_a_signal_is_for_the_run(controller, tmp_path, number):
         (["--fleet-deadline=10m", "--fleet-level=burnin"], "a burn-in of 900 s does not fit"),
     ],
 )
-def test_a_deadline_that_cannot_be_kept_is_refused_before_anything_starts(fleet_here, options, told):
-    run = fleet_here("def test_it(): pass", *options)
+def test_a_deadline_that_cannot_be_kept_is_refused_before_anything_starts(run_here, options, told):
+    run = run_here("--gpus=8", f"--fleet-dir={REPORTS}", *options, files={"test_inner.py": "def test_it(): pass"})
     assert (run.status, run.folders) == (4, [])
     assert told in " ".join(run.text.split())
+
+
+def test_the_short_burn_in_of_a_rehearsal_fits(fleet):
+    assert fleet("def test_it(): pass", "--fleet-deadline=10m", "--fleet-level=burnin").status == 0
+
+
+def test_a_deadline_is_of_runs_only(run_here):
+    files = {"pytest.ini": "[pytest]\nfleet_deadline = 5s\n", "test_inner.py": "def test_it(): pass"}
+    assert run_here(files=files).status == 0
 
 
 def test_a_site_can_set_it(fleet_here):

@@ -182,26 +182,28 @@ def from_config(config: pytest.Config) -> Options:
     for option in OPTIONS:
         if option.site and given[option.field] is None:
             given[option.field] = _from_ini(config, option)
-    if given["deadline"] is not None:
-        _check_deadline(given["deadline"], given["burn_in"], given["level"])
     listing = any(config.getoption(name, False) for name in LISTINGS)
     if asked and not listing and sys.flags.optimize:
         raise pytest.UsageError("python -O and PYTHONOPTIMIZE leave out assertions, so no check could fail: unset it")
     known = {name: value for name, value in given.items() if value is not None}
-    return Options(**known, asked=asked, listing=listing)
+    options = Options(**known, asked=asked, listing=listing)
+    if options.deadline is not None and options.makes_a_run:
+        _check_deadline(options, options.deadline)
+    return options
 
 
-def _check_deadline(seconds: float, burn_in: float | None, level: str | None) -> None:
+def _check_deadline(options: Options, deadline: float) -> None:
     """UsageError if a run could not do by then what it was asked for."""
-    if seconds < SHORTEST_DEADLINE_SECONDS:
+    if deadline < SHORTEST_DEADLINE_SECONDS:
         raise pytest.UsageError(
-            f"--fleet-deadline {seconds:g}s is too short to start and to write a report: give "
+            f"--fleet-deadline {deadline:g}s is too short to start and to write a report: give "
             f"{SHORTEST_DEADLINE_SECONDS:g}s or more"
         )
-    burning = burn_in or (BURN_IN_SECONDS if level == "burnin" else 0)
-    if burning + SHORTEST_DEADLINE_SECONDS > seconds:
+    usual = BURN_IN_SECONDS if options.level == "burnin" and not options.rehearse else 0
+    burning = options.burn_in or usual
+    if burning + SHORTEST_DEADLINE_SECONDS > deadline:
         raise pytest.UsageError(
-            f"a burn-in of {burning:g} s does not fit into --fleet-deadline {seconds:g}s, of which "
+            f"a burn-in of {burning:g} s does not fit into --fleet-deadline {deadline:g}s, of which "
             f"{SHORTEST_DEADLINE_SECONDS:g} s are for start and report"
         )
 
