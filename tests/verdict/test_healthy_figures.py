@@ -109,6 +109,26 @@ def test_no_recorded_healthy_machine_misses_a_limit_or_its_peers(folder):
     assert [finding for finding in again if finding.state == "missed" and finding.measurement.metric != "spread"] == []
 
 
+@pytest.mark.parametrize("affinities", [[1] * 8, [1] * 4 + [2] * 4], ids=["hidden", "two NUMA nodes"])
+@pytest.mark.parametrize(
+    ("direction", "values"),
+    [
+        ("host to device", (53.05, 55.24, 55.22, 55.36, 54.86, 55.22, 55.18, 55.02)),
+        ("device to host", (54.24, 55.21, 54.99, 55.28, 55.22, 55.24, 55.29, 55.17)),
+    ],
+)
+def test_host_links_of_a_machine_whose_first_one_was_disturbed_are_healthy(direction, values, affinities):
+    """8x H200, 2026-11-22; minutes later nvbandwidth gave 55.03 and 55.20 GB/s on GPU 0, 55.2 to 55.5 on the others."""
+    machine = H200_BOARD.machine(8)
+    gpus = tuple(
+        replace(gpu, facts={**gpu.facts, "cpu_affinity": [mask]})
+        for gpu, mask in zip(machine.gpus, affinities, strict=True)
+    )
+    measurement = Measurement("host_bandwidth", {f"gpu{i}": value for i, value in enumerate(values)}, host(direction))
+    for profile in (for_gpu(H200), for_gpu(H100)):
+        assert judge(measurement, profile, replace(machine, gpus=gpus), "x", rehearsal=False).state == "met"
+
+
 # The largest fraction by which any healthy GPU was worse than its reference, as the profile tells it.
 NOISE = {
     ("pair_bandwidth", "best", "machine"): 0.0014,
