@@ -1,6 +1,9 @@
 """Every probe that makes figures for limits, as the suite calls it, and training out of the ordinary."""
 
+import os
+
 from pytest_gpufleet import MiB, bus_bandwidth, measure, measure_all, scaling_efficiency
+from pytest_gpufleet.hardware import host
 from pytest_gpufleet.probes.collectives import speed
 from pytest_gpufleet.probes.collectives.launching import launch_time
 from pytest_gpufleet.probes.compute import rate
@@ -12,8 +15,15 @@ from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
 from pytest_gpufleet.probes.training.recipes import Workload
 
 
+def has_all_of_its_host(rank):
+    """Whatever a container leaves it."""
+    host.short_of = lambda processors, memory: ""
+    host.processors_by_numa_node = lambda: {0: sorted(os.sched_getaffinity(0))}
+
+
 def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
     write_photos(tmp_path, 4)
+    world.run(has_all_of_its_host)
     alone, (every, share, busy) = (
         measure(nccl_group, loop.train_throughput, "fp32", together=False),
         measure_all(nccl_group, loop.train_throughput, "fp32", communication=True, busy=True),

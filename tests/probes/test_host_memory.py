@@ -28,6 +28,7 @@ def plant(rank):
             (here.processor,) = processors
 
     host_triad.os, host_triad.host.processors_by_numa_node = System, lambda: NODES
+    host_triad.host.short_of = lambda processors, memory: ""
     host_triad._rate = lambda *given: RATES[here.processor]
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
