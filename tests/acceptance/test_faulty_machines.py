@@ -607,6 +607,7 @@ def after(change, minutes=1):
             f"for kind, counts in {ERRORS}.items(): {ERRORS}[kind] = counts[1:]",
             "replay errors are counted on 17 NVLinks, at the beginning on 18",
         ),
+        (f"{ERRORS} = {{'symbol': [0] * 18}}", "replay errors are counted on 0 NVLinks, at the beginning on 18"),
         (f"{ERRORS}['replay'][0] += 1", "NVLink 0 had 1 replay errors"),
         (f"{ERRORS}['crc_flit'][1] += 1", "NVLink 1 had 1 crc_flit errors"),
         (f"{ERRORS}['crc_data'] = [10**6] * 18", "crc_data errors in "),

@@ -54,12 +54,13 @@ def link_errors(before: Gpu, now: Mapping[str, list[int | None]] | Unavailable, 
     then = before["nvlink_errors"]
     if isinstance(then, Unavailable) or isinstance(now, Unavailable):
         return [fact_unreadable(before, "nvlink_errors", now if isinstance(now, Unavailable) else then)]
-    for kind, counts in now.items():
-        if len(counts) != len(then[kind]):
-            links = f"{len(counts)} NVLinks, at the beginning on {len(then[kind])}"
+    for kind in {**then, **now}:
+        earlier, counts = then.get(kind, []), now.get(kind, [])
+        if len(counts) != len(earlier):
+            links = f"{len(counts)} NVLinks, at the beginning on {len(earlier)}"
             problems.append(gpu_fault("nvlink_errors", before, f"{kind} errors are counted on {links}"))
         allowed = NVLINK_ERRORS_A_SECOND.get(kind, 0) * seconds
-        for link, (old, new) in enumerate(zip(then[kind], counts, strict=False)):
+        for link, (old, new) in enumerate(zip(earlier, counts, strict=False)):
             if old is None or new is None:
                 if old is not new:
                     what = f"{kind} errors of NVLink {link} were {old} and are {new}: they cannot always be read"
