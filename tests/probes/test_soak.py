@@ -55,6 +55,11 @@ def test_a_healthy_board_passes_the_soak() -> None:
     assert not any(soaked(warmer[0], *HEALTHY[1:]).values())  # by 8 K more than its board ever showed
 
 
+def test_a_chip_that_needs_less_power_than_its_peers_is_healthy() -> None:
+    below_their_limit = [(60.0, 1980.0, 400.0), (58.0, 1980.0, 385.0), (61.0, 1980.0, 395.0), (55.0, 1980.0, 345.0)]
+    assert not any(soaked(*below_their_limit).values())
+
+
 @pytest.mark.parametrize(
     ("planted", "metric"),
     [
