@@ -11,6 +11,7 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.commands.calibrate import CALIBRATE
 from pytest_gpufleet.commands.command import printing, tell
 from pytest_gpufleet.commands.compare import COMPARE
+from pytest_gpufleet.commands.fleet import FLEET
 from pytest_gpufleet.commands.judge import JUDGE
 from pytest_gpufleet.commands.monitor import MONITOR
 from pytest_gpufleet.commands.report import REPORT_AGAIN
@@ -29,6 +30,7 @@ COMMANDS = {
     "verify": VERIFY,
     "judge": JUDGE,
     "compare": COMPARE,
+    "fleet": FLEET,
     "calibrate": CALIBRATE,
 }
 

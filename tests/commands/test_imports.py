@@ -26,6 +26,7 @@ RUN = [
         ["report", EVIDENCE / "h200x4-a", "-o", "report.html"],
         ["judge", EVIDENCE / "h200x4-a"],
         ["compare", EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-b"],
+        ["fleet", EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-b", "-o", "fleet.html"],
         ["calibrate", EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-b", "-o", "limits.toml"],
         ["sign", EVIDENCE / "h200x4-a", "--key=missing", "--as=ann"],
         ["snapshot"],

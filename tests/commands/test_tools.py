@@ -938,7 +938,7 @@ def test_a_reader_that_leaves_early_changes_nothing(
 # ---------------------------------------------------------------- all of them
 
 
-COMMANDS = ("verify", "report", "judge", "compare", "calibrate")
+COMMANDS = ("verify", "report", "judge", "compare", "fleet", "calibrate")
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "sign", "monitor", "snapshot"])
@@ -955,6 +955,7 @@ def test_no_command_loads_torch(tmp_path: Path) -> None:
         ["report", folders[0], "-o", str(tmp_path / "again.html")],
         ["judge", folders[0]],
         ["compare", *folders],
+        ["fleet", *folders, "-o", str(tmp_path / "fleet.html")],
         ["calibrate", *folders, "-o", str(tmp_path / "my.toml")],
     ]
     program = (
@@ -962,7 +963,7 @@ def test_no_command_loads_torch(tmp_path: Path) -> None:
         f"print([cli.main(line) for line in {lines!r}], 'torch' in sys.modules, file=sys.stderr)"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert ended.stderr.splitlines()[-1] == "[1, 0, 10, 0, 0] False"  # no report.html there to verify
+    assert ended.stderr.splitlines()[-1] == "[1, 0, 10, 0, 10, 0] False"  # no report.html there to verify
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda folder: folder.name)
@@ -1009,6 +1010,7 @@ def test_no_word_of_a_run_steers_the_terminal_or_adds_a_line(
             ["report", "-o", str(tmp_path / "x")],
             ["judge"],
             ["compare", str(NEIGHBOUR)],
+            ["fleet", str(NEIGHBOUR)],
         ):
             cli.main([command[0], str(folder), *command[1:]])
             printed = "".join(capsys.readouterr())

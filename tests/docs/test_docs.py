@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,6 +133,13 @@ def test_architecture_has_every_module() -> None:
     named = [room + module for room, modules in rows for module in re.findall(r"`(\w+\.py)`", modules)]
     modules = (path.relative_to(SOURCES) for path in SOURCES.rglob("*.py") if path.name != "__init__.py")
     assert sorted(named) == sorted(str(path if path.parent.name else SOURCES.name / path) for path in modules)
+
+
+def test_what_launchers_are_told_is_bash() -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "any-launcher.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 4
+    for block in blocks:
+        assert subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True).stderr == ""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])

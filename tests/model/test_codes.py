@@ -41,6 +41,7 @@ FROZEN = {
     131: "fabric_degraded",
     132: "fabric_split",
     133: "network_port_pcie",
+    134: "host_unlike_others",
     201: "ecc_uncorrected",
     202: "row_remapping_pending",
     203: "row_remapping_failed",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, tell
 from pytest_gpufleet.commands.recorded import records_of
-from pytest_gpufleet.commands.writing import check_output, write
+from pytest_gpufleet.commands.writing import check_is_new, check_output, write
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.across_runs.calibrated_profile import profile_text
@@ -29,8 +29,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(given: argparse.Namespace) -> int:
     check_output(given.output)
-    if given.output.is_file():
-        raise Refused(f"{given.output} is there already and is left as it is: name another file, or remove it")
+    check_is_new(given.output)
     runs = records_of(given.folders)
     sums = {name: folder.digest() for name, folder in zip(runs, given.folders, strict=True)}
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -43,6 +43,15 @@ def new_console(**options: Any) -> Console:
             raise BrokenPipeError
 
     return Screen(**options)
+
+
+def print_lines(lines: Iterable[tuple[str, Mapping[str, bool]]]) -> None:
+    """Print lines of a summary, each with its markup."""
+    from rich.text import Text
+
+    console = new_console(highlight=False, soft_wrap=True)
+    for text, markup in lines:
+        console.print(Text(text, style=" ".join(markup)))
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, new_console, printing, tell
+from pytest_gpufleet.commands.command import Command, print_lines, printing, tell
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.run.folder import RunFolder
@@ -45,19 +44,11 @@ def _run(given: argparse.Namespace) -> int:
             write(given.output, page(record, given.folder.digest()))
         lines = summary_lines.summary_lines(record)
     with printing():
-        _print(lines)
+        print_lines(lines)
         if given.output:
             tell(f"report: {given.output}")
     assert record.exit_status is not None
     return record.exit_status
-
-
-def _print(lines: Iterable[tuple[str, Mapping[str, bool]]]) -> None:
-    from rich.text import Text
-
-    console = new_console(highlight=False, soft_wrap=True)
-    for text, markup in lines:
-        console.print(Text(text, style=" ".join(markup)))
 
 
 JUDGE = Command(

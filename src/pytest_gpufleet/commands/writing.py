@@ -25,6 +25,12 @@ def check_output(output: Path | None, inputs: Iterable[Path | None] = ()) -> Non
         raise Refused(f"{output} is what this command reads and is left as it is: name another file")
 
 
+def check_is_new(output: Path | None) -> None:
+    """Refused if `output` is there already."""
+    if output is not None and output.is_file():
+        raise Refused(f"{output} is there already and is left as it is: name another file, or remove it")
+
+
 def write(path: Path, text: str) -> None:
     """Write a file that was asked for. Refused if that cannot be done."""
     try:

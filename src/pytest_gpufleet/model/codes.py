@@ -99,6 +99,8 @@ _ALL = (
          "Look at the partitions of the fabric manager"),
     Code(133, "network_port_pcie", "network", "TRIAGE", "the PCIe link of a network adapter is slow",
          "Reseat the adapter and clean its contacts, or move it to a slot with all its lanes"),
+    Code(134, "host_unlike_others", "identity", "CONFIG", "this host is not like the others of the fleet",
+         "Bring its driver, firmware, software and settings to those of the others, and run again there"),
     # ---------------------------------------------------------------- 2xx health
     Code(201, "ecc_uncorrected", "error", "ISOLATE", "uncorrectable memory errors", "Replace the GPU"),
     Code(202, "row_remapping_pending", "error", "RESET", "row remapping is pending", "Reset the GPU"),

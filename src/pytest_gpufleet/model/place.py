@@ -84,6 +84,12 @@ def numa_node(index: int, node: int = 0) -> Place:
     return Place(node, "numa", index)
 
 
+def on_node(where: Where, node: int) -> Where:
+    """The same place of another node."""
+    moved = [Place(node, part.kind, part.index) for part in where.parts]
+    return Pair(moved[0], moved[1]) if isinstance(where, Pair) else moved[0]
+
+
 def write(where: Where) -> str:
     """A place as evidence has it: "gpu3", "gpu0-gpu5", "node", "world"; of a node after the first "node1/gpu3"."""
     if isinstance(where, Pair):

@@ -4,6 +4,7 @@ was asked for."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pytest_gpufleet.model.finding import Finding, distinct
@@ -35,10 +36,15 @@ def lowest(record: Record) -> Grade | None:
 
 
 def told(record: Record) -> str:
+    """What the verdict of a run stands on, in words."""
+    return in_words(by_grade(record))
+
+
+def in_words(counts: Mapping[Grade, int]) -> str:
     """ "19 figures by calibrated limits, 23 by physical ones, which find what is broken and not what is a tenth slow";
     "" if none was held against a limit."""
     parts: list[str] = []
-    for grade, count in by_grade(record).items():
+    for grade, count in counts.items():
         figures = "" if parts else " figure" if count == 1 else " figures"
         limits = "ones" if parts else "limits"
         parts.append(f"{count}{figures} by {grade} {limits}" + (f", {PHYSICAL}" if grade == "physical" else ""))

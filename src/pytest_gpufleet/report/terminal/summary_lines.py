@@ -29,47 +29,47 @@ SPOKEN = {"≥ ": "at least ", "≤ ": "at most "}
 def summary_lines(record: Record) -> list[Line]:
     """The lines of the summary, each with pytest's markup; 80 columns wide where that cuts no identity."""
     verdict = stamp(record)
-    result: list[Line] = [*_wrapped(headline(record), "", verdict.markup), *_wrapped(why(record), "  ")]
+    result: list[Line] = [*wrapped(headline(record), "", verdict.markup), *wrapped(why(record), "  ")]
     for reason in reasons(record):
-        result += _wrapped(reason, "  - ")
+        result += wrapped(reason, "  - ")
     if failed := failures(record, accused(record)):
         result.append((f"Failed checks: {sum(len(failure.names) for failure in failed)}", HEADING))
         result += [line for failure in failed for line in _failure(failure)]
     carried = Counter(check.run for check in record.checks.values() if check.run)
     for run, count in carried.items():
-        result += _wrapped(f"Carried over from {run}: {wording.count(count, 'check')}", "")
+        result += wrapped(f"Carried over from {run}: {wording.count(count, 'check')}", "")
     if left_open := counted(gaps(record)):
         text = f"Left open: {', '.join(left_open)} (the report lists each with its reason)"
-        result += _wrapped(text, "", {"yellow": True})
+        result += wrapped(text, "", {"yellow": True})
     if others := sum(len(gap.things) for gap in inapplicable(record)):
-        result += _wrapped(f"Not applicable to this machine: {wording.count(others, 'check')}", "")
+        result += wrapped(f"Not applicable to this machine: {wording.count(others, 'check')}", "")
     return result
 
 
 def _failure(failure: Failure) -> list[Line]:
     """What failed, why if that was found out, which GPUs, how far off, what it means and what to do."""
     cases = f", {len(failure.cases)} cases" if len(failure.cases) > 1 else ""
-    result = _wrapped(failure.title, "  ", BAD)
+    result = wrapped(failure.title, "  ", BAD)
     if failure.title != failure.name and not failure.alike:
-        result += _wrapped(f"{failure.name}{cases}", "    ")
+        result += wrapped(f"{failure.name}{cases}", "    ")
     for text in failure.causes:
-        result += [line for each in text.splitlines() for line in _wrapped(each, "    ", BAD)]
+        result += [line for each in text.splitlines() for line in wrapped(each, "    ", BAD)]
     said = failure.messages[0].head if failure.messages else ""
     for gpu in failure.gpus:
         if gpu.identity not in "\n".join((said, *failure.causes)):
-            result += _wrapped(gpu.identity, "    ", BAD)
+            result += wrapped(gpu.identity, "    ", BAD)
     for miss in failure.misses[:MOST_MISSES]:
         result += _miss(miss)
     if (more := len(failure.misses) - MOST_MISSES) > 0:
-        result += _wrapped(f"... and {wording.count(more, 'figure')} more, which the report lists", "    ")
+        result += wrapped(f"... and {wording.count(more, 'figure')} more, which the report lists", "    ")
     said_lines = [line for line in said.splitlines() if line.strip()]
     for line in said_lines[:MOST_LINES]:
-        result += _wrapped(textwrap.shorten(line, 400, placeholder=" ..."), "    ")
+        result += wrapped(textwrap.shorten(line, 400, placeholder=" ..."), "    ")
     if (more := len(said_lines) - MOST_LINES) > 0:
-        result += _wrapped(f"... and {wording.count(more, 'line')} more, which the report shows", "    ")
+        result += wrapped(f"... and {wording.count(more, 'line')} more, which the report shows", "    ")
     for file, names in failure.by_file.items():
-        result += _wrapped(f"{file}: {', '.join(names)}", "    ")
-    return result + [line for paragraph in failure.advice for line in _wrapped(paragraph, "    ")]
+        result += wrapped(f"{file}: {', '.join(names)}", "    ")
+    return result + [line for paragraph in failure.advice for line in wrapped(paragraph, "    ")]
 
 
 def _miss(miss: Miss) -> list[Line]:
@@ -77,14 +77,14 @@ def _miss(miss: Miss) -> list[Line]:
     for sign, spoken in SPOKEN.items():
         limit = limit.replace(sign, spoken)
     what = ", ".join(filter(None, (miss.metric, miss.conditions)))
-    result = _wrapped(f"{miss.place}: {what}", "    ", BAD)
-    result += _wrapped(", ".join(filter(None, (miss.value, miss.peers, f"limit: {limit}"))), "      ")
+    result = wrapped(f"{miss.place}: {what}", "    ", BAD)
+    result += wrapped(", ".join(filter(None, (miss.value, miss.peers, f"limit: {limit}"))), "      ")
     if miss.kind != "peers" and miss.source:
-        result += _wrapped(f"source of the limit: {miss.kind}, {miss.source}", "      ")
+        result += wrapped(f"source of the limit: {miss.kind}, {miss.source}", "      ")
     return result
 
 
-def _wrapped(text: str, indent: str, markup: dict[str, bool] = PLAIN) -> list[Line]:
+def wrapped(text: str, indent: str, markup: dict[str, bool] = PLAIN) -> list[Line]:
     texts = textwrap.wrap(
         wording.clean(text),
         WIDTH,

@@ -1,0 +1,167 @@
+"""Whether the hosts of a fleet are alike, and were run alike: who differs from most of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import SOFTWARE
+from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun
+
+UNKNOWN = "unknown"
+# Facts of GPUs that one model can have in several ways: firmware, memory, settings. Of a host all that its GPUs have.
+OF_GPUS = {
+    "VBIOS": "vbios",
+    "InfoROM": "inforom_version",
+    "board part number": "board_part_number",
+    "GPU memory": "memory_bytes",
+    "power limit": "power_limit_watts",
+    "ECC": "ecc_mode",
+    "MIG": "mig_mode",
+    "compute mode": "compute_mode",
+    "persistence mode": "persistence_mode",
+    "PCIe generation": "pcie_generation_max",
+    "PCIe lanes": "pcie_width_max",
+}
+OF_HOST = {
+    "kernel": "kernel",
+    "system": "system",
+    "processors": "processors",
+    "NUMA nodes": "numa_nodes",
+    "processor governor": "cpu_governor",
+    "fabric manager": "fabric_manager",
+    "locked memory": "locked_memory_limit",
+    "open files": "open_files_hard_limit",
+}
+# Variables whose values name what is on one host.
+OF_ONE_HOST = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_HOSTID", "NCCL_COMM_ID")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A fact in which hosts differ. `usual`: what more than half of them have, None if no value has so many. `others`:
+    the hosts that have another value, by that; all of them if nothing is usual."""
+
+    fact: str
+    usual: str | None
+    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(host for hosts in self.others.values() for host in hosts)
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{value} ({_named(hosts)})" for value, hosts in self.others.items())
+        return f"{self.fact}: {told}" + (f"; most hosts have {self.usual}" if self.usual is not None else "")
+
+
+def _named(hosts: Sequence[str], most: int = 4) -> str:
+    more = f" and {len(hosts) - most} more" if len(hosts) > most else ""
+    return ", ".join(hosts[:most]) + more
+
+
+def unlike(hosts: Sequence[HostRun]) -> list[Difference]:
+    """In which facts of machine and software the hosts differ; those of GPUs among hosts of one GPU model."""
+    by_model: dict[str, list[HostRun]] = defaultdict(list)
+    for run in hosts:
+        by_model[_models(run.record)].append(run)
+    whole = _differences(hosts, _machine)
+    of_gpus = [each for same in by_model.values() if len(same) > 1 for each in _differences(same, _gpus)]
+    return whole + of_gpus
+
+
+def run_otherwise(hosts: Sequence[HostRun]) -> list[Difference]:
+    """In what the runs differ that decides what a verdict means."""
+    return _differences(hosts, _run)
+
+
+def faults(differences: Sequence[Difference], hosts: Sequence[HostRun]) -> list[Fault]:
+    """Each host that differs, and each fact of which nobody can say who differs."""
+    node = {run.host: Place(index, "node") for index, run in enumerate(hosts)}
+    found = []
+    for each in differences:
+        if each.usual is None:
+            found.append(Fault("host_unlike_others", (), str(each)))
+            continue
+        for value, names in each.others.items():
+            what = f"{each.fact} is {value}, of most hosts {each.usual}"
+            found += [Fault("host_unlike_others", (node[name],), what) for name in names]
+    return found
+
+
+def _differences(hosts: Sequence[HostRun], facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
+    every = {run.host: facts_of(run.record) for run in hosts}
+    names = dict.fromkeys(name for facts in every.values() for name in facts)
+    found = (_difference(name, {host: facts.get(name, UNKNOWN) for host, facts in every.items()}) for name in names)
+    return [each for each in found if each]
+
+
+def _difference(fact: str, values: Mapping[str, str]) -> Difference | None:
+    counts = Counter(values.values())
+    if len(counts) < 2:
+        return None
+    most, count = counts.most_common(1)[0]
+    usual = most if 2 * count > len(values) else None
+    others: dict[str, list[str]] = defaultdict(list)
+    for host, value in values.items():
+        if value != usual:
+            others[value].append(host)
+    return Difference(fact, usual, {value: tuple(hosts) for value, hosts in others.items()})
+
+
+def _models(record: Record) -> str:
+    return " and ".join(sorted({gpu.name for gpu in record.topology.gpus})) or "no GPU"
+
+
+def _machine(record: Record) -> dict[str, str]:
+    topology, host = record.topology, record.machine.host
+    return {
+        "GPU model": _models(record),
+        "number of GPUs": str(len(topology.gpus)),
+        "fabric": topology.fabric,
+        **{what: getattr(topology, fact) or UNKNOWN for fact, what in SOFTWARE.items()},
+        "Python": record.run.python or UNKNOWN,
+        **{what: _text(host.get(fact)) for what, fact in OF_HOST.items()},
+        "network ports": _ports(host.get("network_ports")),
+        **{f"variable {name}": value for name, value in record.run.environment.items() if name not in OF_ONE_HOST},
+    }
+
+
+def _gpus(record: Record) -> dict[str, str]:
+    gpus = record.topology.gpus
+    of_gpus = {what: {_text(gpu.get(fact)) for gpu in gpus} for what, fact in OF_GPUS.items()}
+    of_gpus["NVLinks that are up"] = {_text(gpu.nvlinks_active) for gpu in gpus}
+    return {what: " and ".join(sorted(values)) for what, values in of_gpus.items()}
+
+
+def _run(record: Record) -> dict[str, str]:
+    files = repr(sorted(record.suite.files.items()))
+    profile = " ".join(filter(None, (record.run.profile, (record.run.profile_sha256 or "")[:12])))
+    return {
+        "version of pytest-gpufleet": record.run.plugin or UNKNOWN,
+        "suite": f"{record.suite.version} ({sha256(files.encode()).hexdigest()[:12]})",
+        "level": record.run.level,
+        "limits": profile or "none",
+        "grade asked for": record.run.basis,
+    }
+
+
+def _ports(ports: Any) -> str:
+    if not isinstance(ports, list):
+        return UNKNOWN
+    known = [port for port in ports if isinstance(port, dict)]
+    kinds = Counter(" ".join(_text(port.get(key)) for key in ("adapter", "rate", "state")) for port in known)
+    return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or "none"
+
+
+def _text(value: Any) -> str:
+    """A list of modes as its words; what is not known as such."""
+    if isinstance(value, list):
+        return "/".join(map(_text, value))
+    return UNKNOWN if value is None or value == "" else str(value)

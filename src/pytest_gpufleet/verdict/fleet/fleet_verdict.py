@@ -1,0 +1,143 @@
+"""What the runs of many hosts amount to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.limit import GRADES, Grade
+from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.verdict.fleet import equality
+from pytest_gpufleet.verdict.fleet.equality import Difference
+from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces, compared_with_none, odd_hosts, slow_places
+from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, Unusable, counted, muster
+from pytest_gpufleet.verdict.verdict import EXIT_STATUS
+
+NOBODY_SAID = "nobody said which hosts were expected: that none is missing is not known"
+MOST_NAMES = 6
+# What a reason says of so many hosts.
+TOLD: dict[GapKind, str] = {
+    "missing": "expected and without a run that counts",
+    "unexpected": "there, but not expected",
+    "unusable": "with a folder that cannot be used",
+    "rehearsal": "with a rehearsal on CPU ranks",
+    "incomplete": "INCOMPLETE",
+    "one name": "with a name that two machines have",
+    "one GPU": "with a GPU that another host has too",
+    "run otherwise": "with runs that differ from the others'",
+}
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The hosts, whose numbers are the nodes of all places here; what is wrong with them beside what their own runs
+    say; and what all amounts to.
+
+    `gaps`: why the fleet is not complete. `notes` change nothing. `grades`: by how many figures the verdict stands on
+    limits of which grade.
+    """
+
+    hosts: tuple[HostRun, ...]
+    expected: tuple[str, ...] | None
+    unusable: tuple[Unusable, ...]
+    gaps: tuple[Gap, ...]
+    notes: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    slow: tuple[SlowPlaces, ...]
+    odd: tuple[OddHost, ...]
+    faults: tuple[Fault, ...]
+    grades: dict[Grade, int]
+    verdict: str
+    reasons: tuple[str, ...]
+    exit_status: int
+
+    @property
+    def lowest(self) -> Grade | None:
+        """The lowest grade of all limits that figures were held against."""
+        return next(reversed(self.grades), None)
+
+
+def judge_fleet(
+    runs: Iterable[HostRun], unusable: Sequence[Unusable] = (), expected: Collection[str] | None = None
+) -> Fleet:
+    """REJECTED if any host is, or is unlike most others, or has a place that is worse than its peers on all hosts; else
+    INCOMPLETE if a host is missing, was not expected or is incomplete, or if runs cannot be told apart or were made in
+    different ways; else ACCEPTED. REHEARSAL if all runs are rehearsals.
+
+    `expected`: the names of the hosts, None if nobody says. `runs`: with records as `host_runs.kept` leaves them.
+    """
+    hosts, notes, gaps = counted(runs)
+    real = [run for run in hosts if not run.record.run.rehearsal] or hosts
+    gaps = [*muster(hosts, unusable, expected), *gaps]
+    for each in equality.run_otherwise(real):
+        gaps.append(Gap("run otherwise", each.hosts, str(each)))
+    differences, slow = equality.unlike(real), slow_places(hosts)
+    faults = [*(each.fault for each in slow), *equality.faults(differences, hosts)]
+    notes += [f"{host}: {count} figures of GPUs are held against no other host's, since none has them"
+              for host, count in compared_with_none(hosts).items()]  # fmt: skip
+    if expected is None:
+        notes.append(NOBODY_SAID)
+    counts = Counter[Grade]()
+    for run in hosts:
+        counts.update(basis.by_grade(run.record))
+    grades: dict[Grade, int] = {grade: counts[grade] for grade in GRADES if counts[grade]}
+    rejected = [run.host for run in hosts if run.record.verdict == "REJECTED"]
+    against = _against(rejected, hosts, slow, differences)
+    verdict, reasons, status = _verdict(hosts, against, gaps, notes)
+    return Fleet(
+        hosts, None if expected is None else tuple(expected), tuple(unusable), tuple(gaps), tuple(notes),
+        tuple(differences), tuple(slow), tuple(odd_hosts(hosts)), tuple(faults), grades,
+        verdict, tuple(reasons), status,
+    )  # fmt: skip
+
+
+def _against(
+    rejected: Sequence[str], hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], differences: Sequence[Difference]
+) -> list[str]:
+    """What rejects a fleet."""
+    reasons = [f"{_hosts(rejected)} REJECTED"] if rejected else []
+    if slow:
+        worst = max(slow, key=lambda each: each.worst)
+        names = [hosts[node].host for node in dict.fromkeys(each.node for each in slow)]
+        what = f"{worst.figure.metric.title} on {hosts[worst.node].host}, {worst.worst:.1%}"
+        reasons.append(f"{_hosts(names)} worse than the fleet's peers; the worst: {what}")
+    reasons += [f"not all hosts are alike: {each}" for each in differences]
+    return reasons
+
+
+def _verdict(
+    hosts: Sequence[HostRun], against: list[str], gaps: Sequence[Gap], notes: Sequence[str]
+) -> tuple[str, list[str], int]:
+    open_points = [*_by_kind(gaps), *([] if hosts else ["there is no run that counts"])]
+    if hosts and all(run.record.run.rehearsal for run in hosts):
+        beside = [gap for gap in gaps if gap.kind != "rehearsal"]
+        failed = any(check.outcome == "failed" for run in hosts for check in run.record.checks.values())
+        broken = any(run.record.exit_status for run in hosts)
+        status = "REJECTED" if failed else "INCOMPLETE" if beside or broken else "ACCEPTED"
+        return "REHEARSAL", [*_by_kind(gaps), *against, *notes], EXIT_STATUS[status]
+    if against:
+        return "REJECTED", [*against, *open_points, *notes], EXIT_STATUS["REJECTED"]
+    if open_points:
+        return "INCOMPLETE", [*open_points, *notes], EXIT_STATUS["INCOMPLETE"]
+    all_of_them = f"all {len(hosts)} hosts are ACCEPTED, alike, and as good as their peers on all hosts"
+    return "ACCEPTED", [all_of_them, *notes], EXIT_STATUS["ACCEPTED"]
+
+
+def _by_kind(gaps: Sequence[Gap]) -> list[str]:
+    reasons = []
+    for kind, told in TOLD.items():
+        of_kind = [gap for gap in gaps if gap.kind == kind]
+        names = list(dict.fromkeys(host for gap in of_kind for host in gap.hosts))
+        if of_kind:
+            which = "; ".join(dict.fromkeys(gap.what for gap in of_kind)) if kind == "run otherwise" else ""
+            reasons.append(f"{_hosts(names, verb=False)} {told}{which and f': {which}'}")
+    return reasons
+
+
+def _hosts(names: Sequence[str], verb: bool = True) -> str:
+    """ "2 hosts (node-1, node-2) are" """
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    noun, are = ("host", "is") if len(names) == 1 else ("hosts", "are")
+    return f"{len(names)} {noun} ({', '.join(names[:MOST_NAMES])}{more})" + (f" {are}" if verb else "")

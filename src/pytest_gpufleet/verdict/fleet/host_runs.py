@@ -1,0 +1,169 @@
+"""The runs of a fleet: which one of each host counts, and what keeps them from being the whole fleet."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
+
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import Suite
+from pytest_gpufleet.verdict.across_runs.recorded_figures import gpu_id
+from pytest_gpufleet.verdict.verdict import DIED, settled
+
+GapKind = Literal[
+    "missing", "unexpected", "unusable", "rehearsal", "incomplete", "one name", "one GPU", "run otherwise"
+]
+NUMBERS = re.compile("([0-9]+)")
+
+
+@dataclass(frozen=True)
+class HostRun:
+    """The run of a host. `folder`: as it was given; `sha256`: of its evidence."""
+
+    folder: str
+    sha256: str
+    record: Record
+
+    @property
+    def host(self) -> str:
+        return self.record.run.host or self.folder
+
+    @property
+    def serial(self) -> str | None:
+        """Of the machine's board, by its firmware; None if the run could not read it."""
+        return next((node.serial for node in self.record.run.nodes), None)
+
+    @property
+    def began(self) -> float:
+        """Seconds since the epoch; 0 if nobody says."""
+        utc = self.record.run.utc
+        return datetime.fromisoformat(utc).timestamp() if utc else 0.0
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        """What its GPUs are known by wherever they are."""
+        return frozenset(filter(None, map(gpu_id, self.record.topology.gpus)))
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A folder of which nothing counts, and why. `host`: whose it says that it is, if it says so."""
+
+    folder: str
+    host: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What keeps a fleet from being complete: the hosts, by their names, and what it is."""
+
+    kind: GapKind
+    hosts: tuple[str, ...]
+    what: str
+
+
+def kept(record: Record, suites: list[Suite]) -> Record:
+    """What a fleet needs of a run, which is half of its memory: no telemetry and no samples, and of runs with one suite
+    one manifest, of those in `suites`. A run that died has the verdict that it amounts to."""
+    suite = record.suite
+    if suite not in suites:
+        suites.append(suite)
+    record = settled(record, DIED) if record.verdict is None else record
+    return replace(
+        record,
+        manifest=suites[suites.index(suite)],
+        telemetry=[],
+        spans=[],
+        findings=[_kept(finding) for finding in record.findings],
+    )
+
+
+def _kept(finding: Finding) -> Finding:
+    return replace(finding, measurement=replace(finding.measurement, samples={}, details={}))
+
+
+def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], list[Gap]]:
+    """One run of each host, the newest, in the order of their names; which others there are; and names and GPUs that
+    two machines have."""
+    of_host: dict[str, list[HostRun]] = defaultdict(list)
+    for run in runs:
+        of_host[run.host].append(run)
+    hosts, notes, gaps = [], [], []
+    for host, found in sorted(of_host.items(), key=lambda item: natural(item[0])):
+        *others, newest = sorted(found, key=lambda run: run.began)
+        hosts.append(newest)
+        if others:
+            left_out = ", ".join(f"{run.folder} ({run.record.verdict})" for run in others)
+            notes.append(
+                f"{host} has {len(found)} runs: the newest counts, {newest.folder} of {newest.record.run.utc} "
+                f"({newest.record.verdict}), and not {left_out}"
+            )
+        if strangers := [run.folder for run in others if run.gpus and not run.gpus & newest.gpus]:
+            what = f"{newest.folder} and {', '.join(strangers)} have one name and no GPU in common"
+            gaps.append(Gap("one name", (host,), f"{what}: are these two machines?"))
+    return tuple(hosts), notes, gaps + _shared_gpus(hosts)
+
+
+def _shared_gpus(hosts: Sequence[HostRun]) -> list[Gap]:
+    owners: dict[str, list[str]] = defaultdict(list)
+    for run in hosts:
+        for gpu in run.gpus:
+            owners[gpu].append(run.host)
+    shared = sorted({tuple(names) for names in owners.values() if len(names) > 1})
+    return [Gap("one GPU", names, "the same GPU is in all of these: one run is told twice") for names in shared]
+
+
+def muster(hosts: Iterable[HostRun], unusable: Iterable[Unusable], expected: Collection[str] | None) -> list[Gap]:
+    """Who is missing, who was not expected, and whose run does not count as a whole."""
+    names = [run.host for run in hosts]
+    damaged = {each.host: each for each in unusable if each.host}
+    known = {host: expected_as(host, expected) for host in (*names, *damaged)} if expected is not None else {}
+    there = {known.get(name) for name in names}
+    gaps = [Gap("unusable", (each.host or each.folder,), f"{each.folder}: {each.why}") for each in unusable]
+    if expected is not None:
+        for name in sorted(set(expected) - there, key=natural):
+            whose = [each.folder for host, each in damaged.items() if known[host] == name]
+            why = f"its run cannot be used: {', '.join(whose)}" if whose else "there is no run of it"
+            gaps.append(Gap("missing", (name,), why))
+        strangers = [name for name in names if known[name] is None]
+        gaps += [Gap("unexpected", (name,), "it is not among the expected hosts") for name in strangers]
+    for run in hosts:
+        if run.record.run.rehearsal:
+            gaps.append(Gap("rehearsal", (run.host,), "a rehearsal on CPU ranks, which says nothing about any GPU"))
+        elif run.record.verdict == "INCOMPLETE":
+            why = next(iter(run.record.reasons), "it does not say why")
+            gaps.append(Gap("incomplete", (run.host,), why))
+    return gaps
+
+
+def expected_as(host: str, expected: Collection[str]) -> str | None:
+    """By which of the expected names a host is known: its own; else the one that is the same up to the first dot, where
+    only one of both has a domain. None if it is none of them."""
+    if host in expected:
+        return host
+    found = [name for name in expected if _short(name) == _short(host) and ("." in name) != ("." in host)]
+    return found[0] if len(found) == 1 else None
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Puts node-9 before node-10."""
+    parts = enumerate(NUMBERS.split(name))
+    return tuple((len(part.lstrip("0")), part.lstrip("0")) if number % 2 else (0, part) for number, part in parts)
+
+
+def by_host(gaps: Iterable[Gap]) -> Mapping[str, list[Gap]]:
+    found: dict[str, list[Gap]] = defaultdict(list)
+    for gap in gaps:
+        for host in gap.hosts:
+            found[host].append(gap)
+    return found

@@ -1,0 +1,199 @@
+"""`gpufleet fleet`: folders that any launcher left, as one fleet."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet import cli
+from pytest_gpufleet.commands import hosts_file
+from pytest_gpufleet.model.record import sha256
+from pytest_gpufleet.run.refused import Refused
+from tests import runs
+from tests.commands.test_tools import contract
+
+Answer = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def limits(tmp_path: Path) -> Path:
+    return contract(tmp_path / "contract.toml")
+
+
+@pytest.fixture
+def reports(tmp_path: Path, limits: Path) -> Path:
+    """The folders of four healthy hosts, node1 to node4."""
+    for number in range(1, 5):
+        runs.record(tmp_path / "reports" / f"node{number}-x", f"node{number}", limits=limits)
+    return tmp_path / "reports"
+
+
+@pytest.fixture
+def fleet(reports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Answer:
+    """fleet(*options): exit status and document, of four expected hosts unless another file is given."""
+    (tmp_path / "hosts.txt").write_text("# rack 3\nnode[1-4]\n")
+
+    def run(*options: object, expect: object = tmp_path / "hosts.txt") -> tuple[int, dict[str, Any]]:
+        folders = sorted(reports.iterdir())
+        status = cli.main(["fleet", *map(str, folders), "--expect", str(expect), "--json", *map(str, options)])
+        return status, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def kinds(document: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    return [(gap["kind"], gap["hosts"]) for gap in document["gaps"]]
+
+
+def test_four_healthy_hosts(fleet: Answer, reports: Path) -> None:
+    status, document = fleet()
+    assert (status, document["verdict"], document["exit_status"]) == (0, "ACCEPTED", 0)
+    assert [host["host"] for host in document["hosts"]] == ["node1", "node2", "node3", "node4"]
+    assert document["basis"] == {"lowest": "contract", "figures": {"contract": 12}}
+    for host in document["hosts"]:
+        assert host["evidence_sha256"] == sha256(Path(host["folder"]) / "evidence.jsonl")
+
+
+def test_a_missing_folder(fleet: Answer, reports: Path) -> None:
+    shutil.rmtree(reports / "node2-x")
+    status, document = fleet()
+    assert (status, document["verdict"], kinds(document)) == (10, "INCOMPLETE", [("missing", ["node2"])])
+
+
+def test_a_folder_without_evidence(fleet: Answer, reports: Path) -> None:
+    (reports / "node2-x" / "evidence.jsonl").unlink()
+    status, document = fleet()
+    folder = str(reports / "node2-x")
+    assert (status, kinds(document)) == (10, [("unusable", [folder]), ("missing", ["node2"])])
+
+
+def test_a_tampered_figure(fleet: Answer, reports: Path) -> None:
+    """Of evidence that contradicts itself nothing counts, and the host that it names is told."""
+    evidence = reports / "node2-x" / "evidence.jsonl"
+    evidence.write_text(re.sub(r'"gpu1": ?6200.0', '"gpu1":4200.0', evidence.read_text(), count=1))
+    status, document = fleet()
+    assert (status, kinds(document)) == (10, [("unusable", ["node2"]), ("missing", ["node2"])])
+    assert "contradicts itself" in document["unusable"][0]["why"]
+
+
+def test_evidence_that_is_in_itself_right_and_not_the_one_of_the_summary(fleet: Answer, reports: Path) -> None:
+    shutil.copy(reports / "node3-x" / "summary.json", reports / "node2-x" / "summary.json")
+    status, document = fleet()
+    assert (status, kinds(document)) == (10, [("unusable", ["node2"]), ("missing", ["node2"])])
+    assert "summary.json was made of other evidence" in document["unusable"][0]["why"]
+
+
+def test_a_host_twice(fleet: Answer, reports: Path, limits: Path) -> None:
+    runs.record(reports / "node2-y", "node2", limits=limits, utc="2026-11-21T09:40:06+00:00",
+                failed={runs.ALONE: "other"})  # fmt: skip
+    status, document = fleet()
+    assert (status, document["verdict"], len(document["hosts"])) == (1, "REJECTED", 4)
+    assert document["hosts"][1]["folder"] == str(reports / "node2-y")
+    assert len(document["notes"]) == 1
+
+
+def test_a_host_that_nobody_expected(fleet: Answer, reports: Path, limits: Path) -> None:
+    runs.record(reports / "node9", "node9", limits=limits)
+    status, document = fleet()
+    assert (status, kinds(document)) == (10, [("unexpected", ["node9"])])
+
+
+def test_a_host_with_another_driver(fleet: Answer, reports: Path, limits: Path) -> None:
+    machine = runs.topology("node5", driver="570.86.15")
+    runs.record(reports / "node5", "node5", limits=limits, machine=machine)
+    status, document = fleet()
+    assert (status, document["verdict"]) == (1, "REJECTED")
+    assert document["differences"] == [{"fact": "driver", "usual": "580.159.04", "others": {"570.86.15": ["node5"]}}]
+    (fault,) = document["faults"]
+    assert (fault["name"], fault["hosts"], fault["action"]) == ("host_unlike_others", ["node5"], "CONFIG")
+
+
+def test_a_slow_host(fleet: Answer, reports: Path, limits: Path) -> None:
+    """It meets its limits (6,000), and its own GPUs are alike."""
+    slow = {f"solo_train_throughput {gpu}": 6005.0 for gpu in runs.GPUS}
+    shutil.rmtree(reports / "node2-x")
+    runs.record(reports / "node2-x", "node2", limits=limits, values=slow)
+    status, document = fleet()
+    assert (status, document["verdict"], document["hosts"][1]["verdict"]) == (1, "REJECTED", "ACCEPTED")
+    (slower,) = document["slower_than_peers"]
+    assert (slower["host"], slower["everywhere"], set(slower["values"].values())) == ("node2", True, {6005.0})
+
+
+def test_a_slow_gpu_among_all_of_the_fleet(fleet: Answer, reports: Path, limits: Path) -> None:
+    shutil.rmtree(reports / "node2-x")
+    values = {"solo_train_throughput gpu1": 6015.0, "solo_train_throughput gpu2": 6020.0}  # 2 % below the others
+    values |= {"solo_train_throughput gpu0": 6100.0, "solo_train_throughput gpu3": 6110.0}
+    runs.record(reports / "node2-x", "node2", limits=limits, values=values)
+    assert fleet()[0] == 0
+    shutil.rmtree(reports / "node2-x")
+    runs.record(reports / "node2-x", "node2", limits=limits, values={**values, "solo_train_throughput gpu1": 6000.0})
+    status, document = fleet()
+    assert (status, document["hosts"][1]["verdict"]) == (1, "ACCEPTED")
+    assert list(document["slower_than_peers"][0]["values"]) == ["node1/gpu1"]
+    assert [named.partition(" NVIDIA")[0] for named in document["hosts"][1]["named"]] == ["GPU 1"]
+
+
+def test_the_page_is_written_once(fleet: Answer, reports: Path, tmp_path: Path) -> None:
+    page = tmp_path / "fleet page.html"
+    (reports / "node1-x" / "report.html").write_text(
+        f'<code id="fleet-sha256">{sha256(reports / "node1-x" / "evidence.jsonl")}</code>'
+    )
+    assert fleet("-o", page)[0] == 0
+    assert 'href="reports/node1-x/report.html"' in page.read_text()
+    before = page.read_text()
+    assert cli.main(["fleet", str(reports / "node1-x"), "-o", str(page)]) == 1
+    assert page.read_text() == before
+    assert cli.main(["fleet", str(reports / "node1-x"), "-o", str(reports / "node1-x" / "report.html")]) == 1
+
+
+def test_a_file_beside_the_folders_is_none_of_them(fleet: Answer, reports: Path) -> None:
+    (reports / "fleet.html").write_text("the report of yesterday")
+    assert fleet()[0] == 0
+
+
+def test_the_terminal_names_verdict_and_hosts(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(reports / "node4-x")
+    (reports.parent / "hosts.txt").write_text("node[1-4]")
+    folders = map(str, sorted(reports.iterdir()))
+    assert cli.main(["fleet", *folders, "--expect", str(reports.parent / "hosts.txt")]) == 10
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("INCOMPLETE; 3 hosts of 4 expected")
+    assert "  node4: no run that counts" in lines
+
+
+# ---------------------------------------------------------------- the file of hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a\nb\n", ["a", "b"]),
+        ("# all\n\n a # the first\nb\na\n", ["a", "b"]),
+        ("node-[001,003-005]", ["node-001", "node-003", "node-004", "node-005"]),
+        ("r[1-2]n[09-10].example", ["r1n09.example", "r1n10.example", "r2n09.example", "r2n10.example"]),
+        ("node-[9-11]", ["node-9", "node-10", "node-11"]),
+    ],
+)
+def test_hosts_are_read(tmp_path: Path, text: str, names: list[str]) -> None:
+    (tmp_path / "hosts").write_text(text)
+    assert list(hosts_file.read(tmp_path / "hosts")) == names
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# none", "a b", "node-[", "node-[]", "node-[a-b]", "node-[5-3]", "n[1-999999999]", "node[1]]", "<b>"]
+)
+def test_what_names_no_host_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(Refused):
+        hosts_file.read(tmp_path / "hosts")
+
+
+def test_a_file_of_hosts_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused):
+        hosts_file.read(tmp_path / "hosts")

@@ -1,0 +1,114 @@
+"""Fleets that are not here: a recorded machine many times over, each with another name, other serial numbers and the
+noise of healthy machines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet.model.events import NodeFound
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
+from pytest_gpufleet.verdict.verdict import settled
+
+RECORDED = Path(__file__).parent / "recorded"
+NOISE = 0.002  # half of the least tolerance that healthy H200 have among themselves is 0.25 %
+
+# What becomes of the value of a metric at a place.
+Change = Callable[[str, Where, float], float]
+
+
+def unchanged(metric: str, place: Where, value: float) -> float:
+    return value
+
+
+@cache
+def healthy(folder: str = "h200x4-a") -> Record:
+    """A recorded machine whose checks all passed: what failed there is left out."""
+    record = read(RECORDED / folder / "evidence.jsonl")
+    findings = [finding for finding in record.findings if finding.state != "missed"]
+    checks = {name: replace(check, outcome="passed", failed_by="", message="") if check.outcome == "failed" else check
+              for name, check in record.checks.items()}  # fmt: skip
+    return replace(record, findings=findings, checks=checks, faults=[], verdict="ACCEPTED", reasons=[], telemetry=[])
+
+
+def host_run(
+    host: str,
+    *,
+    folder: str = "h200x4-a",
+    change: Change = unchanged,
+    noise: float = NOISE,
+    utc: str = "",
+    run: Mapping[str, Any] | None = None,
+    machine: Callable[[GpuTopology], GpuTopology] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    **record: Any,
+) -> HostRun:
+    """The run of a host. `change`: of its figures; `run`, `machine`, `facts` (of the host) and `record`: what else is
+    different."""
+    base = healthy(folder)
+    dice = random.Random(host)
+    gpus = tuple(
+        Gpu(gpu.index, {**gpu.facts, "uuid": f"GPU-{host}-{gpu.index}", "serial": f"{dice.randrange(10**12):012}"})
+        for gpu in base.topology.gpus
+    )
+    topology = replace(base.topology, gpus=gpus)
+    header = {"host": host, "nodes": (NodeFound(0, host, f"SN-{host}", tuple(gpu.uuid for gpu in gpus)),)}
+    made = replace(
+        base,
+        run=_with(base.run, {**header, **({"utc": utc} if utc else {}), **(run or {})}),
+        topology=machine(topology) if machine else topology,
+        machine=_with(base.machine, {"host": {**base.machine.host, "name": host, **(facts or {})}}),
+        findings=[_measured(finding, change, dice, noise) for finding in base.findings],
+        **record,
+    )
+    return HostRun(f"reports/{host}-20261122T000000Z", f"{dice.randrange(16**64):064x}", kept(made, []))
+
+
+def rejected(host: str, check: str = "test_2_health.py::test_no_ecc_errors") -> HostRun:
+    """A host on which a check failed."""
+    base = healthy()
+    name = next(name for name in base.checks if "test_2_health" in name)
+    checks = {**base.checks, name: replace(base.checks[name], outcome="failed", message="broken", failed_by="other")}
+    run = host_run(host, checks=checks)
+    return replace(run, record=settled(run.record, ""))
+
+
+def fleet_of(count: int, **differing: HostRun) -> list[HostRun]:
+    """So many healthy hosts, node-001 and so on, but those that are given, as node_002=..."""
+    names = [f"node-{number:03}" for number in range(1, count + 1)]
+    given = {name.replace("_", "-"): run for name, run in differing.items()}
+    return [given.get(name) or host_run(name) for name in names]
+
+
+def slower(fraction: float, *gpus: int) -> Change:
+    """All figures of these GPUs are worse, of all if none is named: rates lower, times longer."""
+
+    def change(metric: str, place: Where, value: float) -> float:
+        hit = not gpus or any(part.kind == "gpu" and part.index in gpus for part in place.parts)
+        longer = "latency" in metric or "time" in metric
+        return value * (1 + fraction if longer else 1 - fraction) if hit else value
+
+    return change
+
+
+def _measured(finding: Finding, change: Change, dice: random.Random, noise: float) -> Finding:
+    measurement = finding.measurement
+    values = {
+        place: change(measurement.metric, place, value) * (1 - noise * dice.random())
+        for place, value in measurement.values.items()
+    }
+    return replace(finding, measurement=replace(measurement, values=values))
+
+
+def _with(struct: Any, changes: Mapping[str, Any]) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(struct, **changes)

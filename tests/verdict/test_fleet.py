@@ -1,0 +1,285 @@
+"""What the runs of many hosts amount to: who is missing, who is unlike the others, who is slower than all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.place import Place, gpu
+from pytest_gpufleet.model.tolerance import Tolerance
+from pytest_gpufleet.verdict.fleet.fleet_peers import slow_places
+from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, expected_as, natural
+from tests.fleets import fleet_of, host_run, rejected, slower
+
+NAMES = [f"node-{number:03}" for number in range(1, 9)]
+
+
+def fleet(unusable: tuple[Unusable, ...] = (), expected: list[str] | None = NAMES, **differing: HostRun) -> Fleet:
+    return judge_fleet(fleet_of(8, **differing), unusable, expected)
+
+
+def gaps(found: Fleet) -> list[tuple[str, tuple[str, ...]]]:
+    return [(gap.kind, gap.hosts) for gap in found.gaps]
+
+
+def without_driver(topology: GpuTopology) -> GpuTopology:
+    return replace(topology, driver="570.86.15")
+
+
+def with_facts(**facts: object) -> Callable[[GpuTopology], GpuTopology]:
+    return lambda topology: replace(
+        topology, gpus=tuple(Gpu(each.index, {**each.facts, **facts}) for each in topology.gpus)
+    )
+
+
+def test_healthy_hosts_are_a_healthy_fleet():
+    found = fleet()
+    assert (found.verdict, found.exit_status, found.lowest) == ("ACCEPTED", 0, "project")
+    assert (found.gaps, found.faults, found.slow, found.differences, found.notes) == ((), (), (), (), ())
+
+
+def test_whether_a_host_is_missing_is_known_only_if_somebody_names_them():
+    assert (fleet(expected=None).verdict, len(fleet(expected=None).notes)) == ("ACCEPTED", 1)
+
+
+# ---------------------------------------------------------------- who is there
+
+
+def test_a_missing_host_is_named():
+    found = judge_fleet(fleet_of(7), (), NAMES)
+    assert (found.verdict, found.exit_status) == ("INCOMPLETE", 10)
+    assert gaps(found) == [("missing", ("node-008",))]
+    assert "node-008" in found.reasons[0]
+
+
+def test_a_host_that_was_not_expected_is_named():
+    found = fleet(expected=NAMES[1:])
+    assert (found.verdict, gaps(found)) == ("INCOMPLETE", [("unexpected", ("node-001",))])
+
+
+@pytest.mark.parametrize(
+    ("host", "expected", "known"),
+    [
+        ("node-1", ["node-1"], "node-1"),
+        ("node-1.rack.example", ["node-1"], "node-1"),
+        ("node-1", ["node-1.rack.example"], "node-1.rack.example"),
+        ("node-1", ["node-1.rack.example", "node-1.other.example"], None),
+        ("node-1.rack.example", ["node-1.other.example"], None),
+        ("node-11", ["node-1"], None),
+    ],
+)
+def test_a_domain_makes_no_other_host(host, expected, known):
+    assert expected_as(host, expected) == known
+
+
+def test_of_two_runs_of_a_host_the_newest_counts_whatever_the_older_one_was():
+    """By the moment, and not by how that is written: 10:00+02:00 is 08:00 UTC."""
+    newer = replace(rejected("node-003"), folder="reports/newer")
+    newer = replace(
+        newer, record=replace(newer.record, run=host_run("node-003", utc="2030-01-01T09:00:00+00:00").record.run)
+    )
+    older = host_run("node-003", utc="2030-01-01T10:00:00+02:00")
+    hosts = fleet_of(8, node_003=older)
+    found = judge_fleet([newer, *hosts], (), NAMES)
+    assert (found.verdict, len(found.hosts), len(found.notes)) == ("REJECTED", 8, 1)
+    assert found.hosts[2].folder == "reports/newer"
+    assert older.folder in found.notes[0]
+
+
+def test_two_machines_of_one_name_are_no_two_runs_of_one():
+    other = host_run("node-003", machine=with_facts(uuid="GPU-of-another"), utc="2030-01-01T09:00:00+00:00")
+    found = judge_fleet([*fleet_of(8), other], (), NAMES)
+    assert (found.verdict, gaps(found)) == ("INCOMPLETE", [("one name", ("node-003",))])
+
+
+def test_one_run_under_two_names_is_no_second_host():
+    copy = host_run("node-002")
+    renamed = replace(copy, record=replace(copy.record, run=host_run("node-003").record.run))
+    found = fleet(node_003=renamed)
+    assert (found.verdict, gaps(found)) == ("INCOMPLETE", [("one GPU", ("node-002", "node-003"))])
+
+
+def test_a_folder_that_cannot_be_used_leaves_its_host_missing():
+    hosts = [run for run in fleet_of(8) if run.host != "node-003"]
+    found = judge_fleet(hosts, (Unusable("reports/x", "node-003", "the evidence contradicts itself"),), NAMES)
+    assert found.verdict == "INCOMPLETE"
+    assert gaps(found) == [("unusable", ("node-003",)), ("missing", ("node-003",))]
+
+
+def test_a_host_that_was_rehearsed_is_not_accepted_and_nobody_is_held_against_it():
+    found = fleet(node_003=host_run("node-003", run={"rehearsal": True}, change=slower(0.5)))
+    assert (found.verdict, gaps(found), found.faults) == ("INCOMPLETE", [("rehearsal", ("node-003",))], ())
+
+
+def test_rehearsals_alone_are_a_rehearsal():
+    hosts = [host_run(name, run={"rehearsal": True}, verdict="REHEARSAL", exit_status=0) for name in NAMES]
+    assert (judge_fleet(hosts, (), NAMES).verdict, judge_fleet(hosts, (), NAMES).exit_status) == ("REHEARSAL", 0)
+    assert judge_fleet(hosts[1:], (), NAMES).exit_status == 10
+
+
+def test_nothing_is_no_fleet():
+    assert judge_fleet([], (), None).verdict == "INCOMPLETE"
+
+
+def test_an_incomplete_host_makes_an_incomplete_fleet_and_a_rejected_one_rejects_it():
+    incomplete = host_run("node-003", verdict="INCOMPLETE", reasons=["1 required check was deselected"])
+    assert (fleet(node_003=incomplete).verdict, gaps(fleet(node_003=incomplete))) == (
+        "INCOMPLETE",
+        [("incomplete", ("node-003",))],
+    )
+    found = fleet(node_003=incomplete, node_004=rejected("node-004"))
+    assert (found.verdict, found.exit_status) == ("REJECTED", 1)
+    assert "node-004" in found.reasons[0]
+    assert "node-003" in found.reasons[1]
+
+
+def test_a_run_that_died_is_incomplete():
+    found = fleet(node_003=host_run("node-003", verdict=None))
+    assert (found.verdict, gaps(found)) == ("INCOMPLETE", [("incomplete", ("node-003",))])
+
+
+@pytest.mark.parametrize("run", [{"plugin": "0.2.0"}, {"level": "quick"}, {"profile_sha256": "f" * 64}])
+def test_runs_that_are_not_alike_are_named(run):
+    found = fleet(node_003=host_run("node-003", run=run))
+    assert (found.verdict, found.differences) == ("INCOMPLETE", ())
+    assert {gap for gap in gaps(found) if gap[0] == "run otherwise"} == {("run otherwise", ("node-003",))}
+
+
+# ---------------------------------------------------------------- who is unlike the others
+
+
+@pytest.mark.parametrize(
+    ("fact", "differing"),
+    [
+        ("driver", {"machine": without_driver}),
+        ("VBIOS", {"machine": with_facts(vbios="96.00.00.00.00")}),
+        ("InfoROM", {"machine": with_facts(inforom_version="G520.0280.00.00")}),
+        ("number of GPUs", {"machine": lambda topology: topology.first(3)}),
+        ("GPU model", {"machine": with_facts(name="NVIDIA H100 80GB HBM3")}),
+        ("ECC", {"machine": with_facts(ecc_mode=[0, 0])}),
+        ("kernel", {"facts": {"kernel": "5.15.0"}}),
+        ("variable NCCL_ALGO", {"run": {"environment": {"NCCL_ALGO": "Ring"}}}),
+    ],
+)
+def test_a_host_that_is_unlike_the_others_is_named(fact, differing):
+    found = fleet(node_003=host_run("node-003", **differing))
+    assert fact in [each.fact for each in found.differences]
+    assert {each.hosts for each in found.differences} == {("node-003",)}
+    assert {(fault.code, fault.subjects) for fault in found.faults if fault.code == "host_unlike_others"} == {
+        ("host_unlike_others", (Place(2, "node"),))
+    }
+    assert (found.verdict, found.exit_status) == ("REJECTED", 1)
+
+
+def test_one_gpu_with_other_firmware_makes_its_host_unlike_the_others():
+    def one(topology: GpuTopology) -> GpuTopology:
+        first, *others = topology.gpus
+        return replace(topology, gpus=(Gpu(0, {**first.facts, "vbios": "96.00.00.00.00"}), *others))
+
+    assert [(each.fact, each.hosts) for each in fleet(node_003=host_run("node-003", machine=one)).differences] == [
+        ("VBIOS", ("node-003",))
+    ]
+
+
+def test_where_nobody_has_a_majority_nobody_is_blamed():
+    hosts = [host_run(name, machine=without_driver if number % 2 else None) for number, name in enumerate(NAMES)]
+    found = judge_fleet(hosts, (), NAMES)
+    assert [(each.fact, each.usual, len(each.hosts)) for each in found.differences] == [("driver", None, 8)]
+    assert [fault.subjects for fault in found.faults] == [()]
+    assert found.verdict == "REJECTED"
+
+
+@pytest.mark.parametrize("variable", ["NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"])
+def test_what_names_the_devices_of_a_host_may_differ(variable):
+    hosts = fleet_of(8)
+    same = dict(hosts[0].record.run.environment)
+    other = host_run("node-003", run={"environment": {**same, variable: "GPU-1"}})
+    assert fleet(node_003=other).verdict == "ACCEPTED"
+
+
+# ---------------------------------------------------------------- who is slower than all others
+
+
+def test_a_host_that_is_slow_everywhere_is_found():
+    """Its GPUs are all alike, so no run of its own could say so."""
+    found = fleet(node_003=host_run("node-003", change=slower(0.1)))
+    assert found.verdict == "REJECTED"
+    assert (Place(2, "node"),) in {fault.subjects for fault in found.faults}
+    assert {part.node for fault in found.faults for subject in fault.subjects for part in subject.parts} == {2}
+    assert {each.figure.name for each in found.slow if each.everywhere} >= {
+        "pair_bandwidth",
+        "memory_bandwidth",
+        "solo_train_throughput",
+    }
+    assert {each.node for each in found.slow} == {2}
+
+
+def test_a_slow_gpu_is_found_and_its_neighbours_are_not():
+    found = fleet(node_003=host_run("node-003", change=slower(0.1, 1)))
+    alone = [fault.subjects for fault in found.faults if all(isinstance(each, Place) for each in fault.subjects)]
+    assert set(alone) == {(gpu(1, 2),)}
+    pairs = [fault.subjects for fault in found.faults if fault.subjects not in alone]
+    assert pairs
+    assert all(gpu(1, 2) in pair.parts for subjects in pairs for pair in subjects)
+
+
+def test_half_of_the_fleet_cannot_hide_behind_the_other_half():
+    """Gemm of recorded 0.1.0 evidence has the median as its reference: a later run has the better half."""
+    better = Tolerance("solo_train_throughput", 0.03)
+
+    def of_today(run: HostRun) -> HostRun:
+        findings = [
+            replace(each, tolerances=(better,)) if each.measurement.metric == better.metric else each
+            for each in run.record.findings
+        ]
+        return replace(run, record=replace(run.record, findings=findings))
+
+    slow = {"node-005", "node-006", "node-007", "node-008"}
+    hosts = [of_today(host_run(name, change=slower(0.1 if name in slow else 0.0))) for name in NAMES]
+    found = [each for each in slow_places(hosts) if each.figure.name == better.metric]
+    assert {hosts[each.node].host for each in found} == slow
+
+
+def test_one_figure_that_is_too_good_speaks_against_nobody():
+    """The best of all GPUs is no reference where there are thousands."""
+    best = Tolerance("memory_bandwidth", 0.03, reference="best", source="recorded")
+
+    def held_against_the_best(run: HostRun) -> HostRun:
+        findings = [
+            replace(each, tolerances=(best,)) if each.measurement.metric == best.metric else each
+            for each in run.record.findings
+        ]
+        return replace(run, record=replace(run.record, findings=findings))
+
+    hosts = [held_against_the_best(run) for run in fleet_of(8, node_003=host_run("node-003", change=slower(-0.1, 0)))]
+    assert [each for each in slow_places(hosts) if each.figure.name == best.metric] == []
+
+
+def test_gpus_of_another_model_are_no_peers():
+    other = with_facts(name="NVIDIA H100 80GB HBM3")
+    hosts = fleet_of(8, node_003=host_run("node-003", machine=other, change=slower(0.3)))
+    assert judge_fleet(hosts, (), NAMES).slow == ()
+
+
+def test_what_several_gpus_do_together_is_told_and_not_judged():
+    def slow_collectives(metric, place, value):
+        return value * 0.9 if metric == "busbw" else value
+
+    found = fleet(node_003=host_run("node-003", change=slow_collectives))
+    assert {(each.node, each.figure.name) for each in found.odd} == {(2, "busbw")}
+    assert (found.verdict, found.faults) == ("ACCEPTED", ())
+
+
+def test_figures_that_no_other_host_has_are_told():
+    lone = host_run("node-003", folder="h200x1-e")
+    assert any(note.startswith("node-003: ") for note in fleet(node_003=lone).notes)
+
+
+def test_names_are_sorted_as_people_count():
+    assert natural("node-9") < natural("node-10") < natural("node-100")
+    assert natural("rack2-node1") < natural("rack10-node1")
+    assert natural("9" * 5000) > natural("8" * 5000)
