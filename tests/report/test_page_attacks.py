@@ -12,10 +12,19 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page import comparison_section, drift_section, other_software, several_runs, summary_html
+from pytest_gpufleet.report.page import (
+    comparison_section,
+    drift_section,
+    fleet_page,
+    other_software,
+    several_runs,
+    summary_html,
+)
 from pytest_gpufleet.report.page.standalone import page
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
+from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, kept
 from tests.report.browser import seen
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -105,6 +114,9 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
     twins = {f"a{PAYLOAD}": record, f"b{PAYLOAD}": record}
     pages["compared"] = several_runs.page(comparison_section.compared(compare(twins), 2))
     pages["over time"] = several_runs.page(drift_section.drifted(drift(twins)))
+    hosts = [HostRun(f"a{PAYLOAD}", PAYLOAD, kept(record, [])), HostRun("b", "", kept(poisoned("h200x4-a"), []))]
+    fleet = judge_fleet(hosts, [Unusable(PAYLOAD, PAYLOAD, PAYLOAD)], [PAYLOAD])
+    pages["fleet"] = fleet_page.page(fleet, {hosts[0].folder: "a/report.html"})
     pages |= {f"{name}-without-policy": without_policy(page) for name, page in pages.items()}
     templates = summary_html.templates()
     templates.autoescape = False

@@ -22,7 +22,6 @@ SYMBOLS = {state: gpu_grid.SYMBOLS[state] for state in (
     "failed", "unclear", "explained", "affected", "not judged", "not run", "ok", "",
 )}  # fmt: skip
 OWN, ALIKE, PEERS = "Its own run", "Like the other hosts", "As good as all hosts"
-OWN_RUN = {"ACCEPTED": "ok", "REHEARSAL": "ok", "REJECTED": "failed"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
     for node, run in enumerate(fleet.hosts):
         cells, named = _standing(run.record, slow[node])
         unlike = tuple(differences.get(run.host, ()))
-        cells[OWN] = "not judged" if gaps.get(run.host) else OWN_RUN.get(str(run.record.verdict), "not judged")
+        cells[OWN] = _own(run, gaps.get(run.host, ()))
         cells[ALIKE] = "failed" if unlike else "ok"
         cells[PEERS] = "failed" if slow[node] else "ok" if any(each.tolerances for each in run.record.findings) else ""
         rows.append(
@@ -81,6 +80,13 @@ def columns(rows: Iterable[HostRow]) -> list[str]:
     """The groups of checks of all hosts, in the order of the suite; then what the fleet adds."""
     titles = dict.fromkeys(title for row in rows for title in row.cells if title not in (OWN, ALIKE, PEERS))
     return [*titles, OWN, ALIKE, PEERS]
+
+
+def _own(run: HostRun, gaps: Collection[Gap]) -> str:
+    """How a host's own run ended, and whether it counts as it is."""
+    if run.record.verdict == "REJECTED":
+        return "failed"
+    return "not judged" if gaps or run.record.verdict == "INCOMPLETE" else "ok"
 
 
 def _standing(record: Record, slow: Collection[SlowPlaces]) -> tuple[dict[str, str], tuple[Gpu, ...]]:
