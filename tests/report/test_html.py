@@ -15,6 +15,7 @@ import pytest
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.events import RunHeader
+from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu
@@ -23,6 +24,7 @@ from pytest_gpufleet.model.metric import Metric, MiB
 from pytest_gpufleet.model.old_evidence import with_facts
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import shipped, titled
+from pytest_gpufleet.report.page import health_section
 from pytest_gpufleet.report.page.summary_html import stylesheet, summary
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.verdict import conclude, remarks
@@ -181,7 +183,7 @@ def test_nothing_is_open_only_if_all_ran_and_was_judged(standard: Record) -> Non
     assert page.table("Not run").row("○ incomplete")["Why"] == "telemetry lost samples"
 
 
-NO_ERRORS = "replay 0, recovery 0, crc flit 0, crc data 7,157"
+NO_ERRORS = "replay 0, recovery 0, CRC flit 0, CRC data 7,157"
 # Of one link, as NVLink 5 counts; the second one does not tell of symbols.
 OF_NVLINK_5 = {"receive": [1, 2], "symbol": [4, None], "effective": [None, None]}
 
@@ -324,3 +326,13 @@ def test_stylesheet_knows_dark_mode_and_paper() -> None:
     css = stylesheet().read_text(encoding="utf-8")
     assert "prefers-color-scheme: dark" in css
     assert "@media print" in css
+
+
+def test_health_has_no_column_for_what_no_gpu_here_has(standard: Record) -> None:
+    older = [
+        replace(gpu, facts={**gpu.facts, "nvlink_fec": Unavailable("Not Supported", False)})
+        for gpu in standard.topology.gpus
+    ]
+    column = "NVLink 5: blocks with 1, 2, ... errors corrected on the way"
+    assert column not in health_section.heads(older)
+    assert column in health_section.heads([*older, replace(older[0], facts={"nvlink_fec": [[0, 1]]})])

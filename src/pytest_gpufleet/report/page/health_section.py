@@ -24,7 +24,13 @@ def _remapped_rows(rows: list[int]) -> str:
 def _nvlink_errors(counters: dict[str, list[int | None]]) -> str:
     """The sum over all links by kind."""
     told = {kind: sum(filter(None, links)) for kind, links in counters.items() if any(n is not None for n in links)}
-    return ", ".join(f"{kind.replace('_', ' ')} {wording.number(count, 12)}" for kind, count in told.items()) or "none"
+    return (
+        ", ".join(
+            f"{kind.replace('_', ' ').replace('crc', 'CRC')} {wording.number(count, 12)}"
+            for kind, count in told.items()
+        )
+        or "none"
+    )
 
 
 def _nvlink_fec(links: list[list[int | None]]) -> str:
@@ -67,7 +73,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def heads(gpus: Sequence[Gpu]) -> list[str]:
-    """The heads of the table, without the columns of which nobody recorded anything."""
+    """The heads of the table, without the columns of which no GPU here has anything."""
     return [heading for heading, _, _ in _columns(gpus)]
 
 
@@ -82,7 +88,11 @@ def health(gpus: Sequence[Gpu]) -> list[tuple[str, list[str]]]:
 
 
 def _columns(gpus: Sequence[Gpu]) -> list[Column]:
-    return [column for column in COLUMNS if any(name in gpu.facts for gpu in gpus for name in column[1])]
+    return [column for column in COLUMNS if any(_applies(gpu.facts.get(name)) for gpu in gpus for name in column[1])]
+
+
+def _applies(value: Any) -> bool:
+    return value is not None and (not isinstance(value, Unavailable) or value.applicable)
 
 
 def _cell(facts: Mapping[str, Any], names: tuple[str, ...], form: Callable[[Any], str]) -> str:
