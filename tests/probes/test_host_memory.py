@@ -1,10 +1,15 @@
 """Host memory: which figure belongs to which NUMA node, and a node that lacks memory modules."""
 
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
 from pytest_gpufleet.hardware import host
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import numa_node
+from pytest_gpufleet.probes.memory import host_triad
 from pytest_gpufleet.verdict.judgement import judge
 from tests.probes.test_links import machine
 
@@ -121,6 +126,20 @@ def test_what_a_container_leaves(tmp_path, monkeypatch, files, told):
     monkeypatch.setattr(host, "CGROUP", tmp_path)
     assert host.short_of(64, 3 << 30).startswith(told)
     assert bool(host.short_of(64, 3 << 30)) is bool(told)
+
+
+def test_the_thread_that_failed_tells_why(monkeypatch):
+    here, rank = threading.local(), SimpleNamespace(phase=lambda name: nullcontext(), node=0)
+
+    def lacks_memory_at_1(nbytes, value):
+        if here.processor == 1:
+            raise MemoryError("no more")
+
+    monkeypatch.setattr(host_triad.os, "sched_setaffinity", lambda thread, one: setattr(here, "processor", *one))
+    monkeypatch.setattr(host_triad, "_first_touched", lacks_memory_at_1)
+    monkeypatch.setattr(host_triad, "_rate", lambda *given: 1.0)
+    with pytest.raises(MemoryError, match="no more"):
+        host_triad._triad(rank, 0, [0, 1, 2], 8, 0.0)
 
 
 def test_a_container_with_a_quota_shows_no_memory(fleet):
