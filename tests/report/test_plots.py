@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -94,6 +95,16 @@ def test_scaling_says_what_share_of_the_ideal_is_reached(standard: Record) -> No
     alone = next(m for m in amp if m.metric == "solo_train_throughput")
     share = eight.values[WORLD] / sum(alone.values.values())
     assert f"{100 * share:.3g} %" in words
+
+
+def test_scaling_takes_what_each_gpu_does_alone_from_the_check_that_measured_it_first(standard: Record) -> None:
+    first = [
+        replace(finding, check="test_each_gpu_alone")
+        if finding.measurement.metric == "solo_train_throughput"
+        else finding
+        for finding in standard.findings
+    ]
+    assert scaling(first) == scaling(standard.findings) != []
 
 
 def test_scaling_of_before_is_held_against_the_first_gpu() -> None:

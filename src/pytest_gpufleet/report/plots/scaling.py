@@ -29,15 +29,15 @@ def scaling(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     no GPU would lose anything and the efficiency of each point. Nothing where there is nothing to hold a point against.
     """
     panels: dict[str, Points] = {}
-    alone: dict[tuple[str, str], list[float]] = {}  # by check and panel
+    alone: dict[str, list[float]] = {}  # by panel: whichever check measured it first
     for finding in findings:
         measurement = finding.measurement
         if measurement.metric == ALONE:
-            alone[finding.check, _name(finding)] = list(measurement.values.values())
+            alone.setdefault(_name(finding), list(measurement.values.values()))
         ranks, value = measurement.conditions.get("ranks"), canvas.drawable(measurement.values.get(WORLD))
         if measurement.metric == THROUGHPUT and isinstance(ranks, int) and value is not None:
             panels.setdefault(_name(finding), {})[ranks] = (value, finding)
-    ideals = {name: _ideal(points, alone.get((_any(points).check, name), ())) for name, points in panels.items()}
+    ideals = {name: _ideal(points, alone.get(name, ())) for name, points in panels.items()}
     panels = canvas.first({name: points for name, points in panels.items() if len(ideals[name]) > max(points) > 1})
     if not panels:
         return []
@@ -54,10 +54,6 @@ def scaling(findings: Sequence[Finding]) -> list[tuple[str, str]]:
         canvas.legend(figure, _legend(panels, any(1 not in points for points in panels.values())))
         texts = [f"{name}: {', '.join(_in_words(points))}" for name, points in panels.items()]
         return [(caption, canvas.svg(figure, f"{caption}. {'; '.join(texts)}"))]
-
-
-def _any(points: Points) -> Finding:
-    return next(iter(points.values()))[1]
 
 
 def _ideal(points: Points, alone: Iterable[float]) -> list[float]:
