@@ -117,7 +117,8 @@ def test_a_host_that_was_rehearsed_is_not_accepted_and_nobody_is_held_against_it
 
 def test_rehearsals_alone_are_a_rehearsal():
     hosts = [host_run(name, run={"rehearsal": True}, verdict="REHEARSAL", exit_status=0) for name in NAMES]
-    assert (judge_fleet(hosts, (), NAMES).verdict, judge_fleet(hosts, (), NAMES).exit_status) == ("REHEARSAL", 0)
+    found = judge_fleet(hosts, (), NAMES)
+    assert (found.verdict, found.exit_status, found.gaps) == ("REHEARSAL", 0, ())
     assert judge_fleet(hosts[1:], (), NAMES).exit_status == 10
 
 
@@ -240,7 +241,7 @@ def test_half_of_the_fleet_cannot_hide_behind_the_other_half():
 
     slow = {"node-005", "node-006", "node-007", "node-008"}
     hosts = [of_today(host_run(name, change=slower(0.1 if name in slow else 0.0))) for name in NAMES]
-    found = [each for each in slow_places(hosts) if each.figure.name == better.metric]
+    found = [each for each in slow_places(hosts)[0] if each.figure.name == better.metric]
     assert {hosts[each.node].host for each in found} == slow
 
 
@@ -256,7 +257,7 @@ def test_one_figure_that_is_too_good_speaks_against_nobody():
         return replace(run, record=replace(run.record, findings=findings))
 
     hosts = [held_against_the_best(run) for run in fleet_of(8, node_003=host_run("node-003", change=slower(-0.1, 0)))]
-    assert [each for each in slow_places(hosts) if each.figure.name == best.metric] == []
+    assert [each for each in slow_places(hosts)[0] if each.figure.name == best.metric] == []
 
 
 def test_gpus_of_another_model_are_no_peers():
@@ -271,12 +272,20 @@ def test_what_several_gpus_do_together_is_told_and_not_judged():
 
     found = fleet(node_003=host_run("node-003", change=slow_collectives))
     assert {(each.node, each.figure.name) for each in found.odd} == {(2, "busbw")}
-    assert (found.verdict, found.faults) == ("ACCEPTED", ())
+    assert (found.verdict, found.faults, len(found.notes)) == ("ACCEPTED", (), 1)
 
 
 def test_figures_that_no_other_host_has_are_told():
     lone = host_run("node-003", folder="h200x1-e")
-    assert any(note.startswith("node-003: ") for note in fleet(node_003=lone).notes)
+    assert slow_places(fleet_of(8, node_003=lone))[1] == ["node-003"]
+    assert "node-003" in fleet(node_003=lone).notes[0]
+    assert slow_places(fleet_of(8))[1] == []
+
+
+def test_one_host_is_held_against_nobody():
+    found = judge_fleet(fleet_of(1), (), NAMES[:1])
+    assert (found.verdict, len(found.notes)) == ("ACCEPTED", 1)
+    assert "node-001" in found.notes[0]
 
 
 def test_names_are_sorted_as_people_count():

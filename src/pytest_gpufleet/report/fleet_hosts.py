@@ -12,6 +12,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid
 from pytest_gpufleet.report.accused import accused, times_named
 from pytest_gpufleet.report.groups import groups
+from pytest_gpufleet.verdict.accusations import causes
 from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
@@ -90,7 +91,8 @@ def _own(run: HostRun, gaps: Collection[Gap]) -> str:
 
 
 def _standing(record: Record, slow: Collection[SlowPlaces]) -> tuple[dict[str, str], tuple[Gpu, ...]]:
-    """The gravest state of each group of checks, and the GPUs that are named; where all are slow, none is."""
+    """The gravest state of each group of checks, and the GPUs that are named. Their peers name none where all are slow,
+    nor where something that is no fault of a GPU explains it."""
     parts, said = groups(record), accused(record)
     rows = gpu_grid.standings(record, parts, said)
     order = list(SYMBOLS)
@@ -99,7 +101,8 @@ def _standing(record: Record, slow: Collection[SlowPlaces]) -> tuple[dict[str, s
     }
     gpus: dict[Where, Gpu] = {gpu.place: gpu for gpu in record.topology.gpus}
     named: list[Where] = [place for place, _ in times_named(said.values()).most_common()]
-    if not any(each.everywhere for each in slow):
+    explained = any("performance" in cause.kind.explains for cause in causes(record))
+    if not explained and not any(each.everywhere for each in slow):
         named += [on_node(place, 0) for each in slow for place in each.worse]
     return cells, tuple(gpus[place] for place in dict.fromkeys(named) if place in gpus)
 

@@ -14,7 +14,7 @@ from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 
-UNKNOWN = "unknown"
+UNKNOWN, NOT_SET = "unknown", "not set"
 # Facts of GPUs that one model can have in several ways: firmware, memory, settings. Of a host all that its GPUs have.
 OF_GPUS = {
     "VBIOS": "vbios",
@@ -98,7 +98,7 @@ def faults(differences: Sequence[Difference], hosts: Sequence[HostRun]) -> list[
 def _differences(hosts: Sequence[HostRun], facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
     every = {run.host: facts_of(run.record) for run in hosts}
     names = dict.fromkeys(name for facts in every.values() for name in facts)
-    found = (_difference(name, {host: facts.get(name, UNKNOWN) for host, facts in every.items()}) for name in names)
+    found = (_difference(name, {host: facts.get(name, NOT_SET) for host, facts in every.items()}) for name in names)
     return [each for each in found if each]
 
 

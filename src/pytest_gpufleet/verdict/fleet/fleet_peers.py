@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,7 +42,9 @@ class SlowPlaces:
     @property
     def fault(self) -> Fault:
         subjects = (Place(self.node, "node"),) if self.everywhere else tuple(self.worse)
-        what = f"{self.figure.metric.title}: {self.worst:.1%} worse than the {self.peers} places of the fleet allow for"
+        what = (
+            f"{self.figure.metric.title}: {self.worst:.1%} worse than its peers among {self.peers} places of the fleet"
+        )
         return Fault("slower_than_peers", subjects, what)
 
 
@@ -77,18 +79,21 @@ class _Kinds:
         return self.hosts[where.parts[0].node].record.topology
 
 
-def slow_places(hosts: Sequence[HostRun]) -> list[SlowPlaces]:
+def slow_places(hosts: Sequence[HostRun]) -> tuple[list[SlowPlaces], list[str]]:
     """The places of each host that are worse than their peers of the whole fleet, figure by figure; by host, the worst
-    first. Figures are the same if metric and all conditions are; rehearsals have none."""
-    every = _with_peers(hosts).items()
-    found = [each for figure, by_node in every if len(by_node) > 1 for each in _slow(figure, by_node, hosts)]
-    return sorted(found, key=lambda each: (each.node, -each.worst))
-
-
-def compared_with_none(hosts: Sequence[HostRun]) -> dict[str, int]:
-    """How many figures that have peers no other host has, by host: other conditions, or checks that others left out."""
-    alone = (by_node for by_node in _with_peers(hosts).values() if len(by_node) == 1)
-    return dict(Counter(hosts[node].host for by_node in alone for node in by_node)) if len(hosts) > 1 else {}
+    first. And the hosts of which figures are held against no other host's: since none has them under these conditions,
+    or too few. Figures are the same if metric and all conditions are; rehearsals have none."""
+    found: list[SlowPlaces] = []
+    without_peers: set[int] = set()
+    for figure, by_node in _with_peers(hosts).items():
+        slow = _slow(figure, by_node, hosts) if len(by_node) > 1 else None
+        if slow is None:
+            without_peers |= by_node.keys()
+        else:
+            found += slow
+    return sorted(found, key=lambda each: (each.node, -each.worst)), [
+        hosts[node].host for node in sorted(without_peers)
+    ]
 
 
 def _with_peers(hosts: Sequence[HostRun]) -> dict[Figure, dict[int, Finding]]:
@@ -108,7 +113,8 @@ def _that_count(run: HostRun) -> Iterator[Finding]:
                 yield finding
 
 
-def _slow(figure: Figure, by_node: Mapping[int, Finding], hosts: Sequence[HostRun]) -> Iterator[SlowPlaces]:
+def _slow(figure: Figure, by_node: Mapping[int, Finding], hosts: Sequence[HostRun]) -> list[SlowPlaces] | None:
+    """None if no place has peers enough."""
     values: dict[Where, float] = {}
     states: dict[Where, GpuState] = {}
     tolerances: list[Tolerance] = []
@@ -118,15 +124,24 @@ def _slow(figure: Figure, by_node: Mapping[int, Finding], hosts: Sequence[HostRu
         states |= {on_node(place, node): state for place, state in measured.gpu_states.items()}
         tolerances += [each for each in map(_of_fleet, finding.tolerances) if each not in tolerances]
     whole = Measurement(figure.name, values, dict(figure.conditions), definition=figure.metric, gpu_states=states)
-    slower = slower_than_peers(whole, tolerances, _Kinds(hosts)) or {}
+    slower = slower_than_peers(whole, tolerances, _Kinds(hosts))
+    if slower is None:
+        return None
     by_host: dict[int, dict[Where, float]] = defaultdict(dict)
     for place, fraction in slower.items():
         by_host[place.parts[0].node][place] = fraction
-    for node, worse in by_host.items():
-        measured_at = len(by_node[node].measurement.values)
-        here = {place: values[place] for place in worse}
-        everywhere = len(worse) == measured_at > 1
-        yield SlowPlaces(node, figure, here, worse, tuple(tolerances), everywhere, len(values))
+    return [
+        SlowPlaces(
+            node,
+            figure,
+            {place: values[place] for place in worse},
+            worse,
+            tuple(tolerances),
+            everywhere=len(worse) == len(by_node[node].measurement.values) > 1,
+            peers=len(values),
+        )
+        for node, worse in by_host.items()
+    ]
 
 
 def _of_fleet(tolerance: Tolerance) -> Tolerance:

@@ -11,11 +11,12 @@ from pytest_gpufleet.model.limit import GRADES, Grade
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import Difference
-from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces, compared_with_none, odd_hosts, slow_places
+from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces, odd_hosts, slow_places
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, Unusable, counted, muster
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 NOBODY_SAID = "nobody said which hosts were expected: that none is missing is not known"
+REHEARSED = "CPU ranks stood in for GPUs on all hosts: this says nothing about any GPU"
 MOST_NAMES = 6
 # What a reason says of so many hosts.
 TOLD: dict[GapKind, str] = {
@@ -69,16 +70,16 @@ def judge_fleet(
     `expected`: the names of the hosts, None if nobody says. `runs`: with records as `host_runs.kept` leaves them.
     """
     hosts, notes, gaps = counted(runs)
-    real = [run for run in hosts if not run.record.run.rehearsal] or hosts
+    real = [run for run in hosts if not run.record.run.rehearsal]
     gaps = [*muster(hosts, unusable, expected), *gaps]
+    if not real:  # of one among others it is told
+        real, gaps = list(hosts), [gap for gap in gaps if gap.kind != "rehearsal"]
     for each in equality.run_otherwise(real):
         gaps.append(Gap("run otherwise", each.hosts, str(each)))
-    differences, slow = equality.unlike(real), slow_places(hosts)
+    differences, odd = equality.unlike(real), odd_hosts(hosts)
+    slow, without_peers = slow_places(hosts)
     faults = [*(each.fault for each in slow), *equality.faults(differences, hosts)]
-    notes += [f"{host}: {count} figures of GPUs are held against no other host's, since none has them"
-              for host, count in compared_with_none(hosts).items()]  # fmt: skip
-    if expected is None:
-        notes.append(NOBODY_SAID)
+    notes += _notes(without_peers, [hosts[each.node].host for each in odd], expected)
     counts = Counter[Grade]()
     for run in hosts:
         counts.update(basis.by_grade(run.record))
@@ -88,9 +89,19 @@ def judge_fleet(
     verdict, reasons, status = _verdict(hosts, against, gaps, notes)
     return Fleet(
         hosts, None if expected is None else tuple(expected), tuple(unusable), tuple(gaps), tuple(notes),
-        tuple(differences), tuple(slow), tuple(odd_hosts(hosts)), tuple(faults), grades,
+        tuple(differences), tuple(slow), tuple(odd), tuple(faults), grades,
         verdict, tuple(reasons), status,
     )  # fmt: skip
+
+
+def _notes(without_peers: Sequence[str], odd: Sequence[str], expected: Collection[str] | None) -> list[str]:
+    told = []
+    if without_peers:
+        told.append(f"{_hosts(without_peers)} not held against others in all figures: too few hosts have the same")
+    if odd:
+        stand = "stands" if len(set(odd)) == 1 else "stand"
+        told.append(f"{_hosts(list(dict.fromkeys(odd)), verb=False)} {stand} out in what whole hosts reach: not judged")
+    return told + ([] if expected is not None else [NOBODY_SAID])
 
 
 def _against(
@@ -112,16 +123,15 @@ def _verdict(
 ) -> tuple[str, list[str], int]:
     open_points = [*_by_kind(gaps), *([] if hosts else ["there is no run that counts"])]
     if hosts and all(run.record.run.rehearsal for run in hosts):
-        beside = [gap for gap in gaps if gap.kind != "rehearsal"]
         failed = any(check.outcome == "failed" for run in hosts for check in run.record.checks.values())
         broken = any(run.record.exit_status for run in hosts)
-        status = "REJECTED" if failed else "INCOMPLETE" if beside or broken else "ACCEPTED"
-        return "REHEARSAL", [*_by_kind(gaps), *against, *notes], EXIT_STATUS[status]
+        status = "REJECTED" if failed else "INCOMPLETE" if gaps or broken else "ACCEPTED"
+        return "REHEARSAL", [REHEARSED, *_by_kind(gaps), *against, *notes], EXIT_STATUS[status]
     if against:
         return "REJECTED", [*against, *open_points, *notes], EXIT_STATUS["REJECTED"]
     if open_points:
         return "INCOMPLETE", [*open_points, *notes], EXIT_STATUS["INCOMPLETE"]
-    all_of_them = f"all {len(hosts)} hosts are ACCEPTED, alike, and as good as their peers on all hosts"
+    all_of_them = f"{_hosts([run.host for run in hosts])} ACCEPTED, and none differs from the others"
     return "ACCEPTED", [all_of_them, *notes], EXIT_STATUS["ACCEPTED"]
 
 
