@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gpufleet.probes.memory.patterns import patterns
+from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.probes.memory.patterns import SHARE, _block_bytes, patterns
 
 EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"
 HOLDS = "test_memory_holds_patterns"
@@ -84,3 +85,9 @@ def test_a_pattern_is_the_same_each_time_it_is_made():
         one.fill(first, 4096)
         other.fill(again, 4096)
         assert (first == again).all(), one.name
+
+
+@pytest.mark.parametrize("gigabytes", [2, 4, 6, 8, 16, 141, 288])
+def test_a_block_and_its_comparison_fit_beside_what_is_tested(gigabytes):
+    free = gigabytes * GiB
+    assert _block_bytes(free) * 9 / 8 < (1 - SHARE) * free

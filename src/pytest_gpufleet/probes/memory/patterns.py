@@ -15,7 +15,8 @@ from pytest_gpufleet.probes.bits import hexadecimal
 from pytest_gpufleet.world.rank import Rank
 
 SHARE = 0.96  # of the free memory is tested; the rest is for the block below, its comparison, and the driver
-BLOCK_BYTES = {"cuda": 256 * MiB, "cpu": MiB}
+# The comparison of a block takes an eighth more: in GPUs with less than 8 GiB no more than a part of them fits there.
+MOST_BLOCK_BYTES, LEAST_BLOCK_BYTES, BLOCK_SHARE = 256 * MiB, MiB, 0.03
 REHEARSAL_BYTES = 4 * MiB
 SHOWN = 3  # wrong words that are described
 
@@ -55,11 +56,11 @@ def hold_patterns(rank: Rank, seconds: float) -> PatternTest:
     be allocated.
     """
     # Kernels take memory when they are first used.
-    _march(rank, torch.empty(1024, dtype=torch.int64, device=rank.device), 0)
+    _march(rank, torch.empty(1024, dtype=torch.int64, device=rank.device), LEAST_BLOCK_BYTES, 0)
     free, total = _free_and_total(rank.device)
     words = torch.empty(int(SHARE * free) // 8, dtype=torch.int64, device=rank.device)
     tested = words.nbytes
-    sweeps, wrong, descriptions = _march(rank, words, seconds)
+    sweeps, wrong, descriptions = _march(rank, words, _block_bytes(free), seconds)
     del words
     kept = free - _free_and_total(rank.device)[0]
     trouble = "; ".join([f"wrong words in memory: {wrong:,}", *descriptions]) if wrong else ""
@@ -121,9 +122,13 @@ def _inverse(pattern: Pattern) -> Pattern:
     return Pattern(f"inverse of {pattern.name}", fill)
 
 
-def _march(rank: Rank, words: Tensor, seconds: float) -> tuple[int, int, list[str]]:
+def _block_bytes(free: int) -> int:
+    return max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, int(BLOCK_SHARE * free)))
+
+
+def _march(rank: Rank, words: Tensor, block_bytes: int, seconds: float) -> tuple[int, int, list[str]]:
     """How many sweeps there were, how many words were wrong, and a description of the first few."""
-    blocks = torch.split(words, BLOCK_BYTES[rank.device.type] // 8)
+    blocks = torch.split(words, block_bytes // 8)
     expected = torch.empty_like(blocks[0])
     unequal = torch.empty_like(blocks[0], dtype=torch.bool)
     held: Pattern | None = None
