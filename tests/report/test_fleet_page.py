@@ -92,7 +92,7 @@ def test_programs_find_the_host_of_every_fault(faulty: Fleet) -> None:
 def test_a_healthy_fleet_has_nobody_to_look_at() -> None:
     healthy = Page(page(judge_fleet(fleet_of(4), (), HOSTS[:4]), {}))
     assert "Hosts to look at" not in healthy.html
-    assert "In everything that is compared" in healthy.html
+    assert "The hosts are alike in everything that is compared" in healthy.html
 
 
 def test_no_fleet_at_all_has_a_page_too() -> None:

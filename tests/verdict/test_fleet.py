@@ -260,6 +260,13 @@ def test_one_figure_that_is_too_good_speaks_against_nobody():
     assert [each for each in slow_places(hosts)[0] if each.figure.name == best.metric] == []
 
 
+def test_a_host_that_is_held_back_is_told_apart_from_one_that_is_slow():
+    busy = with_facts(processes=["process 4711 (python3), 2.1 GiB"])
+    held_back = host_run("node-003", machine=busy, change=slower(0.3))
+    found = fleet(node_003=held_back, node_004=host_run("node-004", change=slower(0.1)))
+    assert [("node-003" in each, "node-004" in each) for each in found.reasons[:2]] == [(False, True), (True, False)]
+
+
 def test_gpus_of_another_model_are_no_peers():
     other = with_facts(name="NVIDIA H100 80GB HBM3")
     hosts = fleet_of(8, node_003=host_run("node-003", machine=other, change=slower(0.3)))

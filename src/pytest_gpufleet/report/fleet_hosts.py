@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Where, on_node
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid
 from pytest_gpufleet.report.accused import accused, times_named
 from pytest_gpufleet.report.groups import groups
-from pytest_gpufleet.verdict.accusations import causes
 from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
@@ -60,7 +58,7 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
         odd[figure.node].append(figure)
     rows = []
     for node, run in enumerate(fleet.hosts):
-        cells, named = _standing(run.record, slow[node])
+        cells, named = _standing(run, slow[node])
         unlike = tuple(differences.get(run.host, ()))
         cells[OWN] = _own(run, gaps.get(run.host, ()))
         cells[ALIKE] = "failed" if unlike else "ok"
@@ -90,9 +88,10 @@ def _own(run: HostRun, gaps: Collection[Gap]) -> str:
     return "not judged" if gaps or run.record.verdict == "INCOMPLETE" else "ok"
 
 
-def _standing(record: Record, slow: Collection[SlowPlaces]) -> tuple[dict[str, str], tuple[Gpu, ...]]:
+def _standing(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[str, str], tuple[Gpu, ...]]:
     """The gravest state of each group of checks, and the GPUs that are named. Their peers name none where all are slow,
     nor where something that is no fault of a GPU explains it."""
+    record = run.record
     parts, said = groups(record), accused(record)
     rows = gpu_grid.standings(record, parts, said)
     order = list(SYMBOLS)
@@ -101,8 +100,7 @@ def _standing(record: Record, slow: Collection[SlowPlaces]) -> tuple[dict[str, s
     }
     gpus: dict[Where, Gpu] = {gpu.place: gpu for gpu in record.topology.gpus}
     named: list[Where] = [place for place, _ in times_named(said.values()).most_common()]
-    explained = any("performance" in cause.kind.explains for cause in causes(record))
-    if not explained and not any(each.everywhere for each in slow):
+    if not run.held_back and not any(each.everywhere for each in slow):
         named += [on_node(place, 0) for each in slow for place in each.worse]
     return cells, tuple(gpus[place] for place in dict.fromkeys(named) if place in gpus)
 

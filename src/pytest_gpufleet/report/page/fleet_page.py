@@ -3,7 +3,7 @@ report is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_gpufleet.report import wording
@@ -19,7 +19,6 @@ from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
 ROWS_OF_A_MAP = 25  # then the next table begins beside it
 MOST_FIGURES = 12  # of a host
 MOST_PLACES = 4  # of a figure
-MOST_ODD = 100
 MOST_NAMES = 12
 MEANS = {
     "ACCEPTED": "Every host is ACCEPTED, all are alike, and none is worse than its peers on the others.",
@@ -57,7 +56,7 @@ def page(fleet: Fleet, reports: Mapping[str, str]) -> str:
         symbols=SYMBOLS,
         anchors={row.host: f"fleet-host-{number}" for number, row in enumerate(rows) if row.wrong},
         details=[_detail(row) for row in rows if row.wrong],
-        tables=[table for table in (_equality(fleet), _odd(fleet)) if table.rows],
+        tables=[table for table in (_equality(fleet), _odd(rows)) if table.rows],
         rows=rows,
         reports=reports,
     )
@@ -101,16 +100,19 @@ def _names(hosts: tuple[str, ...]) -> str:
     return ", ".join(hosts[:MOST_NAMES]) + more
 
 
-def _odd(fleet: Fleet) -> Table:
-    rows = (
+def _odd(rows: Sequence[HostRow]) -> Table:
+    """One row a host: the figure that stands out most."""
+    worst = [(row, max(row.odd, key=lambda each: each.worse)) for row in rows if row.odd]
+    cells = (
         (
-            fleet.hosts[each.node].host,
+            row.host,
+            str(len(row.odd)),
             what(each.figure),
             wording.quantity(each.value, each.figure.metric.unit),
             wording.quantity(each.reference, each.figure.metric.unit),
             wording.percent(each.worse),
         )
-        for each in sorted(fleet.odd, key=lambda each: -each.worse)[:MOST_ODD]
+        for row, each in sorted(worst, key=lambda found: -found[1].worse)
     )
-    caption = "Figures of whole hosts that stand out, the worst first: told, and not judged"
-    return Table(caption, ("Host", "What", "Measured", "Median of all hosts", "Worse by"), tuple(rows))
+    caption = "Hosts that stand out in what whole hosts reach: told, and not judged"
+    return Table(caption, ("Host", "Figures", "The worst", "Measured", "Median of all hosts", "Worse by"), tuple(cells))

@@ -17,6 +17,7 @@ from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 NOBODY_SAID = "nobody said which hosts were expected: that none is missing is not known"
 REHEARSED = "CPU ranks stood in for GPUs on all hosts: this says nothing about any GPU"
+HELD_BACK = ", and held back by what is no fault of a GPU and has to be mended first"
 MOST_NAMES = 6
 # What a reason says of so many hosts.
 TOLD: dict[GapKind, str] = {
@@ -109,11 +110,13 @@ def _against(
 ) -> list[str]:
     """What rejects a fleet."""
     reasons = [f"{_hosts(rejected)} REJECTED"] if rejected else []
-    if slow:
-        worst = max(slow, key=lambda each: each.worst)
-        names = [hosts[node].host for node in dict.fromkeys(each.node for each in slow)]
-        what = f"{worst.figure.metric.title} on {hosts[worst.node].host}, {worst.worst:.1%}"
-        reasons.append(f"{_hosts(names)} worse than the fleet's peers; the worst: {what}")
+    for held_back, told in ((False, ""), (True, HELD_BACK)):
+        found = [each for each in slow if hosts[each.node].held_back == held_back]
+        if found:
+            worst = max(found, key=lambda each: each.worst)
+            names = [hosts[node].host for node in dict.fromkeys(each.node for each in found)]
+            what = f"{worst.figure.metric.title} on {hosts[worst.node].host}, {worst.worst:.1%}"
+            reasons.append(f"{_hosts(names)} worse than the fleet's peers{told}; the worst: {what}")
     reasons += [f"not all hosts are alike: {each}" for each in differences]
     return reasons
 

@@ -12,6 +12,7 @@ from typing import Literal
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
+from pytest_gpufleet.verdict.accusations import causes
 from pytest_gpufleet.verdict.across_runs.recorded_figures import gpu_id
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
@@ -43,6 +44,11 @@ class HostRun:
         """Seconds since the epoch; 0 if nobody says."""
         utc = self.record.run.utc
         return datetime.fromisoformat(utc).timestamp() if utc else 0.0
+
+    @property
+    def held_back(self) -> bool:
+        """Whether something that is no fault of any GPU makes its figures low, and has to be mended first."""
+        return any("performance" in cause.kind.explains for cause in causes(self.record))
 
     @property
     def gpus(self) -> frozenset[str]:
