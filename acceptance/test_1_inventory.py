@@ -90,12 +90,9 @@ def test_software_fits_driver(gpu_topology: GpuTopology) -> None:
 
 
 @needs_gpus
-@pytest.mark.parametrize(
-    "fact",
-    ["name", "vbios", "board_part_number", "memory_bytes", "inforom_version", "pcie_generation_max"],
-)
+@pytest.mark.parametrize("fact", ["name", "vbios", "memory_bytes", "inforom_version", "pcie_generation_max"])
 def test_gpus_are_alike(machine: Machine, fact: str) -> None:
-    """All GPUs are of one model, board, firmware, memory size and slot generation
+    """All GPUs are of one model, firmware, memory size and slot generation
 
     One that differs was swapped, updated alone or has lost memory. It runs at its own pace, and every
     collective at the pace of the slowest. Replace it or bring its firmware to the others' version.

@@ -24,7 +24,7 @@ from pytest_gpufleet.report.open_points import not_there_yet
 from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profiles.profile import Profile
-from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
+from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude, remarks
 
 CONDITIONS = {"collective": "all_reduce", "ranks": 8}
 SOLO = "solo_train_throughput"
@@ -393,6 +393,14 @@ def test_exit_statuses_differ_from_each_other_and_from_pytests_own():
     assert EXIT_STATUS["ACCEPTED"] == pytest.ExitCode.OK
     assert EXIT_STATUS["REJECTED"] == pytest.ExitCode.TESTS_FAILED
     assert EXIT_STATUS["INCOMPLETE"] not in list(pytest.ExitCode)
+
+
+def test_a_board_with_another_part_number_is_told_and_no_fault():
+    boards = ["692-1", "692-1", "965-2", None]
+    gpus = tuple(Gpu(i, {**CARDS.gpus[i].facts, "board_part_number": board}) for i, board in enumerate(boards))
+    told = "not all boards have one part number: 692-1, but GPU 2 has 965-2"
+    assert told in remarks(Record(topology=replace(CARDS, gpus=gpus)))
+    assert remarks(Record(topology=replace(CARDS, gpus=gpus[:2]))) == []
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def remarks(record: Record) -> list[str]:
     told = [f"{tested} of the machine's {present} GPUs were tested"] if present > tested else []
     if _nvls_is_off(record):
         told.append("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested")
+    told += _of_several_boards(record)
     told += remarks_on(record)
     if since := since_then(record):
         checks, are = ("1 check", "is") if len(since) == 1 else (f"{len(since)} checks", "are")
@@ -85,6 +86,15 @@ def remarks(record: Record) -> list[str]:
             now = outcomes.get(record.suite.known_as(check), "not run")
             told.append(f"{titled(check)}: failed in {earlier.run}, {now} in this run")
     return told
+
+
+def _of_several_boards(record: Record) -> list[str]:
+    """That a GPU was exchanged shows in its board's part number. It is no fault: two H200 with numbers as unlike as
+    692-2G520-0282-001 and 965-2G520-0041-000 were equally fast in everything. Who bought them may want to know."""
+    boards = {gpu.index: board for gpu in record.topology.gpus if (board := gpu.get("board_part_number"))}
+    usual = max(boards.values(), key=list(boards.values()).count, default="")
+    others = [f"GPU {index} has {board}" for index, board in boards.items() if board != usual]
+    return [f"not all boards have one part number: {usual}, but {', '.join(others)}"] if others else []
 
 
 def _nvls_is_off(record: Record) -> bool:
