@@ -186,6 +186,12 @@ def test_one_gpu_with_other_firmware_makes_its_host_unlike_the_others():
     ]
 
 
+def test_boards_with_other_part_numbers_are_told_and_no_fault():
+    found = fleet(node_003=host_run("node-003", machine=with_facts(board_part_number="965-2G520-0041-000")))
+    assert (found.verdict, found.faults, found.differences) == ("ACCEPTED", (), ())
+    assert "965-2G520-0041-000 (node-003)" in found.notes[0]
+
+
 def test_where_nobody_has_a_majority_nobody_is_blamed():
     hosts = [host_run(name, machine=without_driver if number % 2 else None) for number, name in enumerate(NAMES)]
     found = judge_fleet(hosts, (), NAMES)

@@ -19,7 +19,6 @@ UNKNOWN, NOT_SET = "unknown", "not set"
 OF_GPUS = {
     "VBIOS": "vbios",
     "InfoROM": "inforom_version",
-    "board part number": "board_part_number",
     "GPU memory": "memory_bytes",
     "power limit": "power_limit_watts",
     "ECC": "ecc_mode",
@@ -68,12 +67,12 @@ def _named(hosts: Sequence[str], most: int = 4) -> str:
 
 def unlike(hosts: Sequence[HostRun]) -> list[Difference]:
     """In which facts of machine and software the hosts differ; those of GPUs among hosts of one GPU model."""
-    by_model: dict[str, list[HostRun]] = defaultdict(list)
-    for run in hosts:
-        by_model[_models(run.record)].append(run)
-    whole = _differences(hosts, _machine)
-    of_gpus = [each for same in by_model.values() if len(same) > 1 for each in _differences(same, _gpus)]
-    return whole + of_gpus
+    return _differences(hosts, _machine) + _within_models(hosts, _gpus)
+
+
+def other_boards(hosts: Sequence[HostRun]) -> list[Difference]:
+    """Which hosts have boards with other part numbers: no fault, as within a machine."""
+    return _within_models(hosts, lambda record: {"board part number": _of_all(record, "board_part_number")})
 
 
 def run_otherwise(hosts: Sequence[HostRun]) -> list[Difference]:
@@ -93,6 +92,13 @@ def faults(differences: Sequence[Difference], hosts: Sequence[HostRun]) -> list[
             what = f"{each.fact} is {value}, of most hosts {each.usual}"
             found += [Fault("host_unlike_others", (node[name],), what) for name in names]
     return found
+
+
+def _within_models(hosts: Sequence[HostRun], facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
+    by_model: dict[str, list[HostRun]] = defaultdict(list)
+    for run in hosts:
+        by_model[_models(run.record)].append(run)
+    return [each for same in by_model.values() for each in _differences(same, facts_of)]
 
 
 def _differences(hosts: Sequence[HostRun], facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
@@ -134,10 +140,13 @@ def _machine(record: Record) -> dict[str, str]:
 
 
 def _gpus(record: Record) -> dict[str, str]:
-    gpus = record.topology.gpus
-    of_gpus = {what: {_text(gpu.get(fact)) for gpu in gpus} for what, fact in OF_GPUS.items()}
-    of_gpus["NVLinks that are up"] = {_text(gpu.nvlinks_active) for gpu in gpus}
-    return {what: " and ".join(sorted(values)) for what, values in of_gpus.items()}
+    nvlinks = sorted({str(gpu.nvlinks_active) for gpu in record.topology.gpus})
+    of_gpus = {what: _of_all(record, fact) for what, fact in OF_GPUS.items()}
+    return {**of_gpus, "NVLinks that are up": " and ".join(nvlinks)}
+
+
+def _of_all(record: Record, fact: str) -> str:
+    return " and ".join(sorted({_text(gpu.get(fact)) for gpu in record.topology.gpus}))
 
 
 def _run(record: Record) -> dict[str, str]:

@@ -80,6 +80,7 @@ def judge_fleet(
     differences, odd = equality.unlike(real), odd_hosts(hosts)
     slow, without_peers = slow_places(hosts)
     faults = [*(each.fault for each in slow), *equality.faults(differences, hosts)]
+    notes += [f"not judged: {each}" for each in equality.other_boards(real)]
     notes += _notes(without_peers, [hosts[each.node].host for each in odd], expected)
     counts = Counter[Grade]()
     for run in hosts:
