@@ -555,7 +555,7 @@ REASONS = {
 }
 # Facts that the report shows and no check of inventory and health judges; those of the last line, telemetry does.
 SHOWN = {
-    "pci_device_id", "compute_capability", "pcie_generation", "temperature_limits_c",
+    "board_part_number", "pci_device_id", "compute_capability", "pcie_generation", "temperature_limits_c",
     "numa_node", "nvlink_versions", "nvlink_remote_types", "nvlink_errors", "nvlink_fec", "pcie_width_able",
     "sm_clock_max_mhz", "memory_clock_max_mhz",
     "processes", "clock_event_reasons", "power_watts", "temperature_c",

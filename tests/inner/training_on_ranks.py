@@ -121,9 +121,11 @@ def test_how_busy_each_rank_is_is_told_for_each_sample(nccl_group):
 
 
 def fed(rank, folder):
+    from torchvision import datasets
+
     # A network that takes no time: on a busy host a real one may be slower than the slow loader.
     loader.eager = lambda *_: lambda images, labels: images.mean()
-    with slowed(loader.datasets.ImageFolder, "__getitem__"):
+    with slowed(datasets.ImageFolder, "__getitem__"):
         return loader.fed_throughput(rank, folder, "amp", QUICK)
 
 
