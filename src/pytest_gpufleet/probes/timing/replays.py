@@ -1,5 +1,8 @@
 """How long operations of all ranks take that come from a CUDA graph, as with `nccl-tests -G`: what the GPUs and the
-links between them need, whatever the host needs to launch them."""
+links between them need, whatever the host needs to launch them.
+
+The figures are not those of nccl-tests in one process with a thread a GPU, which on two H200 were a third of them
+(docs/results): compare them with figures of this suite."""
 
 from __future__ import annotations
 
