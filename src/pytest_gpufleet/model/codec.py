@@ -1,4 +1,4 @@
-"""Types of the model as JSON values, and back."""
+"""Types of the model as JSON values or as bytes, and back."""
 
 from __future__ import annotations
 
@@ -36,6 +36,16 @@ def _written(value: object) -> str:
 def typed(value: Any, kind: type[T]) -> T:
     """The inverse of `plain`. ValueError that says what is wrong, and where."""
     return msgspec.convert(value, kind, dec_hook=_read)
+
+
+def packed(value: object) -> bytes:
+    """A value of the model for another process of this version, which may be on another node."""
+    return msgspec.msgpack.encode(value, enc_hook=_written)
+
+
+def unpacked(data: bytes, kind: Any) -> Any:
+    """The inverse of `packed`, as an object of this type, which may be a union. ValueError that says what is wrong."""
+    return msgspec.msgpack.decode(data, type=kind, dec_hook=_read)
 
 
 def _read(kind: type, value: Any) -> Any:

@@ -1,0 +1,222 @@
+"""What the controller of a run and the agent of a node tell each other, whatever carries it.
+
+The controller asks and commands, the agent answers and tells what happens on its node. What ranks are sent and send
+back are bytes here, which neither side opens on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.xid_catalogue import Logged
+from pytest_gpufleet.world.engines.protocol import Trace
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="is", omit_defaults=True):
+    """Everything that is sent in either direction."""
+
+
+# ---------------------------------------------------------------- from the controller
+
+
+class Beat(Message, frozen=True, tag="beat"):
+    """The controller is there, and this node is not lost."""
+
+
+class StartRanks(Message, frozen=True, tag="start ranks"):
+    """`specs`: the RankSpecs of this node, pickled: they hold a function. `init_method` is told by a later call."""
+
+    specs: bytes
+
+
+class Submit(Message, frozen=True, tag="submit"):
+    """A parcel for some ranks of this node, once for all of them."""
+
+    ranks: tuple[int, ...]
+    parcel: bytes
+
+
+class End(Message, frozen=True, tag="end"):
+    """Kill the ranks, free the GPUs, and end. `why`: for the agent's log."""
+
+    why: str = ""
+
+
+# ---------------------------------------------------------------- questions, each with the type of its answer
+
+
+class Question(msgspec.Struct, frozen=True, tag_field="asks", omit_defaults=True):
+    """What an agent is asked, or told to do and to say when it is done."""
+
+
+class Examine(Question, frozen=True, tag="examine"):
+    """What these ranks are doing: see Engine.examine."""
+
+    ranks: tuple[int, ...]
+
+
+class KillRanks(Question, frozen=True, tag="kill ranks"):
+    """See Engine.kill."""
+
+    timeout: float
+
+
+class Rendezvous(Question, frozen=True, tag="rendezvous"):
+    """An address of this node, with a port that is free, at which the ranks of all nodes can meet: "tcp://..."."""
+
+
+class ReadFacts(Question, frozen=True, tag="facts"):
+    names: tuple[str, ...]
+
+
+class ReadHost(Question, frozen=True, tag="host"):
+    pass
+
+
+class ReadKernelLog(Question, frozen=True, tag="kernel log"):
+    pass
+
+
+class ReadPresent(Question, frozen=True, tag="present"):
+    pass
+
+
+class Lock(Question, frozen=True, tag="lock"):
+    """Make the GPUs of this node the run's own; "" or who holds one."""
+
+
+class CheckHealth(Question, frozen=True, tag="health"):
+    """What got worse since the last time: see health_watch. Places are those of a node alone (node 0)."""
+
+    failed: bool = False
+
+
+class RunSuite(Question, frozen=True, tag="run suite"):
+    """Start a run of this node alone, as `python -m pytest` with these arguments in this folder. Answered when its
+    process is there; what it does comes as SuiteNews, its end as SuiteEnded."""
+
+    arguments: tuple[str, ...]
+    folder: str
+
+
+class ReadFile(Question, frozen=True, tag="read file"):
+    """A part of a file below the folder of the node's own run; fewer bytes at its end, none behind it."""
+
+    name: str
+    offset: int
+    most: int
+
+
+Asked = (
+    Examine | KillRanks | Rendezvous | ReadFacts | ReadHost | ReadKernelLog | ReadPresent | Lock | CheckHealth
+    | RunSuite | ReadFile
+)  # fmt: skip
+
+
+class Ask(Message, frozen=True, tag="ask"):
+    """A question, answered by the Reply of this number."""
+
+    number: int
+    question: Asked
+
+
+# ---------------------------------------------------------------- from the agent
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """The first message of an agent. `package` and `suite`: SHA-256 over what is installed there. `address`: of this
+    node towards the controller, `interface` that it belongs to. `topology`: of the GPUs that the run is to use;
+    `why_no_gpus`: one sentence where there are none."""
+
+    host: str
+    serial: str | None
+    pid: int
+    version: str
+    package: str
+    suite: str
+    python: str
+    transport: str  # "local", or "ray" with its version
+    address: str
+    interface: str
+    topology: GpuTopology
+    present: tuple[str, ...]
+    machine: Mapping[str, Any]
+    environment: Mapping[str, str]
+    clock: float  # seconds since the epoch when this was written
+
+
+class Pulse(Message, frozen=True, tag="pulse"):
+    """The node is there; once a second. What its GPUs do now, for the live table: the hottest, the power of all."""
+
+    clock: float = 0.0
+    hottest_c: float | None = None
+    watts: float | None = None
+    check: str = ""  # what its own run is at
+
+
+class RankAnswered(Message, frozen=True, tag="answered"):
+    rank: int
+    parcel: bytes
+
+
+class RankDied(Message, frozen=True, tag="died"):
+    rank: int
+    reason: str
+
+
+class SuiteNews(Message, frozen=True, tag="suite news"):
+    """Lines of the evidence of the node's own run, in their order, without telemetry."""
+
+    lines: tuple[bytes, ...]
+
+
+class SuiteEnded(Message, frozen=True, tag="suite ended"):
+    """`output`: the end of what its process printed. `files`: what its folder holds, with sizes in bytes."""
+
+    exit_status: int
+    output: str
+    run: str  # the name of its folder; "" if there is none
+    files: Mapping[str, int]
+
+
+class Reply(Message, frozen=True, tag="reply"):
+    """To the Ask of this number: `answer` is packed (codec). `trouble`: why there is none."""
+
+    number: int
+    answer: bytes = b""
+    trouble: str = ""
+
+
+class Ending(Message, frozen=True, tag="ending"):
+    """The last message of an agent that ends by itself."""
+
+    why: str
+
+
+ANSWERS: dict[type[Question], Any] = {
+    Examine: dict[int, Trace],
+    KillRanks: dict[int, str],
+    Rendezvous: str,
+    ReadFacts: tuple[Gpu, ...],
+    ReadHost: dict[str, Any],
+    ReadKernelLog: Logged,
+    ReadPresent: tuple[str, ...],
+    Lock: str,
+    CheckHealth: tuple[Fault, ...],
+    RunSuite: int,  # the number of its process
+    ReadFile: bytes,
+}
+
+ToAgent = Beat | StartRanks | Submit | Ask | End
+FromAgent = Hello | Pulse | RankAnswered | RankDied | SuiteNews | SuiteEnded | Reply | Ending
+
+
+def answer_of(question: Asked, reply: Reply) -> Any:
+    """What an agent has answered, as the type that belongs to the question. ValueError if it is none."""
+    return codec.unpacked(reply.answer, ANSWERS[type(question)])
