@@ -19,8 +19,8 @@ from pytest_gpufleet.commands.sign import SIGN
 from pytest_gpufleet.commands.snapshot import SNAPSHOT
 from pytest_gpufleet.commands.verify import VERIFY
 from pytest_gpufleet.hardware.node import NoGpus
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.report.wording import capitalised
-from pytest_gpufleet.run.refused import Refused
 
 COMMANDS = {
     "snapshot": SNAPSHOT,

@@ -14,7 +14,7 @@ import pytest
 from pytest_gpufleet import cli
 from pytest_gpufleet.commands import hosts_file
 from pytest_gpufleet.model.record import sha256
-from pytest_gpufleet.run.refused import Refused
+from pytest_gpufleet.model.refused import Refused
 from tests import runs
 from tests.commands.test_tools import contract
 

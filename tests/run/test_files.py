@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import safe_files
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import disk_space
-from pytest_gpufleet.run.refused import Refused
 
 
 @pytest.mark.parametrize(

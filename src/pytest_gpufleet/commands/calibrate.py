@@ -9,8 +9,8 @@ from pathlib import Path
 from pytest_gpufleet.commands.command import Command, tell
 from pytest_gpufleet.commands.recorded import records_of
 from pytest_gpufleet.commands.writing import check_is_new, check_output, write
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.across_runs.calibrated_profile import profile_text
 from pytest_gpufleet.verdict.across_runs.calibration import CannotCalibrate, calibrate, too_few
 from pytest_gpufleet.verdict.profiles import profile

@@ -14,9 +14,9 @@ from pytest_gpufleet.commands.command import Command, print_lines, printing, tel
 from pytest_gpufleet.commands.recorded import unaltered
 from pytest_gpufleet.commands.writing import check_is_new, check_output, write
 from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, kept
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from pytest_gpufleet.commands.command import Command, print_lines, printing, tell
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.model.limit import GRADES
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.profiles import profile
 

@@ -21,8 +21,8 @@ from pytest_gpufleet.hardware import local_node, telemetry
 from pytest_gpufleet.hardware.node import Node
 from pytest_gpufleet.model.facts import READINGS, clock_events
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.sample import Sample
-from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.run.settings import seconds
 
 SILENCE_SECONDS = 30.0  # after which a driver that gives no sample is taken for dead

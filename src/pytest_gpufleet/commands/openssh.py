@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gpufleet.run.refused import Refused
+from pytest_gpufleet.model.refused import Refused
 
 NAMESPACE = "pytest-gpufleet"  # a signature of something else, like a git commit, is none of a run
 VERSION = "OpenSSH 8.2 or later"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
-from pytest_gpufleet.run.refused import Refused
 
 
 def records_of(folders: Sequence[RunFolder]) -> dict[str, Record]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, tell
 from pytest_gpufleet.commands.writing import check_output, write
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from pytest_gpufleet.commands import openssh, signatures, verify
 from pytest_gpufleet.commands.command import Command, printing, tell
 from pytest_gpufleet.commands.manifest import Manifest, check_name, check_note, of_run
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
-from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.verdict import DIED
 
 

@@ -13,9 +13,9 @@ from pytest_gpufleet.commands.command import Command, printing, tell
 from pytest_gpufleet.commands.openssh import AllowedSigners
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
-from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.verdict import DIED, settled
 

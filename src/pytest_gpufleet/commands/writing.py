@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pytest_gpufleet import safe_files
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY
-from pytest_gpufleet.run.refused import Refused
 
 SIGNED_BY = "signed-by-"  # how the files of a signature begin
 

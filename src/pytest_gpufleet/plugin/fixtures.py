@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.plugin.ownership import is_spmd, uses_ranks
-from pytest_gpufleet.run.refused import Refused
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import GpuTopology

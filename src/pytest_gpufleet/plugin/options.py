@@ -15,8 +15,8 @@ import pytest
 
 from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS, LEVELS
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.plugin import compat
-from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.run.settings import (
     LONGEST_INTERVAL_SECONDS,
     REHEARSAL_RANKS,

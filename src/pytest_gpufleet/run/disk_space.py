@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from pytest_gpufleet.run.refused import Refused
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.safe_files import STREAMS, open_regular
 
 TEMPORARY_BYTES = 64 << 20  # the photographs that the suite has decoded take 23 MB, all else less

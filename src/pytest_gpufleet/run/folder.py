@@ -14,7 +14,7 @@ from pathlib import Path
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.record import Record, read, sha256
-from pytest_gpufleet.run.refused import Refused
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.summary import Stated
 from pytest_gpufleet.verdict.contradictions import contradictions
 

@@ -13,7 +13,7 @@ from pytest_gpufleet.hardware.software import software
 from pytest_gpufleet.model.facts import check_name
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.machine import Machine
-from pytest_gpufleet.run.refused import Refused
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
 
 

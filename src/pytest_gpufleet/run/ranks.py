@@ -6,7 +6,7 @@ import os
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pytest_gpufleet.run.refused import Refused
+from pytest_gpufleet.model.refused import Refused
 
 # This module is loaded in every pytest run: all else is imported where it is used.
 if TYPE_CHECKING:

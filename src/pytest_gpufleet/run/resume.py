@@ -14,9 +14,9 @@ from pytest_gpufleet.model import codec, event_lines
 from pytest_gpufleet.model.gpu import SOFTWARE, Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
-from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, DEADLINE
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.run.ranks import Ranks
-from pytest_gpufleet.run.refused import Refused
 from pytest_gpufleet.run.settings import Options
 
 # Everything below is imported at its first use: this module is loaded in every pytest run.
