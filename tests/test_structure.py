@@ -24,7 +24,7 @@ ROOMS = {
     "run": {"model", "hardware", "world", "verdict", "nodes"},
     "plugin": {"model", "hardware", "world", "probes", "verdict", "nodes", "report", "run"},
     "commands": {"model", "hardware", "verdict", "report", "run"},
-    "cli": {"commands", "hardware", "report", "run"},
+    "cli": {"model", "commands", "hardware", "report", "run"},
     "__main__": {"cli"},
 }
 VAGUE = ("utils", "helpers", "common", "base", "manager")
