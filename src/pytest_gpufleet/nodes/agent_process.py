@@ -1,0 +1,63 @@
+"""How the agent of a node is started: a process of its own, with one end of a socket pair."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from pytest_gpufleet.nodes.frames import Frames
+
+# The sys.path of whoever starts it first: the package may be importable by that alone.
+BOOT = (
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from pytest_gpufleet.nodes import agent; agent.main(int(sys.argv[1]), sys.argv[2])"
+)
+
+
+class AgentSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an agent is told before anything else.
+
+    `rehearse`: so many CPU ranks; else `gpus` of the node's GPUs, None for all. `run_folder`: where the run was
+    started; the agent and its ranks work there. `keep_in`: where it makes the folder of its node, "" for that of
+    temporary files. `towards`: the controller's address, by which the node's own address and interface are found;
+    loopback if all nodes are on one machine. `suite`: files and folders from which the checks come, for their hash.
+    `name`: instead of the host's own. `alone_seconds`: without a Beat for so long, it ends.
+    """
+
+    run_folder: str
+    rehearse: int | None = None
+    gpus: int | None = None
+    keep_in: str = ""
+    towards: str = "127.0.0.1"
+    transport: str = "local"
+    suite: tuple[str, ...] = ()
+    name: str = ""
+    alone_seconds: float = 30.0
+
+
+@dataclass(frozen=True)
+class AgentProcess:
+    """`connection` carries messages.ToAgent there and messages.FromAgent back, packed."""
+
+    process: subprocess.Popen[bytes]
+    connection: Frames
+
+
+def start(settings: AgentSettings, environment: Mapping[str, str] | None = None) -> AgentProcess:
+    """Does not wait for it to say Hello. `environment`: this process's own if None. OSError if it does not start."""
+    ours, theirs = socket.socketpair()
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), msgspec.json.encode(settings), *sys.path],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            start_new_session=True,  # signals of the terminal are for the controller
+        )
+    return AgentProcess(process, Frames(ours))
