@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -45,7 +46,13 @@ def packed(value: object) -> bytes:
 
 def unpacked(data: bytes, kind: Any) -> Any:
     """The inverse of `packed`, as an object of this type, which may be a union. ValueError that says what is wrong."""
-    return msgspec.msgpack.decode(data, type=kind, dec_hook=_read)
+    return _decoder(kind).decode(data)
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Made once: for a union of many types that takes longer than most messages."""
+    return msgspec.msgpack.Decoder(kind, dec_hook=_read)
 
 
 def _read(kind: type, value: Any) -> Any:

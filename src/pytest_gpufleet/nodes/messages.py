@@ -26,7 +26,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="is", omit_defaults=True):
 
 
 class Beat(Message, frozen=True, tag="beat"):
-    """The controller is there, and this node is not lost."""
+    """The controller is there."""
 
 
 class StartRanks(Message, frozen=True, tag="start ranks"):
@@ -149,6 +149,17 @@ class Hello(Message, frozen=True, tag="hello"):
     machine: Mapping[str, Any]
     environment: Mapping[str, str]
     clock: float  # seconds since the epoch when this was written
+
+
+class Greeting(msgspec.Struct, frozen=True, tag_field="is", tag="hello"):
+    """As much of the Hello of any version as is needed to say that it is another one."""
+
+    host: str = ""
+    version: str = ""
+    package: str = ""
+    suite: str = ""
+    python: str = ""
+    transport: str = ""
 
 
 class Pulse(Message, frozen=True, tag="pulse"):

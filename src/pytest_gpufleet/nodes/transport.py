@@ -26,7 +26,7 @@ class Gone:
 
 class Transport(Protocol):
     """Starts an agent on each node and carries messages, each once and in their order. It judges no silence: presence
-    and deadlines are the controller's. Messages are sent and received by one thread."""
+    and deadlines are the controller's. Any thread may send; one receives."""
 
     name: str  # "local", or "ray" with its version
 

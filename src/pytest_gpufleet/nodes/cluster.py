@@ -1,0 +1,297 @@
+"""The nodes of a run as its controller has them: who is there, who is lost, what each is told and what it says."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.nodes import messages as say
+from pytest_gpufleet.nodes.presence import Presence
+from pytest_gpufleet.nodes.roll import Lost, Roll
+from pytest_gpufleet.nodes.transport import Arrived, Gone, Transport
+
+BEAT_SECONDS = 1.0
+# A cable that is put back after 5 s costs nothing. Ray 2.60 itself, as it is set, needs 64 s to see that one is out.
+LOST_AFTER_SECONDS = 10.0
+JOIN_SECONDS = 1.0  # for what the thread does beside waiting
+FENCE_SECONDS = 5.0  # for the ranks of a node that is back or left out to be killed
+BEAT = codec.packed(say.Beat())
+
+T = TypeVar("T")
+
+
+class Trouble(Exception):
+    """Why a node has not answered a question: it is lost, it could not, or it took too long."""
+
+
+RankNews = say.RankAnswered | say.RankDied | Lost
+SuiteNews = say.SuiteNews | say.SuiteEnded | Lost
+
+
+class Cluster:
+    """A thread of its own sends a Beat to all nodes, takes in what they say and notices who has gone silent. All else
+    may be called by any thread, and waits no longer than it is told.
+
+    A node that is lost stays so. If it comes back it is fenced: its ranks are killed, what it tells is ignored, and it
+    only answers questions to itself (for its files) until it is told to end. So is a node that is left out.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        beat_seconds: float = BEAT_SECONDS,
+        lost_after: float = LOST_AFTER_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transport = transport
+        self._beat_seconds = beat_seconds
+        self._clock = clock
+        self._presence = Presence(lost_after, beat_seconds)
+        self._changed = threading.Condition()  # guards everything below
+        self._roll = Roll()
+        self._rank_news: list[tuple[int, RankNews]] = []
+        self._suite_news: list[tuple[int, SuiteNews]] = []
+        self._numbers = itertools.count()
+        self._asked: dict[int, say.Reply | None] = {}
+        self._next_beat = 0.0
+        self._closing = self._over = False
+        self._thread = threading.Thread(target=self._listen, name="gpufleet nodes", daemon=True)
+        self._routes: dict[type[say.Message], Callable[[int, Any], None]] = {
+            say.Hello: self._roll.hello,
+            say.Pulse: self._roll.pulse,
+            say.RankAnswered: lambda node, news: self._rank_news.append((node, news)),
+            say.RankDied: lambda node, news: self._rank_news.append((node, news)),
+            say.SuiteNews: lambda node, news: self._suite_news.append((node, news)),
+            say.SuiteEnded: lambda node, news: self._suite_news.append((node, news)),
+            say.Reply: self._reply,
+            say.Ending: lambda node, ending: self._lose(node, f"its agent ended: {ending.why}"),
+        }
+
+    def start(self, timeout: float) -> None:
+        """Start an agent on every node that the transport has, and wait until each has said Hello or is lost: at the
+        latest after `timeout` seconds. Refused if there is no node."""
+        self._roll.names.update(self._transport.start())
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._roll.starting, timeout)
+            for node in self._roll.starting:
+                self._lose(node, f"its agent has not started within {timeout:g} s")
+
+    # ------------------------------------------------------------ who is there
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """All nodes on which an agent was started, by number."""
+        return self._roll.names
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """The nodes that take part."""
+        with self._changed:
+            return self._roll.alive
+
+    @property
+    def hellos(self) -> Mapping[int, say.Hello]:
+        with self._changed:
+            return dict(self._roll.hellos)
+
+    @property
+    def lost(self) -> Mapping[int, Lost]:
+        with self._changed:
+            return dict(self._roll.lost)
+
+    @property
+    def left_out(self) -> Mapping[int, str]:
+        """The nodes that were left out, and why."""
+        with self._changed:
+            return dict(self._roll.left_out)
+
+    @property
+    def strangers(self) -> Mapping[int, say.Greeting]:
+        """Lost nodes that have another version installed, whose Hello this one cannot read."""
+        with self._changed:
+            return dict(self._roll.strangers)
+
+    @property
+    def pulses(self) -> Mapping[int, say.Pulse]:
+        """The last of each node that has sent any."""
+        with self._changed:
+            return dict(self._roll.pulses)
+
+    @property
+    def clocks_ahead(self) -> Mapping[int, float]:
+        """By how many seconds the clock of each node is ahead of this one's; behind if negative."""
+        with self._changed:
+            return dict(self._roll.clocks_ahead)
+
+    # ------------------------------------------------------------ telling and asking
+
+    def send(self, node: int, message: say.ToAgent) -> None:
+        """To a node that takes part; else nothing is sent."""
+        if self._roll.takes_part(node):
+            self._transport.send(node, codec.packed(message))
+
+    def ask_each(self, questions: Mapping[int, say.Asked], timeout: float = 10.0) -> dict[int, Any]:
+        """What each node answers to its own question, as the type that belongs to it, or the Trouble why it did not.
+        Nodes that do not take part can be asked too, if they are still there."""
+        with self._changed:
+            there = [node for node in questions if node not in self._roll.gone]
+            may_be_back = self._roll.lost.keys() & there
+            numbers = {node: next(self._numbers) for node in there}
+            self._asked.update(dict.fromkeys(numbers.values()))
+        for node, number in numbers.items():
+            self._transport.send(node, codec.packed(say.Ask(number, questions[node])))
+        with self._changed:
+
+            def settled() -> bool:
+                while there and (
+                    self._asked[numbers[there[-1]]]
+                    or there[-1] in self._roll.gone
+                    or there[-1] in self._roll.lost.keys() - may_be_back
+                ):
+                    there.pop()
+                return not there
+
+            self._changed.wait_for(settled, timeout)
+            replies = {node: self._asked.pop(number) for node, number in numbers.items()}
+            return {node: self._answer(node, each, replies.get(node), timeout) for node, each in questions.items()}
+
+    def ask(self, question: say.Asked, nodes: Iterable[int] | None = None, timeout: float = 10.0) -> dict[int, Any]:
+        """What these nodes answer (None: all that take part), without those that do not."""
+        asked = self.alive if nodes is None else nodes
+        answers = self.ask_each(dict.fromkeys(asked, question), timeout)
+        return {node: answer for node, answer in answers.items() if not isinstance(answer, Trouble)}
+
+    def ask_one(self, node: int, question: say.Asked, timeout: float = 10.0) -> Any:
+        """What a node answers. Trouble if it does not."""
+        answer = self.ask_each({node: question}, timeout)[node]
+        if isinstance(answer, Trouble):
+            raise answer
+        return answer
+
+    def rank_news(self, timeout: float) -> list[tuple[int, RankNews]]:
+        """What happened to ranks of any node, each with its node, as soon as anything did; [] after `timeout` seconds.
+        Every loss of a node is among it."""
+        return self._news(self._rank_news, timeout)
+
+    def suite_news(self, timeout: float) -> list[tuple[int, SuiteNews]]:
+        """What came from the nodes' own runs, and every loss of a node, in the same way."""
+        return self._news(self._suite_news, timeout)
+
+    def _news(self, queue: list[T], timeout: float) -> list[T]:
+        with self._changed:
+            self._changed.wait_for(lambda: queue, timeout)
+            news = queue.copy()
+            queue.clear()
+        return news
+
+    # ------------------------------------------------------------ leaving out and ending
+
+    def leave_out(self, node: int, why: str) -> None:
+        """Go on without a node that is there. Nothing for one that is lost."""
+        with self._changed:
+            if self._roll.takes_part(node):
+                self._roll.left_out[node] = why
+                self._presence.forget(node)
+                self._fence(node)
+
+    def close(self, timeout: float) -> dict[int, str]:
+        """End all agents, by force those that have not ended after half of the time. Those of which nobody knows
+        whether they ended, and why."""
+        until = time.monotonic() + timeout
+        with self._changed:
+            self._closing = True
+            for node in self._roll.names.keys() - self._roll.gone:
+                self._transport.send(node, codec.packed(say.End("the run is over")))
+            if self._thread.is_alive():
+                self._changed.wait_for(lambda: not self._roll.listening, timeout / 2)
+            self._over = True
+        if self._thread.is_alive():
+            self._thread.join(self._beat_seconds + JOIN_SECONDS)
+        return self._transport.close(max(0.0, until - time.monotonic()))
+
+    # ------------------------------------------------------------ the thread
+
+    def _listen(self) -> None:
+        try:
+            while not self._over and (self._roll.listening or not self._closing):
+                self._turn()
+        except Exception as error:  # or everybody would wait for nodes that nobody listens to
+            with self._changed:
+                for node in self._roll.names:
+                    self._roll.gone.add(node)
+                    self._lose(node, f"the controller cannot listen to it any more: {error!r}")
+
+    def _turn(self) -> None:
+        if self._clock() >= self._next_beat:
+            self._beat()
+        events = self._transport.receive(max(0.0, self._next_beat - self._clock()))
+        with self._changed:
+            self._presence.look(self._clock())
+            for event in events:
+                self._take_in(event)
+            if events:
+                self._changed.notify_all()
+
+    def _beat(self) -> None:
+        with self._changed:
+            for node in self._presence.lost():
+                self._lose(node, f"nothing was heard of it for {self._presence.silence(node):.0f} s")
+            expected = self._roll.listening
+        for node in expected:
+            self._transport.send(node, BEAT)
+        self._next_beat = self._clock() + self._beat_seconds
+
+    def _take_in(self, event: Arrived | Gone) -> None:
+        node = event.node
+        if isinstance(event, Gone):
+            self._roll.gone.add(node)
+            self._lose(node, event.why)
+            return
+        try:
+            message = codec.unpacked(event.message, say.FromAgent)
+        except ValueError as error:
+            self._roll.stranger(node, event.message)
+            self._lose(node, f"its agent sent what this version cannot read: {error}")
+            return
+        if not self._roll.takes_part(node):
+            if node not in self._roll.fenced and not self._closing:
+                self._fence(node)
+            if isinstance(message, say.Reply):
+                self._reply(node, message)
+            return
+        self._routes[type(message)](node, message)
+        if node in self._roll.hellos and node not in self._roll.lost:
+            self._presence.heard([node])
+
+    def _fence(self, node: int) -> None:
+        self._roll.fenced.add(node)
+        question = say.KillRanks(FENCE_SECONDS)
+        self._transport.send(node, codec.packed(say.Ask(next(self._numbers), question)))
+
+    def _lose(self, node: int, why: str) -> None:
+        self._presence.forget(node)
+        if not self._closing and (lost := self._roll.lose(node, why)):
+            self._rank_news.append((node, lost))
+            self._suite_news.append((node, lost))
+            self._changed.notify_all()
+
+    def _answer(self, node: int, question: say.Asked, reply: say.Reply | None, timeout: float) -> Any:
+        if reply is None and node in self._roll.lost:
+            return Trouble(f"it is lost: {self._roll.lost[node].why}")
+        if reply is None:
+            return Trouble("its agent has ended" if node in self._roll.gone else f"no answer within {timeout:g} s")
+        if reply.trouble:
+            return Trouble(reply.trouble)
+        try:
+            return say.answer_of(question, reply)
+        except ValueError as error:
+            return Trouble(f"it answered what is no answer: {error}")
+
+    def _reply(self, node: int, reply: say.Reply) -> None:
+        if reply.number in self._asked:  # else whoever asked has stopped waiting
+            self._asked[reply.number] = reply
