@@ -905,7 +905,7 @@ def test_a_t4_may_slow_down_for_heat_until_its_hardware_does(on_recorded):
 
 def test_lost_telemetry_is_told_and_leaves_the_verdict_incomplete(run_pytest):
     inner = """
-    from pytest_gpufleet.run import health_watch
+    from pytest_gpufleet.nodes import health_watch
     from pytest_gpufleet.plugin.keys import RUN
 
     def broken(self, sample):

@@ -74,9 +74,6 @@ class FakeEngine:
         for spec in specs:
             self._perform(spec.index, START, self.starting, spec.index)
 
-    def environment(self, spec: RankSpec) -> dict[str, str]:
-        return {}
-
     def rendezvous(self) -> str:
         return "fake://"
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.measurement import Measurement
+    from pytest_gpufleet.nodes.health_watch import Guard
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import RunFolder
     from pytest_gpufleet.run.ground import Ground
-    from pytest_gpufleet.run.health_watch import Guard
     from pytest_gpufleet.run.sampling import Sampling
     from pytest_gpufleet.verdict.profiles.profile import Profile
 
@@ -72,7 +72,7 @@ class Run:
     @cached_property
     def health(self) -> Guard | None:
         """Watches the health of the GPUs from its first use on; None without GPUs."""
-        from pytest_gpufleet.run.health_watch import Guard
+        from pytest_gpufleet.nodes.health_watch import Guard
 
         return Guard(self.ground.node) if self.ground.machine.gpus else None
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,17 +29,17 @@ NEWS_SECONDS = 0.2  # the connection of a dying rank closes a moment before its 
 TURN_SECONDS = 0.005  # between two looks at what is still alive
 END_SECONDS = 1.0  # for ranks to go when the controller ends
 # What ranks find in their environment unless the controller has something else there.
-# CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does. *_SOCKET_IFNAME: NCCL and Gloo listen on loopback only. The
-# heartbeat is torch's own deadline for a stuck NCCL watchdog; ours comes first. The buffer is the flight recorder of
-# NCCL, which is read after a hang; torch before 2.8 knows it by its second name only.
+# CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does. The heartbeat is torch's own deadline for a stuck NCCL
+# watchdog; ours comes first. The buffer is the flight recorder of NCCL, which is read after a hang; torch before 2.8
+# knows it by its second name only.
 DEFAULTS = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "GLOO_SOCKET_IFNAME": "lo",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(7 * 24 * 3600),
     "TORCH_FR_BUFFER_SIZE": "2000",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
 }
+# The same where all ranks are on this machine: NCCL and Gloo listen on loopback only.
+ON_LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 @dataclass
@@ -57,9 +57,14 @@ class _Rank:
 
 
 class LocalEngine:
-    """One process a rank, a socket pair to each. Nothing listens anywhere."""
+    """One process a rank, a socket pair to each. Nothing listens anywhere.
 
-    def __init__(self) -> None:
+    `network(spec)`: what of the environment of a rank says by which interfaces it talks to ranks of other nodes; None
+    if there are none.
+    """
+
+    def __init__(self, network: Callable[[RankSpec], Mapping[str, str]] | None = None) -> None:
+        self._network = network
         self._ranks: list[_Rank] = []
         self._requests = itertools.count()
         self._server: Forkserver | None = None
@@ -91,14 +96,18 @@ class LocalEngine:
             connection.send(_pickled(main.main, spec, files, self.environment(spec)))
 
     def environment(self, spec: RankSpec) -> dict[str, str]:
-        """All that the controller has, DEFAULTS where it has nothing, and what torchrun sets."""
+        """What a rank finds when it starts: all that the controller has, DEFAULTS where it has nothing, how ranks of
+        several nodes reach each other, and what torchrun sets."""
         counted = {
             "RANK": spec.index,
             "LOCAL_RANK": spec.local_index,
             "WORLD_SIZE": spec.size,
             "LOCAL_WORLD_SIZE": spec.local_size,
         }
-        return {**DEFAULTS, **os.environ, **{name: str(number) for name, number in counted.items()}}
+        numbers = {name: str(number) for name, number in counted.items()}
+        if self._network is None:
+            return {**DEFAULTS, **ON_LOOPBACK, **os.environ, **numbers}
+        return {**DEFAULTS, **os.environ, **self._network(spec), **numbers}
 
     def rendezvous(self) -> str:
         assert self._scratch is not None
@@ -115,14 +124,20 @@ class LocalEngine:
         for rank in ranks:
             self._ranks[rank].connection.send(message)
 
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Register all by which something may happen that `wait` tells: its `data` is an index of a rank, or None."""
+        if self._server is None:
+            return
+        selector.register(self._server, selectors.EVENT_READ)
+        for index, rank in enumerate(self._ranks):
+            if not rank.lost:
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.connection.has_unsent else 0)
+                selector.register(rank.connection, wanted, index)
+
     def wait(self, timeout: float) -> list[Answer | Death]:
         assert self._server is not None
         with selectors.PollSelector() as selector:
-            selector.register(self._server, selectors.EVENT_READ)
-            for index, rank in enumerate(self._ranks):
-                if not rank.lost:
-                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.connection.has_unsent else 0)
-                    selector.register(rank.connection, wanted, index)
+            self.watch(selector)
             ready = {key.data for key, _ in selector.select(max(0.0, timeout))}
         if None in ready and (death := self._hear()):
             return [self._lose(index, death) for index, rank in enumerate(self._ranks) if not rank.lost]

@@ -51,9 +51,6 @@ class Engine(Protocol):
     def start(self, specs: Sequence[RankSpec]) -> None:
         """Start one process for each spec. Does not wait for them: each answers the call START when it is ready."""
 
-    def environment(self, spec: RankSpec) -> dict[str, str]:
-        """Everything that a rank finds in its environment when it starts."""
-
     def rendezvous(self) -> str:
         """By which init_method of torch.distributed the ranks that were started last find each other."""
 

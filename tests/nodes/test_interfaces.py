@@ -1,0 +1,76 @@
+"""Address and interface of a node, and what its ranks are told of them."""
+
+import socket
+import urllib.parse
+
+import pytest
+
+from pytest_gpufleet.nodes import interfaces
+from pytest_gpufleet.nodes.interfaces import Interface
+from pytest_gpufleet.nodes.rank_environment import of_network, without_ray
+
+
+def has(address):
+    try:
+        interfaces.towards(address)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_on_one_machine_it_is_loopback(address):
+    if not has(address):
+        pytest.skip(f"this machine has no {address}")
+    assert interfaces.towards(address) == Interface(address, "lo")
+
+
+def test_towards_another_node_it_is_the_interface_of_the_route():
+    elsewhere = "192.0.2.1"  # for documentation (RFC 5737): nothing is sent there
+    if not has(elsewhere):
+        pytest.skip("this machine has no route to others")
+    found = interfaces.towards(elsewhere)
+    assert found.name in dict(socket.if_nameindex()).values()
+    assert found.name != "lo"
+    assert interfaces.towards(found.address) == found  # the controller's own node asks for itself
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_ranks_meet_at_a_port_that_can_be_had(address):
+    if not has(address):
+        pytest.skip(f"this machine has no {address}")
+    met = urllib.parse.urlparse(interfaces.free_rendezvous(address))
+    assert (met.scheme, met.hostname) == ("tcp", address)
+    with socket.create_server((address, met.port), family=socket.AF_INET6 if ":" in address else socket.AF_INET):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("environment", "nccl", "gloo"),
+    [
+        ({}, "=eth0", ["eth0", "eth0", "eth0"]),
+        ({"NCCL_SOCKET_IFNAME": "ib", "GLOO_SOCKET_IFNAME": "ib0"}, "ib", ["ib0", "ib0", "ib0"]),
+        ({"GLOO_SOCKET_IFNAME": "rail0,rail1"}, "=eth0", ["rail0", "rail1", "rail0"]),
+        ({"NCCL_SOCKET_IFNAME": "", "GLOO_SOCKET_IFNAME": ""}, "=eth0", ["eth0", "eth0", "eth0"]),
+    ],
+)
+def test_ranks_talk_on_the_interface_of_their_node_unless_somebody_chose_others(environment, nccl, gloo):
+    told = [of_network("eth0", index, environment) for index in range(3)]
+    assert told == [{"NCCL_SOCKET_IFNAME": nccl, "GLOO_SOCKET_IFNAME": name} for name in gloo]
+
+
+def test_without_a_known_interface_nothing_is_chosen():
+    assert of_network("", 0, {"GLOO_SOCKET_IFNAME": "eth1"}) == {}
+
+
+def test_what_ray_gave_is_removed_and_what_somebody_had_set_stays():
+    rays = {
+        "OMP_NUM_THREADS": "1",
+        "RAY_JOB_ID": "01",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "PATH": "/bin",
+        "NCCL_DEBUG": "INFO",
+    }
+    kept = {"PATH": "/bin", "NCCL_DEBUG": "INFO"}
+    assert without_ray(rays, {"PATH": "/bin"}) == kept
+    assert without_ray(rays, {"OMP_NUM_THREADS": "1", "RAY_JOB_ID": "01"}) == {**kept, "OMP_NUM_THREADS": "1"}
