@@ -1,0 +1,82 @@
+"""Agents that are processes of this machine: real processes, which die, stop and do not read."""
+
+import os
+import signal
+from contextlib import contextmanager
+
+import pytest
+
+from pytest_gpufleet.nodes.agent_process import AgentSettings
+from pytest_gpufleet.nodes.cluster import Cluster
+from pytest_gpufleet.nodes.local_transport import LocalTransport
+from pytest_gpufleet.nodes.messages import RankAnswered, Rendezvous, Submit
+from pytest_gpufleet.world.engines import processes
+from tests.nodes import stub_agent
+
+LONG = 30.0
+
+
+@contextmanager
+def cluster(nodes: int, lost_after: float = LONG):
+    settings = [AgentSettings(run_folder=".", name=f"gf{node}") for node in range(nodes)]
+    made = Cluster(LocalTransport(settings, stub_agent.begin), beat_seconds=0.1, lost_after=lost_after)
+    try:
+        made.start(LONG)
+        assert made.alive == tuple(range(nodes))
+        yield made
+    finally:
+        made.close(4.0)
+
+
+def news(of: Cluster) -> list:
+    return of.rank_news(LONG)
+
+
+def test_a_small_and_a_large_parcel_come_back_in_their_order():
+    with cluster(1) as made:
+        large = bytes(20_000_000)
+        for parcel in (b"a", large, b"b"):
+            made.send(0, Submit((3, 4), parcel))
+        back: list = []
+        while len(back) < 6:
+            back += news(made)
+        assert [(told.rank, len(told.parcel)) for _, told in back] == [
+            (rank, size) for size in (1, len(large), 1) for rank in (3, 4)
+        ]
+
+
+def test_an_agent_that_was_killed_is_gone_at_once_and_the_others_go_on():
+    with cluster(3) as made:
+        os.kill(made.hellos[1].pid, signal.SIGKILL)
+        ((node, lost),) = news(made)
+        assert (node, lost.name) == (1, "gf1")
+        assert lost.why.startswith("its agent died by SIGKILL")
+        made.send(1, Submit((0,), b"to nobody"))
+        made.send(2, Submit((0,), b"x"))
+        assert news(made) == [(2, RankAnswered(0, b"x"))]
+        assert list(made.ask(Rendezvous())) == [0, 2]
+
+
+def test_a_frozen_agent_is_lost_fenced_when_it_wakes_and_answers_then():
+    with cluster(2, lost_after=1.0) as made:
+        os.kill(made.hellos[0].pid, signal.SIGSTOP)
+        made.send(0, Submit((0,), bytes(5_000_000)))  # more than a socket holds: nobody waits for it
+        ((node, lost),) = news(made)
+        assert (node, made.alive) == (0, (1,))
+        assert "nothing was heard" in lost.why
+        os.kill(made.hellos[0].pid, signal.SIGCONT)
+        assert made.ask(Rendezvous(), [0, 1], timeout=LONG).keys() == {0, 1}
+        assert made.alive == (1,)
+        assert made.rank_news(0) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGCONT, signal.SIGSTOP])
+def test_nothing_is_left_of_agents_and_what_they_have_started(how):
+    with cluster(2) as made:
+        agents = [hello.pid for hello in made.hellos.values()]
+        children = [int(hello.host) for hello in made.hellos.values()]
+        os.kill(agents[0], how)
+        assert made.close(5.0) == {}
+        assert not any(map(processes.look, [*agents, *children]))
+        assert made.lost == {}
+        assert made.close(1.0) == {}
