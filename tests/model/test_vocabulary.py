@@ -15,7 +15,7 @@ from pytest_gpufleet.model.conditions import (
     WARMED_THROUGH,
 )
 from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.model.vocabulary import EXTRAORDINARY, MEASURED_UNDER
+from pytest_gpufleet.model.vocabulary import BETWEEN_NODES, EXTRAORDINARY, MEASURED_UNDER
 from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
@@ -23,8 +23,11 @@ from pytest_gpufleet.probes.training import method_comparison, recipes
 from pytest_gpufleet.verdict.profiles.profile import shipped
 from tests.conftest import INNER
 
-# What a burn-in measures, and what only GPUs have.
-NOT_HERE = {"burn_power", "burn_retention", "train_memory", "soak_temperature", "soak_clock", "soak_power"}
+# What a burn-in measures, what only GPUs have, and what takes several nodes.
+NOT_HERE = {
+    "burn_power", "burn_retention", "train_memory", "soak_temperature", "soak_clock", "soak_power",
+    "node_group_busbw", "rail_bandwidth",
+}  # fmt: skip
 BEFORE = {"burn_peak_power"}  # that this version measures no more
 # Nobody's limit depends on these.
 FREE = {"image"}
@@ -49,14 +52,14 @@ def test_every_metric_with_limits_is_measured_here(measured):
 def test_metrics_are_measured_under_the_conditions_that_limits_may_name(measured, metric):
     always = set.intersection(*(set(conditions) for conditions in measured[metric]))
     ever = set.union(*(set(conditions) for conditions in measured[metric]))
-    of_machine = {"fabric"}
-    assert always - FREE - {*EXTRAORDINARY} == set(MEASURED_UNDER[metric]) - {*EXTRAORDINARY, "work", *of_machine}
+    of_machine, elsewhere = {"fabric"}, {*EXTRAORDINARY, *BETWEEN_NODES, "work"}
+    assert always - FREE - {*EXTRAORDINARY} == set(MEASURED_UNDER[metric]) - elsewhere - of_machine
     assert ever - FREE <= set(MEASURED_UNDER[metric])
 
 
 def test_training_out_of_the_ordinary_says_so(measured):
     seen = set.union(*(set(conditions) for conditions in measured["train_throughput"]))
-    assert set(EXTRAORDINARY) <= seen
+    assert {*EXTRAORDINARY} - {*BETWEEN_NODES} <= seen
     assert not any(set(EXTRAORDINARY) & set(conditions) for conditions in measured["solo_train_throughput"])
 
 

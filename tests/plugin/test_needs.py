@@ -11,13 +11,13 @@ from pytest_gpufleet import Faults, Gpu, GpuTopology
 from pytest_gpufleet.plugin.needs import lacking
 from tests import runs
 
-REHEARSAL = GpuTopology(), 2
+REHEARSAL = GpuTopology(), 2, 1
 
 
-def gpus(count: int, capability: tuple[int, int] | None = (9, 0)) -> tuple[GpuTopology, int]:
+def gpus(count: int, capability: tuple[int, int] | None = (9, 0)) -> tuple[GpuTopology, int, int]:
     topology = runs.topology("node7", runs.H200).first(count)
     able = tuple(Gpu(gpu.index, {**gpu.facts, "compute_capability": capability}) for gpu in topology.gpus)
-    return replace(topology, gpus=able), count
+    return replace(topology, gpus=able), count, 1
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,16 @@ def gpus(count: int, capability: tuple[int, int] | None = (9, 0)) -> tuple[GpuTo
         (gpus(2), {"ranks": 2, "capability": (9, 0)}, ""),
         (gpus(2, (7, 5)), {"capability": (8, 0)}, "needs compute capability 8.0, GPU 0 has 7.5"),
         (gpus(2, None), {"capability": (8, 0)}, ""),
+        (REHEARSAL, {"nodes": 2}, "needs 2 nodes, this run has 1"),
+        ((GpuTopology(), 6, 3), {"nodes": 3, "ranks": 6}, ""),
     ],
 )
-def test_what_is_lacking(here: tuple[GpuTopology, int], needs: dict[str, Any], words: str) -> None:
+def test_what_is_lacking(here: tuple[GpuTopology, int, int], needs: dict[str, Any], words: str) -> None:
     assert lacking(*here, **needs) == words
 
 
 def test_a_machine_without_the_gpus_that_were_asked_for_fails() -> None:
     dead = GpuTopology(problems=("the driver is not loaded",))
     with pytest.raises(Faults) as raised:
-        lacking(dead, 0, gpus=True)
+        lacking(dead, 0, 1, gpus=True)
     assert [fault.code for fault in raised.value.faults] == ["gpu_missing"]

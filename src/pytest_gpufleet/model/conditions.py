@@ -51,6 +51,9 @@ ONE_WINDOW, WARMED_THROUGH, LINED_UP = "one window", "warmed through", "lined up
 # How collectives of a few bytes were launched.
 LAUNCHES: dict[Condition, str] = {"graph": "in a CUDA graph", "eager": "launched one by one"}
 
+# Those of NCCL, as NCCL_ALGO names them, in lower case.
+ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
+
 # In the order in which a reader wants to hear them.
 CONDITIONS: dict[str, ConditionType] = {
     "collective": ConditionType(COLLECTIVES, leads=True),
@@ -67,12 +70,16 @@ CONDITIONS: dict[str, ConditionType] = {
     "bytes": ConditionType(int),
     "dtype": ConditionType(DTYPES),
     "ranks": ConditionType(int, "{} ranks", {1: "1 rank"}),
+    "nodes": ConditionType(int, "{} nodes", {1: "1 node"}),
     "in_place": ConditionType(bool, words={True: "in place", False: "out of place"}),
     "at_once": ConditionType(("one", "all"), words={"all": "all GPUs at once", "one": "one GPU at a time"}),
     "batch": ConditionType(int, "batch {}"),
     "image": ConditionType(None, "{} pixels"),
     "optimizer": ConditionType(("sgd", "adam", "adamw")),
     "nvls": ConditionType(bool, "NVLS {}", {True: "NVLS on", False: "NVLS off"}),
+    "algorithm": ConditionType(ALGORITHMS, "algorithm {}"),  # that NCCL_ALGO asks for
+    "network": ConditionType(int, "{} Gb/s of network a node"),
+    "nccl": ConditionType(int, "NCCL {}"),  # as NCCL writes its version: 22809 is 2.28.9
     "workload": ConditionType(("custom", "sweep", "full memory", "comparison"), "workload {}"),
     "work": ConditionType(("burn-in", "matrix products", "training"), "work {}"),
     "fabric": ConditionType(("nvswitch", "nvlink", "pcie"), "fabric {}"),

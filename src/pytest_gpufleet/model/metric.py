@@ -91,6 +91,11 @@ METRICS = {
     metric.name: metric
     for metric in (
         Metric("busbw", "GB/s", "higher", "bus bandwidth"),
+        # Pairs of 8x H100 with 448 to 450 GB/s are called healthy (oci-hpc), and a warning is due below 400 of 450
+        # (Azure): that is 11 %.
+        Metric("node_group_busbw", "GB/s", "higher", "bus bandwidth of nodes, beside other groups of them", 0.10),
+        # Of an adapter with 400 Gb/s each way, 384 are asked for one way (oci-hpc), and 720 of 800 both ways (Imbue).
+        Metric("rail_bandwidth", "GB/s", "higher", "bandwidth of a rail, both ways busy", 0.10),
         Metric("collective_latency", "us", "lower", "latency of a collective", steady=False),
         # The hosts of two healthy H200 needed 36.4 and 50.5 us, in samples of 30.6 to 53.7. A shared core doubles it,
         # and so does half the clock.

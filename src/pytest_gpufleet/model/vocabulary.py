@@ -20,9 +20,12 @@ FACTS = {
 
 # What is out of the ordinary is measured under these as well, and only a limit that names them holds for it. A metric
 # that is measured another way than before gets a `method`, so that limits and comparisons never mix the two.
-EXTRAORDINARY = ("optimizer", "workload", "method")
+# What several nodes do together is under `nodes`: limits of one node with as many ranks do not hold for it.
+EXTRAORDINARY = ("optimizer", "workload", "method", "nodes")
 
-_TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls", "fabric", "method")
+# Of figures between nodes: Gb/s of all network ports of a node, and what NCCL makes of them.
+BETWEEN_NODES = ("nodes", "network", "nccl", "algorithm")
+_TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls", "fabric", "method", *BETWEEN_NODES)
 _TRAINING = ("model", "recipe", "ranks", "batch", *EXTRAORDINARY)
 
 # Of the conditions that the probes give with each metric, those that a limit may name, and the fabric of the machine. A
@@ -30,6 +33,8 @@ _TRAINING = ("model", "recipe", "ranks", "batch", *EXTRAORDINARY)
 MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "busbw": _TRANSFER,
     "collective_latency": _TRANSFER,
+    "node_group_busbw": _TRANSFER,
+    "rail_bandwidth": ("at_once", "bytes", "method", *BETWEEN_NODES[1:]),
     "launch_time": ("collective", "bytes", "ranks", "method"),
     "gemm": ("precision", "at_once", "work", "method"),
     "gemm_relative": ("at_once", "method"),

@@ -6,8 +6,8 @@ MARKERS = (
     "level(name): run this test at this level and above only (quick, standard, burnin)",
     "fresh_world: start new rank processes for this test",
     "at_the_end: run this test after all others, whatever order was asked for",
-    "needs(ranks=, capability=, gpus=): where there are fewer ranks, a GPU of a lower compute capability or no GPUs "
-    "but CPU ranks, this test does not apply",
+    "needs(ranks=, capability=, gpus=, nodes=): where there are fewer ranks, a GPU of a lower compute capability, no "
+    "GPUs but CPU ranks, or fewer nodes, this test does not apply",
     "figures(metric, ..., of_several=(), required=(), of='', peers=''): what this test is there for; one of the suite "
     "that passed without them is not done. `of_several`: those that take several GPUs. How they are judged, in words "
     "for docs/checks.md: a limit for one of `required` must be there, `of` which of its figures; which are held "

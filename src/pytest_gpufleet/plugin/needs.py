@@ -21,15 +21,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     from pytest_gpufleet.model.endings import not_applicable
 
     for marker in markers:
-        if what := lacking(run.ground.topology, run.ground.size, *marker.args, **marker.kwargs):
+        if what := lacking(run.ground.topology, run.ground.size, run.ranks.nodes, *marker.args, **marker.kwargs):
             not_applicable(what)
 
 
 def lacking(
-    topology: GpuTopology, size: int, *, gpus: bool = False, capability: tuple[int, int] = (0, 0), ranks: int = 1
+    topology: GpuTopology,
+    size: int,
+    nodes_here: int,
+    *,
+    gpus: bool = False,
+    capability: tuple[int, int] = (0, 0),
+    ranks: int = 1,
+    nodes: int = 1,
 ) -> str:
-    """What is not here, in a sentence; `size` is the number of ranks. Raises Faults where GPUs were asked for and there
-    is none at all."""
+    """What is not here, in a sentence; `size` is the number of ranks, on `nodes_here` nodes. Raises Faults where GPUs
+    were asked for and there is none at all."""
     if gpus and not topology.gpus:
         from pytest_gpufleet.model.fault import Fault, Faults
 
@@ -43,4 +50,6 @@ def lacking(
             return f"needs compute capability {wanted}, GPU {gpu.index} has {found}"
     if 0 < size < ranks:  # without any, the test's fixtures say what is wrong
         return f"needs {ranks} ranks, this run has {size}"
+    if nodes_here < nodes:
+        return f"needs {nodes} nodes, this run has {nodes_here}"
     return ""

@@ -19,8 +19,8 @@ def measure(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) 
     """Run a probe that measures one thing on every rank of a world and put the ranks' readings together.
 
     A probe is a function probe(rank, ...) -> Reading. Readings for the place "world" are one figure that all ranks made
-    together: the worst one counts, since a collective is as slow as its slowest rank. ValueError if the metric is
-    unknown or ranks measured different things.
+    together: the worst one counts, since a collective is as slow as its slowest rank; those of ranks of several nodes
+    have the condition `nodes`. ValueError if the metric is unknown or ranks measured different things.
     """
     measurements = measure_all(world, probe, *args, **kwargs)
     if len(measurements) != 1:
@@ -62,6 +62,7 @@ def _together(world: World, group: list[tuple[int, Reading]]) -> Measurement:
         )
     definition = first.metric if isinstance(first.metric, Metric) else METRICS.get(first.metric, KNOWN)
     sign = -1 if definition.better == "lower" else 1
+    nodes = len(world.nodes) if first.place == WORLD else 1
     chosen: dict[Where, Reading] = {}
     for index, reading in group:
         place = reading.place or world.places[index]
@@ -71,7 +72,7 @@ def _together(world: World, group: list[tuple[int, Reading]]) -> Measurement:
     return Measurement(
         first.metric if isinstance(first.metric, str) else first.metric.name,
         {place: reading.value for place, reading in chosen.items()},
-        first.conditions,
+        {**first.conditions, "nodes": nodes} if nodes > 1 else first.conditions,
         {place: reading.samples for place, reading in chosen.items()},
         first.details,
         definition,

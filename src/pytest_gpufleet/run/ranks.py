@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Ranks:
     """Nothing here touches a GPU before a test does."""
 
+    nodes = 1  # that they are on
+
     def __init__(self, run: Run) -> None:
         self._run = run
         self.test_deadline: float | None = None  # monotonic time, where pytest-timeout sets one

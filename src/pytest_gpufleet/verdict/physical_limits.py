@@ -108,6 +108,8 @@ def _pair(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
 
 def _collective(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     under, nbytes = measurement.conditions, measurement.conditions.get("bytes", 0)
+    if "nodes" in under:
+        raise NoPeak("what lies between nodes is not known")
     if topology.fabric != "nvswitch":
         raise NoPeak("collectives have no way that is known but through an NVSwitch")
     if not isinstance(nbytes, int) or nbytes < GiB:
