@@ -65,7 +65,7 @@ def host_run(
         base,
         run=_with(base.run, {**header, **({"utc": utc} if utc else {}), **(run or {})}),
         topology=machine(topology) if machine else topology,
-        machine=_with(base.machine, {"host": {**base.machine.host, "name": host, **(facts or {})}}),
+        machines={0: _with(base.machine, {"host": {**base.machine.host, "name": host, **(facts or {})}})},
         findings=[_measured(finding, change, dice, noise) for finding in base.findings],
         **record,
     )

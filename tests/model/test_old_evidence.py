@@ -91,7 +91,7 @@ def test_a_machine_of_schema_1_is_a_list_of_one_node() -> None:
     assert all({"processes", "ecc_mode"} <= gpu.facts.keys() for gpu in record.topology.gpus)
 
 
-def test_more_than_one_node_is_refused_by_a_version_that_runs_on_one() -> None:
+def test_more_nodes_than_the_run_has_are_refused() -> None:
     topology = {"gpus": [], "links": []}
     with pytest.raises(ValueError, match=r"nodes"):
         Record().add({"event": "topology", "nodes": [topology, topology]})

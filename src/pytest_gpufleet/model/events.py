@@ -7,7 +7,6 @@ is not looked at.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
@@ -25,13 +24,16 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
 from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.session_facts import Conftest, Interference, Plugin
 from pytest_gpufleet.model.suite import Suite
 
 SCHEMA = 2  # 1, of versions before 0.3, knows one node and no faults: see old_evidence
 Count = Annotated[int, Meta(ge=0, le=10**15)]
 T = TypeVar("T")
-OfOneNode = Annotated[list[T], Meta(min_length=1, max_length=1)]
+OfNodes = Annotated[list[T], Meta(min_length=1)]
 VerdictWord = Literal["ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL"]
+Secured = Literal["token", "loopback", "insecure"]
+Sum = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]  # SHA-256; "" of what is not there
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -70,7 +72,11 @@ class NodeFound(msgspec.Struct, frozen=True):
 
 class RunHeader(Event, frozen=True, tag="run"):
     """What evidence says of its run first. `gpus`: what --gpus asked for. `deadline_seconds`: 0 if there was none.
-    `basis`: the lowest grade of a limit that a figure may be held against which needs one."""
+    `basis`: the lowest grade of a limit that a figure may be held against which needs one.
+
+    Of a run on many nodes: `nodes_wanted` is what --nodes asked for (0: whatever is there), `transport` what carries
+    messages ("local", or "ray" with its version), `secured` how the cluster keeps strangers out, and `interfaces` those
+    that the ranks of each node use, in the order of `nodes`. A run on its own machine has no transport."""
 
     schema: int = SCHEMA
     host: str = ""
@@ -93,6 +99,10 @@ class RunHeader(Event, frozen=True, tag="run"):
     pytest: str = ""
     plugin: str = ""  # the version of pytest-gpufleet
     resumed: tuple[Earlier, ...] = ()
+    nodes_wanted: Count = 0
+    transport: str = ""
+    secured: Secured | None = None
+    interfaces: tuple[str, ...] = ()
 
 
 class FactsFound(msgspec.Struct, frozen=True):
@@ -105,16 +115,17 @@ class FactsFound(msgspec.Struct, frozen=True):
 
 
 class TopologyFound(Event, frozen=True, tag="topology"):
-    """Of each node, with all facts of its GPUs as they were when the run began; this version runs on one."""
+    """Of each node, in the order of the run's, as it describes itself, with all facts of its GPUs as they were when the
+    run began."""
 
-    nodes: OfOneNode[GpuTopology]
+    nodes: OfNodes[GpuTopology]
 
     def __post_init__(self) -> None:
-        (node,) = self.nodes
-        codec.typed([{**gpu.facts, "index": gpu.index} for gpu in node.gpus], tuple[FactsFound, ...])
-        if [len(row) for row in node.links] != [len(node.gpus)] * len(node.gpus):
-            count = len(node.gpus)
-            raise ValueError(f"the links of {count} GPUs are no table of {count} rows and columns")
+        for node in self.nodes:
+            codec.typed([{**gpu.facts, "index": gpu.index} for gpu in node.gpus], tuple[FactsFound, ...])
+            if [len(row) for row in node.links] != [len(node.gpus)] * len(node.gpus):
+                count = len(node.gpus)
+                raise ValueError(f"the links of {count} GPUs are no table of {count} rows and columns")
 
 
 class ProfileGiven(Event, frozen=True, tag="profile"):
@@ -130,7 +141,33 @@ class HostFound(msgspec.Struct, frozen=True):
 
 
 class MachineRead(Event, frozen=True, tag="machine"):
-    nodes: OfOneNode[HostFound]
+    nodes: OfNodes[HostFound]
+
+
+class NodeLost(Event, frozen=True, tag="node_lost"):
+    """Nothing is heard of a node any more, or nothing ever was: it takes no part in what follows."""
+
+    node: Count
+    why: str
+
+
+class NodeLeftOut(Event, frozen=True, tag="node_left_out"):
+    """A node that is there takes no part in checks between nodes, since its own run rejected it, or for what it is."""
+
+    node: Count
+    why: str
+
+
+class NodeFinished(Event, frozen=True, tag="node_finished"):
+    """What a node's own run came to. `run`: the name of its folder there. `verdict`: None if it has none. `basis`: the
+    lowest grade of its limits. `sha256`: of its evidence as it was brought here; "" if it could not be."""
+
+    node: Count
+    run: str
+    verdict: VerdictWord | None
+    reasons: tuple[str, ...] = ()
+    basis: Grade | None = None
+    sha256: Sum = ""
 
 
 class WorldStarted(Event, frozen=True, tag="world_started"):
@@ -213,17 +250,6 @@ class FreshWorld(Event, frozen=True, tag="fresh_world"):
     after: str
 
 
-class Plugin(msgspec.Struct, frozen=True):
-    name: str
-    version: str
-    file: str
-
-
-class Conftest(msgspec.Struct, frozen=True):
-    file: str
-    sha256: str
-
-
 class Session(Event, frozen=True, tag="session"):
     """What else ran: plugins, conftest files, options."""
 
@@ -235,23 +261,6 @@ class Session(Event, frozen=True, tag="session"):
     asked_for: tuple[str, ...] = ()
     pytest_addopts: str = msgspec.field(name="PYTEST_ADDOPTS", default="")
     pytest_plugins: str = msgspec.field(name="PYTEST_PLUGINS", default="")
-
-
-@dataclass(frozen=True)
-class Interference:
-    """A hook around checks of the suite, or a fixture that these use, that is neither pytest's nor this plugin's nor
-    the suite's own."""
-
-    kind: str  # hook or fixture
-    name: str
-    file: str
-    checks: tuple[str, ...] = ()  # that use the fixture; a hook stands around all
-
-    def __str__(self) -> str:
-        if not self.checks:
-            return f"the hook {self.name} of {self.file} stood around the suite's checks and could change their outcome"
-        more = f" and {len(self.checks) - 1} more" if len(self.checks) > 1 else ""
-        return f"the fixture {self.name} of {self.file} took part in {self.checks[0]}{more}"
 
 
 class InterferenceSeen(Event, frozen=True, tag="interference"):

@@ -15,11 +15,12 @@ from pytest_gpufleet.model.place import Place, Where
 class Gpu:
     """One GPU: its facts by name (model/facts.py), plain JSON values; those that cannot be had are Unavailable.
 
-    `index` is the one `nvidia-smi` shows.
+    `index` is the one `nvidia-smi` shows on its node, `node` the number of that among those of the run.
     """
 
     index: int
     facts: Mapping[str, Any] = field(default_factory=dict)
+    node: int = 0
 
     def __post_init__(self) -> None:
         """msgspec leaves what may be anything as it is."""
@@ -80,7 +81,7 @@ class Gpu:
     @property
     def place(self) -> Place:
         """The place of this GPU's values in measurements."""
-        return place.gpu(self.index)
+        return place.gpu(self.index, self.node)
 
     @property
     def identity(self) -> str:
@@ -100,12 +101,12 @@ SOFTWARE = {
 }
 
 
-_CALLED = {"cpu": "CPU rank", "numa": "NUMA node"}
+_CALLED = {"cpu": "CPU rank", "numa": "NUMA node", "rail": "rail"}
 
 
 @dataclass(frozen=True)
 class GpuTopology:
-    """The GPUs a run uses, the links between them and the software above them.
+    """The GPUs a run uses on one node, the links between them and the software above them.
 
     `links[i][j]` is the connection of `gpus[i]` and `gpus[j]` in the words of `nvidia-smi topo -m`: "NV18" for 18
     NVLinks, else the common PCIe ancestor ("PIX", "PXB", "PHB", "NODE", "SYS"), "X" on the diagonal.
@@ -129,6 +130,10 @@ class GpuTopology:
         """The same machine with only its first `count` GPUs."""
         links = tuple(row[:count] for row in self.links[:count])
         return replace(self, gpus=self.gpus[:count], links=links)
+
+    def on_node(self, number: int) -> GpuTopology:
+        """The same machine as that node of a run."""
+        return replace(self, gpus=tuple(replace(gpu, node=number) for gpu in self.gpus))
 
     def identity(self, where: Where) -> str:
         """What stands behind a place: the identity of every GPU in it."""

@@ -14,13 +14,15 @@ from pytest_gpufleet.model.xid_catalogue import Logged
 @dataclass(frozen=True)
 class Machine:
     """Its GPUs, in the order of the run, and its host. `logged`: the errors that the kernel's log held. `present`: the
-    PCI bus ids of all its GPUs, also of those hidden from the run; "" for one that does not answer."""
+    PCI bus ids of all its GPUs, also of those hidden from the run; "" for one that does not answer. `node`: its number
+    in the run."""
 
     gpus: tuple[Gpu, ...]
     host: Mapping[str, Any] = field(default_factory=dict)
     taken: str = ""
     logged: Logged = field(default_factory=Logged)
     present: tuple[str, ...] = ()
+    node: int = 0
     _read_at: float = field(default_factory=time.monotonic, compare=False)
 
     @property

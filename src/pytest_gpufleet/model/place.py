@@ -38,8 +38,9 @@ class Where:
 
 
 class Place(Where):
-    """A device of a node (`kind` "gpu", "cpu" for a rank of a rehearsal, "numa" for a NUMA node; `index` counts on its
-    node), a node (`kind` "node"), or everything (WORLD)."""
+    """A device of a node (`kind` "gpu", "cpu" for a rank of a rehearsal, "numa" for a NUMA node, "rail" for the way of
+    its GPU or rank number `index` to other nodes; `index` counts on its node), a node (`kind` "node"), or everything
+    (WORLD)."""
 
     __slots__ = ("index", "kind", "node")
 

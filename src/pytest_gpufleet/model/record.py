@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_gpufleet.model import event_lines, old_evidence
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.cluster_topology import joined
 from pytest_gpufleet.model.events import (
     CheckFinished,
     CheckStarted,
@@ -18,10 +19,12 @@ from pytest_gpufleet.model.events import (
     FaultFound,
     HealthWorsened,
     HostFound,
-    Interference,
     InterferenceSeen,
     Judged,
     MachineRead,
+    NodeFinished,
+    NodeLeftOut,
+    NodeLost,
     ProfileGiven,
     Progress,
     RunHeader,
@@ -39,9 +42,11 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import GivenLimits
+from pytest_gpufleet.model.session_facts import Interference
 from pytest_gpufleet.model.suite import Suite, of_version
 from pytest_gpufleet.safe_files import open_regular
 
+T = TypeVar("T")
 NO_RUN = RunHeader()
 MOST_SAMPLES = 4096
 ONCE = (RunHeader, ProfileGiven, TopologyFound, MachineRead)  # events of which a run has one
@@ -53,8 +58,12 @@ class Record:
     """What happened in a run, folded from its events in their order."""
 
     run: RunHeader = NO_RUN
-    topology: GpuTopology = field(default_factory=GpuTopology)
-    machine: HostFound = field(default_factory=HostFound)
+    topology: GpuTopology = field(default_factory=GpuTopology)  # of all nodes
+    topologies: dict[int, GpuTopology] = field(default_factory=dict)  # of each node, by its number
+    machines: dict[int, HostFound] = field(default_factory=dict)
+    lost: dict[int, NodeLost] = field(default_factory=dict)  # by the number of the node, as the next two
+    left_out: dict[int, NodeLeftOut] = field(default_factory=dict)
+    finished: dict[int, NodeFinished] = field(default_factory=dict)
     profile: GivenLimits | None = None  # the one that was given, if any was
     worlds: list[WorldStarted] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -82,6 +91,21 @@ class Record:
     contradictions: list[str] = field(default_factory=list)  # what no run says of itself
 
     @property
+    def hosts(self) -> dict[int, str]:
+        """The names of the nodes, by their numbers."""
+        return {node.index: node.host for node in self.run.nodes} or {0: self.run.host}
+
+    @property
+    def machine(self) -> HostFound:
+        """The only one, or the first."""
+        return next(iter(self.machines.values()), HostFound())
+
+    @property
+    def of_cluster(self) -> bool:
+        """Whether this is of many nodes, whose own runs have evidence of their own. A cluster may have one node."""
+        return bool(self.run.transport)
+
+    @property
     def suite(self) -> Suite:
         """What the suite that made this evidence consists of; one without checks if nobody knows."""
         return self.manifest or of_version(self.run.plugin or None)
@@ -101,12 +125,14 @@ class Record:
                 self.run = event
                 if unsaid := [name for name in SAID if name not in line]:
                     self.contradictions.append(f"its run does not say: {', '.join(unsaid)}")
-            case TopologyFound(nodes=[topology]):
-                self.topology = topology
+            case TopologyFound():
+                self._place(event.nodes)
             case ProfileGiven(profile=profile):
                 self.profile = profile
-            case MachineRead(nodes=[machine]):
-                self.machine, self.topology = machine, old_evidence.with_facts(self.topology, machine.gpus)
+            case MachineRead():
+                self._read(event.nodes)
+            case NodeLost() | NodeLeftOut() | NodeFinished():
+                self._note(event)
             case WorldStarted():
                 self.worlds.append(event)
             case CheckStarted(check=started):
@@ -124,9 +150,7 @@ class Record:
                 found = event.fault.of_this_version()
                 self.faults.append(replace(found, what=f"{found.what}{event.where}"))
             case CheckFinished(check=check):
-                self._finish(check)
-                if check.id in self._begun:
-                    self.spans.append((check.id, self._begun[check.id], event.seconds))
+                self._finish(check, event.seconds)
             case SuiteSeen():
                 self._see(event)
             case Session():
@@ -138,8 +162,11 @@ class Record:
             case Deselected():
                 self.deselected += event.checks
             case Verdict():
-                self.verdict, self.reasons = event.verdict, list(event.reasons)
-                self.broken, self.exit_status = event.broken, event.exit_status
+                self._end(event)
+
+    def _end(self, verdict: Verdict) -> None:
+        self.verdict, self.reasons = verdict.verdict, list(verdict.reasons)
+        self.broken, self.exit_status = verdict.broken, verdict.exit_status
 
     def _order(self, event: Event | None, kind: str) -> None:
         if not self.began and kind != "run":
@@ -148,6 +175,32 @@ class Record:
             self.contradictions.append(f"it has two events {kind}")
         self._once.add(type(event))
 
+    def _place(self, nodes: list[GpuTopology]) -> None:
+        self.topologies = self._by_node(nodes)
+        self.topology = joined(self.topologies, self.hosts)
+
+    def _by_node(self, told: list[T]) -> dict[int, T]:
+        """What is told of each node, in the order in which the run names them."""
+        if len(told) != len(self.hosts):
+            raise ValueError(f"it tells of {len(told)} nodes, and the run has {len(self.hosts)}")
+        return dict(zip(self.hosts, told, strict=True))
+
+    def _read(self, machines: list[HostFound]) -> None:
+        self.machines = self._by_node(machines)
+        if self.run.schema == 1:
+            self._place([old_evidence.with_facts(self.topology, machines[0].gpus)])
+
+    def _note(self, event: NodeLost | NodeLeftOut | NodeFinished) -> None:
+        if event.node not in self.hosts:
+            raise ValueError(f"the run has no node {event.node}")
+        kept: dict[type, dict[int, Any]] = {
+            NodeLost: self.lost, NodeLeftOut: self.left_out, NodeFinished: self.finished,
+        }  # fmt: skip
+        notes = kept[type(event)]
+        if event.node in notes:
+            self.contradictions.append(f"it has two events {event.__struct_config__.tag} of {self.hosts[event.node]}")
+        notes[event.node] = event
+
     def _see(self, suite: SuiteSeen) -> None:
         self.altered += [f"{name}{suite.where}" for name in suite.altered]
         if suite.manifest and not suite.in_run:
@@ -155,7 +208,7 @@ class Record:
                 self.contradictions.append("it has two manifests of its suite")
             self.manifest = suite.manifest
 
-    def _finish(self, check: Check) -> None:
+    def _finish(self, check: Check, at: float) -> None:
         before = self.checks.get(check.id)
         if before and before.outcome != check.outcome:
             self.contradictions.append(f"{check.id} finished twice: {before.outcome}, and {check.outcome}")
@@ -165,6 +218,8 @@ class Record:
         if check.run and check.run not in [earlier.run for earlier in self.run.resumed]:
             self.contradictions.append(f"{check.id} comes from {check.run}, with which this run does not go on")
         self.checks[check.id] = check
+        if check.id in self._begun:
+            self.spans.append((check.id, self._begun[check.id], at))
 
     def _keep(self, sample: Sample) -> None:
         """Telemetry for the plots: of a run of days every second sample, every fourth, and so on. The file has all."""

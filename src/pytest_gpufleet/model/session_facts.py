@@ -1,0 +1,35 @@
+"""What else ran in the session of a run: plugins and conftest files, and what of others took part in its checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+
+class Plugin(msgspec.Struct, frozen=True):
+    name: str
+    version: str
+    file: str
+
+
+class Conftest(msgspec.Struct, frozen=True):
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Interference:
+    """A hook around checks of the suite, or a fixture that these use, that is neither pytest's nor this plugin's nor
+    the suite's own."""
+
+    kind: str  # hook or fixture
+    name: str
+    file: str
+    checks: tuple[str, ...] = ()  # that use the fixture; a hook stands around all
+
+    def __str__(self) -> str:
+        if not self.checks:
+            return f"the hook {self.name} of {self.file} stood around the suite's checks and could change their outcome"
+        more = f" and {len(self.checks) - 1} more" if len(self.checks) > 1 else ""
+        return f"the fixture {self.name} of {self.file} took part in {self.checks[0]}{more}"
