@@ -2,7 +2,8 @@
 
 The facts come from `nvidia-smi -q` and deviceQuery in public threads, and from the tables of white papers: T4
 NVIDIA/nvidia-docker 1628; V100 NVIDIA/nvidia-docker 914; H200 awslabs/amazon-eks-ami 1985; RTX 4090 NVIDIA/nvbench 207;
-B200 pytorch/ao 4002 (newer drivers tell 7,680 bits of its bus, older ones 8,192). The others: clocks, cores and bus
+B200 pytorch/ao 4002 (newer drivers tell 7,680 bits of its bus, older ones 8,192). The bus of an H200 is what driver
+580.159.04 tells of one: 6,016 bits. The others: clocks, cores and bus
 width of the data sheet or white paper of the board, where NVML's highest clocks are the boost clock and half the data
 rate of the memory.
 """
@@ -66,7 +67,7 @@ class Board:
         return GpuTopology(tuple(self.gpu(index, **facts) for index in range(count)), links, fabric)
 
 
-H200 = Board("NVIDIA H200", (9, 0), 16896, 6144, 3201, 1980, 700, 5, 4800, 989, 1830, 64, 18, 450)
+H200 = Board("NVIDIA H200", (9, 0), 16896, 6016, 3201, 1980, 700, 5, 4800, 989, 1830, 64, 18, 450)
 BOARDS = {
     board.name: board
     for board in (

@@ -42,7 +42,7 @@ def test_board_classes_of_one_architecture_compute_at_their_own_rate() -> None:
 
 def test_a_peak_says_how_it_comes_about() -> None:
     gpu = H200.gpu()
-    assert str(memory_bandwidth(gpu)) == "3,201 MHz x 2 x 6,144 bits: 4,917 GB/s"
+    assert str(memory_bandwidth(gpu)) == "3,201 MHz x 2 x 6,016 bits: 4,814 GB/s"
     assert str(product_rate(gpu)) == "132 SMs x 1,980 MHz x 4,096 operations (H100 white paper): 1,071 TFLOP/s"
     assert str(nvlinks(gpu, 18)) == "18 NVLinks x 25 GB/s: 450 GB/s"
 

@@ -213,8 +213,8 @@ def parts(products: float, memory: float, precision: str = "fp16") -> list[Measu
 
 def test_a_limit_says_what_it_follows_from() -> None:
     limit = physical_limit(figure("memory_bandwidth", operation="copy", at_once="all"), H200.machine(), ())
-    assert (limit.grade, limit.sense, limit.value, limit.unit) == ("physical", "min", 3195.0, "GB/s")
-    assert limit.source.endswith("65 % of what the hardware can do at best, 3,201 MHz x 2 x 6,144 bits: 4,917 GB/s")
+    assert (limit.grade, limit.sense, limit.value, limit.unit) == ("physical", "min", 3129.0, "GB/s")
+    assert limit.source.endswith("65 % of what the hardware can do at best, 3,201 MHz x 2 x 6,016 bits: 4,814 GB/s")
 
 
 def test_a_power_limit_decides_where_it_alone_does() -> None:
