@@ -124,6 +124,7 @@ def suite_of_now() -> suite.Suite:
 
 def _suite_check(items: list[pytest.Function]) -> suite.SuiteCheck:
     first = items[0]
+    nodes = max((mark.kwargs.get("nodes", 0) for mark in first.iter_markers("needs")), default=0)
     figures, chapter = first.get_closest_marker("figures"), first.get_closest_marker("chapter")
     assert chapter is not None, f"{first.nodeid} stands in no chapter of the report"
     return suite.SuiteCheck(
@@ -135,6 +136,7 @@ def _suite_check(items: list[pytest.Function]) -> suite.SuiteCheck:
         chapter.args[0],
         first.get_closest_marker("proves_sound") is not None,
         first.get_closest_marker("at_the_end") is not None,
+        nodes,
     )
 
 
@@ -172,6 +174,7 @@ def _check(name: str, docstring: str) -> Iterator[str]:
     yield _text(f"**{title}**")
     yield _text(advice)
     facts = [f"Level: {check.level}"] + ([f"{len(check.cases)} cases"] if len(check.cases) > 1 else [])
+    facts += [f"from {check.nodes} nodes on"] if check.nodes else []
     figures = (*check.figures, *check.figures_of_several)
     yield ", ".join(facts) + (". Limits:" if figures else ". Limit: none, it is right or wrong.")
     if figures:

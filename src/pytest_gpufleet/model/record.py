@@ -111,6 +111,11 @@ class Record:
         return self.manifest or of_version(self.run.plugin or None)
 
     @property
+    def required(self) -> list[str]:
+        """The names of the checks that the level requires of this run."""
+        return self.suite.required(self.run.level, len(self.hosts))
+
+    @property
     def began(self) -> bool:
         return self.run != NO_RUN
 

@@ -32,7 +32,8 @@ ABOVE = f"../{CONFTEST}"  # by which a clone runs where it is not installed
 class SuiteCheck:
     """A check of the suite: the lowest level that requires it, the first line of its docstring, what stands in the
     brackets of its cases (none if it is not parametrized), the metrics of which each case leaves a finding, and the
-    chapter of the report where it stands. A machine of which nothing `proves_sound` ran is not known to be good."""
+    chapter of the report where it stands. A machine of which nothing `proves_sound` ran is not known to be good.
+    `nodes`: how many it takes at least, if it is one between nodes. One of a machine runs on each node of a cluster."""
 
     level: Level
     title: str
@@ -42,6 +43,7 @@ class SuiteCheck:
     chapter: str = ""
     proves_sound: bool = False
     at_the_end: bool = False
+    nodes: int = 0
 
     @property
     def of_the_moment(self) -> bool:
@@ -68,9 +70,15 @@ class Suite:
         checks = {name: {key: value for key, value in items if value} for name, items in told.items()}
         return {"version": self.version, "checks": checks, "files": dict(self.files), "chapters": dict(self.chapters)}
 
-    def required(self, level: str) -> list[str]:
-        """The names of the checks that a level requires."""
-        return [name for name, check in self.checks.items() if levels.includes(level, check.level)]
+    def required(self, level: str, nodes: int = 1) -> list[str]:
+        """The names of the checks that a level requires of a run on so many nodes."""
+        of_level = ((name, check) for name, check in self.checks.items() if levels.includes(level, check.level))
+        return [name for name, check in of_level if check.nodes <= nodes]
+
+    def between_nodes(self, node_id: str) -> bool:
+        """Whether a check is one of the suite's between nodes, and not one of each machine."""
+        known = self.checks.get(levels.check_name(node_id))
+        return known is not None and known.nodes > 0
 
     def cases(self, name: str) -> list[str]:
         """The names of all cases of a check; its own where it is not parametrized."""

@@ -86,7 +86,7 @@ def groups(record: Record) -> list[Group]:
         checks.setdefault(group_title(check_id), {})[check_id] = record.checks.get(check_id)
     level = record.run.level
     real = level in levels.LEVELS and not record.run.rehearsal
-    wanted = {group_title(name) for name in record.suite.required(str(level))} if real else set()
+    wanted = {group_title(name) for name in record.required} if real else set()
     return [
         Group(title, checks.get(title, {}), tuple(findings[title]))
         for title in dict.fromkeys((*checks, *findings))

@@ -13,17 +13,20 @@ from pathlib import Path
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.record import Record, read, sha256
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.summary import Stated
 from pytest_gpufleet.verdict.contradictions import contradictions
 
 EVIDENCE, SUMMARY, REPORT, JUNIT = "evidence.jsonl", "summary.json", "report.html", "junit.xml"
+NODES = "nodes"
 REPORT_BYTES = 4 << 20
 MOST_BYTES = 256 << 20  # of a report or a summary
 
 # As the report's template writes them. No message of a check can look so: they are escaped.
 _SUM_IN_REPORT = re.compile(r'<code id="fleet-sha256">([0-9a-f]{64})</code>')
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]")  # what no name of a host has, and a path might take otherwise
 _JUDGED_AGAIN = '<code id="fleet-sha256-judged-again">'
 
 
@@ -72,6 +75,10 @@ class RunFolder:
     @property
     def report(self) -> Path:
         return self.path / REPORT
+
+    def of_node(self, node: NodeFound) -> RunFolder:
+        """Where the folder of a node's own run is, in that of a cluster's."""
+        return RunFolder(self.path / NODES / f"{node.index}-{_NO_NAME.sub('_', node.host)}")
 
     def no_room(self) -> str:
         """Why the report cannot be written here, in a folder that is made again if it is gone; "" if it can."""

@@ -56,7 +56,7 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     gaps = cut_short + _gaps(record, broken)
     if gaps:
         return "INCOMPLETE", gaps + remarks(record)
-    whole = f"all {len(record.suite.required(level))} checks of level {level} ran and met their limits"
+    whole = f"all {len(record.required)} checks of level {level} ran and met their limits"
     return "ACCEPTED", [whole, *filter(None, [basis.told(record)]), *remarks(record)]
 
 
@@ -131,7 +131,7 @@ def left_out(record: Record) -> dict[str, tuple[list[str], list[str]]]:
     begun = set(map(levels.case_name, {*record.started, *record.checks}))
     deselected = set(map(levels.case_name, record.deselected))
     absent = {}
-    for name in record.suite.required(record.run.level):
+    for name in record.required:
         missing = [case for case in record.suite.cases(name) if case not in begun]
         if missing:
             wanted = [case for case in missing if case not in deselected]
@@ -157,7 +157,8 @@ def since_then(record: Record) -> list[str]:
     """The checks that this version requires at the level of the run, and that did not exist in the version that ran."""
     if not record.suite.checks:
         return []
-    return [name for name in shipped().required(record.run.level) if name not in record.suite.checks]
+    required = shipped().required(record.run.level, len(record.hosts))
+    return [name for name in required if name not in record.suite.checks]
 
 
 def without_figures(record: Record) -> dict[str, dict[str, list[str]]]:
@@ -178,7 +179,7 @@ def _gaps(record: Record, broken: str) -> list[str]:
     not_run = "not run because of the deadline" if broken == DEADLINE else "not run"
     suite = record.suite
     own = {levels.check_name(check.id): check.title for check in record.checks.values()}
-    required = set(suite.required(record.run.level))
+    required = set(record.required)
     gaps = [] if suite.checks else [NO_MANIFEST.format(version=record.run.plugin)]
     for name, (deselected, absent) in left_out(record).items():
         missing, all_cases = deselected + absent, len(suite.cases(name))

@@ -13,6 +13,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from pytest_gpufleet.model.finding import Finding, distinct
+from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
@@ -97,7 +98,7 @@ def summary(record: Record, sha256: str = "") -> str:
             kinds=machine_section.LINKS,
             gaps=gaps(record),
             settled={caption: found for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (found := gaps_of(record))},
-            above=len(record.suite.checks) - len(record.suite.required(record.run.level)),
+            above=sum(not includes(record.run.level, check.level) for check in record.suite.checks.values()),
             carried=[check for check in record.checks.values() if check.run],
             grades=GRADES,
             symbols=wording.SYMBOLS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from pytest_gpufleet.model.cluster_topology import joined
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -60,33 +60,18 @@ class OddHost:
     worse: float
 
 
-@dataclass(frozen=True)
-class _Kinds:
-    """Who is a peer of whom on all hosts: what the topology of each says of its own places."""
-
-    hosts: Sequence[HostRun]
-
-    def kind(self, where: Where) -> tuple[str, ...]:
-        return self._topology(where).kind(on_node(where, 0))
-
-    def processors_near(self, where: Where) -> tuple[Any, ...]:
-        return self._topology(where).processors_near(on_node(where, 0))
-
-    def switch_neighbours(self, where: Where) -> tuple[int, ...]:
-        return self._topology(where).switch_neighbours(on_node(where, 0))
-
-    def _topology(self, where: Where) -> GpuTopology:
-        return self.hosts[where.parts[0].node].record.topology
-
-
 def slow_places(hosts: Sequence[HostRun]) -> tuple[list[SlowPlaces], list[str]]:
     """The places of each host that are worse than their peers of the whole fleet, figure by figure; by host, the worst
     first. And the hosts of which figures are held against no other host's: since none has them under these conditions,
     or too few. Figures are the same if metric and all conditions are; rehearsals have none."""
     found: list[SlowPlaces] = []
     without_peers: set[int] = set()
+    whole = joined(
+        {node: run.record.topology for node, run in enumerate(hosts)},
+        {node: run.host for node, run in enumerate(hosts)},
+    )
     for figure, by_node in _with_peers(hosts).items():
-        slow = _slow(figure, by_node, hosts) if len(by_node) > 1 else None
+        slow = _slow(figure, by_node, whole) if len(by_node) > 1 else None
         if slow is None:
             without_peers |= by_node.keys()
         else:
@@ -113,7 +98,7 @@ def _that_count(run: HostRun) -> Iterator[Finding]:
                 yield finding
 
 
-def _slow(figure: Figure, by_node: Mapping[int, Finding], hosts: Sequence[HostRun]) -> list[SlowPlaces] | None:
+def _slow(figure: Figure, by_node: Mapping[int, Finding], topology: GpuTopology) -> list[SlowPlaces] | None:
     """None if no place has peers enough."""
     values: dict[Where, float] = {}
     states: dict[Where, GpuState] = {}
@@ -124,7 +109,7 @@ def _slow(figure: Figure, by_node: Mapping[int, Finding], hosts: Sequence[HostRu
         states |= {on_node(place, node): state for place, state in measured.gpu_states.items()}
         tolerances += [each for each in map(_of_fleet, finding.tolerances) if each not in tolerances]
     whole = Measurement(figure.name, values, dict(figure.conditions), definition=figure.metric, gpu_states=states)
-    slower = slower_than_peers(whole, tolerances, _Kinds(hosts))
+    slower = slower_than_peers(whole, tolerances, topology)
     if slower is None:
         return None
     by_host: dict[int, dict[Where, float]] = defaultdict(dict)
