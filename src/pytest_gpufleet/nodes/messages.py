@@ -98,15 +98,17 @@ class CheckHealth(Question, frozen=True, tag="health"):
 
 
 class RunSuite(Question, frozen=True, tag="run suite"):
-    """Start a run of this node alone, as `python -m pytest` with these arguments in this folder. Answered when its
-    process is there; what it does comes as SuiteNews, its end as SuiteEnded."""
+    """Start a run of this node alone, as `python -m pytest` with these arguments in this folder, from which paths among
+    them count. Its reports go where the agent keeps them: --fleet-dir is added. Answered when its process is there;
+    what it does comes as SuiteNews, its end as SuiteEnded."""
 
     arguments: tuple[str, ...]
     folder: str
 
 
 class ReadFile(Question, frozen=True, tag="read file"):
-    """A part of a file below the folder of the node's own run; fewer bytes at its end, none behind it."""
+    """A part of a file below the folder of the node's own run; fewer bytes at its end, none behind it. An agent that is
+    told to end removes that folder if all its files were read to their ends."""
 
     name: str
     offset: int
@@ -131,8 +133,8 @@ class Ask(Message, frozen=True, tag="ask"):
 
 class Hello(Message, frozen=True, tag="hello"):
     """The first message of an agent. `package` and `suite`: SHA-256 over what is installed there. `address`: of this
-    node towards the controller, `interface` that it belongs to. `topology`: of the GPUs that the run is to use;
-    `why_no_gpus`: one sentence where there are none."""
+    node towards the controller, `interface` that it belongs to, "" if none has it. `topology`: of the GPUs that the run
+    is to use. `machine`: the facts of the host (Node.host)."""
 
     host: str
     serial: str | None

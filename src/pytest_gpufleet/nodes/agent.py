@@ -1,0 +1,284 @@
+"""The agent of a node: a process that owns its ranks, its GPUs and its own run, and does what the controller tells it.
+
+It never waits: what may take its time is done aside, so that it goes on to say that the node is there, and notices
+that its controller is not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.nodes import interfaces, own_node, rank_environment, run_files
+from pytest_gpufleet.nodes import messages as say
+from pytest_gpufleet.nodes.agent_process import AgentSettings
+from pytest_gpufleet.nodes.aside import Aside
+from pytest_gpufleet.nodes.frames import Frames, Garbled
+from pytest_gpufleet.nodes.own_node import OwnNode
+from pytest_gpufleet.nodes.ranks_here import RanksHere
+from pytest_gpufleet.nodes.suite_process import SuiteProcess
+from pytest_gpufleet.world.engines import processes
+from pytest_gpufleet.world.engines.forkserver import PR_SET_CHILD_SUBREAPER
+from pytest_gpufleet.world.engines.local import LocalEngine
+
+PULSE_SECONDS = 1.0
+SUITE_SECONDS = 0.2  # between two looks at what its own run has written
+KILL_SECONDS = 5.0  # for all that was started here to be gone
+TURN_SECONDS = 0.02  # between two looks at whether it is
+FAREWELL_SECONDS = 1.0  # for its last message to be taken
+PREFIX, LOG = "gpufleet-node-", "agent.log"
+# One thread each: the driver may keep for ever who asks for the state of a GPU, and ranks must be killed all the same.
+NODE, RANKS = "node", "ranks"
+
+
+def main(descriptor: int, settings: str) -> NoReturn:
+    """The whole life of the process."""
+    del sys.argv[1:]
+    connection = Frames(socket.socket(fileno=descriptor))
+    status = 1
+    try:
+        told = msgspec.json.decode(settings, type=AgentSettings)
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=told.keep_in or None))
+        _write_to(folder / LOG)
+        _settle_in(told)
+        Agent(told, connection, folder).live()
+        status = 0
+    except BaseException as error:
+        traceback.print_exc()
+        connection.send(codec.packed(say.Ending(f"{type(error).__name__}: {error}")))
+    finally:
+        _kill_all()
+        _farewell(connection)
+        os._exit(status)  # a thread may be stuck in the driver
+
+
+def _write_to(log: Path) -> None:
+    """All that this process and those that it starts print: a terminal, if they have one, is the controller's."""
+    with log.open("wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+
+
+def _settle_in(settings: AgentSettings) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Whoever loses its parent below this process becomes its child, and no child of init, so that it can be killed.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    before = rank_environment.before_ray()
+    if before is not None:
+        kept = rank_environment.without_ray(os.environ, before)
+        os.environ.clear()
+        os.environ.update(kept)
+    os.chdir(settings.run_folder)
+    sys.path.insert(0, settings.run_folder)
+
+
+def _kill_all() -> None:
+    """Everything that this process has started, and what that has started, but for what cannot be killed."""
+    until = time.monotonic() + KILL_SECONDS
+    while (alive := processes.descendants(os.getpid())) and time.monotonic() < until:
+        processes.kill(alive)
+        time.sleep(TURN_SECONDS)
+
+
+def _farewell(connection: Frames) -> None:
+    until = time.monotonic() + FAREWELL_SECONDS
+    while connection.has_unsent and time.monotonic() < until:
+        select.select([], [connection], [], TURN_SECONDS)
+        connection.flush()
+
+
+class Agent:
+    """`folder`: where its log and the reports of its own run are. It is removed when the controller ends the agent and
+    has read all files."""
+
+    def __init__(self, settings: AgentSettings, connection: Frames, folder: Path) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._folder = folder
+        self._reached = interfaces.towards(settings.towards)
+        self._aside = Aside()
+        self._node: OwnNode | None = None  # until it was read
+        self._open_things = ExitStack()
+        self._ranks = RanksHere(LocalEngine(self._network))
+        self._for_ranks: deque[Callable[[], None]] = deque()  # in their order
+        self._suite: SuiteProcess | None = None
+        self._read: set[str] = set()  # files of its own run, to their ends
+        self._heard = time.monotonic()
+        self._pulse_due = float("inf")
+        self._why = ""  # it ends
+        self._told: dict[type[say.Message], Callable[[Any], None]] = {
+            say.Beat: lambda message: None,
+            say.StartRanks: lambda message: self._for_ranks.append(lambda: self._start(message.specs)),
+            say.Submit: lambda message: self._for_ranks.append(
+                lambda: self._ranks.submit(message.ranks, message.parcel)
+            ),
+            say.Ask: self._asked,
+            say.End: self._end,
+        }
+        self._asked_here: dict[type[say.Question], Callable[[Any], Any]] = {
+            say.Rendezvous: lambda question: interfaces.free_rendezvous(self._reached.address),
+            say.RunSuite: self._run_suite,
+            say.ReadFile: self._read_file,
+        }
+        self._asked_of_ranks: dict[type[say.Question], Callable[[Any], Any]] = {
+            say.Examine: lambda question: self._ranks.examine(question.ranks),
+            say.KillRanks: lambda question: self._ranks.kill(question.timeout),
+        }
+
+    def live(self) -> None:
+        """Until it is told to end, or there is nobody who could tell it."""
+        self._aside.do(NODE, self._open, self._greet)
+        while not self._why:
+            self._turn()
+        print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} this agent ends: {self._why}", flush=True)
+        if self._aside.idle(RANKS):
+            self._ranks.kill(KILL_SECONDS)
+        self._send(say.Ending(self._why))
+
+    # ------------------------------------------------------------ the loop
+
+    def _turn(self) -> None:
+        with selectors.PollSelector() as selector:
+            writing = selectors.EVENT_WRITE if self._connection.has_unsent else 0
+            selector.register(self._connection, selectors.EVENT_READ | writing)
+            selector.register(self._aside, selectors.EVENT_READ)
+            if self._aside.idle(RANKS):
+                self._ranks.watch(selector)
+            selector.select(self._seconds_to_wait())
+        self._connection.flush()
+        self._hear()
+        self._aside.take_in()
+        while self._for_ranks and self._aside.idle(RANKS):
+            self._for_ranks.popleft()()
+        if self._aside.idle(RANKS):
+            for event in self._ranks.news():
+                self._send(event)
+        for news in self._suite.news() if self._suite else ():
+            self._send(news)
+        if time.monotonic() >= self._pulse_due:
+            self._pulse()
+
+    def _seconds_to_wait(self) -> float:
+        now = time.monotonic()
+        until_alone = self._heard + self._settings.alone_seconds - now
+        running = self._suite is not None and not self._suite.over
+        return max(0.0, min(self._pulse_due - now, until_alone, SUITE_SECONDS if running else PULSE_SECONDS))
+
+    def _hear(self) -> None:
+        """Whatever has come counts before its absence does: this process may have been stopped."""
+        try:
+            messages = self._connection.receive()
+        except EOFError:
+            self._why = "its controller is gone"
+            return
+        except Garbled as garbled:
+            self._why = str(garbled)
+            return
+        now = time.monotonic()
+        if messages:
+            self._heard = now
+        for packed in messages:
+            message = codec.unpacked(packed, say.ToAgent)
+            self._told[type(message)](message)
+        if now - self._heard > self._settings.alone_seconds:
+            self._why = f"nothing was heard of its controller for {self._settings.alone_seconds:g} s"
+
+    def _send(self, message: say.Message) -> None:
+        self._connection.send(codec.packed(message))
+
+    def _pulse(self) -> None:
+        self._pulse_due = time.monotonic() + PULSE_SECONDS
+        suite, node = self._suite, self._node
+        readings = suite.readings if suite and not suite.over else node.readings if node else ()
+        hottest, watts = (
+            [gpu[name] for gpu in readings if gpu[name] is not None] for name in ("temperature_c", "power_watts")
+        )
+        check = suite.check if suite and not suite.over else ""
+        self._send(say.Pulse(time.time(), max(hottest, default=None), sum(watts) if watts else None, check))
+
+    # ------------------------------------------------------------ what it is told
+
+    def _open(self) -> say.Hello:
+        self._node = self._open_things.enter_context(own_node.opened(self._settings))
+        return self._node.hello(self._settings, self._reached, os.getpid())
+
+    def _greet(self, hello: say.Hello) -> None:
+        self._send(hello)
+        self._pulse_due = time.monotonic()
+
+    def _start(self, specs: bytes) -> None:
+        self._ranks.start(specs)
+        self._of_node(lambda node: node.watch())
+
+    def _end(self, message: say.End) -> None:
+        self._why = f"it was told to: {message.why}"
+        folder = self._suite.folder if self._suite else None
+        if folder is None or run_files.sizes(folder).keys() <= self._read:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _of_node(self, work: Callable[[OwnNode], Any], then: Callable[[Any], None] = lambda result: None) -> None:
+        """In the thread in which it is opened first."""
+
+        def with_node() -> Any:
+            assert self._node is not None
+            return work(self._node)
+
+        self._aside.do(NODE, with_node, then)
+
+    # ------------------------------------------------------------ what it is asked
+
+    def _asked(self, ask: say.Ask) -> None:
+        question = ask.question
+        if here := self._asked_here.get(type(question)):
+            self._send(_reply(ask.number, here, question))
+        elif of_ranks := self._asked_of_ranks.get(type(question)):
+            self._for_ranks.append(
+                lambda: self._aside.do(RANKS, lambda: _reply(ask.number, of_ranks, question), self._send)
+            )
+            if isinstance(question, say.KillRanks):
+                self._for_ranks.append(lambda: self._of_node(lambda node: node.stop_watching()))
+        else:
+            self._of_node(lambda node: _reply(ask.number, node.answer, question), self._send)
+
+    def _run_suite(self, question: say.RunSuite) -> int:
+        if self._suite is not None and not self._suite.over:
+            raise RuntimeError(f"its run goes on, as process {self._suite.pid}")
+        self._suite, self._read = SuiteProcess(question, self._folder, os.environ), set()
+        return self._suite.pid
+
+    def _read_file(self, question: say.ReadFile) -> bytes:
+        folder = self._suite.folder if self._suite else None
+        if folder is None:
+            raise FileNotFoundError("there is no run of this node alone")
+        content = run_files.part(folder, question.name, question.offset, question.most)
+        if len(content) < question.most:
+            self._read.add(question.name)
+        return content
+
+    def _network(self, spec: Any) -> dict[str, str]:
+        return rank_environment.of_network(self._reached.name, spec.local_index, os.environ)
+
+
+def _reply(number: int, answer: Callable[[Any], Any], question: say.Question) -> say.Reply:
+    try:
+        return say.Reply(number, codec.packed(answer(question)))
+    except Exception as error:  # whatever it is, the controller is told, and the agent lives on
+        traceback.print_exc()
+        return say.Reply(number, trouble=f"{type(error).__name__}: {error}")

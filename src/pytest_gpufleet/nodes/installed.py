@@ -1,0 +1,33 @@
+"""What is installed on a node, as one SHA-256 each: all nodes of a run have the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest_gpufleet
+from pytest_gpufleet.model.suite import digest
+
+NOT_OURS = "__pycache__"  # of the interpreter
+
+
+def package() -> str:
+    """Of all files of this package."""
+    folder = Path(str(pytest_gpufleet.__file__)).parent
+    return _sum_of(folder, (path for path in folder.rglob("*") if path.is_file() and NOT_OURS not in path.parts))
+
+
+def suite(folder: Path, sources: Iterable[str]) -> str:
+    """Of the files, and of all Python files below the folders, of which `sources` are the names, seen from `folder`.
+    What is not there on a node makes it another one."""
+    found = {Path(source): sorted((folder / source).rglob("*.py")) for source in sources}
+    return _sum_of(folder, (path for name, below in found.items() for path in (below or [folder / name])))
+
+
+def _sum_of(folder: Path, files: Iterable[Path]) -> str:
+    total = hashlib.sha256()
+    for path in sorted(set(files)):
+        name = path.relative_to(folder) if path.is_relative_to(folder) else path
+        total.update(f"{name} {digest(path)}\n".encode())
+    return total.hexdigest()

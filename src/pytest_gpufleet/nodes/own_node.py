@@ -1,0 +1,125 @@
+"""The node of an agent: what the agent is asked about it, and what it sees of its GPUs while ranks work on them."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet import __version__
+from pytest_gpufleet.hardware import host, local_node
+from pytest_gpufleet.hardware.environment import relevant
+from pytest_gpufleet.hardware.local_node import LocalNode
+from pytest_gpufleet.hardware.node import GpuTaken, Node, NoGpus
+from pytest_gpufleet.hardware.software import software
+from pytest_gpufleet.hardware.telemetry import Sampler
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.sample import Sample
+from pytest_gpufleet.nodes import installed
+from pytest_gpufleet.nodes import messages as say
+from pytest_gpufleet.nodes.agent_process import AgentSettings
+from pytest_gpufleet.nodes.health_watch import Guard
+from pytest_gpufleet.nodes.interfaces import Interface
+
+SAMPLE_SECONDS = 1.0  # as a run of one machine does, unless it is told otherwise
+REHEARSAL = "--rehearse was given"
+
+
+@contextmanager
+def opened(settings: AgentSettings) -> Iterator[OwnNode]:
+    """Reads the machine, which takes seconds. Without GPUs it is a node all the same, and says why."""
+    with ExitStack() as stack:
+        if settings.rehearse:
+            yield OwnNode(_without_gpus(REHEARSAL))
+            return
+        try:
+            yield OwnNode(stack.enter_context(local_node.opened(settings.gpus)))
+        except NoGpus as reason:
+            yield OwnNode(_without_gpus(str(reason), str(reason)))
+
+
+def _without_gpus(why: str, *problems: str) -> LocalNode:
+    return LocalNode(None, GpuTopology(problems=problems, absent=why, **software()))
+
+
+class OwnNode:
+    """Not for two threads at a time, but for `readings`."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._locks: ExitStack | None = None
+        self._sampler: Sampler | None = None
+        self.readings: Sequence[Mapping[str, Any]] = ()  # of each GPU, the latest, while ranks work on them
+        self._answers: dict[type[say.Question], Callable[[Any], Any]] = {
+            say.ReadFacts: lambda question: node.facts(question.names),
+            say.ReadHost: lambda question: node.host(),
+            say.ReadKernelLog: lambda question: node.kernel_log(),
+            say.ReadPresent: lambda question: node.present(),
+            say.Lock: lambda question: self._lock(),
+            say.CheckHealth: lambda question: self._check_health(question.failed),
+        }
+
+    def hello(self, settings: AgentSettings, reached: Interface, pid: int) -> say.Hello:
+        return say.Hello(
+            host=settings.name or socket.gethostname(),
+            serial=host.serial(),
+            pid=pid,
+            version=__version__,
+            package=installed.package(),
+            suite=installed.suite(Path(settings.run_folder), settings.suite),
+            python=platform.python_version(),
+            transport=settings.transport,
+            address=reached.address,
+            interface=reached.name,
+            topology=self._node.topology,
+            present=self._node.present(),
+            machine=self._node.host(),
+            environment=relevant(),
+            clock=time.time(),
+        )
+
+    def answer(self, question: say.Question) -> Any:
+        """KeyError for a question that is about something else."""
+        return self._answers[type(question)](question)
+
+    def watch(self) -> None:
+        """From here on the GPUs are at work: what they do is sampled, and what gets worse counts."""
+        if self._node.topology.gpus and self._sampler is None:
+            self._guard  # noqa: B018  # it reads what is before
+            self._sampler = Sampler(self._node, SAMPLE_SECONDS, self._take_in)
+            self._sampler.start()
+
+    def stop_watching(self) -> None:
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            sampler.stop()
+            self.readings = ()
+
+    def free(self) -> None:
+        if self._locks is not None:
+            self._locks.close()
+
+    @cached_property
+    def _guard(self) -> Guard:
+        """What the kernel log held before is not told again: the node's own run has judged it."""
+        self._node.kernel_log()
+        return Guard(self._node)
+
+    def _take_in(self, sample: Sample) -> None:
+        self.readings = sample.gpus
+        self._guard.note(sample)
+
+    def _lock(self) -> str:
+        try:
+            self._locks = self._locks or self._node.lock()
+        except GpuTaken as taken:
+            return str(taken)
+        return ""
+
+    def _check_health(self, failed: bool) -> Any:
+        return tuple(self._guard.check(failed)) if self._node.topology.gpus else ()

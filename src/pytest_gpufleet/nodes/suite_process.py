@@ -1,0 +1,137 @@
+"""The run of a node alone: `python -m pytest` as a child, and what its evidence tells while it grows."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_gpufleet import safe_files
+from pytest_gpufleet.model.event_lines import LONGEST_LINE
+from pytest_gpufleet.nodes import run_files
+from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
+from pytest_gpufleet.world.engines import processes
+from pytest_gpufleet.world.worker.main import F_SETSIG
+
+EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
+OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
+
+
+class _Line(msgspec.Struct):
+    """What is looked at in a line of the evidence."""
+
+    event: str
+    check: Any = None  # its name, of one that begins
+    sample: Any = None
+
+
+class SuiteProcess:
+    """Started when it is made. `check`: what it is at. `readings`: the latest of each GPU. OSError if it cannot be
+    started.
+
+    Its reports go below a folder that is made for it in `keep_in`. It has a session of its own, and it ends when this
+    process does, whatever ends that.
+    """
+
+    def __init__(self, asked: RunSuite, keep_in: Path, environment: Mapping[str, str]) -> None:
+        self.check = ""
+        self.readings: Sequence[Mapping[str, Any]] = ()
+        self._reports = Path(tempfile.mkdtemp(prefix="run-", dir=keep_in))
+        self._output = keep_in / f"{self._reports.name}.output"
+        self._read = 0  # bytes of its evidence
+        self._over = False
+        held, self._lifeline = os.pipe()
+        try:
+            with self._output.open("wb") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "pytest", *asked.arguments, f"--fleet-dir={self._reports}"],
+                    cwd=asked.folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[held],
+                    start_new_session=True,
+                )
+            _end_with_this_process(held, self._process.pid)
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(held)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def folder(self) -> Path | None:
+        """Of its run, once there is one."""
+        return next((path.parent for path in self._reports.glob(f"*/{EVIDENCE}")), None)
+
+    @property
+    def over(self) -> bool:
+        """Whether its end was told."""
+        return self._over
+
+    def news(self) -> list[SuiteNews | SuiteEnded]:
+        """What has happened since the last time."""
+        status = self._process.poll()  # asked first: what it wrote before it ended comes before its end
+        lines = self._lines()
+        told: list[SuiteNews | SuiteEnded] = [SuiteNews(lines)] if lines else []
+        if status is not None and not self._over:
+            self._over = True
+            os.close(self._lifeline)
+            told.append(self._ended(status))
+        return told
+
+    def kill(self) -> None:
+        processes.kill({*processes.descendants(self.pid), self.pid})
+
+    def _lines(self) -> tuple[bytes, ...]:
+        """Those of its evidence that are complete by now and were not told yet, without telemetry."""
+        folder = self.folder
+        if folder is None:
+            return ()
+        try:  # anew each time: a run writes its evidence again if somebody removes it
+            with safe_files.open_regular(folder / EVIDENCE) as file:
+                file.seek(self._read)
+                whole, newline, _ = file.read(LONGEST_LINE + 1).rpartition(b"\n")
+        except OSError:
+            return ()
+        self._read += len(whole) + len(newline)
+        return tuple(line for line in whole.split(b"\n") if self._is_news(line))
+
+    def _is_news(self, line: bytes) -> bool:
+        try:
+            known = msgspec.json.decode(line, type=_Line)
+        except ValueError:  # somebody else wrote into the file, which the run itself will tell
+            return False
+        if known.event == "check_started":
+            self.check = str(known.check)
+        if known.event == "telemetry":
+            self.readings = known.sample["gpus"]
+        return known.event != "telemetry"
+
+    def _ended(self, status: int) -> SuiteEnded:
+        size = self._output.stat().st_size
+        output = run_files.part(self._output.parent, self._output.name, max(0, size - OUTPUT_BYTES), OUTPUT_BYTES)
+        folder = self.folder
+        files = run_files.sizes(folder) if folder else {}
+        return SuiteEnded(status, output.decode(errors="replace"), folder.name if folder else "", files)
+
+
+def _end_with_this_process(lifeline: int, session: int) -> None:
+    """As ranks end with their controller (world/worker/main.py): by the kernel, whatever ends this process. The child
+    keeps the descriptor, by which the kernel knows whom to signal."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -session)
+    fcntl.fcntl(lifeline, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
