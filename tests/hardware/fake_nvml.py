@@ -111,6 +111,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetSerial": lambda nvml, card: f"165432400{card.index}",
     "nvmlDeviceGetBoardPartNumber": lambda nvml, card: b"692-2G520-0282-000",  # bytes, as some releases give it
     "nvmlDeviceGetVbiosVersion": lambda nvml, card: "96.00.A5.00.1A",
+    "nvmlDeviceGetGspFirmwareVersion": lambda nvml, card: b"580.95.05",
     "nvmlDeviceGetMemoryInfo": lambda nvml, card: SimpleNamespace(total=150754820096),
     "nvmlDeviceGetPciInfo": lambda nvml, card: SimpleNamespace(busId=card.bus_id),
     "nvmlDeviceGetCudaComputeCapability": lambda nvml, card: (9, 0),

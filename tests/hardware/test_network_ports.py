@@ -18,12 +18,15 @@ def adapter(tmp_path, monkeypatch):
     slot = tmp_path / "0000:15:01.0"
     device, port = slot / "0000:1b:00.0", tmp_path / "infiniband" / "mlx5_0" / "ports" / "1"
     device.mkdir(parents=True)
-    (port / "counters").mkdir(parents=True)
+    for folder in (port / "counters", port / "hw_counters", device / "net" / "ib0"):
+        folder.mkdir(parents=True)
     (tmp_path / "infiniband" / "mlx5_0" / "device").symlink_to(device)
     files = {
         port: {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"},
         port / "counters": COUNTERS,
-        port.parents[1]: {"hca_type": "MT4129"},
+        port / "hw_counters": {"out_of_sequence": "3", "lifespan": "10"},
+        port.parents[1]: {"hca_type": "MT4129", "fw_ver": "28.39.1002"},
+        device / "net" / "ib0": {"carrier_changes": "2"},
         device: {"current_link_width": "8", "max_link_width": "16"},
         slot: {"max_link_width": "8", "max_link_speed": "32.0 GT/s PCIe"},
     }
@@ -42,6 +45,8 @@ def test_what_is_read_of_a_port(adapter):
         "lanes": 8, "lanes_able": 16, "lanes_of_port": 8, "speed": 32, "speed_able": 32, "speed_of_port": 32,
     }  # fmt: skip
     assert port["errors"] == {name: int(text) for name, text in COUNTERS.items() if name != "port_xmit_discards"}
+    assert port["traffic"] == {"port_xmit_discards": 99, "out_of_sequence": 3}
+    assert (port["firmware"], port["carrier_changes"]) == ("28.39.1002", 2)
 
 
 def test_a_virtual_adapter_tells_neither_link_nor_errors(adapter):

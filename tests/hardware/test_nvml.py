@@ -117,6 +117,7 @@ FACTS = {
     "nvmlDeviceGetSerial": ("serial", None),
     "nvmlDeviceGetBoardPartNumber": ("board_part_number", None),
     "nvmlDeviceGetVbiosVersion": ("vbios", None),
+    "nvmlDeviceGetGspFirmwareVersion": ("gsp_firmware", None),
     "nvmlDeviceGetMemoryInfo": ("memory_bytes", 0),
     "nvmlDeviceGetPciInfo": ("pci_bus_id", "unknown PCI bus id"),
     "nvmlDeviceGetCudaComputeCapability": ("compute_capability", None),

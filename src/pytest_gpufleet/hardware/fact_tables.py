@@ -61,6 +61,11 @@ def _ecc_corrected(nvml: Any, handle: Any) -> dict[str, int]:
     return told
 
 
+def _gsp_firmware(nvml: Any, handle: Any) -> str:
+    version = nvml.nvmlDeviceGetGspFirmwareVersion(handle)
+    return version.decode() if isinstance(version, bytes) else str(version)  # the one text that pynvml 13 leaves bytes
+
+
 def _inforom(nvml: Any, handle: Any) -> bool:
     try:
         nvml.nvmlDeviceValidateInforom(handle)
@@ -112,6 +117,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "serial": lambda n, h: n.nvmlDeviceGetSerial(h),
     "board_part_number": lambda n, h: n.nvmlDeviceGetBoardPartNumber(h),
     "vbios": lambda n, h: n.nvmlDeviceGetVbiosVersion(h),
+    "gsp_firmware": _gsp_firmware,
     "inforom_version": lambda n, h: n.nvmlDeviceGetInforomImageVersion(h),
     "inforom_valid": _inforom,
     "pci_bus_id": lambda n, h: n.nvmlDeviceGetPciInfo(h).busId,

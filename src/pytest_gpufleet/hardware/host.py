@@ -7,6 +7,7 @@ import platform
 import re
 import resource
 import socket
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -96,6 +97,26 @@ def _numbers(text: str) -> set[int]:
     return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}
 
 
+def _nccl_net_plugin() -> str:
+    """The library by which NCCL reaches other nodes, where it does not do so itself: the file that the loader finds
+    under the name that NCCL asks for (its manual, NCCL_NET_PLUGIN); "none" if there is no such file."""
+    wanted = os.environ.get("NCCL_NET_PLUGIN", "")
+    if wanted == "none":
+        return "none"
+    name = wanted if wanted.endswith(".so") else f"libnccl-net{wanted and f'-{wanted}'}.so"
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    there = (Path(folder, name) for folder in folders if folder)
+    found = next((path for path in there if path.exists()), None)
+    return str(found.resolve()) if found else _by_the_loader(name) or "none"
+
+
+def _by_the_loader(name: str) -> str | None:
+    """Where ld.so's cache has a library of this name (ldconfig(8))."""
+    told = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, timeout=10, check=False).stdout
+    lines = (line.split(" => ") for line in told.splitlines() if " => " in line)
+    return next((path.strip() for about, path in lines if about.split()[0] == name), None)
+
+
 FACTS: dict[str, Callable[[], Any]] = {
     "name": socket.gethostname,
     "kernel": platform.release,
@@ -114,6 +135,7 @@ FACTS: dict[str, Callable[[], Any]] = {
     "open_files_hard_limit": lambda: _limit(resource.RLIMIT_NOFILE, hard=True),
     "fabric_manager": _fabric_manager,
     "network_ports": network_ports.read,
+    "nccl_net_plugin": _nccl_net_plugin,
     "environment": relevant,
 }
 

@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 ADAPTERS = Path("/sys/class/infiniband")
-# Of the standard's port counters those that a bad cable, transceiver or adapter makes grow. What congestion makes grow
-# (discards) is not among them.
+# Of the standard's port counters those that a bad cable, transceiver or adapter makes grow.
 ERRORS = (
     "link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors", "local_link_integrity_errors",
     "excessive_buffer_overrun_errors",
+)  # fmt: skip
+# What also grows where nothing is broken, by traffic that meets: told, and not judged. The second are RoCE's (the
+# kernel's mlx5 and bnxt_re drivers): what a lossless network never needs much of.
+TRAFFIC = ("port_xmit_wait", "port_xmit_discards")
+ROCE = (
+    "out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "roce_adp_retrans",
+    "np_cnp_sent", "rp_cnp_handled", "rx_icrc_encapsulated",
 )  # fmt: skip
 NOT_COUNTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
 LANES = (1, 2, 4, 8, 12, 16, 32)
@@ -22,7 +28,8 @@ LANES = (1, 2, 4, 8, 12, 16, 32)
 def read() -> list[dict[str, Any]]:
     """Of each port its `port` ("mlx5_0/1"), `state` and `rate`; of what kind it is: `link_layer`, `adapter`, and by
     which `function` of the PCI device the ports of one adapter differ; `pcie`: lanes and GT/s of its link, 0 for what
-    the system does not tell; `errors`: counts by name, None for one that cannot be read."""
+    the system does not tell; `errors`: counts by name, None for one that cannot be read; `traffic`: likewise, of what
+    is no error by itself; `firmware` of the adapter; `carrier_changes` of its network interface."""
     return [
         {
             "port": f"{port.parts[-3]}/{port.name}",
@@ -30,9 +37,12 @@ def read() -> list[dict[str, Any]]:
             "rate": _text(port / "rate"),
             "link_layer": _text(port / "link_layer"),
             "adapter": _text(port.parents[1] / "hca_type"),
+            "firmware": _text(port.parents[1] / "fw_ver"),
             "function": (device := (port.parents[1] / "device").resolve()).name.rpartition(".")[2],
             "pcie": _pcie(device),
-            "errors": _errors(port / "counters"),
+            "errors": _counts(port / "counters", ERRORS),
+            "traffic": {**_counts(port / "counters", TRAFFIC), **_counts(port / "hw_counters", ROCE)},
+            "carrier_changes": _carrier_changes(device),
         }
         for port in sorted(ADAPTERS.glob("*/ports/*"))
     ]
@@ -57,10 +67,16 @@ def _number(path: Path, among: tuple[int, ...] = ()) -> float:
     return number if not among or number in among else 0.0
 
 
-def _errors(counters: Path) -> dict[str, int | None]:
+def _carrier_changes(device: Path) -> int | None:
+    """How often the link of an adapter's interfaces came or went since the system started."""
+    changes = [_text(path) for path in device.glob("net/*/carrier_changes")]
+    return sum(int(each) for each in changes if each and each.isdigit()) if changes else None
+
+
+def _counts(counters: Path, names: tuple[str, ...]) -> dict[str, int | None]:
     """What the adapter does not count, or a virtual one may not tell, is left out."""
     counts: dict[str, int | None] = {}
-    for name in ERRORS:
+    for name in names:
         try:
             counts[name] = int((counters / name).read_text())
         except OSError as error:

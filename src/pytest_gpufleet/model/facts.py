@@ -8,6 +8,7 @@ import msgspec
 
 # What stays as it is while a machine runs. `minor` is of the device file: 3 for /dev/nvidia3. `power_limit_watts` is
 # the enforced one. `nvlink_remotes`: where each link ends, by PCI bus id, "switch", or "" for one that is down.
+# `gsp_firmware`: what runs on the GPU's own processor (GSP), Unavailable where the driver does that work itself.
 # `processes`: who computed on the GPU before this run's ranks started, as "process 4711 (python3), 2.1 GiB". `p2p`: by
 # capability the nvmlGpuP2PStatus_t with every GPU (0 is OK). `brand` is an nvmlBrandType_t, `virtualization` an
 # nvmlGpuVirtualizationMode_t. What physical limits are made of (verdict/peaks.py): `cuda_cores`, `memory_bus_bits` and
@@ -15,7 +16,7 @@ import msgspec
 # system does not tell; pcie_width_max is no more than the less of both. `fabric_health`: the nvmlGpuFabricInfo's mask,
 # clique and cluster, of which a fabric that is there may be ill.
 CONSTANTS = (
-    "name", "uuid", "serial", "board_part_number", "vbios", "inforom_version", "inforom_valid",
+    "name", "uuid", "serial", "board_part_number", "vbios", "gsp_firmware", "inforom_version", "inforom_valid",
     "pci_bus_id", "pci_device_id", "minor", "memory_bytes", "compute_capability",
     "brand", "virtualization", "cuda_cores", "memory_bus_bits", "sm_clock_max_mhz", "memory_clock_max_mhz",
     "pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "pcie_width_able",

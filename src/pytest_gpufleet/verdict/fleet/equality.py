@@ -18,6 +18,7 @@ UNKNOWN, NOT_SET = "unknown", "not set"
 # Facts of GPUs that one model can have in several ways: firmware, memory, settings. Of a host all that its GPUs have.
 OF_GPUS = {
     "VBIOS": "vbios",
+    "GSP firmware": "gsp_firmware",
     "InfoROM": "inforom_version",
     "GPU memory": "memory_bytes",
     "power limit": "power_limit_watts",
@@ -35,6 +36,7 @@ OF_HOST = {
     "NUMA nodes": "numa_nodes",
     "processor governor": "cpu_governor",
     "fabric manager": "fabric_manager",
+    "network plugin of NCCL": "nccl_net_plugin",
     "locked memory": "locked_memory_limit",
     "open files": "open_files_hard_limit",
 }
@@ -165,7 +167,9 @@ def _ports(ports: Any) -> str:
     if not isinstance(ports, list):
         return UNKNOWN
     known = [port for port in ports if isinstance(port, dict)]
-    kinds = Counter(" ".join(_text(port.get(key)) for key in ("adapter", "rate", "state")) for port in known)
+    kinds = Counter(
+        " ".join(_text(port.get(key)) for key in ("adapter", "firmware", "rate", "state")) for port in known
+    )
     return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or "none"
 
 
