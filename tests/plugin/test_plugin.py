@@ -1,12 +1,16 @@
 """Options, markers and fixtures, as somebody meets them on the command line."""
 
 import shlex
+import signal
 from html import unescape
 
 import pytest
 
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.plugin import options
+from pytest_gpufleet.world.engines import local
+from pytest_gpufleet.world.engines.forkserver import Forkserver
+from pytest_gpufleet.world.engines.local import OF_TRAINING
 from tests.conftest import RECORDED, REPORTS
 
 PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'
@@ -145,6 +149,24 @@ def test_a_run_without_tests_accepts_nothing(run_here):
     assert run.status == pytest.ExitCode.NO_TESTS_COLLECTED
     assert run.record.verdict == "INCOMPLETE"
     assert "no test was selected" in run.record.reasons
+
+
+@pytest.mark.parametrize(
+    ("arguments", "likely"),
+    [((), OF_TRAINING), (("--fleet-level=quick",), ()), (("--collect-only",), None)],
+)
+def test_ranks_are_got_ready_for_a_run_and_nothing_of_them_is_left(fleet_here, monkeypatch, arguments, likely):
+    servers = []
+
+    class Seen(Forkserver):
+        def __init__(self, *modules):
+            super().__init__(*modules)
+            servers.append((self, modules))
+
+    monkeypatch.setattr(local, "Forkserver", Seen)
+    fleet_here("", *arguments)
+    assert [modules[1] for _, modules in servers] == ([] if likely is None else [likely])
+    assert [server.exitcode() for server, _ in servers] == [-signal.SIGKILL] * len(servers)
 
 
 def test_plain_run_imports_nothing_heavy_and_leaves_names_to_others(run_pytest):

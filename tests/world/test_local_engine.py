@@ -113,7 +113,7 @@ def test_a_process_that_is_forked_leaves_the_files_of_ranks_alone(engine):
     made = folder(engine)
     child = os.fork()
     if child == 0:
-        engine._end()  # as it does when a process ends
+        engine.end()  # as it does when a process ends
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert made.exists()

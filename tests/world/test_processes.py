@@ -190,8 +190,8 @@ import pytest_gpufleet.world.pool as pool
 pool.MIN_START_SECONDS = 1.0
 made = forkserver.Forkserver.__init__
 
-def stopped(self, preload):
-    made(self, preload)
+def stopped(self, *modules):
+    made(self, *modules)
     os.kill(self.pid, signal.SIGSTOP)
 
 forkserver.Forkserver.__init__ = stopped
@@ -231,6 +231,51 @@ def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hea
     assert server.exitcode() == 0
     os.close(held)
     os.close(lifeline)
+
+
+def tells_its_modules(connection, lifeline):
+    connection.send(pickle.dumps([name for name in sys.modules if name.startswith("idle_")]))
+
+
+def imported_before_a_rank_is_forked(folder, asked_first):
+    """Of three modules, the second of which is imported until a rank has been asked for, if `asked_first`."""
+    for name in ("idle_first", "idle_second", "idle_third"):
+        (folder / f"{name}.py").write_text(f"import pathlib, time; pathlib.Path({str(folder / name)!r}).touch()\n")
+    if asked_first:
+        with (folder / "idle_second.py").open("a") as file:
+            file.write(f"while not pathlib.Path({str(folder / 'asked')!r}).exists(): time.sleep(0.01)\n")
+    server = Forkserver(["idle_first"], ["idle_second", "idle_third"])
+    ours, theirs = socket.socketpair()
+    held, lifeline = os.pipe()
+    with ours, theirs:
+        wait_for(folder / ("idle_second" if asked_first else "idle_third"))
+        server.fork(0, theirs.fileno(), held)
+        (folder / "asked").touch()
+        for told in ((sys.path, sys.argv, os.getcwd(), folder), (tells_its_modules,)):
+            ours.sendall(message(pickle.dumps(told)))
+        modules = pickle.loads(RankEnd(ours, folder).receive())
+    server.kill()
+    os.close(held)
+    os.close(lifeline)
+    return modules
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert path.exists()
+
+
+def test_ranks_find_imported_what_the_fork_server_had_time_for(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = imported_before_a_rank_is_forked(tmp_path, asked_first=False)
+    assert modules == ["idle_first", "idle_second", "idle_third"]
+
+
+def test_a_rank_that_is_asked_for_does_not_wait_for_more_imports(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    assert imported_before_a_rank_is_forked(tmp_path, asked_first=True) == ["idle_first", "idle_second"]
 
 
 FAMILY = """

@@ -75,6 +75,7 @@ def _refuse_what_spoils_a_run(config: pytest.Config, asked: Options) -> None:
 
 def _open(config: pytest.Config, run: Run) -> None:
     """Start the run, with all that makes its report."""
+    run.ranks.get_ready()  # first: it takes as long as all that is imported and collected here
     from pytest_gpufleet.plugin import html_report, interference, session_end
     from pytest_gpufleet.plugin.report_files import ReportFiles
     from pytest_gpufleet.report.page import summary_html

@@ -11,6 +11,7 @@ from pytest_gpufleet.model.refused import Refused
 # This module is loaded in every pytest run: all else is imported where it is used.
 if TYPE_CHECKING:
     from pytest_gpufleet.run.run import Run
+    from pytest_gpufleet.world.engines.local import LocalEngine
     from pytest_gpufleet.world.pool import Pool
     from pytest_gpufleet.world.rank_spec import RankSpec
     from pytest_gpufleet.world.world import World
@@ -28,10 +29,21 @@ class Ranks:
         self.environment: dict[str, str] = {}  # what of it steers drivers and libraries, when the run began
 
     @cached_property
+    def _engine(self) -> LocalEngine:
+        from pytest_gpufleet.world.engines import local
+
+        return local.LocalEngine(likely=() if self._run.options.level == "quick" else local.OF_TRAINING)
+
+    def get_ready(self) -> None:
+        """Begin with what ranks need before they start and what takes seconds, while pytest still collects."""
+        from pytest_gpufleet.world.rank_spec import nothing
+
+        self._engine.get_ready(self._run.prepare_rank or nothing)
+
+    @cached_property
     def pool(self) -> Pool:
         """Refused without a GPU, or if somebody else has one of them."""
         from pytest_gpufleet.redaction import throughout
-        from pytest_gpufleet.world.engines.local import LocalEngine
         from pytest_gpufleet.world.pool import Pool
 
         run = self._run
@@ -39,7 +51,7 @@ class Ranks:
             raise Refused(f"there is no GPU to run on: {run.ground.why}")
         run.lock()
         return Pool(
-            LocalEngine(),
+            self._engine,
             self._specs(),
             run.options.timeout,
             test_deadline=lambda: self.test_deadline,
@@ -98,3 +110,5 @@ class Ranks:
     def close(self) -> None:
         if self.in_use is not None:
             self.in_use.close()
+        if (engine := self.__dict__.get("_engine")) is not None:
+            engine.end()

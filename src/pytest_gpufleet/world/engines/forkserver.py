@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import os
 import pickle
 import select
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -36,8 +37,8 @@ ENDING_SECONDS, ENDING_TURNS = 10.0, 500  # after the controller: a process stuc
 NEWS = struct.Struct("=qq?q")  # number of the request, process id, whether it has ended, its exit status
 # The controller's sys.path first: the package may be importable by that alone.
 BOOT = (
-    "import sys; sys.path[:] = sys.argv[3:]; "
-    "from pytest_gpufleet.world.engines import forkserver; forkserver.serve(int(sys.argv[1]), sys.argv[2].split())"
+    "import sys; sys.path[:] = sys.argv[4:]; from pytest_gpufleet.world.engines import forkserver; "
+    "forkserver.serve(int(sys.argv[1]), sys.argv[2].split(), sys.argv[3].split())"
 )
 
 
@@ -51,15 +52,20 @@ class News:
 
 
 class Forkserver:
-    """The controller's handle of it. Nothing here waits for what it does, and for its end at most KILL_SECONDS."""
+    """The controller's handle of it. Nothing here waits for what it does, and for its end at most KILL_SECONDS.
 
-    def __init__(self, preload: Sequence[str]) -> None:
+    It imports the modules of `preload` before it forks the first rank, and those of `idle` as far as it comes until it
+    is asked for one.
+    """
+
+    def __init__(self, preload: Sequence[str], idle: Sequence[str] = ()) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+        told = [" ".join(modules) for modules in (preload, idle)]
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), " ".join(preload), *map(str, sys.path)],
+                [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), *told, *map(str, sys.path)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # signals of the terminal are for the controller
@@ -108,7 +114,7 @@ class Forkserver:
             self._process.wait(KILL_SECONDS)
 
 
-def serve(control_descriptor: int, preload: Sequence[str]) -> NoReturn:
+def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) -> NoReturn:
     """The whole life of the process: until its controller is gone, and with it all ranks and what they started."""
     control = socket.socket(fileno=control_descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -116,17 +122,16 @@ def serve(control_descriptor: int, preload: Sequence[str]) -> NoReturn:
     resource_tracker.ensure_running()
     # Whoever loses its parent below this process becomes its child, and no child of init.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for name in preload:
-        with suppress(Exception):  # a rank will fail in the same way, and tell it
-            importlib.import_module(name)
+    looked_at = select.poll()  # and not select, which knows 1,024 descriptors: the controller has chosen ours
+    looked_at.register(control, select.POLLIN)
+    _import(preload)
+    _import(itertools.takewhile(lambda name: not looked_at.poll(0), idle))
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     requests: dict[int, int] = {}  # by process id
-    looked_at = select.poll()  # and not select, which knows 1,024 descriptors: the controller has chosen ours
-    looked_at.register(control, select.POLLIN)
     looked_at.register(woken, select.POLLIN)
     while True:
         ready = {descriptor for descriptor, _ in looked_at.poll()}
@@ -157,6 +162,12 @@ def serve(control_descriptor: int, preload: Sequence[str]) -> NoReturn:
         processes.kill(alive)
         time.sleep(ENDING_SECONDS / ENDING_TURNS)
     os._exit(0)
+
+
+def _import(modules: Iterable[str]) -> None:
+    for name in modules:
+        with suppress(Exception):  # a rank will fail in the same way, and tell it
+            importlib.import_module(name)
 
 
 def _tell(control: socket.socket, news: bytes) -> None:

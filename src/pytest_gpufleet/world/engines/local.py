@@ -25,6 +25,15 @@ from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.worker import main
 
 PRELOAD = ["torch", "torch.distributed", "cloudpickle", main.__name__]
+# What training imports: every optimizer and DDP the compiler, which takes seconds. No import here may start CUDA, which
+# would be of no use to processes that are forked afterwards.
+OF_TRAINING = [
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.checkpoint.state_dict_saver",
+    "torchvision",
+]
 NEWS_SECONDS = 0.2  # the connection of a dying rank closes a moment before its exit status is there
 TURN_SECONDS = 0.005  # between two looks at what is still alive
 END_SECONDS = 1.0  # for ranks to go when the controller ends
@@ -60,24 +69,33 @@ class LocalEngine:
     """One process a rank, a socket pair to each. Nothing listens anywhere.
 
     `network(spec)`: what of the environment of a rank says by which interfaces it talks to ranks of other nodes; None
-    if there are none.
+    if there are none. Modules that are `likely` to be used on ranks are imported for all of them, as far as there is
+    time before the first is asked for.
     """
 
-    def __init__(self, network: Callable[[RankSpec], Mapping[str, str]] | None = None) -> None:
+    def __init__(
+        self, network: Callable[[RankSpec], Mapping[str, str]] | None = None, likely: Sequence[str] = ()
+    ) -> None:
         self._network = network
+        self._likely = likely
         self._ranks: list[_Rank] = []
         self._requests = itertools.count()
         self._server: Forkserver | None = None
         self._scratch: scratch.Scratch | None = None
         self._sent: dict[Path, set[int]] = {}  # parcels in files, and the ranks that have not answered to them yet
         self._unkillable: set[int] = set()
-        atexit.register(self._end)
+        atexit.register(self.end)
         os.register_at_fork(after_in_child=self._let_go)
+
+    def get_ready(self, prepare: Callable[[], None]) -> None:
+        """Have torch imported for the ranks, and what `prepare` of their specs needs, while nobody needs them yet."""
+        if self._server is None:
+            self._server = Forkserver([*PRELOAD, prepare.__module__], self._likely)
 
     def start(self, specs: Sequence[RankSpec]) -> None:
         self._give_up_a_stuck_server()  # it may have come to harm while nobody needed it
-        if self._server is None:
-            self._server = Forkserver([*PRELOAD, specs[0].prepare.__module__])
+        self.get_ready(specs[0].prepare)
+        assert self._server is not None
         scratch.sweep()
         self._scratch = made = scratch.make()
         self._ranks = []
@@ -267,10 +285,12 @@ class LocalEngine:
             self._server.let_go()
             self._server = None
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the ranks, and the process that they are forked from."""
         self.kill(END_SECONDS)
         if self._server is not None:
             self._server.kill()
+            self._server = None
 
 
 def _pickled(*told: object) -> bytes:
