@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -73,7 +74,8 @@ OPERATIONS = {
     # Of all ranks one has a number and the others 1 or -1.
     "prod": Operation(
         dist.ReduceOp.PRODUCT,
-        lambda numbers: numbers.prod(0),
+        # Not torch.prod, for which torch compiles a kernel of its own on a GPU: a second for each shape of its input.
+        lambda numbers: reduce(torch.mul, numbers),
         shape=lambda numbers, turn, n: torch.where(turn, numbers, torch.where(numbers < 0, -1, 1)),
     ),
     # Multiples of n: their average is a whole number, whether one divides before or after adding up.
