@@ -8,9 +8,9 @@ import pytest
 
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.plugin import options
+from pytest_gpufleet.run.ranks import OF_TRAINING
 from pytest_gpufleet.world.engines import local
 from pytest_gpufleet.world.engines.forkserver import Forkserver
-from pytest_gpufleet.world.engines.local import OF_TRAINING
 from tests.conftest import RECORDED, REPORTS
 
 PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from pytest_gpufleet.world.rank_spec import RankSpec
     from pytest_gpufleet.world.world import World
 
+# What training imports: every optimizer and DDP torch's compiler, which takes seconds. No import here may start CUDA,
+# which could not be used in processes that are forked afterwards.
+OF_TRAINING = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.checkpoint.state_dict_saver",
+    "torchvision",
+)
+
 
 class Ranks:
     """Nothing here touches a GPU before a test does."""
@@ -30,9 +40,9 @@ class Ranks:
 
     @cached_property
     def _engine(self) -> LocalEngine:
-        from pytest_gpufleet.world.engines import local
+        from pytest_gpufleet.world.engines.local import LocalEngine
 
-        return local.LocalEngine(likely=() if self._run.options.level == "quick" else local.OF_TRAINING)
+        return LocalEngine(likely=() if self._run.options.level == "quick" else OF_TRAINING)
 
     def get_ready(self) -> None:
         """Begin with what ranks need before they start and what takes seconds, while pytest still collects."""

@@ -25,15 +25,6 @@ from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.worker import main
 
 PRELOAD = ["torch", "torch.distributed", "cloudpickle", main.__name__]
-# What training imports: every optimizer and DDP the compiler, which takes seconds. No import here may start CUDA, which
-# would be of no use to processes that are forked afterwards.
-OF_TRAINING = [
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.checkpoint.state_dict_saver",
-    "torchvision",
-]
 NEWS_SECONDS = 0.2  # the connection of a dying rank closes a moment before its exit status is there
 TURN_SECONDS = 0.005  # between two looks at what is still alive
 END_SECONDS = 1.0  # for ranks to go when the controller ends
