@@ -1,0 +1,116 @@
+"""Ranks on several nodes, each behind the agent of its node."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+
+from pytest_gpufleet.nodes import messages as say
+from pytest_gpufleet.nodes.cluster import Cluster, RankNews, Trouble
+from pytest_gpufleet.nodes.roll import Lost
+from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
+from pytest_gpufleet.world.rank_spec import RankSpec
+
+EXAMINE_SECONDS = 5.0  # a node itself needs 0.3 s
+ANSWER_SECONDS = 5.0  # beyond what a node is given to kill its ranks
+# Where ranks meet whose first one is dead, which `wait` tells at once: they try to connect until they are killed.
+NOWHERE = "tcp://127.0.0.1:9"
+
+
+class ClusterEngine:
+    """An Engine. A rank's node is that of its RankSpec, by the cluster's numbers. With a node all of its ranks die."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._nodes: dict[int, int] = {}  # of each rank
+        self._deaths: list[Death] = []  # that are to be told
+        self._dead: set[int] = set()  # whose death was told
+
+    def start(self, specs: Sequence[RankSpec]) -> None:
+        self._cluster.rank_news(0.0)  # of ranks before these
+        self._nodes = {spec.index: spec.node for spec in specs}
+        self._deaths, self._dead = [], set()
+        there = self._cluster.alive  # asked after the old news: of who is lost from here on there will be new
+        for node, ranks in self._by_node(self._nodes).items():
+            if node in there:
+                here = [spec for spec in specs if spec.index in ranks]
+                self._cluster.send(node, say.StartRanks(pickle.dumps(here, protocol=pickle.HIGHEST_PROTOCOL)))
+            else:
+                self._deaths += self._of_node(node, self._why_not(node))
+
+    def rendezvous(self) -> str:
+        first = self._nodes[0]
+        try:
+            return str(self._cluster.ask_one(first, say.Rendezvous()))
+        except Trouble as trouble:
+            self._give_up(first, f"it has no address for the ranks to meet: {trouble}")
+            return NOWHERE
+
+    def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
+        for node, here in self._by_node(ranks).items():
+            self._cluster.send(node, say.Submit(here, parcel))
+
+    def wait(self, timeout: float) -> list[Answer | Death]:
+        told, self._deaths = self._deaths, []
+        news = self._cluster.rank_news(0.0 if told else timeout)
+        events: list[Answer | Death] = []
+        for event in [*told, *(event for node, each in news for event in self._events(node, each))]:
+            if event.rank not in self._dead:
+                events.append(event)
+            if isinstance(event, Death):
+                self._dead.add(event.rank)
+        return events
+
+    def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
+        asked = self._by_node(ranks)
+        answers = self._cluster.ask_each({node: say.Examine(here) for node, here in asked.items()}, EXAMINE_SECONDS)
+        traces: dict[int, Trace] = {}
+        for node, here in asked.items():
+            told = answers[node]
+            silent = Trace(state=f"(nothing can be seen of it: {told})")
+            traces |= dict.fromkeys(here, silent) if isinstance(told, Trouble) else told
+        return traces
+
+    def kill(self, timeout: float) -> dict[int, str]:
+        """A node that does not end its ranks is left out: nothing more can be started on their GPUs."""
+        questions = dict.fromkeys(set(self._nodes.values()), say.KillRanks(timeout))
+        left: dict[int, str] = {}
+        for node, told in self._cluster.ask_each(questions, timeout + ANSWER_SECONDS).items():
+            if isinstance(told, Trouble):
+                self._cluster.leave_out(node, f"it was told to end its ranks, and did not say that it has: {told}")
+            elif told:
+                self._cluster.leave_out(node, f"{len(told)} of its ranks could not be killed")
+                left |= told
+        self._cluster.rank_news(0.0)
+        self._nodes, self._deaths = {}, []
+        return left
+
+    def _events(self, node: int, news: RankNews) -> list[Answer | Death]:
+        if isinstance(news, Lost):
+            return [*self._of_node(node, _lost(news))]
+        if self._nodes.get(news.rank) != node:
+            return []
+        return [Answer(news.rank, news.parcel) if isinstance(news, say.RankAnswered) else Death(news.rank, news.reason)]
+
+    def _of_node(self, node: int, how: str) -> list[Death]:
+        return [Death(rank, how) for rank in self._by_node(self._nodes).get(node, ())]
+
+    def _give_up(self, node: int, why: str) -> None:
+        self._cluster.leave_out(node, why)
+        self._deaths += self._of_node(node, self._why_not(node))
+
+    def _why_not(self, node: int) -> str:
+        """How the ranks of a node that takes no part have died."""
+        if lost := self._cluster.lost.get(node):
+            return _lost(lost)
+        return f"with its node, which is left out: {self._cluster.left_out.get(node, 'it has not started')}"
+
+    def _by_node(self, ranks: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
+        found: dict[int, list[int]] = {}
+        for rank in sorted(set(ranks)):
+            found.setdefault(self._nodes[rank], []).append(rank)
+        return {node: tuple(here) for node, here in found.items()}
+
+
+def _lost(lost: Lost) -> str:
+    return f"with its node, {lost.name}: {lost.why}"

@@ -1,0 +1,252 @@
+"""Ranks on several nodes: what each node is told of them, and what becomes of them with it."""
+
+import os
+import pickle
+import signal
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.nodes import messages as say
+from pytest_gpufleet.nodes.agent_process import AgentSettings
+from pytest_gpufleet.nodes.cluster import Cluster
+from pytest_gpufleet.nodes.cluster_engine import ClusterEngine
+from pytest_gpufleet.nodes.local_transport import LocalTransport
+from pytest_gpufleet.nodes.transport import Arrived, Gone
+from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
+from pytest_gpufleet.world.pool import Pool
+from pytest_gpufleet.world.rank_failure import RankFailure
+from pytest_gpufleet.world.world import World
+from tests.nodes.fake_transport import LONG, FakeTransport
+from tests.world.fake_engine import specs
+
+# ---------------------------------------------------------------- without processes
+
+
+class AnsweringTransport(FakeTransport):
+    """Nodes that answer questions as `answers` says, by the kind of question; without an entry they do not answer."""
+
+    def __init__(self, nodes: int, **answers):
+        super().__init__(nodes)
+        self.answers = answers
+
+    def send(self, node, message):
+        super().send(node, message)
+        told = self.sent[-1][1]
+        if isinstance(told, say.Ask) and (kind := type(told.question).__name__) in self.answers:
+            answer = self.answers[kind](node, told.question)
+            trouble = isinstance(answer, str) and answer.startswith("trouble")
+            reply = say.Reply(told.number, b"" if trouble else codec.packed(answer), answer if trouble else "")
+            self._happened += 1
+            self._steps.put((0.0, [Arrived(node, codec.packed(reply))]))
+
+
+@contextmanager
+def engine_on(transport, *ranks_of_nodes):
+    cluster = Cluster(transport, clock=transport.clock)
+    try:
+        cluster.start(LONG)
+        engine = ClusterEngine(cluster)
+        engine.start(specs(*ranks_of_nodes))
+        yield engine, cluster
+    finally:
+        cluster.close(1.0)
+
+
+NONE_LEFT = {"KillRanks": lambda node, question: {}}
+
+
+def test_each_node_gets_its_own_ranks_and_a_parcel_once():
+    transport = AnsweringTransport(3)
+    with engine_on(transport, 2, 1, 2) as (engine, _):
+        engine.submit((4, 0, 1), b"parcel")
+    started = [
+        [spec.index for spec in pickle.loads(transport.told(node, say.StartRanks)[0].specs)] for node in range(3)
+    ]
+    assert started == [[0, 1], [2], [3, 4]]
+    assert [transport.told(node, say.Submit) for node in range(3)] == [
+        [say.Submit((0, 1), b"parcel")],
+        [],
+        [say.Submit((4,), b"parcel")],
+    ]
+
+
+def test_answers_and_deaths_come_as_they_are_and_a_death_once():
+    transport = AnsweringTransport(2)
+    with engine_on(transport, 1, 2) as (engine, _):
+        transport.happens((1, say.RankAnswered(2, b"hello")), (0, say.RankDied(0, "by SIGSEGV")))
+        assert engine.wait(LONG) == [Answer(2, b"hello"), Death(0, "by SIGSEGV")]
+        transport.happens((0, say.RankDied(0, "by SIGSEGV")), (1, say.RankAnswered(1, b"last")))
+        assert engine.wait(LONG) == [Answer(1, b"last")]
+        assert engine.wait(0.0) == []
+
+
+def test_with_a_node_all_of_its_ranks_die():
+    transport = AnsweringTransport(2)
+    with engine_on(transport, 1, 2) as (engine, _):
+        transport.happens((1, say.RankDied(2, "by SIGBUS")), Gone(1, "its agent died by SIGKILL"))
+        assert engine.wait(LONG) == [Death(2, "by SIGBUS"), Death(1, "with its node, gf1: its agent died by SIGKILL")]
+
+
+def test_ranks_of_a_node_that_is_lost_already_are_dead_when_they_start():
+    transport = AnsweringTransport(2, **NONE_LEFT)
+    with engine_on(transport, 1, 1) as (engine, _):
+        transport.happens(Gone(1, "its agent died by SIGKILL"))
+        assert engine.kill(1.0) == {}
+        engine.start(specs(1, 1))
+        assert engine.wait(0.0) == [Death(1, "with its node, gf1: its agent died by SIGKILL")]
+        assert len(transport.told(1, say.StartRanks)) == 1
+
+
+def test_what_ranks_before_have_sent_is_not_taken_for_answers():
+    transport = AnsweringTransport(1, **NONE_LEFT)
+    with engine_on(transport, 1) as (engine, _):
+        transport.happens((0, say.RankAnswered(0, b"too late")))
+        engine.kill(1.0)
+        engine.start(specs(1))
+        assert engine.wait(0.0) == []
+
+
+def test_ranks_meet_at_the_node_of_the_first_one():
+    transport = AnsweringTransport(2, Rendezvous=lambda node, question: f"tcp://10.0.0.{node}:4711")
+    with engine_on(transport, 1, 1) as (engine, _):
+        assert engine.rendezvous() == "tcp://10.0.0.0:4711"
+
+
+def test_a_node_where_ranks_cannot_meet_is_left_out_and_its_ranks_are_dead():
+    transport = AnsweringTransport(2, Rendezvous=lambda node, question: "trouble: no port")
+    with engine_on(transport, 1, 1) as (engine, cluster):
+        engine.rendezvous()
+        assert [event.rank for event in engine.wait(0.0)] == [0]
+        assert list(cluster.left_out) == [0]
+
+
+def test_ranks_are_examined_where_they_are():
+    traces = {"Examine": lambda node, question: {rank: Trace(phase=f"on {node}") for rank in question.ranks}}
+    transport = AnsweringTransport(3, **traces)
+    with engine_on(transport, 1, 2, 1) as (engine, _):
+        transport.happens(Gone(2, "its agent died by SIGKILL"))
+        seen = engine.examine((0, 2, 3))
+    assert {rank: trace.phase for rank, trace in seen.items()} == {0: "on 0", 2: "on 1", 3: ""}
+    assert "its agent died by SIGKILL" in seen[3].state
+
+
+@pytest.mark.parametrize(
+    ("answer", "left"),
+    [({1: "(stopped by a debugger)"}, {1: "(stopped by a debugger)"}), ("trouble: stuck", {})],
+    ids=["one cannot be killed", "it cannot"],
+)
+def test_a_node_that_does_not_end_its_ranks_is_left_out(answer, left):
+    transport = AnsweringTransport(2, KillRanks=lambda node, question: answer if node else {})
+    with engine_on(transport, 1, 1) as (engine, cluster):
+        assert engine.kill(1.0) == left
+        assert list(cluster.left_out) == [1]
+
+
+# ---------------------------------------------------------------- with two agents of this machine
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory):
+    """A cluster of two agents, whose ranks are started anew by each test that uses `world`."""
+    settings = [
+        AgentSettings(
+            str(tmp_path_factory.mktemp("run")), 2, keep_in=str(tmp_path_factory.getbasetemp()), name=f"gf{i}"
+        )
+        for i in range(2)
+    ]
+    cluster = Cluster(LocalTransport(settings))
+    cluster.start(LONG * 10)
+    yield cluster
+    assert cluster.close(LONG) == {}
+
+
+@pytest.fixture
+def world(agents):
+    pool = Pool(ClusterEngine(agents), specs(2, 2), timeout=LONG * 10)
+    yield World(pool, with_group=True)
+    pool.close()
+
+
+def sums(rank, value):
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.tensor([rank.index + len(value)])
+    dist.all_reduce(tensor, group=rank.group)
+    return rank.node, os.getppid(), tensor.tolist()
+
+
+def test_ranks_of_two_nodes_reduce_together(agents, world):
+    value = bytes(20 << 20)  # which travels once to each node
+    results = world.run(sums, value)
+    assert [node for node, _, _ in results] == [0, 0, 1, 1]
+    assert len({forked_from for _, forked_from, _ in results}) == 2
+    assert {total for _, _, (total,) in results} == {6 + 4 * len(value)}
+    each = world.each(world.nodes, lambda rank: (rank.node, rank.index, rank.size))
+    assert each == [[(0, 0, 2), (0, 1, 2)], [(1, 0, 2), (1, 1, 2)]]
+
+
+def kills_itself(rank):
+    if rank.node == 1 and rank.index == 2:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    threading.Event().wait()
+
+
+def test_a_rank_that_dies_is_named_and_the_nodes_go_on(agents, world):
+    with pytest.raises(RankFailure) as failure:
+        world.run(kills_itself)
+    assert (failure.value.kind, failure.value.reports[0].rank) == ("crash", 2)
+    assert len(world.run(sums, b"")) == 4
+    assert agents.alive == (0, 1)
+
+
+def test_a_rank_that_hangs_is_seen_where_it_hangs(world):
+    def one_is_missing(rank):
+        import torch.distributed as dist
+
+        if rank.index == 3:
+            with rank.phase("deep in thought"):
+                threading.Event().wait()
+        dist.barrier(group=rank.group)
+
+    world.run(sums, b"")
+    with pytest.raises(RankFailure) as failure:
+        world.run(one_is_missing, timeout=3.0)
+    assert failure.value.kind == "hang"
+    (report,) = [report for report in failure.value.reports if report.rank == 3]
+    assert (report.phase, "one_is_missing" in report.stack) == ("deep in thought", True)
+
+
+def test_with_an_agent_that_is_killed_all_its_ranks_die(tmp_path):
+    settings = [AgentSettings(str(tmp_path), 2, keep_in=str(tmp_path), name=f"gf{i}") for i in range(2)]
+    cluster = Cluster(LocalTransport(settings))
+    cluster.start(LONG * 10)
+    pool = Pool(ClusterEngine(cluster), specs(2, 2), timeout=LONG * 10)
+    world = World(pool, with_group=True)
+    try:
+        pids = world.run(lambda rank: os.getpid())
+        victim = cluster.hellos[1].pid
+        threading.Timer(0.0, os.kill, (victim, signal.SIGKILL)).start()
+        with pytest.raises(RankFailure) as failure:
+            world.run(lambda rank: threading.Event().wait())
+        died = {report.rank: report.summary for report in failure.value.reports if report.state == "died"}
+        assert died == dict.fromkeys((2, 3), died[2])
+        assert died[2].startswith("with its node, gf1: its agent died by SIGKILL")
+        assert list(cluster.lost) == [1]
+        wait_until_gone(pids[2:])
+    finally:
+        pool.close()
+        assert cluster.close(LONG) == {}
+
+
+def wait_until_gone(pids):
+    from pytest_gpufleet.world.engines import processes
+
+    until = time.monotonic() + LONG * 10
+    while any(map(processes.look, pids)):
+        assert time.monotonic() < until, "orphans"
+        os.sched_yield()
