@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pytest_gpufleet.model.metric import GiB
-from pytest_gpufleet.probes.memory.patterns import SHARE, _block_bytes, patterns
+from pytest_gpufleet.probes.memory.patterns import ROW, SHARE, _block_bytes, patterns
 
 EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"
 HOLDS = "test_memory_holds_patterns"
@@ -27,7 +27,7 @@ def plant(rank, number, bit):
         nonlocal comparisons
         comparisons += words.numel() > 10_000  # not the small piece of memory that is tried out first
         if comparisons == number:
-            words[12345] ^= 1 << bit
+            words.view(-1)[12345] ^= 1 << bit
         return genuine(words, expected, out=out)
 
     if rank.index == 1:
@@ -63,14 +63,14 @@ def test_a_flipped_bit_is_found_and_its_address_named(run_pytest, comparison, bi
 
 
 def test_patterns_give_every_bit_both_values_and_every_word_its_own():
-    words = torch.empty(1000, dtype=torch.int64)
-    ones, zeros, alone = (torch.zeros(1000, dtype=torch.int64) for _ in range(3))
+    words = torch.empty(1024, dtype=torch.int64)
+    ones, zeros, alone = (torch.zeros(1024, dtype=torch.int64) for _ in range(3))
     for pattern in patterns(words.device, seed=0):
         pattern.fill(words, 1 << 40)
         ones |= words
         zeros |= ~words
         if pattern.name in ("address in address", "random", "inverse of random"):
-            assert len(words.unique()) == 1000, pattern.name
+            assert len(words.unique()) == 1024, pattern.name
         if pattern.name.startswith("walking ones"):
             halves = words.view(torch.int32)
             assert all(bin(half & 2**32 - 1).count("1") == 1 for half in halves.tolist())
@@ -80,7 +80,7 @@ def test_patterns_give_every_bit_both_values_and_every_word_its_own():
 
 
 def test_a_pattern_is_the_same_each_time_it_is_made():
-    first, again = (torch.empty(1000, dtype=torch.int64) for _ in range(2))
+    first, again = (torch.empty(1024, dtype=torch.int64) for _ in range(2))
     for one, other in zip(patterns(first.device, seed=3), patterns(first.device, seed=3), strict=True):
         one.fill(first, 4096)
         other.fill(again, 4096)
@@ -90,4 +90,6 @@ def test_a_pattern_is_the_same_each_time_it_is_made():
 @pytest.mark.parametrize("gigabytes", [2, 4, 6, 8, 16, 141, 288])
 def test_a_block_and_its_comparison_fit_beside_what_is_tested(gigabytes):
     free = gigabytes * GiB
-    assert _block_bytes(free) * 9 / 8 < (1 - SHARE) * free
+    # The comparison takes an eighth, the addresses at which rows begin a 32nd.
+    assert _block_bytes(free) * (1 + 1 / 8 + 1 / 32) < (1 - SHARE) * free
+    assert _block_bytes(free) % (8 * ROW) == 0

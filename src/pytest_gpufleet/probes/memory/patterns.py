@@ -18,15 +18,18 @@ SHARE = 0.96  # of the free memory is tested; the rest is for the block below, i
 # The comparison of a block takes an eighth more: in GPUs with less than 8 GiB no more than a part of them fits there.
 MOST_BLOCK_BYTES, LEAST_BLOCK_BYTES, BLOCK_SHARE = 256 * MiB, MiB, 0.03
 REHEARSAL_BYTES = 4 * MiB
+ROW = 32  # words: every size is a whole number of rows
 SHOWN = 3  # wrong words that are described
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """`fill(words, address)` puts what belongs at `address` and after it into a tensor of int64."""
+    """`fill(words, address)` puts what belongs at `address` and after it into rows of int64. `row`: what each of them
+    holds, wherever it is, so that a block can be compared without another one that holds what it should."""
 
     name: str
     fill: Callable[[Tensor, int], object]
+    row: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def hold_patterns(rank: Rank, seconds: float) -> PatternTest:
     # Kernels take memory when they are first used.
     _march(rank, torch.empty(1024, dtype=torch.int64, device=rank.device), LEAST_BLOCK_BYTES, 0)
     free, total = _free_and_total(rank.device)
-    words = torch.empty(int(SHARE * free) // 8, dtype=torch.int64, device=rank.device)
+    words = torch.empty(int(SHARE * free) // (8 * ROW) * ROW, dtype=torch.int64, device=rank.device)
     tested = words.nbytes
     sweeps, wrong, descriptions = _march(rank, words, _block_bytes(free), seconds)
     del words
@@ -75,19 +78,25 @@ def patterns(device: torch.device, seed: int) -> list[Pattern]:
     """
     address = Pattern("address in address", _own_address)
     random = Pattern("random", _random(device, seed))
-    zeros = Pattern("zeros", lambda words, _: words.fill_(0))
-    alternating = Pattern("alternating bits", lambda words, _: words.fill_(0x5555_5555_5555_5555))
+    zeros = _rows("zeros", torch.zeros(ROW, dtype=torch.int64, device=device))
+    alternating = _rows("alternating bits", torch.full((ROW,), 0x5555_5555_5555_5555, device=device))
     return [
         *(address, _inverse(address)),
         *(random, _inverse(random)),
         *(zeros, _inverse(zeros), zeros),
         *(alternating, _inverse(alternating), alternating),
-        *(Pattern(f"walking ones, step {step}", _walking_ones(device, step)) for step in range(32)),
+        *(_rows(f"walking ones, step {step}", _walking_ones(device, step)) for step in range(32)),
     ]
 
 
+def _rows(name: str, row: Tensor) -> Pattern:
+    return Pattern(name, lambda words, _: words.view(-1, ROW).copy_(row), row)
+
+
 def _own_address(words: Tensor, address: int) -> Tensor:
-    return torch.arange(address, address + words.nbytes, 8, out=words)
+    begins = torch.arange(address, address + words.nbytes, 8 * ROW, device=words.device)
+    offsets = torch.arange(0, 8 * ROW, 8, device=words.device)
+    return torch.add(begins.unsqueeze(1), offsets, out=words.view(-1, ROW))
 
 
 def _random(device: torch.device, seed: int) -> Callable[[Tensor, int], Tensor]:
@@ -100,30 +109,27 @@ def _random(device: torch.device, seed: int) -> Callable[[Tensor, int], Tensor]:
     return fill
 
 
-def _walking_ones(device: torch.device, step: int) -> Callable[[Tensor, int], None]:
-    """A single one in each half of a word, one place further in each word and in each step."""
-    place = (torch.arange(32, device=device) + step) % 32
+def _walking_ones(device: torch.device, step: int) -> Tensor:
+    """A single one in each half of a word, one place further in each word of a row and in each step."""
+    place = (torch.arange(ROW, device=device) + step) % 32
     one = torch.ones_like(place)
-    row = one << place | one << place + 32
-
-    def fill(words: Tensor, _: int) -> None:
-        whole = len(words) // 32 * 32
-        words[:whole].view(-1, 32).copy_(row)
-        words[whole:].copy_(row[: len(words) - whole])
-
-    return fill
+    return one << place | one << place + 32
 
 
 def _inverse(pattern: Pattern) -> Pattern:
+    name = f"inverse of {pattern.name}"
+    if pattern.row is not None:
+        return _rows(name, ~pattern.row)
+
     def fill(words: Tensor, address: int) -> None:
         pattern.fill(words, address)
         torch.bitwise_not(words, out=words)
 
-    return Pattern(f"inverse of {pattern.name}", fill)
+    return Pattern(name, fill)
 
 
 def _block_bytes(free: int) -> int:
-    return max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, int(BLOCK_SHARE * free)))
+    return max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, int(BLOCK_SHARE * free) // (8 * ROW) * (8 * ROW)))
 
 
 def _march(rank: Rank, words: Tensor, block_bytes: int, seconds: float) -> tuple[int, int, list[str]]:
@@ -159,10 +165,14 @@ def _rounds(device: torch.device, seconds: float) -> Iterator[Pattern]:
 def _compare(block: Tensor, pattern: Pattern, expected: Tensor, unequal: Tensor) -> tuple[int, list[str]]:
     """How many words of a block are not as the pattern has them, and a description of the first few."""
     begin = block.data_ptr()
-    pattern.fill(expected, begin)
-    torch.ne(block, expected, out=unequal)
+    if pattern.row is not None:
+        torch.ne(block.view(-1, ROW), pattern.row, out=unequal.view(-1, ROW))
+    else:
+        pattern.fill(expected, begin)
+        torch.ne(block, expected, out=unequal)
     if not unequal.any():
         return 0, []
+    pattern.fill(expected, begin)
     # Only what is near the first one: a list of all could be larger than the memory that is left.
     first = int(unequal.view(torch.uint8).argmax())
     near = unequal[first : first + 4096].nonzero().flatten() + first
