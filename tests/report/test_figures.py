@@ -67,7 +67,7 @@ def test_a_figure_that_two_checks_show_stands_once(standard: Record) -> None:
 
 
 def test_a_method_that_all_figures_share_stands_in_the_caption() -> None:
-    small = {"collective": "reduce", "method": "graph"}
+    small = {"collective": "reduce", "method": "replayed"}
     latencies = [figures({"world": 9.0}, "collective_latency", bytes=8 << step, **small) for step in range(3)]
     assert [table.shared for table in figure_tables(latencies, Sources())] == ["in a CUDA graph"]
     products = [figures({"gpu0": 1.0, "gpu1": 1.0}, precision=name, method="one window") for name in ("fp64", "fp8")]

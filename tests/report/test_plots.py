@@ -54,7 +54,7 @@ def test_a_curve_is_one_line_whether_graphs_or_launches_made_its_points() -> Non
         conditions = {"collective": "all_reduce", "bytes": nbytes, "ranks": 8, **how}
         return Finding("a", Measurement("busbw", {WORLD: 1.0 + nbytes}, conditions), "for information")
 
-    from_graphs = [finding(8 << step, method="graph") for step in range(3)]
+    from_graphs = [finding(8 << step, method="replayed") for step in range(3)]
     launched = [finding(4 << 20 << step) for step in range(3)]
     ((_, svg),) = curves([*from_graphs, *launched])
     assert not {"in a CUDA graph", "launched one by one", "measured"} & words_in(svg)  # a legend tells lines apart

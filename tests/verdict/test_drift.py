@@ -125,7 +125,7 @@ CASES: Mapping[str, tuple[tuple[Record, ...], Mapping[tuple[str, ...], float]]] 
         {ids(1): 3 / 110},
     ),
     "another method": (
-        (run(1, memory(100, 100, 100, 100)), run(2, memory(90, 90, 90, 90, method="graph"))),
+        (run(1, memory(100, 100, 100, 100)), run(2, memory(90, 90, 90, 90, method="replayed"))),
         {},
     ),
     "all ranks together": ((run(1, together(360)), run(2, together(340))), {ids(0, 1, 2, 3): 20 / 360}),

@@ -121,7 +121,7 @@ nvlink_gigabytes_per_second = 300
 peak_tflops_fp16 = 312
 """
 BUSBW = "collective = 'all_reduce', bytes = 8, dtype = 'float32', ranks = 8"
-LATENCY = f"{BUSBW}, method = 'graph'"
+LATENCY = f"{BUSBW}, method = 'replayed'"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ EACH_ALONE = "sum of each alone"
 # retains of the rate of warm GPUs; host links that all begin to copy at the same moment.
 ONE_WINDOW, WARMED_THROUGH, LINED_UP = "one window", "warmed through", "lined up"
 # How collectives of a few bytes were launched.
-LAUNCHES: dict[Condition, str] = {"graph": "in a CUDA graph", "eager": "launched one by one"}
+LAUNCHES: dict[Condition, str] = {"replayed": "in a CUDA graph", "eager": "launched one by one"}
 
 # Those of NCCL, as NCCL_ALGO names them, in lower case.
 ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
@@ -60,7 +60,7 @@ CONDITIONS: dict[str, ConditionType] = {
     "operation": ConditionType(("copy", "triad"), leads=True),
     "model": ConditionType(("resnet50", "resnet101", "resnet152")),
     "method": ConditionType(
-        ("ddp", "fsdp", "dp", EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, "graph", "eager"),
+        ("ddp", "fsdp", "dp", EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, "replayed", "eager"),
         words={**METHODS, **LAUNCHES, EACH_ALONE: f"of the {EACH_ALONE}"},
     ),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),

@@ -1,8 +1,8 @@
 """How fast collectives are.
 
-Small ones come from CUDA graphs where the GPUs can do that: launched one by one, two H200 showed 24 to 85 us for what
-takes them 9 to 22, so the figure was the host's. From 4 MiB on both ways agree, or launches are the faster way. The
-condition `method` tells which way a small one was launched; the two are never compared.
+Small ones come from CUDA graphs where the GPUs can do that: launched one by one, two H200 showed 20 to 85 us for what
+takes them 5 to 7 (8 bytes to 32 KiB), so the figure was the host's. From 4 MiB on the host keeps up. The condition
+`method` tells which way a small one was launched; the two are never compared.
 
 Bus bandwidth as nccl-tests defines it (doc/PERFORMANCE.md there): algbw = S / t, busbw = algbw x factor, GB = 1e9
 bytes. S is the size of the larger of a rank's two buffers, so where a rank has a part for each rank (all_gather,
@@ -140,7 +140,7 @@ def _timing(
 
     small = total * dtype.itemsize <= SMALL
     if small and (took := replayed(rank, launch, samples)):
-        return took, "graph"
+        return took, "replayed"
     # Random data anew each time: sums in place grow out of all bounds.
     took = timing(rank, launch, samples, before=input.uniform_)
     return took, "eager" if small else ""
