@@ -14,9 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -256,9 +253,13 @@ def test_ddp_and_fsdp_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup
 
 # ---------------------------------------------------------------- checkpoints
 
+# torch.distributed.checkpoint is imported where it is used: whoever only collects these checks shall not wait for it.
+
 
 def train_and_save(rank: Rank, folder: str) -> tuple[dict[str, Tensor], list[float]]:
     """Train with FSDP and save a checkpoint; the weights in it, and the losses of the steps that follow."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
     model = fully_sharded(rank, network(rank))
     optimizer = sgd(model)
     for step in range(5):
@@ -270,6 +271,9 @@ def train_and_save(rank: Rank, folder: str) -> tuple[dict[str, Tensor], list[flo
 
 
 def load_and_go_on(rank: Rank, folder: str, weights: dict[str, Tensor], losses: list[float]) -> None:
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     model = fully_sharded(rank, network(rank))
     optimizer = sgd(model)
     state = checkpoint(model, optimizer)
@@ -281,6 +285,8 @@ def load_and_go_on(rank: Rank, folder: str, weights: dict[str, Tensor], losses: 
 
 
 def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
 
 

@@ -11,11 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.world.rank import Rank
 
-try:
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-except ImportError:  # before torch 2.6
-    from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[attr-defined]
-
 
 def fully_sharded(
     rank: Rank, model: nn.Module, dtype: torch.dtype = torch.float32, parts: Iterable[nn.Module] | None = None
@@ -25,6 +20,10 @@ def fully_sharded(
     if rank.device.type == "cpu" and torch.__version__ < "2.11":
         # https://github.com/pytorch/pytorch/issues/162338; before torch 2.7 it does not run there at all.
         not_applicable("FSDP on CPU ranks needs torch 2.11: older ones sum gradients where they should average")
+    try:  # here, since it takes a second, and whoever only collects the checks shall not wait for it
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    except ImportError:  # before torch 2.6
+        from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[attr-defined]
     mesh = DeviceMesh.from_group(rank.group, rank.device.type)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for module in (*(model.children() if parts is None else parts), model):
