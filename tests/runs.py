@@ -81,6 +81,7 @@ def record(
     ends: bool = True,
     utc: str = "2026-11-21T01:40:06+00:00",
     without: str = "no file",
+    suite: Suite = SUITE,
 ) -> Path:
     """The folder of a run of level standard on 4 GPUs in which every check ran; it can be ACCEPTED if `limits` has one
     for each figure. `values`: other values, by "metric place". `failed`: checks that failed, and by what. `without`:
@@ -94,7 +95,7 @@ def record(
         rehearsal=False, ranks=4, profile=limit.name if limit else None, profile_sha256=None, environment={},
         python="3.12.3", pytest="9.2.0", plugin=SUITE.version,
     )  # fmt: skip
-    evidence.add("suite", manifest=SUITE.to_json())
+    evidence.add("suite", manifest=suite.to_json())
     evidence.add("topology", nodes=[codec.plain(machine)])
     if limits and limit:
         evidence.add("profile", profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus))))

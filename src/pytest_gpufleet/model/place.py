@@ -86,8 +86,8 @@ def numa_node(index: int, node: int = 0) -> Place:
 
 
 def on_node(where: Where, node: int) -> Where:
-    """The same place of another node."""
-    moved = [Place(node, part.kind, part.index) for part in where.parts]
+    """The same place of another node. All ranks of a run on one machine are that node."""
+    moved = [Place(node, "node" if part.kind == "world" else part.kind, part.index) for part in where.parts]
     return Pair(moved[0], moved[1]) if isinstance(where, Pair) else moved[0]
 
 

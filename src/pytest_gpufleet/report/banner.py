@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis
@@ -79,7 +79,8 @@ def reasons(record: Record, where_more: str = "which the report lists") -> list[
     if record.verdict is None:
         return [*record.reasons, "No verdict was recorded: the run did not reach its end."]
     titled = (check for check in record.checks.values() if check.title)
-    without_case = {failure(check): failure(replace(check, id=check.id.partition("[")[0])) for check in titled}
+    whole = {failure(check, record): check.id for check in titled}
+    without_case = {told: told.replace(name, name.partition("[")[0]) for told, name in whole.items()}
     said = {basis.told(record), record.judged_again}
     if record.verdict in ("ACCEPTED", "INCOMPLETE"):
         said.update(remarks(record))

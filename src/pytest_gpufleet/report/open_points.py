@@ -14,6 +14,7 @@ from pytest_gpufleet.report.groups import group_title
 from pytest_gpufleet.verdict.basis import too_low
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, unused_limits
+from pytest_gpufleet.verdict.node_verdicts import TOLD, unaccepted
 from pytest_gpufleet.verdict.verdict import ALTERED, DEADLINE, left_out, short_burn_in, since_then, without_figures
 
 MOST_FIGURES = 8
@@ -22,6 +23,7 @@ NOUNS = {
     "changed": "file",
     "interfered": "part",
     "incomplete": "run",
+    "not accepted": "node",
     "too short": "burn-in",
     "not judged": "figure",
     "below the basis": "figure",
@@ -97,6 +99,10 @@ def _grouped(found: Iterable[Open]) -> list[Gap]:
 def _open(record: Record) -> Iterator[Open]:
     for reason in filter(None, (record.broken, *record.spoiled)):
         yield "incomplete", reason, WHOLE_RUN, "the run as a whole"
+    for nodes in unaccepted(record):
+        if not nodes.rejects:
+            why = f"{TOLD[nodes.state]}{nodes.why and f': {nodes.why}'}"
+            yield from (("not accepted", why, WHOLE_RUN, host) for host in nodes.hosts)
     for check_id in record.started:
         if check_id not in record.checks:
             yield "never finished", "it was running when the record ends", group_title(check_id), titled(check_id)

@@ -31,13 +31,18 @@ def by_grade(record: Record) -> dict[Grade, int]:
 
 
 def lowest(record: Record) -> Grade | None:
-    """The lowest grade of all limits that figures were held against."""
-    return next(reversed(by_grade(record)), None)
+    """The lowest grade of all limits that figures were held against, on any of its nodes or between them."""
+    used = {*by_grade(record), *(end.basis for end in record.finished.values())}
+    return next((grade for grade in reversed(GRADES) if grade in used), None)
 
 
 def told(record: Record) -> str:
-    """What the verdict of a run stands on, in words."""
-    return in_words(by_grade(record))
+    """What the verdict of a run stands on, in words; of one on many nodes, how low the limits of any of them go."""
+    words, worst = in_words(by_grade(record)), lowest(record)
+    if not record.finished or worst is None:
+        return words
+    on_nodes = f"no limit of any node below a {worst} one" + (f", {PHYSICAL}" if worst == "physical" else "")
+    return f"{words} between nodes; {on_nodes}" if words else on_nodes
 
 
 def in_words(counts: Mapping[Grade, int]) -> str:

@@ -21,6 +21,7 @@ from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import of_version
 from pytest_gpufleet.model.tolerance import Tolerance
+from pytest_gpufleet.verdict import node_contradictions
 from pytest_gpufleet.verdict.heavy_load import held_back
 from pytest_gpufleet.verdict.judgement import deciding, held, tolerances_of, unsteady
 from pytest_gpufleet.verdict.profiles import profile
@@ -33,7 +34,7 @@ COUNT = "test_1_inventory.py::test_gpu_count"
 
 def contradictions(record: Record) -> list[str]:
     """A sentence for each thing that cannot be as the evidence says, if all else is."""
-    rules = (_suite, _machine, _findings, _spreads, _places, _limits, _verdict)
+    rules = (_suite, _machine, node_contradictions.of_itself, _findings, _spreads, _places, _limits, _verdict)
     return [*record.contradictions, *(told for rule in rules for told in rule(record))]
 
 
@@ -57,8 +58,11 @@ def _machine(record: Record) -> Iterator[str]:
     if not run.rehearsal and any(check_name(check.id) == COUNT for check in passed):
         if not gpus:
             yield "no GPU is there, but the count of GPUs passed"
-        elif asked.isdecimal() and int(asked) != len(gpus):
-            yield f"{asked} GPUs were asked for and {len(gpus)} are there, but the count of GPUs passed"
+        there = (topology for node, topology in record.topologies.items() if node not in record.lost)
+        counts = {len(topology.gpus) for topology in there}
+        if gpus and asked.isdecimal() and counts != {int(asked)}:
+            found = " or ".join(map(str, sorted(counts)))
+            yield f"{asked} GPUs were asked for and {found} are there, but the count of GPUs passed"
 
 
 def _findings(record: Record) -> Iterator[str]:
@@ -144,10 +148,14 @@ def _places(record: Record) -> Iterator[str]:
     measured: dict[tuple[str, str], set[Where]] = defaultdict(set)
     for finding in record.findings:
         parts = {part for place in finding.measurement.values for part in place.parts}
-        if strangers := {part for part in parts if part.kind == "gpu"} - known:
+        strangers = {part for part in parts if part.kind == "gpu"} - known
+        strangers |= {part for part in parts if part.kind != "world" and part.node not in record.hosts}
+        if strangers:
             yield f"{_told(finding)} was measured on {min(strangers)}, which is not there"
         # What is only shown may be of one GPU alone.
-        if finding.state != "for information" and check_name(finding.check) in record.suite.checks:
+        if record.of_cluster:
+            yield from _nodes_left_out(finding, record)
+        elif finding.state != "for information" and check_name(finding.check) in record.suite.checks:
             measured[finding.check, finding.measurement.metric] |= finding.measurement.values.keys()
     for (check, metric), places in measured.items():
         if metric != "spread" and places and all(place.parts[0].kind == "gpu" for place in places):
@@ -155,6 +163,18 @@ def _places(record: Record) -> Iterator[str]:
             all_pairs = len(known) * (len(known) - 1) // 2
             if (pairs and len(pairs) != all_pairs) or (not pairs and places != known):
                 yield f"{check}: {metric} was not measured everywhere: it has figures of {len(places)} places"
+
+
+def _nodes_left_out(finding: Finding, record: Record) -> Iterator[str]:
+    """A figure that each node has one of is there for all that were in to the end, unless it is one of fewer nodes."""
+    measurement = finding.measurement
+    stayed = record.hosts.keys() - record.lost.keys() - record.left_out.keys()
+    at = {part.node for place in measurement.values for part in place.parts}
+    whole = measurement.conditions.get("nodes", len(stayed)) == len(stayed)
+    of_each = not any(isinstance(place, Pair) or place.parts[0].kind == "world" for place in measurement.values)
+    judged = finding.state != "for information" and measurement.metric != "spread" and measurement.values
+    if judged and whole and of_each and (missing := stayed - at):
+        yield f"{_told(finding)} was not measured on {record.hosts[min(missing)]}"
 
 
 def _limits(record: Record) -> Iterator[str]:

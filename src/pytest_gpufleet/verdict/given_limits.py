@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpufleet.model.limit import Change, GivenLimits, Limit
 from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.profiles.profile import Profile, for_gpu, holds
 
 if TYPE_CHECKING:
@@ -51,13 +52,23 @@ def _title(metric: str) -> str:
 
 
 def unused(record: Record) -> list[tuple[int, Limit]]:
-    """The limits of the given profile that were never applied, with their numbers in it."""
+    """The limits of the given profile that were never applied, with their numbers in it. Those between nodes hold for
+    nothing in a run of one machine, nor those of one machine in a run on many nodes, each of which has its own run."""
     measured = [finding.measurement for finding in record.findings if finding.measurement.values]
     return [
         (number, limit)
         for number, limit in enumerate(record.profile.limits if record.profile else (), 1)
-        if not any(holds(limit, measurement, record.topology.fabric) for measurement in measured)
+        if _between_nodes(limit, record.suite) == record.of_cluster
+        and not any(holds(limit, measurement, record.topology.fabric) for measurement in measured)
     ]
+
+
+def _between_nodes(limit: Limit, suite: Suite) -> bool:
+    """Whether a limit is for what only several nodes do: it says so, or its metric is one that only they have."""
+    metrics = {each: suite.checks[each].metrics(several=True) for each in suite.checks}
+    of_one = {metric for name in metrics if not suite.between_nodes(name) for metric in metrics[name]}
+    of_several = {metric for name in metrics if suite.between_nodes(name) for metric in metrics[name]}
+    return "nodes" in limit.conditions or limit.metric in of_several - of_one
 
 
 def unused_limits(record: Record, grade: str = "") -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_FLOOR, Context
 
+from pytest_gpufleet.model.cluster_topology import ClusterTopology
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
@@ -62,6 +63,8 @@ def physical_limit(measurement: Measurement, topology: GpuTopology, measured: Se
     reason, where nothing can be said."""
     if measurement.metric not in _OF:
         raise NoPeak(f"nothing is known of what limits {measurement.definition.title}")
+    if "nodes" in measurement.conditions or isinstance(topology, ClusterTopology):
+        raise NoPeak("what lies between nodes is not known")
     fraction, peak = _OF[measurement.metric](measurement, topology, measured)
     value = Context(prec=DIGITS, rounding=ROUND_FLOOR).create_decimal(repr(fraction * peak.value))
     source = f"{100 * fraction:.0f} % of what the hardware can do at best, {peak}"
@@ -108,8 +111,6 @@ def _pair(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
 
 def _collective(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     under, nbytes = measurement.conditions, measurement.conditions.get("bytes", 0)
-    if "nodes" in under:
-        raise NoPeak("what lies between nodes is not known")
     if topology.fabric != "nvswitch":
         raise NoPeak("collectives have no way that is known but through an NVSwitch")
     if not isinstance(nbytes, int) or nbytes < GiB:

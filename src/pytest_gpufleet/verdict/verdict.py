@@ -11,7 +11,7 @@ from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
-from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.verdict import basis, node_verdicts
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, remarks_on, unused_limits
 
@@ -38,25 +38,32 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     """The verdict and the reasons for it, most important first. `broken` says why a run did not come to its end.
 
     REHEARSAL without GPUs; else REJECTED if any check failed or the health of a GPU got worse; else INCOMPLETE if a
-    check that the level requires was not run, skipped or not judged; else ACCEPTED.
+    check that the level requires was not run, skipped or not judged; else ACCEPTED. A run on many nodes is REJECTED too
+    if a node is, was lost or is missing, and no more than INCOMPLETE if a node is.
     """
     level, rehearsal = record.run.level, record.run.rehearsal
     failed = [check for check in record.checks.values() if check.outcome == "failed"]
     cut_short = ([broken] if broken else []) + record.spoiled + _unfinished(record)
+    failures = [failure(check, record) for check in failed]
+    nodes = node_verdicts.unaccepted(record)
+    against = [each for each in (node_verdicts.not_as_many(record),) if each]
+    against += [str(each) for each in nodes if each.rejects]
+    cut_short += [str(each) for each in nodes if not each.rejects]
     if rehearsal:
         reasons = ["CPU ranks stood in for GPUs: this says nothing about any GPU"]
-        return "REHEARSAL", reasons + _failures(failed) + cut_short
+        return "REHEARSAL", reasons + failures + against + cut_short
     # A check may have swallowed what it found; it is recorded all the same.
     told = {check.id for check in failed}
     swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - told
     standing = [_standing(fault, record) for fault in record.faults if fault.check not in told | swallowed]
-    if failed or swallowed or standing:
+    if failed or swallowed or standing or against:
         missed = [f"{check} missed a limit" for check in sorted(swallowed)]
-        return "REJECTED", _failures(failed) + standing + missed + cut_short
+        return "REJECTED", failures + against + standing + missed + cut_short
     gaps = cut_short + _gaps(record, broken)
     if gaps:
         return "INCOMPLETE", gaps + remarks(record)
-    whole = f"all {len(record.required)} checks of level {level} ran and met their limits"
+    where = f" on {len(record.hosts)} nodes" if record.of_cluster else ""
+    whole = f"all {len(record.required)} checks of level {level} ran and met their limits{where}"
     return "ACCEPTED", [whole, *filter(None, [basis.told(record)]), *remarks(record)]
 
 
@@ -91,6 +98,8 @@ def remarks(record: Record) -> list[str]:
 def _of_several_boards(record: Record) -> list[str]:
     """That a GPU was exchanged shows in its board's part number. It is no fault: two H200 with numbers as unlike as
     692-2G520-0282-001 and 965-2G520-0041-000 were equally fast in everything. Who bought them may want to know."""
+    if record.of_cluster:  # the reports of the nodes tell it
+        return []
     boards = {gpu.index: board for gpu in record.topology.gpus if (board := gpu.get("board_part_number"))}
     usual = max(boards.values(), key=list(boards.values()).count, default="")
     others = [f"GPU {index} has {board}" for index, board in boards.items() if board != usual]
@@ -107,22 +116,24 @@ def _nvls_is_off(record: Record) -> bool:
 def settled(record: Record, broken: str) -> Record:
     """The record with the verdict, its reasons and the exit status that follow from all else in it.
 
-    A rehearsal ends with 1 if a check failed, else with 10 if it is broken or spoiled, else with 0.
+    A rehearsal ends with 1 if a check or a node failed, else with 10 if it is broken or spoiled or a node is, else with
+    0.
     """
     verdict, reasons = conclude(record, broken)
+    nodes = node_verdicts.unaccepted(record)
     failed = any(check.outcome == "failed" for check in record.checks.values())
-    rehearsed = EXIT_STATUS["REJECTED"] if failed else EXIT_STATUS["INCOMPLETE"] if broken or record.spoiled else 0
+    rejected = failed or any(each.rejects for each in nodes) or bool(node_verdicts.not_as_many(record))
+    open_points = bool(broken or record.spoiled or nodes)
+    rehearsed = EXIT_STATUS["REJECTED"] if rejected else EXIT_STATUS["INCOMPLETE"] if open_points else 0
     status = EXIT_STATUS.get(verdict, rehearsed)
     return replace(record, verdict=verdict, reasons=reasons, broken=broken, exit_status=status)
 
 
-def _failures(failed: list[Check]) -> list[str]:
-    return [failure(check) for check in failed]
-
-
-def failure(check: Check) -> str:
-    """A check that failed, as a reason."""
-    return f"{check.title} ({check.id})" if check.title else check.id
+def failure(check: Check, record: Record) -> str:
+    """A check that failed, as a reason; of a run on many nodes, at which of them."""
+    told = f"{check.title} ({check.id})" if check.title else check.id
+    hosts = node_verdicts.hosts_blamed(record, check.id)
+    return f"{told}: {node_verdicts.several(hosts, 'node')}" if hosts else told
 
 
 def left_out(record: Record) -> dict[str, tuple[list[str], list[str]]]:
@@ -162,13 +173,15 @@ def since_then(record: Record) -> list[str]:
 
 
 def without_figures(record: Record) -> dict[str, dict[str, list[str]]]:
-    """The checks of the suite that passed and did not leave what they are there for: by name and metric, the cases."""
+    """The checks of the suite that passed and did not leave what they are there for: by name and metric, the cases. Of
+    many nodes, those between them: each node's own run has the figures of the others."""
     several, suite = len(record.topology.gpus) > 1, record.suite
     left = {(levels.case_name(finding.check), finding.measurement.metric) for finding in record.findings}
     without: dict[str, dict[str, list[str]]] = {}
     for check in record.checks.values():
         name, case = levels.check_name(check.id), levels.case_name(check.id)
-        if check.outcome == "passed" and name in suite.checks:
+        elsewhere = record.of_cluster and not suite.between_nodes(name)
+        if check.outcome == "passed" and name in suite.checks and not elsewhere:
             for metric in suite.checks[name].metrics(several):
                 if (case, metric) not in left:
                     without.setdefault(name, {}).setdefault(metric, []).append(case)

@@ -13,12 +13,12 @@ from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces, odd_hosts, slow_places
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, Unusable, counted, muster
+from pytest_gpufleet.verdict.node_verdicts import several
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 NOBODY_SAID = "nobody said which hosts were expected: that none is missing is not known"
 REHEARSED = "CPU ranks stood in for GPUs on all hosts: this says nothing about any GPU"
 HELD_BACK = ", and held back by what is no fault of a GPU and has to be mended first"
-MOST_NAMES = 6
 # What a reason says of so many hosts.
 TOLD: dict[GapKind, str] = {
     "missing": "expected and without a run that counts",
@@ -152,6 +152,4 @@ def _by_kind(gaps: Sequence[Gap]) -> list[str]:
 
 def _hosts(names: Sequence[str], verb: bool = True) -> str:
     """ "2 hosts (node-1, node-2) are" """
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    noun, are = ("host", "is") if len(names) == 1 else ("hosts", "are")
-    return f"{len(names)} {noun} ({', '.join(names[:MOST_NAMES])}{more})" + (f" {are}" if verb else "")
+    return several(names, "host") + ((" is" if len(names) == 1 else " are") if verb else "")

@@ -1,0 +1,151 @@
+"""What becomes of the nodes of a run on many, and what that does to its verdict. Each node has a run and evidence of
+its own, by which its machine is judged; the run over all of them tells what these came to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pytest_gpufleet.model.check import Outcome
+from pytest_gpufleet.model.events import NodeFinished
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import Place, on_node
+from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.verdict.accusations import accusations
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.model.record import Record
+
+MOST_NAMES = 6
+State = Literal["lost", "rejected", "left out", "unfinished", "incomplete", "rehearsed", "not here", "one GPU"]
+# What a reason says of the nodes in a state, the gravest first.
+TOLD: dict[State, str] = {
+    "lost": "lost",
+    "rejected": "REJECTED by what its own run found",
+    "left out": "left out of the checks between nodes",
+    "unfinished": "without a verdict of its own run",
+    "incomplete": "INCOMPLETE",
+    "rehearsed": "with a rehearsal on CPU ranks, which says nothing about any GPU",
+    "not here": "without its evidence: it could not be brought here",
+    "one GPU": "with a GPU that another node has too",
+}
+GRAVEST: tuple[Outcome, ...] = ("failed", "skipped", "passed", "not applicable")
+REJECTING: tuple[State, ...] = ("lost", "rejected")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of a run of which the same is to be told, by their names."""
+
+    state: State
+    hosts: tuple[str, ...]
+    why: str = ""
+
+    @property
+    def rejects(self) -> bool:
+        return self.state in REJECTING
+
+    def __str__(self) -> str:
+        return f"{several(self.hosts, 'node')} {TOLD[self.state]}" + (f": {self.why}" if self.why else "")
+
+
+def several(names: Sequence[str], noun: str) -> str:
+    """ "2 hosts (node-1, node-2)" """
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({', '.join(names[:MOST_NAMES])}{more})"
+
+
+def unaccepted(record: Record) -> list[Nodes]:
+    """The nodes that keep a run from being accepted, the gravest first; none of a run on its own machine."""
+    if not record.of_cluster:
+        return []
+    found: dict[tuple[State, str], list[str]] = defaultdict(list)
+    for number, host in record.hosts.items():
+        if told := _state(record, number):
+            found[told].append(host)
+    order = list(TOLD)
+    grouped = [Nodes(state, tuple(hosts), why) for (state, why), hosts in found.items()]
+    return sorted(grouped, key=lambda each: order.index(each.state))
+
+
+def _state(record: Record, number: int) -> tuple[State, str] | None:
+    """What keeps a node from being accepted, and why; None if nothing does."""
+    end = record.finished.get(number)
+    if number in record.lost:
+        return "lost", record.lost[number].why
+    if end and (end.verdict == "REJECTED" or (end.verdict == "REHEARSAL" and end.exit_status == 1)):
+        return "rejected", _first(end)
+    if number in record.left_out:
+        return "left out", record.left_out[number].why
+    if end is None or end.verdict is None:
+        return "unfinished", _first(end) if end else ""
+    if end.verdict == "INCOMPLETE" or (end.verdict == "REHEARSAL" and end.exit_status):
+        return "incomplete", _first(end)
+    if end.verdict == "REHEARSAL" and not record.run.rehearsal:
+        return "rehearsed", ""
+    if not end.sha256:
+        return "not here", ""
+    return ("one GPU", "") if _shares_a_gpu(record, number) else None
+
+
+def _first(end: NodeFinished) -> str:
+    """Its first reason; that of a rehearsal is that it is one."""
+    told = end.reasons[1:] if end.verdict == "REHEARSAL" else end.reasons
+    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+    return f"{told[0]}{more}" if told else ""
+
+
+def _shares_a_gpu(record: Record, number: int) -> bool:
+    of_others = {gpu for node in record.run.nodes if node.index != number for gpu in node.gpus}
+    return any(node.index == number and of_others & {*node.gpus} for node in record.run.nodes)
+
+
+def not_as_many(record: Record) -> str:
+    """That there are fewer or more nodes than were asked for; "" if there are as many."""
+    wanted, there = record.run.nodes_wanted, len(record.hosts)
+    if not wanted or wanted == there:
+        return ""
+    return f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
+
+
+def hosts_blamed(record: Record, check_id: str) -> tuple[str, ...]:
+    """The names of the nodes that the faults of a check are at; none in a run on its own machine."""
+    if not record.of_cluster:
+        return ()
+    faults = (fault for fault in record.faults if fault.check == check_id)
+    parts = (part for fault in faults for subject in fault.subjects for part in subject.parts)
+    numbers = sorted({part.node for part in parts if part.kind != "world"})
+    return tuple(record.hosts[number] for number in numbers if number in record.hosts)
+
+
+def finished(number: int, run: str, record: Record, sha256: str) -> dict[str, Any]:
+    """What evidence says of a node's own run that has ended: the content of an event `node_finished`. `sha256`: of its
+    evidence as it was brought here, "" if it could not be."""
+    return {
+        "node": number,
+        "run": run,
+        "verdict": record.verdict,
+        "reasons": record.reasons,
+        "basis": basis.lowest(record),
+        "exit_status": record.exit_status,
+        "sha256": sha256,
+    }
+
+
+def faults_of(number: int, record: Record, check_id: str) -> list[Fault]:
+    """What a check found on a node, by the record of that node's own run: faults and figures that missed, at their
+    places among all nodes. What has no place there is at the node."""
+    return [_moved(fault, number) for fault in accusations(record) if fault.check == check_id]
+
+
+def _moved(fault: Fault, number: int) -> Fault:
+    subjects = tuple(on_node(subject, number) for subject in fault.subjects)
+    return replace(fault, subjects=subjects or (Place(number, "node"),))
+
+
+def outcome_of_all(outcomes: Iterable[Outcome]) -> Outcome:
+    """What a check of one machine came to on all nodes that ran it: the gravest of what it did on each. What none has
+    does not apply."""
+    return min(outcomes, key=GRAVEST.index, default="not applicable")

@@ -1,0 +1,175 @@
+"""Folders of runs on many nodes that are not here, with those of their nodes in them, written as runs write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import SCHEMA, NodeFound
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.record import Record, read, sha256
+from pytest_gpufleet.model.suite import SuiteCheck
+from pytest_gpufleet.run import summary
+from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.run.folder import SUMMARY, RunFolder
+from pytest_gpufleet.verdict.given_limits import as_given
+from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.node_verdicts import faults_of, finished, outcome_of_all
+from pytest_gpufleet.verdict.profiles import profile
+from pytest_gpufleet.verdict.verdict import settled
+from tests import runs
+
+NODES_CHECK = "test_n_nodes.py::test_all_reduce"
+BETWEEN = "node_group_busbw"
+HOSTS = ("gf1", "gf2", "gf10")
+SUITE = replace(
+    runs.SUITE,
+    checks={
+        **runs.SUITE.checks,
+        NODES_CHECK: SuiteCheck("standard", "Nodes reach each other", figures=(BETWEEN,), chapter="Nodes", nodes=2),
+    },
+)
+UNDER = {**runs.RING, "ranks": 12, "nodes": 3, "bytes": 8 * GiB}
+
+Event = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """How nodes end otherwise than healthy, by their numbers: `failed` checks of their own runs, by id; runs that died,
+    that leave a file of the suite out, or whose evidence was not brought here; nodes that were lost, or left out."""
+
+    failed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    died: tuple[int, ...] = ()
+    without: Mapping[int, str] = field(default_factory=dict)
+    not_here: tuple[int, ...] = ()
+    lost: Mapping[int, str] = field(default_factory=dict)
+    left_out: Mapping[int, str] = field(default_factory=dict)
+
+
+def limits(path: Path, between: float = 300.0) -> Path:
+    """A contract for the figures of each machine, and for the one between nodes."""
+    rows = (
+        ("busbw", "min", 350.0, "GB/s", 'bytes = "8 GiB"'),
+        ("collective_latency", "max", 40.0, "us", ""),
+        ("solo_train_throughput", "min", 6000.0, "images/s", ""),
+        (BETWEEN, "min", between, "GB/s", "nodes = 3"),
+    )
+    tables = (
+        f'[[limit]]\nmetric = "{metric}"\n{sense} = {value}\nunit = "{unit}"\ngrade = "contract"\n'
+        f'source = "order 4711"\nwhen = {{ {when} }}\n'
+        for metric, sense, value, unit, when in rows
+    )
+    path.write_text(f'name = "Contract 4711"\nmatch = ["{runs.UNKNOWN}"]\n{"".join(tables)}')
+    return path
+
+
+def cluster(
+    folder: Path,
+    limits: Path,
+    ends: Ends | None = None,
+    *,
+    hosts: Sequence[str] = HOSTS,
+    wanted: int = 3,
+    values: Mapping[str, float] | None = None,
+    other: Mapping[int, Mapping[str, float]] | None = None,
+    more: Iterable[Event] = (),
+) -> Path:
+    """The folder of a run of level standard on nodes with 4 GPUs each. `values`: between nodes, by place; `other`: of a
+    node's own run, as runs.record takes them; `more`: events before the verdict."""
+    ends, found = ends or Ends(), tuple(_node(number, host) for number, host in enumerate(hosts))
+    own: dict[int, Record] = {}
+    for node in found:
+        path = RunFolder(folder).of_node(node).path
+        runs.record(
+            path,
+            node.host,
+            (other or {}).get(node.index),
+            limits,
+            dict.fromkeys(ends.failed.get(node.index, ()), "other"),
+            ends=node.index not in ends.died,
+            without=ends.without.get(node.index, "no file"),
+            suite=SUITE,
+        )
+        own[node.index] = read(path / "evidence.jsonl")
+    evidence = Evidence(folder / "evidence.jsonl")
+    given = profile.choose(limits, [runs.UNKNOWN])
+    assert given is not None
+    evidence.add("run", **header(found, wanted, given.name))
+    evidence.add("suite", manifest=SUITE.to_json())
+    evidence.add("topology", nodes=[codec.plain(runs.topology(node.host)) for node in found])
+    evidence.add("profile", profile=asdict(as_given(given, [runs.UNKNOWN])))
+    for number, why in ends.lost.items():
+        evidence.add("node_lost", node=number, why=why)
+    _mirrored(evidence, {number: record for number, record in own.items() if number not in ends.lost})
+    for number, why in ends.left_out.items():
+        evidence.add("node_left_out", node=number, why=why)
+    for node in (node for node in found if node.index not in ends.lost):
+        path = RunFolder(folder).of_node(node)
+        digest = "" if node.index in ends.not_here else sha256(path.evidence)
+        evidence.add("node_finished", **finished(node.index, path.name, own[node.index], digest))
+    _between(evidence, given, values or {"world": 320.0})
+    for name, content in more:
+        evidence.add(name, **content)
+    ended = settled(evidence.record, "")
+    evidence.add("verdict", verdict=ended.verdict, reasons=ended.reasons, broken="", exit_status=ended.exit_status)
+    evidence.seal()
+    (folder / SUMMARY).write_text(summary.text(evidence.record, evidence.sha256))
+    evidence.close()
+    return folder
+
+
+def header(nodes: Sequence[NodeFound], wanted: int, profile_name: str | None) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA, "host": nodes[0].host, "nodes": codec.plain(nodes), "utc": "2026-11-21T01:40:06+00:00",
+        "command": f"pytest acceptance/ --nodes {wanted} --gpus 4", "level": "standard", "gpus": "4",
+        "rehearsal": False, "ranks": 4 * len(nodes), "profile": profile_name, "profile_sha256": None,
+        "environment": {}, "python": "3.12.3", "pytest": "9.2.0", "plugin": SUITE.version,
+        "nodes_wanted": wanted, "transport": "ray 2.60.0", "secured": "token", "interfaces": ["eth0"] * len(nodes),
+    }  # fmt: skip
+
+
+def topology(*hosts: str) -> GpuTopology:
+    """Of machines with 4 GPUs each."""
+    from pytest_gpufleet.model.cluster_topology import joined
+
+    return joined(dict(enumerate(map(runs.topology, hosts))), dict(enumerate(hosts)))
+
+
+def _node(number: int, host: str) -> NodeFound:
+    return NodeFound(number, host, f"SN-{host}", tuple(gpu.uuid for gpu in runs.topology(host).gpus))
+
+
+def _mirrored(evidence: Evidence, own: Mapping[int, Record]) -> None:
+    """Every check of one machine, as all nodes together have done it."""
+    for check_id in dict.fromkeys(check for record in own.values() for check in record.checks):
+        evidence.add("check_started", check=check_id)
+        there = {number: record.checks[check_id] for number, record in own.items() if check_id in record.checks}
+        first = next(iter(there.values()))
+        for number, record in own.items():
+            for fault in faults_of(number, record, check_id):
+                evidence.add("fault", fault=fault.to_json())
+        outcome = outcome_of_all(check.outcome for check in there.values())
+        failed_by = "other" if outcome == "failed" else ""
+        ended = Check(check_id, outcome, 1.5, first.title, failed_by=failed_by)
+        evidence.add("check_finished", check=asdict(ended))
+
+
+def _between(evidence: Evidence, given: profile.Profile, values: Mapping[str, float]) -> None:
+    check_id = f"acceptance/{NODES_CHECK}"
+    evidence.add("check_started", check=check_id)
+    finding = judge(
+        Measurement(BETWEEN, dict(values), UNDER), given, evidence.record.topology, check_id, rehearsal=False
+    )
+    evidence.add("finding", finding=finding.to_json())
+    failed = finding.state == "missed"
+    check = Check(
+        check_id, "failed" if failed else "passed", 3.0, "Nodes reach each other", failed_by="limits" if failed else ""
+    )
+    evidence.add("check_finished", check=asdict(check))
