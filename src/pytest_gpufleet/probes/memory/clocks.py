@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from typing import Any
 
 import torch
 
@@ -19,7 +21,8 @@ def clocks_under_load(rank: Rank) -> dict[str, int] | None:
     """The highest clocks of this GPU, `sm` and `memory` in MHz, that NVML showed while its memory was copied, and the
     clock event `reasons` of that moment; None where NVML does not tell.
 
-    Copies leave the power that products do not: a GPU whose clocks nobody holds runs them at their maximum.
+    Copies leave the power that products do not: a GPU whose clocks nobody holds runs them at their maximum. Once both
+    were seen there, nothing more can show; else it goes on for SECONDS.
     """
     import pynvml
 
@@ -30,8 +33,9 @@ def clocks_under_load(rank: Rank) -> dict[str, int] | None:
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)
         highest = {"sm": 0, "memory": 0, "reasons": 0}
+        most = {"sm": _most(handle, SM), "memory": _most(handle, MEMORY)}
         until = time.monotonic() + SECONDS
-        while time.monotonic() < until:
+        while time.monotonic() < until and any(highest[name] < clock for name, clock in most.items()):
             for _ in range(COPIES):
                 b.copy_(a)
             sm = int(pynvml.nvmlDeviceGetClockInfo(handle, SM))
@@ -44,3 +48,13 @@ def clocks_under_load(rank: Rank) -> dict[str, int] | None:
         return None
     finally:
         pynvml.nvmlShutdown()
+
+
+def _most(handle: Any, clock: int) -> float:
+    """MHz; infinite where NVML does not tell."""
+    import pynvml
+
+    try:
+        return float(pynvml.nvmlDeviceGetMaxClockInfo(handle, clock))
+    except pynvml.NVMLError_NotSupported:
+        return math.inf
