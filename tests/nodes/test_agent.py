@@ -1,0 +1,315 @@
+"""The agent of a node as its controller meets it: a real process with real ranks, and a real run of its own."""
+
+import json
+import os
+import pickle
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.nodes import installed
+from pytest_gpufleet.nodes.agent_process import AgentSettings
+from pytest_gpufleet.nodes.messages import (
+    Beat,
+    CheckHealth,
+    End,
+    Ending,
+    Examine,
+    Hello,
+    KillRanks,
+    Lock,
+    Pulse,
+    RankAnswered,
+    RankDied,
+    ReadFacts,
+    ReadFile,
+    ReadHost,
+    ReadKernelLog,
+    ReadPresent,
+    Rendezvous,
+    RunSuite,
+    StartRanks,
+    Submit,
+    SuiteEnded,
+    SuiteNews,
+)  # fmt: skip
+from pytest_gpufleet.world import shipping
+from pytest_gpufleet.world.call import Call
+from pytest_gpufleet.world.engines import processes
+from pytest_gpufleet.world.engines.protocol import Trace
+from tests.conftest import KEPT, ROOT
+from tests.nodes.controller import controlled, started_by, wait_until_gone
+from tests.world.fake_engine import specs
+
+HERE = (2, 3)  # the ranks of node 1, of two nodes with two each
+
+
+def settings(folder: Path, **other) -> AgentSettings:
+    return AgentSettings(**{"run_folder": str(folder), "rehearse": 2, "keep_in": str(folder), **other})
+
+
+@pytest.fixture
+def agent(tmp_path):
+    with controlled(settings(tmp_path)) as controller:
+        yield controller
+
+
+def start_ranks(agent):
+    agent.tell(StartRanks(pickle.dumps(specs(2, 2)[2:])))
+    assert {agent.hear(RankAnswered).rank for _ in HERE} == set(HERE)
+
+
+def submit(agent, function, *args):
+    call = Call("it", (HERE,), {1: 2}, False, shipping.pack_work(function, args, {}), number=7)
+    agent.tell(Submit(HERE, shipping.pack(call)))
+
+
+def results(agent):
+    """What each rank returns."""
+    answers = [agent.hear(RankAnswered) for _ in HERE]
+    return {answer.rank: shipping.unpack(pickle.loads(answer.parcel).result) for answer in answers}
+
+
+def test_it_says_hello_first_and_then_that_it_is_there(tmp_path):
+    (tmp_path / "test_own.py").write_text("")
+    with controlled(settings(tmp_path, suite=("test_own.py",), name="gf7")) as agent:
+        while not agent.heard:
+            agent.take_in(1.0)
+        hello = agent.heard[0]
+        assert isinstance(hello, Hello)
+        assert (hello.host, hello.pid, hello.address, hello.interface) == ("gf7", agent.pid, "127.0.0.1", "lo")
+        assert hello.topology.absent == "--rehearse was given"
+        assert agent.hear(Pulse).clock <= agent.hear(Pulse).clock
+        first = hello.suite
+    (tmp_path / "test_own.py").write_text("changed")
+    with controlled(settings(tmp_path, suite=("test_own.py",))) as agent:
+        hello = agent.hear(Hello)
+        assert (hello.suite != first, hello.package) == (True, installed.package())
+
+
+def where(rank, value):
+    return rank.index, rank.node, len(value), os.getcwd(), os.environ["RANK"], os.environ["GLOO_SOCKET_IFNAME"]
+
+
+def test_its_ranks_work_and_a_large_parcel_comes_and_goes(agent, tmp_path):
+    start_ranks(agent)
+    value = bytes(20 << 20)
+    submit(agent, where, value)
+    assert results(agent) == {
+        2: (0, 1, len(value), str(tmp_path), "2", "lo"),
+        3: (1, 1, len(value), str(tmp_path), "3", "lo"),
+    }
+    submit(agent, lambda rank: value)
+    assert results(agent) == {2: value, 3: value}
+    assert agent.ask(KillRanks(60.0)) == {}
+    start_ranks(agent)  # and once more
+
+
+def test_a_rank_that_dies_is_told_by_its_number_among_all(agent):
+    start_ranks(agent)
+    submit(agent, lambda rank: rank.index == 0 or os.kill(os.getpid(), signal.SIGSEGV))
+    died = agent.hear(RankDied)
+    assert died.rank == 3
+    assert died.reason.startswith("by SIGSEGV")
+    assert agent.hear(RankAnswered).rank == 2
+
+
+def falls_silent(rank):
+    with rank.phase("deep in thought"):
+        if rank.index:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while True:
+            pass
+
+
+def test_hung_ranks_are_examined_and_killed(agent):
+    start_ranks(agent)
+    submit(agent, falls_silent)
+    seen = {}
+    while "stopped" not in seen.get(3, Trace()).state or "falls_silent" not in seen[2].stack:
+        seen = agent.ask(Examine((0, 1, 2, 3)))
+        assert set(seen) == set(HERE)
+    assert seen[2].phase == seen[3].phase == "deep in thought"
+    ranks = started_by(agent)
+    assert agent.ask(KillRanks(60.0)) == {}
+    assert len(started_by(agent) & ranks) <= 2  # the process that ranks are forked from, and its resource tracker
+    submit(agent, where, b"")  # to ranks that are gone
+    assert agent.ask(Examine(HERE)) == {}
+
+
+def test_what_it_is_asked_about_its_node_is_answered(agent):
+    assert agent.ask(ReadFacts(("uuid",))) == ()
+    assert agent.ask(ReadHost())["processors"] == os.cpu_count()
+    assert agent.ask(ReadKernelLog()).xids == ()
+    assert agent.ask(ReadPresent()) == ()
+    assert agent.ask(Lock()) == ""
+    assert agent.ask(CheckHealth()) == ()
+    assert agent.ask(Rendezvous()).startswith("tcp://127.0.0.1:")
+
+
+def test_a_question_without_an_answer_is_told_so_and_the_agent_lives_on(agent):
+    for question in (ReadFile("evidence.jsonl", 0, 10), RunSuite((), "/no/such/folder")):
+        assert agent.ask(question).trouble
+    assert agent.ask(ReadPresent()) == ()
+
+
+# ---------------------------------------------------------------- its own run
+
+
+OWN = """
+import os, subprocess
+
+def test_plain():
+    pass
+
+def test_own(world):
+    assert world.run(lambda rank: rank.index) == [0, 1]
+
+def test_stays(world):
+    away = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    print("away", away.pid)
+    if os.path.exists("wait"):
+        world.run(lambda rank: os.kill(os.getpid(), 19))
+"""
+
+
+def run_suite(agent, folder, *arguments):
+    """The number of the process of a run on two CPU ranks."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_own.py").write_text(OWN)
+    return agent.ask(RunSuite(("--rehearse=2", "-p", "no:cacheprovider", *arguments), str(folder)))
+
+
+def lines_of(agent):
+    """Those of its evidence, until its run is over, and how it ended."""
+    lines = []
+    while not isinstance(news := agent.hear(SuiteNews | SuiteEnded), SuiteEnded):
+        lines += news.lines
+    return lines, news
+
+
+def test_its_own_run_is_told_while_it_goes_on_and_its_files_are_read_in_parts(agent, tmp_path):
+    assert processes.look(run_suite(agent, tmp_path))
+    lines, ended = lines_of(agent)
+    assert (ended.exit_status, "3 passed" in ended.output) == (0, True), ended.output
+    assert {"evidence.jsonl", "summary.json", "report.html", "junit.xml"} <= set(ended.files)
+    kept = b""
+    while part := agent.ask(ReadFile("evidence.jsonl", len(kept), 1000)):
+        kept += part
+    assert len(kept) == ended.files["evidence.jsonl"]
+    assert kept.splitlines() == lines  # without GPUs there is no telemetry
+    record = Record()
+    for line in lines:
+        record.add(json.loads(line))
+    assert (record.verdict, [check.outcome for check in record.checks.values()]) == ("REHEARSAL", ["passed"] * 3)
+    (folder,) = tmp_path.glob("gpufleet-node-*")
+    agent.tell(End("the run is over"))
+    assert agent.hear(Ending).why
+    agent.agent.process.wait()
+    assert folder.exists()  # not all was read
+
+
+def test_its_folder_is_removed_when_all_was_read(agent, tmp_path):
+    run_suite(agent, tmp_path, "-k", "test_plain")
+    _, ended = lines_of(agent)
+    for name in ended.files:
+        assert agent.ask(ReadFile(name, 0, 1 << 30))
+    agent.tell(End("the run is over"))
+    agent.listen_until_its_end()
+    assert list(tmp_path.glob("gpufleet-node-*")) == []
+
+
+def test_one_run_at_a_time(agent, tmp_path):
+    (tmp_path / "wait").touch()
+    run_suite(agent, tmp_path)
+    assert "goes on" in agent.ask(RunSuite((), str(tmp_path))).trouble
+
+
+# ---------------------------------------------------------------- however it ends, nothing is left
+
+
+def everything(agent, tmp_path):
+    """Ranks, of which one holds the GIL, and a run in the middle of a check whose ranks hang. All their processes."""
+    (tmp_path / "wait").touch()
+    start_ranks(agent)
+    run_suite(agent, tmp_path)
+    submit(agent, falls_silent)
+    while agent.hear(Pulse).check != "test_own.py::test_stays":
+        pass
+    while not (stray := [pid for pid in started_by(agent) if _is_sleep(pid)]):
+        agent.hear(Pulse)
+    found = started_by(agent)
+    assert len(found) >= 10  # a fork server and its tracker, two ranks: here and in its run, which has a child
+    return found, stray[0]
+
+
+def _is_sleep(pid):
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+    return False
+
+
+def test_nothing_is_left_when_it_is_told_to_end(agent, tmp_path):
+    found, _ = everything(agent, tmp_path)
+    agent.tell(End("the run is over"))
+    assert "the run is over" in agent.hear(Ending).why
+    agent.agent.process.wait()
+    assert not [pid for pid in found if processes.look(pid)]
+
+
+def test_nothing_is_left_when_its_controller_is_gone(agent, tmp_path):
+    found, _ = everything(agent, tmp_path)
+    agent.agent.connection.close()
+    agent.agent.process.wait()
+    assert not [pid for pid in found if processes.look(pid)]
+    (log,) = tmp_path.glob("gpufleet-node-*/agent.log")
+    assert "its controller is gone" in log.read_text()
+
+
+def test_nothing_but_what_has_left_is_left_when_it_is_killed(agent, tmp_path):
+    found, stray = everything(agent, tmp_path)
+    os.kill(agent.pid, signal.SIGKILL)
+    wait_until_gone(found - {stray})
+    os.kill(stray, signal.SIGKILL)
+
+
+def test_without_a_beat_it_ends_itself_and_writes_why(tmp_path):
+    with controlled(settings(tmp_path, alone_seconds=1.0)) as agent:
+        start_ranks(agent)  # beats are sent while it is waited for
+        found = started_by(agent)
+        agent.listen_until_its_end()  # the connection is open, and nothing is said
+        assert [message for message in agent.heard if isinstance(message, Ending)]
+        assert not [pid for pid in found if processes.look(pid)]
+        (log,) = tmp_path.glob("gpufleet-node-*/agent.log")
+        assert "nothing was heard of its controller for 1 s" in log.read_text()
+
+
+def test_what_came_while_it_was_stopped_counts(tmp_path):
+    with controlled(settings(tmp_path, alone_seconds=1.0)) as agent:
+        agent.hear(Hello)
+        os.kill(agent.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        while time.monotonic() < began + 1.5:  # longer than it may be alone
+            agent.take_in(0.5)
+        agent.tell(Beat())
+        os.kill(agent.pid, signal.SIGCONT)
+        assert agent.ask(ReadPresent()) == ()
+
+
+def test_garbage_ends_it_with_what_it_was(tmp_path):
+    with controlled(settings(tmp_path)) as agent:
+        agent.hear(Hello)
+        agent.agent.connection.send(b"no message at all")
+        assert "ValidationError" in agent.hear(Ending).why or "DecodeError" in agent.hear(Ending).why
+        assert agent.agent.process.wait() == 1
+
+
+def test_ranks_do_not_find_what_a_controller_in_another_place_has_set(tmp_path):
+    with controlled(settings(tmp_path), {**KEPT, "GLOO_SOCKET_IFNAME": "lo,eth9", "PYTHONPATH": str(ROOT)}) as agent:
+        start_ranks(agent)
+        submit(agent, lambda rank: (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]))
+        assert results(agent) == {2: ("lo", "=lo"), 3: ("eth9", "=lo")}
