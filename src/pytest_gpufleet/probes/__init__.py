@@ -44,8 +44,13 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth as host_memory_bandwidth
     from pytest_gpufleet.probes.memory.patterns import PatternTest as PatternTest
     from pytest_gpufleet.probes.memory.patterns import hold_patterns as hold_patterns
+    from pytest_gpufleet.probes.nodes.node_groups import groups_of_nodes as groups_of_nodes
+    from pytest_gpufleet.probes.nodes.node_groups import pairs_of_nodes as pairs_of_nodes
+    from pytest_gpufleet.probes.nodes.rails import rail_bandwidth as rail_bandwidth
     from pytest_gpufleet.probes.search.slow_alone import one_at_a_time as one_at_a_time
     from pytest_gpufleet.probes.search.slow_alone import why_slow as why_slow
+    from pytest_gpufleet.probes.search.slow_between_nodes import who_slows_nodes as who_slows_nodes
+    from pytest_gpufleet.probes.search.slow_between_nodes import who_slows_rails as who_slows_rails
     from pytest_gpufleet.probes.search.slow_collective import who_is_slow as who_is_slow
     from pytest_gpufleet.probes.search.slow_pairs import who_slows_pairs as who_slows_pairs
     from pytest_gpufleet.probes.search.wrong_data import who_corrupts as who_corrupts
@@ -85,7 +90,10 @@ _NAMES = {
     "memory.clocks": ("clocks_under_load",),
     "memory.host_triad": ("host_memory_bandwidth",),
     "memory.patterns": ("PatternTest", "hold_patterns"),
+    "nodes.node_groups": ("groups_of_nodes", "pairs_of_nodes"),
+    "nodes.rails": ("rail_bandwidth",),
     "search.slow_alone": ("one_at_a_time", "why_slow"),
+    "search.slow_between_nodes": ("who_slows_nodes", "who_slows_rails"),
     "search.slow_collective": ("who_is_slow",),
     "search.slow_pairs": ("who_slows_pairs",),
     "search.wrong_data": ("who_corrupts",),

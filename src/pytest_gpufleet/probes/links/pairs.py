@@ -32,6 +32,7 @@ from pytest_gpufleet.probes.links.copier import Copier, Copy, Meet, Memory, Offe
 from pytest_gpufleet.probes.links.copying import Copied
 from pytest_gpufleet.probes.links.starting_line import StartingLine
 from pytest_gpufleet.probes.measure import together
+from pytest_gpufleet.probes.pairing import rounds
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -90,18 +91,6 @@ def turns(n: int, topology: GpuTopology) -> list[list[Pair]]:
     way (a PCIe switch, a socket, host memory), and what each gets would depend on who else copies."""
     at_once = rounds(n)
     return at_once if topology.fabric == "nvswitch" else [[pair] for pairs in at_once for pair in pairs]
-
-
-def rounds(n: int) -> list[list[Pair]]:
-    """Every pair of n ranks once, in as few rounds as there can be, of pairs that share no rank (a round robin)."""
-    ring: list[int | None] = [*range(n), *([None] if n % 2 else [])]
-    result = []
-    for _ in ring[1:]:
-        half = len(ring) // 2
-        facing = zip(ring[:half], reversed(ring[half:]), strict=True)
-        result.append([(i, j) for i, j in facing if i is not None and j is not None])
-        ring = [ring[0], ring[-1], *ring[1:-1]]
-    return result
 
 
 def _over_all_pairs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +21,16 @@ class Deadline:
     def run(self, world: World, probe: Callable[..., Any], *args: Any, **how: Any) -> list[Any]:
         """`world.run` within the time that is left. TimeoutError before it is over: a call that is cut short ends all
         ranks."""
+        return self.each(world, [world], probe, *args, **how)[0]
+
+    def each(
+        self, world: World, groups: Sequence[Sequence[int] | World], probe: Callable[..., Any], *args: Any, **how: Any
+    ) -> list[list[Any]]:
+        """`world.each` likewise."""
         left = self.moment - time.monotonic()
         if left < SECONDS / 10:
             raise TimeoutError(f"it was not done within {SECONDS:g} s")
-        return world.run(probe, *args, timeout=left, **how)
+        return world.each(groups, probe, *args, timeout=left, **how)
 
 
 def failed(error: Exception) -> str:

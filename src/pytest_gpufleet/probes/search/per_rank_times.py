@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
@@ -23,6 +24,12 @@ LONGEST = 0.5  # seconds of a sample, about: the search is to be over soon on a 
 def pair_seconds(rank: Rank, topology: GpuTopology, nbytes: int) -> dict[Pair, float]:
     """The seconds in which this rank and each other one send each other `nbytes`, both ways at the same time; where
     pairs share no way, others do so meanwhile. The best of some samples: a bad link is never fast."""
+    return {pair: min(taken) for pair, taken in swaps(rank, turns(rank.size, topology), nbytes, LONGEST).items()}
+
+
+def swaps(rank: Rank, rounds: Sequence[Sequence[Pair]], nbytes: int, longest: float) -> dict[Pair, tuple[float, ...]]:
+    """The seconds in which this rank and its partner of each round send each other `nbytes`, both ways at the same
+    time: one figure a sample, of about `longest` seconds. All pairs of a round do so at once; every rank calls it."""
     sent, received = (torch.zeros(nbytes, dtype=torch.uint8, device=rank.device) for _ in range(2))
 
     def swap(partner: int) -> None:
@@ -31,15 +38,14 @@ def pair_seconds(rank: Rank, topology: GpuTopology, nbytes: int) -> dict[Pair, f
         wait([dist.batch_isend_irecv([there, back])])
 
     took = {}
-    for pairs in turns(rank.size, topology):
+    for pairs in rounds:
         mine = next((pair for pair in pairs if rank.index in pair), None)
         if mine is None:
-            timing(rank, list, SAMPLES, longest=LONGEST)  # keeps step with the others
+            timing(rank, list, SAMPLES, longest=longest)  # keeps step with the others
             continue
         partner = sum(mine) - rank.index
         with rank.phase(f"pair with rank {partner} of {nbytes:,} bytes"):
-            times = timing(rank, partial(swap, partner), SAMPLES, longest=LONGEST)
-        took[min(mine), max(mine)] = min(times.seconds)
+            took[min(mine), max(mine)] = timing(rank, partial(swap, partner), SAMPLES, longest=longest).seconds
     return took
 
 

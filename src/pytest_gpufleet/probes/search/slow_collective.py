@@ -130,13 +130,13 @@ def _left_out(slow: Slow) -> Step:
     others = [value for index, value in without.items() if index != best]
     # The others must agree: with the culprit in the group, it matters little who else is.
     if _stands_out(others, [without[best]], slow.share) and min(others) > slow.share * max(others):
-        reached = f"without it {collective} reaches {_gigabytes([without[best]])}"
-        what = f"{reached}, without any other rank {_gigabytes(others)}"
+        reached = f"without it {collective} reaches {gigabytes([without[best]])}"
+        what = f"{reached}, without any other rank {gigabytes(others)}"
         return Fault("slows_collectives", (world.places[best],), what)
-    clue = f"without any one rank {collective} reaches {_gigabytes(without.values())}"
+    clue = f"without any one rank {collective} reaches {gigabytes(without.values())}"
     if world.size > 3:
         halves = [everyone[: world.size // 2], everyone[world.size // 2 :]]
-        rates = [f"ranks {half[0]} to {half[-1]} {_gigabytes([rate(half)])}" for half in halves]
+        rates = [f"ranks {half[0]} to {half[-1]} {gigabytes([rate(half)])}" for half in halves]
         clue += f", among {' and among '.join(rates)}"
     return clue
 
@@ -191,10 +191,11 @@ def _split(rates: Mapping[Pair, float], rank: int) -> tuple[list[float], list[fl
 def _span(rates: Iterable[float], size: int) -> str:
     """Bytes a second in words; of small messages, the time of one."""
     values = [*rates]
-    return _gigabytes(rate / 1e9 for rate in values) if size >= MiB else _range((size / r * 1e6 for r in values), "us")
+    return gigabytes(rate / 1e9 for rate in values) if size >= MiB else _range((size / r * 1e6 for r in values), "us")
 
 
-def _gigabytes(rates: Iterable[float]) -> str:
+def gigabytes(rates: Iterable[float]) -> str:
+    """ "44.1 to 48.2 GB/s" """
     return _range(rates, "GB/s")
 
 

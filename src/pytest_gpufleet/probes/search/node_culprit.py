@@ -1,0 +1,225 @@
+"""Which node, or what between nodes, makes a network slow: found from the figures of groups of nodes alone.
+
+Nodes that are fine in a pair are good, and together with all that are fine with them they are an island. Everybody else
+is measured with two different members of each island, as many at the same time as share nobody:
+
+- a node that is slow with two good partners at least, and with every island, is slow itself;
+- a pair that is slow again although both are of one island has a slow link;
+- two islands of which no pair is fine have something slow between them, such as a switch.
+
+Nobody is blamed for a lone pair, nor where nothing is better than anything else. What shows in larger groups only is
+looked for by halves: the slower half of a group is halved again, and where both are alike, halves that mix them tell
+whether it is what lies between.
+
+If healthy pairs differ by less than 4 % (NOISE to either side), no healthy node is ever named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import isnan
+from statistics import fmean
+
+from pytest_gpufleet.probes.pairing import Pair, some_rounds
+
+Group = tuple[int, ...]
+# Figures of disjoint groups that are measured at the same time; higher is better, and those of one size are comparable.
+Measure = Callable[[Sequence[Group]], Sequence[float]]
+
+# Healthy pairs of 8x H100 reach 448 to 450 GB/s (oci-hpc): 0.2 % to either side of what is usual.
+NOISE = 0.02
+# Of what is usual: what reaches less is slow, as `node_group_busbw` and `rail_bandwidth` tolerate it. What loses half
+# as much is fine; what lies between is neither, or a partner that is nearly slow could make a healthy node look slow.
+SLOW = 0.90
+PARTNERS = 2  # with which a node must be slow before it is named
+FIRST_ROUNDS = 3  # of pairs, if none were measured before: of an odd number each node rests in one at most
+MOST_CALLS = 16  # of `measure` after that. A single fault takes two to four of them, whatever the number of nodes
+MOST_ISLANDS = 4  # a network in more pieces is broken in a way that names nobody
+
+
+@dataclass(frozen=True)
+class Culprits:
+    """`nodes` that are slow, pairs of good nodes with a slow link, and islands with something slow between them.
+    `seen`: all figures of pairs, the worst of each; `usual`: what they are held against. `calls` of `measure`."""
+
+    nodes: tuple[int, ...]
+    links: tuple[Pair, ...]
+    between: tuple[tuple[Group, Group], ...]
+    seen: Mapping[Pair, float]
+    usual: float
+    calls: int
+
+    def of(self, node: int) -> dict[Pair, float]:
+        """The figures of the pairs of a node."""
+        return {pair: figure for pair, figure in self.seen.items() if node in pair}
+
+
+def culprits(
+    nodes: Sequence[int], measure: Measure, seen: Mapping[Pair, float] | None = None, share: float = SLOW
+) -> Culprits:
+    """Who makes pairs of these nodes slow: what reaches less than this share of what is usual. `seen`: what pairs have
+    reached already; without it, some are measured."""
+    search = _Search(sorted(nodes), measure, seen or {}, share)
+    if not search.seen:
+        for pairs in some_rounds(search.nodes, 0, FIRST_ROUNDS):
+            search.look(pairs)
+    first = search.calls
+    while search.slow and search.calls - first < MOST_CALLS and (pairs := _to_meet(search)):
+        search.look(pairs)
+    islands = search.islands()
+    again = [pair for pair in search.slow if any(set(pair) <= island for island in islands)]
+    links = search.still_slow(again, first + MOST_CALLS)
+    few = sorted(islands, key=min) if len(islands) <= MOST_ISLANDS else []
+    met, slow = search.met(), {*search.slow}
+    apart = [(tuple(sorted(a)), tuple(sorted(b))) for a, b in combinations(few, 2) if _apart(a, b, met, slow)]
+    return Culprits(
+        tuple(node for node in search.nodes if _is_slow(node, few, met, slow)),
+        tuple(links),
+        tuple(apart),
+        search.seen,
+        search.usual,
+        search.calls,
+    )
+
+
+def narrowed(group: Group, measure: Measure, share: float = SLOW) -> tuple[Group, ...]:
+    """Where a group is slow of which every pair is fine: the part of it that is slow, the two halves between which it
+    is, or nothing if no part of it is slower than another. Two or three calls for each time that it is halved."""
+    while len(group) >= 4:
+        a, b, part = _halved(group, measure, share)
+        if not part:
+            quarter = len(a) // 2
+            mixed = _figures(measure, [a[:quarter] + b[quarter:], b[:quarter] + a[quarter:]])
+            return (a, b) if max(mixed) < share * min(_figures(measure, [a, b])) else ()
+        group = part
+    return (group,)
+
+
+def _halved(group: Group, measure: Measure, share: float) -> tuple[Group, Group, Group]:
+    """Two halves of a group, equally large, and the one that is slow beside the other, if one is. Of an odd number one
+    is left out, first the last and then the first."""
+    half = len(group) // 2
+    for start in range(1 + len(group) % 2):
+        a, b = group[start : start + half], group[start + half : start + 2 * half]
+        of_a, of_b = _figures(measure, [a, b])
+        if min(of_a, of_b) < share * max(of_a, of_b):
+            return a, b, a if of_a < of_b else b
+    return a, b, ()
+
+
+def _figures(measure: Measure, groups: Sequence[Group]) -> list[float]:
+    """Of groups that share nobody; 0 for what is no number."""
+    return [0.0 if isnan(figure) else figure for figure in measure(groups)]
+
+
+class _Search:
+    """What is known of pairs, and how to learn more."""
+
+    def __init__(self, nodes: Sequence[int], measure: Measure, seen: Mapping[Pair, float], share: float) -> None:
+        self.nodes, self.share, self.calls = nodes, share, 0
+        self.seen = {pair: 0.0 if isnan(figure) else figure for pair, figure in seen.items()}
+        self._measure = measure
+
+    @property
+    def usual(self) -> float:
+        """The mean of the better half, as the verdict has it: a half that is slow cannot hide behind itself."""
+        figures = sorted(self.seen.values(), reverse=True)
+        return fmean(figures[: max(1, len(figures) // 2)]) if figures else 0.0
+
+    @property
+    def slow(self) -> list[Pair]:
+        enough = self.share * self.usual
+        return [pair for pair in sorted(self.seen) if self.seen[pair] < enough]
+
+    def fine(self) -> list[Pair]:
+        enough = (1 + self.share) / 2 * self.usual
+        return [pair for pair in sorted(self.seen) if self.seen[pair] >= enough]
+
+    def met(self) -> dict[int, set[int]]:
+        """With whom each node was measured."""
+        found: dict[int, set[int]] = {node: set() for node in self.nodes}
+        for a, b in self.seen:
+            found[a].add(b)
+            found[b].add(a)
+        return found
+
+    def look(self, pairs: Sequence[Pair]) -> dict[Pair, float]:
+        """Measure these at the same time; of a pair that was measured before the worse figure stays."""
+        figures = dict(zip(pairs, _figures(self._measure, pairs), strict=True))
+        self.calls += 1
+        for pair, figure in figures.items():
+            self.seen[pair] = min(figure, self.seen.get(pair, figure))
+        return figures
+
+    def islands(self) -> list[set[int]]:
+        """Nodes that are fine with each other, directly or by others; the largest first."""
+        found: list[set[int]] = []
+        for pair in self.fine():
+            touched = [island for island in found if island & {*pair}]
+            found = [island for island in found if island not in touched] + [set(pair).union(*touched)]
+        return sorted(found, key=lambda island: (-len(island), min(island)))
+
+    def still_slow(self, pairs: Iterable[Pair], most_calls: int) -> list[Pair]:
+        """Those that are slow once more; what is slow once can be anything."""
+        left, enough, slow = list(pairs), self.share * self.usual, []
+        while left and self.calls < most_calls:
+            now = _disjoint(left)
+            slow += [pair for pair, figure in self.look(now).items() if figure < enough]
+            left = [pair for pair in left if pair not in now]
+        return sorted(slow)
+
+
+def _to_meet(search: _Search) -> list[Pair]:
+    """Pairs to be measured next, that share nobody: each island, and each node that is on none, with members of every
+    other island, until it has met enough of them; then the nodes that are on none with each other, since they may be
+    an island of their own."""
+    islands = search.islands()[:MOST_ISLANDS]
+    units = [*islands, *({node} for node in search.nodes if not any(node in island for island in islands))]
+    met = search.met()
+    taken: set[int] = set()
+    chosen = []
+    for island in islands:
+        for unit in units:
+            known = set[int]().union(*(met[node] for node in unit)) & island
+            if unit is island or len(known) >= PARTNERS:
+                continue
+            ours = sorted(unit - taken, key=lambda node: (len(met[node] & island), node))[:1]
+            theirs = sorted(island - taken - known)[:1]
+            chosen += [_pair(a, b) for a in ours for b in theirs]
+            taken |= {*ours, *theirs} if ours and theirs else set()
+    if chosen:
+        return chosen
+    outside = [node for unit in units if len(unit) == 1 for node in unit]
+    curious = [node for node in outside if len(met[node] & {*outside}) < FIRST_ROUNDS]
+    return _disjoint(pair for pair in combinations(curious, 2) if pair not in search.seen)
+
+
+def _disjoint(pairs: Iterable[Pair]) -> list[Pair]:
+    """As many of these as share nobody, the first ones first."""
+    taken: set[int] = set()
+    chosen = []
+    for pair in pairs:
+        if taken.isdisjoint(pair):
+            chosen.append(pair)
+            taken.update(pair)
+    return chosen
+
+
+def _is_slow(node: int, islands: Sequence[set[int]], met: Mapping[int, set[int]], slow: set[Pair]) -> bool:
+    """Whether a node is slow with two good partners, some of each island, and anything but slow with none."""
+    good = set[int]().union(*islands)
+    partners = met[node] & good
+    enough = len(partners) >= PARTNERS and all(partners & island for island in islands)
+    return node not in good and enough and all(_pair(node, partner) in slow for partner in partners)
+
+
+def _apart(a: set[int], b: set[int], met: Mapping[int, set[int]], slow: set[Pair]) -> bool:
+    """Whether two islands are slow with each other: in two pairs that share nobody, and anything but slow in none."""
+    across = [_pair(node, partner) for node in sorted(a) for partner in sorted(met[node] & b)]
+    return slow.issuperset(across) and len(_disjoint(across)) >= PARTNERS
+
+
+def _pair(a: int, b: int) -> Pair:
+    return min(a, b), max(a, b)

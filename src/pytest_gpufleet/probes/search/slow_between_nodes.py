@@ -1,0 +1,125 @@
+"""Who makes the network between nodes slow: what the suite looks for by itself after figures of nodes were too low."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from statistics import median
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import Pair, Place
+from pytest_gpufleet.probes.nodes.node_groups import group_bandwidth, numbers, ranks_of
+from pytest_gpufleet.probes.nodes.rails import Rails, rail_pairs, rails_of, slowest
+from pytest_gpufleet.probes.search.deadline import Deadline, failed
+from pytest_gpufleet.probes.search.node_culprit import SLOW, Culprits, Group, culprits, narrowed
+from pytest_gpufleet.probes.search.slow_collective import gigabytes
+from pytest_gpufleet.world.world import World
+
+SHOWN = 8  # numbers of nodes in a sentence
+FEW = 4  # nodes of which halves are no groups
+SLOW_CPU = 0.5  # of CPU ranks, whose machine does other things too
+
+
+def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: int) -> list[Fault]:
+    """Who makes nodes slow together: some of them, what lies between two, or what all share. Pairs of nodes among the
+    `measurements` are not measured again; without any, some are. Where every pair is fine, groups of nodes are."""
+    seen = {
+        (where.first.node, where.second.node): value
+        for each in measurements
+        for where, value in each.values.items()
+        if isinstance(where, Pair)
+    }
+    nodes, deadline = numbers(world), Deadline()
+
+    def measure(groups: Sequence[Group]) -> list[float]:
+        by_group = deadline.each(world, [ranks_of(world, group) for group in groups], group_bandwidth, nbytes)
+        return [min(reading.value for reading in readings) for readings in by_group]
+
+    try:
+        found = culprits(nodes, measure, seen, _share(world))
+        if named := _named(found, "node_slow", partial(Place, kind="node")):
+            return named
+        parts = narrowed(nodes, measure, _share(world)) if len(nodes) >= FEW else ()
+        return [Fault("network_between_nodes_slow", (), _of_all(parts, found))]
+    except Exception as error:  # whatever it is, the miss comes first
+        return [Fault("network_between_nodes_slow", (), failed(error))]
+
+
+def who_slows_rails(world: World, rails: Rails, nbytes: int) -> list[Fault]:
+    """Whose rails are slow, or what lies between two nodes on a rail. A node of which all are is slow itself."""
+    deadline, found = Deadline(), dict[int, Culprits]()
+    try:
+        for rail, seen in rails.pairs.items():
+            measure = _on_rail(world, rails_of(world)[rail], deadline, nbytes)
+            found[rail] = culprits(numbers(world), measure, seen, _share(world))
+    except Exception as error:
+        return [Fault("network_between_nodes_slow", (), failed(error))]
+    whole = set.intersection(*({*each.nodes} for each in found.values())) if len(found) > 1 else set[int]()
+    faults = [
+        Fault("node_slow", (Place(node, "node"),), f"each of its {len(found)} rails is") for node in sorted(whole)
+    ]
+    for rail, each in found.items():
+        of_rail = _named(each, "rail_slow", partial(Place, kind="rail", index=rail))
+        faults += [fault for fault in of_rail if not {part.node for at in fault.subjects for part in at.parts} <= whole]
+    none = f"no single rail: {_pairs(figure for each in found.values() for figure in each.seen.values())}"
+    return faults or [Fault("network_between_nodes_slow", (), none)]
+
+
+def _share(world: World) -> float:
+    return SLOW if world.gpus else SLOW_CPU
+
+
+def _on_rail(
+    world: World, ranks: Sequence[int], deadline: Deadline, nbytes: int
+) -> Callable[[Sequence[Group]], list[float]]:
+    """What measures pairs of nodes on one rail, which has these ranks."""
+    at = {world.places[rank].node: index for index, rank in enumerate(ranks)}
+
+    def measure(pairs: Sequence[Group]) -> list[float]:
+        meeting = [(at[a], at[b]) for a, b in pairs]
+        (by_rank,) = deadline.each(world, [ranks], rail_pairs, [meeting], nbytes)
+        figures = slowest([taken for taken, _ in by_rank])
+        return [median(figures[pair]) for pair in meeting]
+
+    return measure
+
+
+def _named(found: Culprits, code: str, at: Callable[[int], Place]) -> list[Fault]:
+    usual = f"{gigabytes([found.usual])} is usual"
+    slow = []
+    for node in found.nodes:
+        own = found.of(node)
+        slow.append(Fault(code, (at(node),), f"with {len(own)} others it reaches {gigabytes(own.values())}; {usual}"))
+    for a, b in found.links:
+        what = f"they reach {gigabytes([found.seen[a, b]])} with each other, and more with others; {usual}"
+        slow.append(Fault("node_link_slow", (Pair(at(a), at(b)),), what))
+    for one, other in found.between:
+        across = [found.seen[pair] for pair in found.seen if {*pair} & {*one} and {*pair} & {*other}]
+        among = f"{_nodes(one)} and {_nodes(other)} are fast among themselves"
+        what = f"{among}, and reach {gigabytes(across)} with each other; {usual}"
+        slow.append(Fault("network_between_nodes_slow", (), what))
+    return slow
+
+
+def _of_all(parts: Sequence[Group], found: Culprits) -> str:
+    """What is known where no node and no pair is to blame."""
+    match parts:
+        case [one, other]:
+            return f"{_nodes(one)} and {_nodes(other)} are fast by themselves, and groups of both are slow"
+        case [part]:
+            return f"every pair is fast, and groups with {_nodes(part)} are slow"
+        case _:
+            return f"no single node: {_pairs(found.seen.values())}"
+
+
+def _pairs(figures: Iterable[float]) -> str:
+    values = [*figures]
+    if len(values) == 1:
+        return f"with two nodes nobody can tell which one it is, and they reach {gigabytes(values)}"
+    return f"{len(values)} pairs reach {gigabytes(values)}"
+
+
+def _nodes(group: Group) -> str:
+    more = f" and {len(group) - SHOWN} more" if len(group) > SHOWN else ""
+    return f"nodes {', '.join(map(str, group[:SHOWN]))}{more}"

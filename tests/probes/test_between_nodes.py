@@ -1,0 +1,186 @@
+"""Rails, pairs and groups of nodes on ranks that take themselves for several nodes, some of them made slow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from pytest_gpufleet import Fault, Measurement, MiB, Rank, World
+from pytest_gpufleet.model.place import Pair, Place, read
+from pytest_gpufleet.probes import (
+    groups_of_nodes,
+    pairs_of_nodes,
+    rail_bandwidth,
+    who_slows_nodes,
+    who_slows_rails,
+)
+from pytest_gpufleet.probes.nodes.node_groups import squares
+from tests.several_nodes import ranks_on
+
+SMALL, SEED = MiB // 4, 5
+USUAL, LONG = 0.02, 0.15  # seconds; what a busy machine adds is small beside the one and beside their difference
+
+
+@pytest.fixture(scope="module")
+def three_nodes() -> Iterator[World]:
+    with ranks_on(3, 2) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def four_nodes() -> Iterator[World]:
+    with ranks_on(4, 1) as world:
+        yield world
+
+
+def slowed(rank: Rank, places: Sequence[Place], link: tuple[int, int] | None) -> None:
+    """Have these ranks, or what they send to the other node of a link, take their time."""
+    me = Place(rank.node, "cpu", rank.index % rank.local_size)
+    swap, reduce = dist.batch_isend_irecv, dist.all_reduce
+    nodes = {index: index // rank.local_size for index in range(rank.size)}
+
+    def held_up(others: Sequence[int]) -> bool:
+        here = {rank.node, *(nodes[other] for other in others)}
+        return me in places or (link is not None and here >= {*link})
+
+    def slow_swap(operations: list[Any]) -> Any:
+        time.sleep(LONG if held_up([operations[0].peer]) else USUAL)
+        return swap(operations)
+
+    def slow_reduce(tensor: Any, *args: Any, group: Any = None, **kwargs: Any) -> Any:
+        if tensor.numel() > 1:  # not those that only line ranks up
+            time.sleep(LONG if held_up(dist.get_process_group_ranks(group)) else USUAL)
+        return reduce(tensor, *args, group=group, **kwargs)
+
+    rank.kept["genuine"] = swap, reduce
+    dist.batch_isend_irecv, dist.all_reduce = slow_swap, slow_reduce
+
+
+def as_before(rank: Rank) -> None:
+    dist.batch_isend_irecv, dist.all_reduce = rank.kept.pop("genuine")
+
+
+@pytest.fixture
+def plant(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    planted: list[World] = []
+
+    def plant(world: World, *places: str, link: tuple[int, int] | None = None) -> None:
+        world.run(slowed, [read(each) for each in places], link)
+        planted.append(world)
+
+    yield plant
+    for world in planted:
+        world.run(as_before)
+
+
+def told(faults: Sequence[Fault]) -> set[tuple[str, str]]:
+    return {(fault.code, " ".join(map(str, fault.subjects))) for fault in faults}
+
+
+def slowest(measurement: Measurement, usual: float = 0.5) -> set[str]:
+    best = max(measurement.values.values())
+    return {str(where) for where, value in measurement.values.items() if value < usual * best}
+
+
+# ---------------------------------------------------------------- rails
+
+
+@pytest.mark.parametrize("at_once", ["one", "all"])
+def test_each_rail_of_each_node_has_a_figure(three_nodes: World, at_once: Any) -> None:
+    rails = rail_bandwidth(three_nodes, at_once, SMALL, SEED)
+    assert {*rails.measurement.values} == {Place(node, "rail", rail) for node in range(3) for rail in range(2)}
+    assert rails.measurement.conditions == {"at_once": at_once, "bytes": SMALL}
+    assert rails.measurement.details == {"seed": SEED, "rounds": 3}
+    assert [sorted(pairs) for pairs in rails.pairs.values()] == 2 * [[*combinations(range(3), 2)]]
+    assert all(len(samples) == 3 for samples in rails.measurement.samples.values())
+
+
+def test_a_slow_rail_of_one_node_is_named(three_nodes: World, plant: Callable[..., None]) -> None:
+    plant(three_nodes, "node2/cpu1")
+    rails = rail_bandwidth(three_nodes, "all", SMALL, SEED)
+    assert slowest(rails.measurement) == {"node2/rail1"}
+    assert told(who_slows_rails(three_nodes, rails, SMALL)) == {("rail_slow", "node2/rail1")}
+
+
+def test_a_node_of_which_all_rails_are_slow_is_named_once(three_nodes: World, plant: Callable[..., None]) -> None:
+    plant(three_nodes, "node1/cpu0", "node1/cpu1")
+    rails = rail_bandwidth(three_nodes, "one", SMALL, SEED)
+    assert told(who_slows_rails(three_nodes, rails, SMALL)) == {("node_slow", "node1")}
+
+
+def test_two_nodes_have_figures_of_both_and_nobody_is_named(three_nodes: World, plant: Callable[..., None]) -> None:
+    two = three_nodes.subset(range(4))
+    plant(three_nodes, "node1/cpu1")
+    rails = rail_bandwidth(two, "one", SMALL, SEED)
+    pair = Pair(Place(0, "rail", 1), Place(1, "rail", 1))
+    assert {*rails.measurement.values} == {Pair(Place(0, "rail", 0), Place(1, "rail", 0)), pair}
+    assert slowest(rails.measurement) == {str(pair)}
+    assert told(who_slows_rails(two, rails, SMALL)) == {("network_between_nodes_slow", "")}
+
+
+# ---------------------------------------------------------------- pairs
+
+
+def test_every_pair_of_nodes_has_a_figure(three_nodes: World) -> None:
+    (pairs,) = pairs_of_nodes(three_nodes, SMALL, SEED)
+    assert {str(where) for where in pairs.values} == {"node-node1", "node-node2", "node1-node2"}
+    assert (pairs.metric, pairs.conditions["nodes"], pairs.conditions["ranks"]) == ("node_group_busbw", 2, 4)
+    assert (pairs.details["seed"], pairs.details["rounds"]) == (SEED, 3)
+
+
+def test_a_node_that_is_slow_with_both_others_is_named(three_nodes: World, plant: Callable[..., None]) -> None:
+    plant(three_nodes, "node2/cpu0")
+    pairs = pairs_of_nodes(three_nodes, SMALL, SEED)
+    assert slowest(pairs[0]) == {"node-node2", "node1-node2"}
+    assert told(who_slows_nodes(three_nodes, pairs, SMALL)) == {("node_slow", "node2")}
+
+
+def test_a_slow_link_is_named_and_none_of_its_nodes(four_nodes: World, plant: Callable[..., None]) -> None:
+    plant(four_nodes, link=(1, 3))
+    pairs = pairs_of_nodes(four_nodes, SMALL, SEED)
+    assert slowest(pairs[0]) == {"node1-node3"}
+    assert told(who_slows_nodes(four_nodes, pairs, SMALL)) == {("node_link_slow", "node1-node3")}
+
+
+def test_a_lone_pair_blames_nobody(three_nodes: World, plant: Callable[..., None]) -> None:
+    two = three_nodes.subset(range(4))
+    plant(three_nodes, "node1/cpu0")
+    faults = who_slows_nodes(two, pairs_of_nodes(two, SMALL, SEED), SMALL)
+    assert told(faults) == {("network_between_nodes_slow", "")}
+    assert "with two nodes nobody can tell which one it is" in faults[0].what
+
+
+def test_what_was_measured_in_another_way_is_looked_for_among_pairs(
+    four_nodes: World, plant: Callable[..., None]
+) -> None:
+    plant(four_nodes, "cpu0")
+    assert told(who_slows_nodes(four_nodes, [], SMALL)) == {("node_slow", "node")}
+
+
+def test_a_search_that_fails_leaves_the_miss(four_nodes: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_gpufleet.probes.search.slow_between_nodes.culprits", lambda *_: 1 / 0)
+    (fault,) = who_slows_nodes(four_nodes, [], SMALL)
+    assert fault.what.startswith("the search for the cause failed: ZeroDivisionError")
+
+
+# ---------------------------------------------------------------- groups
+
+
+@pytest.mark.parametrize(
+    ("n", "sizes"), [(9, [[3, 3, 3]]), (10, [[4, 4], [4]]), (16, [[4] * 4]), (500, [[23] * 21, [23]])]
+)
+def test_groups_are_equally_large_and_everybody_is_in_one(n: int, sizes: list[list[int]]) -> None:
+    groups = squares(range(n))
+    assert [[*map(len, each)] for each in groups] == sizes
+    assert {node for each in groups for group in each for node in group} == {*range(n)}
+    assert all(len({node for group in each for node in group}) == sum(map(len, each)) for each in groups)
+
+
+def test_groups_say_which_nodes_they_are(four_nodes: World) -> None:
+    (groups,) = groups_of_nodes(four_nodes, SMALL)  # of two: too few for a check, and quick
+    assert {groups.details["group0"], groups.details["group1"]} == {"nodes 0, 1", "nodes 2, 3"}
