@@ -6,11 +6,15 @@ import pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """`pytest acceptance/` is a run on all GPUs that are here."""
-    if config.option.gpus is None and config.option.rehearse is None:
+    if _says_nothing(config):
         config.option.gpus = "auto"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Where pytest finds this folder without being told, it does not ask the hook above."""
-    if config.option.gpus is None and config.option.rehearse is None and not config.option.collectonly:
+    if _says_nothing(config) and not config.option.collectonly:
         raise pytest.UsageError("say what the acceptance suite is to run on: --gpus N, --gpus all or --rehearse")
+
+
+def _says_nothing(config: pytest.Config) -> bool:
+    return (config.option.gpus, config.option.rehearse, config.option.nodes) == (None, None, None)

@@ -235,7 +235,7 @@ MISSPELT = {
     "machine.gpus[0][...]": lambda name: Gpu(0, {"name": "NVIDIA H200"})[name],
     "expect": lambda name: expect([Gpu(0, {})], name, 16),
     "expect in a rehearsal": lambda name: expect([], name, 16),
-    "machine_now": Run(Options(rehearse=2)).ground.read_now,
+    "machine_now": Run(Options(rehearse=2)).own_machine.read_now,
 }
 
 

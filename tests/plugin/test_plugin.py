@@ -88,6 +88,11 @@ BAD_FILES = {
         ("--gpus all --rehearse", ["--gpus all", "--rehearse", "give one of them"]),
         ("--rehearse -n 8", ["-n", "share the GPUs"]),
         ("--rehearse --dist=load --tx=popen", ["--dist", "share the GPUs"]),
+        ("--nodes 0 --gpus 1", ["--nodes", "'0'"]),
+        ("--nodes many --gpus 1", ["--nodes", "'many'", "all"]),
+        ("--nodes all --rehearse", ["--nodes all", "--nodes N"]),
+        ("--gpus 1 --fleet-address head:6379", ["--fleet-address", "--nodes N"]),
+        ("--gpus 1 --fleet-insecure", ["--fleet-insecure", "--nodes N"]),
         ("--rehearse --fleet-profile missing.toml", ["missing.toml", "cannot be read"]),
         ("--rehearse --fleet-profile .", ["--fleet-profile", "cannot be read"]),
         ("--rehearse --fleet-profile broken.toml", ["broken.toml", "not valid TOML", "line 1"]),
@@ -101,6 +106,15 @@ BAD_FILES = {
 def test_bad_input_ends_with_one_sentence_before_anything_starts(run_here, arguments, words):
     run = run_here(f"--fleet-dir={REPORTS}", *shlex.split(arguments), files=BAD_FILES)
     assert_one_sentence(run, words)
+
+
+@pytest.mark.parametrize("arguments", ["--rehearse", "--gpus all", "--rehearse --nodes 2"])
+def test_no_run_is_made_once_for_each_gpu(run_here, arguments):
+    under_torchrun = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    options = (f"--fleet-dir={REPORTS}", *shlex.split(arguments))
+    assert_one_sentence(run_here(*options, files=BAD_FILES, **under_torchrun), ["torchrun", "--nodes"])
+    listing = run_here(*options, "--collect-only", files=BAD_FILES, **under_torchrun)
+    assert listing.status == 0, listing.text
 
 
 def test_bad_input_ends_a_process_with_one_sentence(run_pytest):

@@ -24,6 +24,10 @@ MESSAGE_LIMIT = 20_000
 NOT_RUN = "its body was not run"
 
 
+class FailedOnNodes(AssertionError):
+    """A check has failed on nodes that have run it by themselves. What they found is on record."""
+
+
 def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
     """The check that a finished test was, as JSON."""
     title, _, doc = (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")
@@ -45,7 +49,7 @@ def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
 
 def faults(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> list[Fault]:
     """What is wrong by what ended a phase of a test, without what is on record: missed limits, and what was watched."""
-    if not _failed(report, error) or isinstance(error, LimitMissed):
+    if not _failed(report, error) or isinstance(error, (LimitMissed, FailedOnNodes)):
         return []
     found: Sequence[Fault]
     match error:
@@ -71,12 +75,14 @@ def show_faults(report: pytest.TestReport, error: BaseException | None, run: Run
     if isinstance(error, Faults) and report.failed:
         identity = run.ground.topology.identity
         report.longrepr = "\n".join("\n".join(filter(None, (each.told(identity), each.story))) for each in error.faults)
+    if isinstance(error, FailedOnNodes) and report.failed:
+        report.longrepr = str(error)
 
 
 def _outcome(phases: Phases) -> tuple[Outcome, str]:
     for report, error in phases:
         if _failed(report, error):
-            own = isinstance(error, (LimitMissed, RankFailure))
+            own = isinstance(error, (LimitMissed, RankFailure, FailedOnNodes))
             crash = getattr(report.longrepr, "reprcrash", None)
             text = report.longreprtext
             headline = "" if crash is None or text.startswith(crash.message) else f"{crash.message}\n\n"

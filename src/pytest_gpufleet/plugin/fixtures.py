@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.machine import Machine
     from pytest_gpufleet.model.measurement import Measurement
     from pytest_gpufleet.plugin.judging import Judge
+    from pytest_gpufleet.run.ground import OwnMachine
+    from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.verdict.profiles.profile import Profile
     from pytest_gpufleet.world.rank import Rank
     from pytest_gpufleet.world.world import World
@@ -60,28 +62,50 @@ def pytest_fixture_setup(
         pool.limit = limit
 
 
+def _own_machine(config: pytest.Config, fixture: str, instead: str) -> OwnMachine:
+    """What fixtures of one machine are about. A check between nodes has no machine of its own."""
+    run = config.stash[RUN]
+    if run.options.nodes is not None and run.options.makes_a_run:
+        pytest.fail(f"{fixture} is of one machine: a check between nodes asks {instead}", pytrace=False)
+    return run.own_machine
+
+
 @pytest.fixture(scope="session")
 def gpu_topology(pytestconfig: pytest.Config) -> GpuTopology:
     """The GPUs of this run, their links and the software above them (a GpuTopology); no GPUs in a rehearsal."""
-    return pytestconfig.stash[RUN].ground.topology
+    return _own_machine(pytestconfig, "gpu_topology", "world.gpus, or machines for all that is known").topology
 
 
 @pytest.fixture(scope="session")
 def machine(pytestconfig: pytest.Config) -> Machine:
     """Every fact of the run's GPUs and of their host (a Machine); `expect` checks facts. No GPUs in a rehearsal."""
-    return pytestconfig.stash[RUN].ground.machine
+    return _own_machine(pytestconfig, "machine", "machines, which has one for each node").machine
 
 
 @pytest.fixture(scope="session")
 def machine_now(pytestconfig: pytest.Config) -> Callable[[str], list[Any]]:
     """machine_now(fact): a fact of every GPU as it is at this moment, in the order of machine.gpus."""
-    return pytestconfig.stash[RUN].ground.read_now
+    return _own_machine(pytestconfig, "machine_now", "the ranks: world.run(...)").read_now
 
 
 @pytest.fixture(scope="session")
 def host_now(pytestconfig: pytest.Config) -> Callable[[str], Any]:
     """host_now(fact): a fact of the host as it is at this moment."""
-    return pytestconfig.stash[RUN].ground.host_now
+    return _own_machine(pytestconfig, "host_now", "the ranks: world.run(...)").host_now
+
+
+@pytest.fixture
+def machines(pytestconfig: pytest.Config) -> tuple[Machine, ...]:
+    """The machine of each node that takes part (Machines, with the number of their node), with what was read when the
+    run began."""
+    return pytestconfig.stash[RUN].machines()
+
+
+@pytest.fixture
+def node_runs(pytestconfig: pytest.Config) -> tuple[HostRun, ...]:
+    """What each node that takes part has come to in its own run (HostRuns, in the order of `machines`); of a run on one
+    machine none."""
+    return pytestconfig.stash[RUN].runs_of_nodes()
 
 
 @pytest.fixture(scope="session")

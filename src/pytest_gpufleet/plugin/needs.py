@@ -21,8 +21,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     from pytest_gpufleet.model.endings import not_applicable
 
     for marker in markers:
-        if what := lacking(run.ground.topology, run.ground.size, run.ranks.nodes, *marker.args, **marker.kwargs):
+        if what := lacking(run.ground.topology, run.ground.size, run.ground.nodes, *marker.args, **marker.kwargs):
             not_applicable(what)
+        if (wanted := marker.kwargs.get("nodes", 1)) > run.ranks.nodes:
+            pytest.skip(f"needs {wanted} nodes, and {run.ranks.nodes} of {run.ground.nodes} are left")
 
 
 def lacking(

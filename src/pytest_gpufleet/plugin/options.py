@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import pytest
 from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS, LEVELS
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.plugin import compat
+from pytest_gpufleet.plugin import compat, launchers
 from pytest_gpufleet.run.settings import (
     LONGEST_INTERVAL_SECONDS,
     REHEARSAL_RANKS,
@@ -25,6 +26,7 @@ from pytest_gpufleet.run.settings import (
     duration,
     gpu_count,
     interval,
+    node_count,
     rank_count,
     seconds,
     whole_number,
@@ -73,6 +75,19 @@ OPTIONS = (
     Option(
         "--rehearse", "rehearse", rank_count, "N",
         f"use N CPU ranks with Gloo (default: {REHEARSAL_RANKS}) instead of GPUs; never accepts a machine",
+    ),
+    Option(
+        "--nodes", "nodes", node_count, "N|all",
+        "run on N nodes of a Ray cluster, or on all that it has, with --gpus of each; with --rehearse on N that are "
+        "made of this machine. Another number of nodes than N: the run goes on with those present and is rejected.",
+    ),
+    Option(
+        "--fleet-address", "address", str, "ADDRESS",
+        "the Ray cluster (default: the one that Ray finds by itself); with --rehearse its nodes are rehearsed on",
+    ),
+    Option(
+        "--fleet-insecure", "insecure", bool, None,
+        "use a Ray cluster without token authentication, in which whoever reaches a port can run commands",
     ),
     Option(
         "--fleet-level", "level", _level, f"{{{','.join(LEVELS)}}}",
@@ -128,6 +143,7 @@ OPTIONS = (
     ),
 )  # fmt: skip
 
+MAKES_A_RUN = ("gpus", "rehearse", "nodes")
 # pytest's own, with which no test runs.
 LISTINGS = (
     "collectonly", "showfixtures", "show_fixtures_per_test", "markers", "setupplan", "cacheshow", "help", "version",
@@ -168,11 +184,12 @@ def add(parser: pytest.Parser) -> None:
 def from_config(config: pytest.Config) -> Options:
     """UsageError for what does not go together."""
     given = {option.field: config.getoption(option.name) for option in OPTIONS}
-    asked = given["gpus"] is not None or given["rehearse"] is not None
+    asked = any(given[name] is not None for name in MAKES_A_RUN)
     if path := _is_no_path(config.invocation_params.args):
         raise pytest.UsageError(f"--rehearse {path}: no path has this name, and a number of ranks is --rehearse=N")
     if given["gpus"] not in (None, "auto") and given["rehearse"]:
         raise pytest.UsageError("--gpus N and --gpus all run on GPUs, --rehearse on CPUs: give one of them")
+    _check_nodes(given)
     if given["burn_in"] and given["level"] not in (None, "burnin"):
         raise pytest.UsageError(
             f"--fleet-burn-in is part of level burnin, but --fleet-level {given['level']} was given"
@@ -187,9 +204,32 @@ def from_config(config: pytest.Config) -> Options:
         raise pytest.UsageError("python -O and PYTHONOPTIMIZE leave out assertions, so no check could fail: unset it")
     known = {name: value for name, value in given.items() if value is not None}
     options = Options(**known, asked=asked, listing=listing)
+    if options.makes_a_run:
+        _check_launcher(options)
     if options.deadline is not None and options.makes_a_run:
         _check_deadline(options, options.deadline)
     return options
+
+
+def _check_launcher(options: Options) -> None:
+    """UsageError if others of the same launcher do what this process is about to do."""
+    if launcher := launchers.started_by(os.environ, options.nodes is not None):
+        raise pytest.UsageError(
+            f"{launcher} starts pytest several times, and each would take the same GPUs: start it once a node with "
+            "--gpus, or once with --nodes; it starts a process for each GPU itself"
+        )
+
+
+def _check_nodes(given: dict[str, Any]) -> None:
+    """UsageError for what does not go together. GPUs of many nodes are not chosen by each for itself."""
+    if given["nodes"] is None:
+        for name, flag in (("address", "--fleet-address"), ("insecure", "--fleet-insecure")):
+            if given[name] is not None:
+                raise pytest.UsageError(f"{flag} is about many nodes: say how many, --nodes N or --nodes all")
+    elif given["rehearse"] and given["nodes"] == "all" and given["address"] is None:
+        raise pytest.UsageError("--nodes all is for a Ray cluster; a rehearsal of this machine has --nodes N")
+    elif not given["rehearse"] and given["gpus"] in (None, "auto"):
+        given["gpus"] = "all"
 
 
 def _check_deadline(options: Options, deadline: float) -> None:

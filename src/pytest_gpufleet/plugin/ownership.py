@@ -31,3 +31,9 @@ def is_spmd(item: pytest.Item) -> bool:
 
 def uses_ranks(item: pytest.Item) -> bool:
     return is_spmd(item) or any(ours(item, name) for name in OF_RANKS)
+
+
+def is_between_nodes(item: pytest.Item) -> bool:
+    """Whether a test is about several nodes together. All others are about one, and in a run on many each node runs
+    them by itself."""
+    return any(marker.kwargs.get("nodes", 1) > 1 for marker in item.iter_markers("needs"))

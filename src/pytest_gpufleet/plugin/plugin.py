@@ -5,7 +5,6 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.plugin import compat, fixtures, needs, on_ranks, options, ownership, supervision, telling
+from pytest_gpufleet.plugin import (
+    compat,
+    fixtures,
+    needs,
+    on_ranks,
+    options,
+    ownership,
+    supervision,
+    telling,
+    time_limits,
+)
 from pytest_gpufleet.plugin.keys import ENDED, FAULTS, FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
 from pytest_gpufleet.plugin.markers import MARKERS
 from pytest_gpufleet.plugin.screen import Screen
@@ -35,6 +44,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(telling, "gpufleet-telling")
     pluginmanager.register(needs, "gpufleet-needs")
     pluginmanager.register(supervision, "gpufleet-supervision")
+    pluginmanager.register(time_limits, "gpufleet-time-limits")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-html and junitxml read their paths
@@ -43,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     screen = config.stash[SCREEN] = Screen()
     asked, until = options.from_config(config), supervision.until(config)
-    run = config.stash[RUN] = Run(asked, screen.tell, on_ranks.prepare, until)
+    run = config.stash[RUN] = _kind_of_run(asked)(asked, screen.tell, on_ranks.prepare, until)
     # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
     config.add_cleanup(run.interruption.pass_on)
     config.add_cleanup(run.close)  # this one first
@@ -55,6 +65,14 @@ def pytest_configure(config: pytest.Config) -> None:
         _refuse_what_spoils_a_run(config, run.options)
         with options.refusals():
             _open(config, run)
+
+
+def _kind_of_run(asked: Options) -> type[Run]:
+    if asked.nodes is None or not asked.makes_a_run:
+        return Run
+    from pytest_gpufleet.run.cluster_run import ClusterRun
+
+    return ClusterRun
 
 
 def _refuse_what_spoils_a_run(config: pytest.Config, asked: Options) -> None:
@@ -94,6 +112,10 @@ def _open(config: pytest.Config, run: Run) -> None:
     config.pluginmanager.register(html_report.HtmlReport(run.evidence, page, each), "gpufleet-html")
     config.pluginmanager.register(session_end.SessionEnd(run), "gpufleet-session-end")
     config.pluginmanager.register(interference.Witness(run), "gpufleet-witness")
+    if run.options.nodes is not None:
+        from pytest_gpufleet.plugin import mirrored
+
+        mirrored.register(config, run)
 
 
 @pytest.hookimpl(trylast=True, optionalhook=True)
@@ -135,7 +157,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         screen.open(compat.terminal(config), run.open_things)
         _tell_prometheus(run)
         # A burn-in is long: whoever waits for it sees how far it is, and how hot.
-        if run.ground.topology.gpus and (run.options.monitor or run.options.level == "burnin"):
+        if (
+            run.options.nodes is None
+            and run.ground.topology.gpus
+            and (run.options.monitor or run.options.level == "burnin")
+        ):
             screen.draw(run.ground.topology, run.options.folder, run.open_things)
         run.watch(screen.show)
 
@@ -162,25 +188,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         of_the_suite = suite.belongs(item.path)
     run.ranks.begin_test(item.nodeid, of_the_suite, fresh=item.get_closest_marker("fresh_world") is not None)
-
-
-@pytest.hookimpl(tryfirst=True, optionalhook=True)
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """pytest-timeout's limit of a test becomes the deadline of its ranks, so that a hang is told by rank.
-
-    Its own timer stays behind it, for a test that hangs in the controller.
-    """
-    if not ownership.uses_ranks(item):
-        return None
-    import pytest_timeout
-
-    item.config.stash[RUN].ranks.test_deadline = time.monotonic() + settings.timeout
-    return bool(pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout + 5)))
-
-
-@pytest.hookimpl(tryfirst=True, optionalhook=True)
-def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
-    item.config.stash[RUN].ranks.test_deadline = None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -285,10 +292,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.stash[RUN]
     if run.evidence is not None:
         from pytest_gpufleet.run import conclusion
+        from pytest_gpufleet.verdict.verdict import CUT_SHORT
 
-        if run.sampling is not None:
-            run.sampling.stop()
-        run.check_health("the end of the run")
+        run.finish(cut_short=bool(session.shouldstop or session.shouldfail or exitstatus in CUT_SHORT))
         status = conclusion.conclude(run, exitstatus)
         _tell_prometheus(run, status)
         session.exitstatus = run.exit_status = status or (conclusion.INCOMPLETE if run.unwritten else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet.model import levels, suite
+from pytest_gpufleet.plugin import ownership
 from pytest_gpufleet.plugin.keys import RUN
 
 
@@ -14,6 +15,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if run.carried:
         items[:] = [item for item in items if suite.shipped().known_as(item.nodeid) not in run.carried]
     items.sort(key=lambda item: item.get_closest_marker("at_the_end") is not None)
+    if run.options.nodes is not None:  # each node by itself first
+        items.sort(key=ownership.is_between_nodes)
     above = [item for item in items if not levels.includes(run.options.level, level_of(item))]
     if above:
         config.hook.pytest_deselected(items=above)

@@ -63,14 +63,14 @@ def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> 
     from pytest_gpufleet.run import conclusion
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
-    from pytest_gpufleet.run.ground import Ground
+    from pytest_gpufleet.run.ground import OwnMachine
     from pytest_gpufleet.run.opening import open_run
     from pytest_gpufleet.run.run import Run
 
     run = Run(replace(asked, resume=None))  # what nobody could look at cannot be held against an earlier run
     run.interruption.overdue = True
     if folder is None:
-        run.ground = Ground.without_gpus(STUCK)
+        run.own_machine = OwnMachine.without_gpus(STUCK)
         open_run(run, arguments)
         assert run.evidence is not None
         run.evidence.spoil(STUCK)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pytest_gpufleet.hardware import local_node
+from pytest_gpufleet.hardware import host, local_node
 from pytest_gpufleet.hardware.node import Node, NoGpus, take
 from pytest_gpufleet.hardware.software import software
+from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.facts import check_name
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.machine import Machine
@@ -18,15 +21,46 @@ from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
 
 
 @dataclass(frozen=True)
+class NodeStanding:
+    """What is on record of a node: the facts of its GPUs, as if it were the only one, and of its host, and when they
+    were read."""
+
+    index: int
+    host: str
+    serial: str | None
+    topology: GpuTopology
+    facts: Mapping[str, Any]
+    taken: str
+
+    @property
+    def found(self) -> NodeFound:
+        return NodeFound(self.index, self.host, self.serial, tuple(gpu.uuid for gpu in self.topology.gpus))
+
+
 class Ground:
     """What a run stands on: GPUs and what is known of them, or CPU ranks and why there are no GPUs."""
 
-    node: Node
-    rehearsal_ranks: int = 0  # 0: a real run
+    rehearsal_ranks: int  # on all nodes; 0: a real run
+    nodes: int = 1  # that were there when it began
 
     @property
     def topology(self) -> GpuTopology:
-        return self.node.topology
+        raise NotImplementedError
+
+    @property
+    def gpus_present(self) -> int:
+        """How many GPUs there are, with those that are left out of this run; 0 in a rehearsal."""
+        raise NotImplementedError
+
+    @property
+    def standing(self) -> list[NodeStanding]:
+        """Every node, in the order of their numbers."""
+        raise NotImplementedError
+
+    @property
+    def where(self) -> str:
+        """What stands behind a number of GPUs or ranks if there are several nodes."""
+        return ""
 
     @property
     def why(self) -> str:
@@ -38,6 +72,30 @@ class Ground:
         """How many ranks there can be."""
         return self.rehearsal_ranks or len(self.topology.gpus)
 
+    def headline(self, level: str, basis: str) -> str:
+        """One line on what a run of this level stands on, and what it asks of limits if that is not the least."""
+        if self.rehearsal_ranks:
+            return f"REHEARSAL on {self.rehearsal_ranks} CPU ranks{self.where}, no GPU is tested ({self.why})"
+        if not self.topology.gpus:
+            return f"no GPU: {self.why}"
+        models, count = {gpu.name for gpu in self.topology.gpus}, len(self.topology.gpus)
+        which = f", which have {self.gpus_present}" if self.where else f" of the machine's {self.gpus_present} GPUs"
+        part = which if self.gpus_present > count else ""
+        asked = f", by {basis} limits at least" if basis != "physical" else ""
+        return f"{count}x {' / '.join(sorted(models))}{self.where}{part}, level {level}{asked}"
+
+
+@dataclass(frozen=True)
+class OwnMachine(Ground):
+    """The machine of this process."""
+
+    node: Node
+    rehearsal_ranks: int = 0
+
+    @property
+    def topology(self) -> GpuTopology:
+        return self.node.topology
+
     @cached_property
     def machine(self) -> Machine:
         """Everything about the GPUs of this run and their host."""
@@ -45,8 +103,13 @@ class Ground:
 
     @cached_property
     def gpus_present(self) -> int:
-        """How many GPUs the machine has, with those that are left out of this run; 0 in a rehearsal."""
         return len(self.node.present())
+
+    @property
+    def standing(self) -> list[NodeStanding]:
+        machine = self.machine
+        topology = replace(self.topology, gpus=machine.gpus)
+        return [NodeStanding(0, socket.gethostname(), host.serial(), topology, machine.host, machine.taken)]
 
     def read_now(self, fact: str) -> list[Any]:
         """A fact of every GPU at this moment."""
@@ -57,44 +120,33 @@ class Ground:
         """A fact of the host at this moment; None where the system does not tell."""
         return self.node.host()[fact]
 
-    def headline(self, level: str, basis: str) -> str:
-        """One line on what a run of this level stands on, and what it asks of limits if that is not the least."""
-        if self.rehearsal_ranks:
-            return f"REHEARSAL on {self.rehearsal_ranks} CPU ranks, no GPU is tested ({self.why})"
-        if not self.topology.gpus:
-            return f"no GPU: {self.why}"
-        models, count = {gpu.name for gpu in self.topology.gpus}, len(self.topology.gpus)
-        part = f" of the machine's {self.gpus_present} GPUs" if self.gpus_present > count else ""
-        asked = f", by {basis} limits at least" if basis != "physical" else ""
-        return f"{count}x {' / '.join(sorted(models))}{part}, level {level}{asked}"
-
     @classmethod
-    def without_gpus(cls, *why: str, ranks: int = 0) -> Ground:
+    def without_gpus(cls, *why: str, ranks: int = 0) -> OwnMachine:
         topology = GpuTopology(problems=() if ranks else why, absent="; ".join(why), **software())
         return cls(local_node.LocalNode(None, topology), ranks)
 
 
-def find(options: Options, stack: ExitStack) -> Ground:
+def find(options: Options, stack: ExitStack) -> OwnMachine:
     """What the options ask for and the machine has; NVML stays open until `stack` is closed. Refused for --gpus all
     without any."""
     if options.rehearse:
-        return Ground.without_gpus("--rehearse was given", ranks=options.rehearse)
+        return OwnMachine.without_gpus("--rehearse was given", ranks=options.rehearse)
     wanted = options.gpus if isinstance(options.gpus, int) else None
     try:
-        return Ground(stack.enter_context(local_node.opened(wanted)))
+        return OwnMachine(stack.enter_context(local_node.opened(wanted)))
     except NoGpus as reason:
         if options.gpus == "all":
             raise Refused(f"--gpus all: {reason}") from None
         if options.gpus == "auto":
             return _instead_of_gpus(reason)
-        return Ground.without_gpus(str(reason))
+        return OwnMachine.without_gpus(str(reason))
 
 
-def _instead_of_gpus(reason: NoGpus) -> Ground:
+def _instead_of_gpus(reason: NoGpus) -> OwnMachine:
     """What --gpus auto stands on without GPUs: a rehearsal only where nothing speaks for NVIDIA hardware, since a
     server whose driver is dead must not pass for a machine without GPUs."""
     if not reason.signs:
-        return Ground.without_gpus(str(reason), ranks=REHEARSAL_RANKS)
+        return OwnMachine.without_gpus(str(reason), ranks=REHEARSAL_RANKS)
     seen = "; ".join(reason.signs)
     found = f"this machine shows NVIDIA hardware ({seen}), so it is no rehearsal: --rehearse makes one"
-    return Ground.without_gpus(str(reason), found)
+    return OwnMachine.without_gpus(str(reason), found)

@@ -6,22 +6,20 @@ import hashlib
 import platform
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
 from pytest_gpufleet import __version__
-from pytest_gpufleet.hardware import host
 from pytest_gpufleet.hardware.environment import of_this_process, relevant
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.events import SCHEMA, NodeFound
+from pytest_gpufleet.model.events import SCHEMA
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.redaction import command
 from pytest_gpufleet.run import conclusion, disk_space, early_exit, resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.run.ground import Ground
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.given_limits import as_given
 
@@ -36,16 +34,17 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     run.ranks.environment = of_this_process()
     header = _header(run, arguments, started)
     header["resumed"], carried = _resumed(run, header)
-    run.lock()
-    machine = ground.machine
+    if run.options.nodes is None:  # else each node's own run does it
+        run.lock()
+    standing = ground.standing
     folder = RunFolder.make(run.options.folder, f"{header['host']}-{started:%Y%m%dT%H%M%SZ}")
     run.folder, run.evidence = folder, Evidence(folder.evidence)
     run.record_event("run", **header)
-    run.record_event("topology", nodes=[codec.plain(replace(ground.topology, gpus=machine.gpus))])
+    run.record_event("topology", nodes=[codec.plain(node.topology) for node in standing])
     if profile and run.options.profile:
         given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
         run.record_event("profile", profile=asdict(given))
-    run.record_event("machine", nodes=[{"taken": machine.taken, "host": dict(machine.host)}])
+    run.record_event("machine", nodes=[{"taken": node.taken, "host": dict(node.facts)} for node in standing])
     run.record_event("suite", manifest=shipped().to_json())
     for name, content in carried:
         run.record_event(name, **content)
@@ -59,7 +58,7 @@ def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, 
     return {
         "schema": SCHEMA,
         "host": socket.gethostname(),
-        "nodes": codec.plain([_node(ground)]),
+        "nodes": codec.plain([node.found for node in ground.standing]),
         "utc": started.isoformat(timespec="seconds"),
         "command": command(["pytest", *arguments]),
         "level": options.level,
@@ -77,12 +76,8 @@ def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, 
         "python": platform.python_version(),
         "pytest": version("pytest"),
         "plugin": __version__,
+        **run.cluster_header(),
     }
-
-
-def _node(ground: Ground) -> NodeFound:
-    gpus = tuple(gpu.uuid for gpu in ground.topology.gpus)
-    return NodeFound(0, socket.gethostname(), host.serial(), gpus)
 
 
 def _resumed(run: Run, header: dict[str, Any]) -> tuple[list[dict[str, Any]], Carried]:

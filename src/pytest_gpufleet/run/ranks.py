@@ -12,6 +12,7 @@ from pytest_gpufleet.model.refused import Refused
 if TYPE_CHECKING:
     from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.world.engines.local import LocalEngine
+    from pytest_gpufleet.world.engines.protocol import Engine
     from pytest_gpufleet.world.pool import Pool
     from pytest_gpufleet.world.rank_spec import RankSpec
     from pytest_gpufleet.world.world import World
@@ -39,7 +40,7 @@ class Ranks:
         self.environment: dict[str, str] = {}  # what of it steers drivers and libraries, when the run began
 
     @cached_property
-    def _engine(self) -> LocalEngine:
+    def _local_engine(self) -> LocalEngine:
         from pytest_gpufleet.world.engines.local import LocalEngine
 
         return LocalEngine(likely=() if self._run.options.level == "quick" else OF_TRAINING)
@@ -48,7 +49,7 @@ class Ranks:
         """Begin with what ranks need before they start and what takes seconds, while pytest still collects."""
         from pytest_gpufleet.world.rank_spec import nothing
 
-        self._engine.get_ready(self._run.prepare_rank or nothing)
+        self._local_engine.get_ready(self._run.prepare_rank or nothing)
 
     @cached_property
     def pool(self) -> Pool:
@@ -61,13 +62,16 @@ class Ranks:
             raise Refused(f"there is no GPU to run on: {run.ground.why}")
         run.lock()
         return Pool(
-            self._engine,
+            self._engine(),
             self._specs(),
             run.options.timeout,
             test_deadline=lambda: self.test_deadline,
             foreign_test=lambda: self.foreign_test,
             on_event=lambda name, **content: run.record_event(name, **throughout(content)),
         )
+
+    def _engine(self) -> Engine:
+        return self._local_engine
 
     def _specs(self) -> list[RankSpec]:
         from pytest_gpufleet.world.rank_spec import RankSpec, nothing
@@ -120,5 +124,5 @@ class Ranks:
     def close(self) -> None:
         if self.in_use is not None:
             self.in_use.close()
-        if (engine := self.__dict__.get("_engine")) is not None:
+        if (engine := self.__dict__.get("_local_engine")) is not None:
             engine.end()

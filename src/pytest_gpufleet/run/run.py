@@ -20,12 +20,14 @@ from pytest_gpufleet.run.settings import Options
 if TYPE_CHECKING:
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
+    from pytest_gpufleet.model.machine import Machine
     from pytest_gpufleet.model.measurement import Measurement
     from pytest_gpufleet.nodes.health_watch import Guard
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import RunFolder
-    from pytest_gpufleet.run.ground import Ground
+    from pytest_gpufleet.run.ground import Ground, OwnMachine
     from pytest_gpufleet.run.sampling import Sampling
+    from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.verdict.profiles.profile import Profile
 
 REHEARSED_BURN_IN_SECONDS = 10.0
@@ -64,17 +66,21 @@ class Run:
         self._locks: ExitStack | None = None
 
     @cached_property
-    def ground(self) -> Ground:
+    def own_machine(self) -> OwnMachine:
         from pytest_gpufleet.run import ground
 
         return ground.find(self.options, self.open_things)
+
+    @property
+    def ground(self) -> Ground:
+        return self.own_machine
 
     @cached_property
     def health(self) -> Guard | None:
         """Watches the health of the GPUs from its first use on; None without GPUs."""
         from pytest_gpufleet.nodes.health_watch import Guard
 
-        return Guard(self.ground.node) if self.ground.machine.gpus else None
+        return Guard(self.own_machine.node) if self.own_machine.machine.gpus else None
 
     @cached_property
     def profile(self) -> Profile | None:
@@ -104,7 +110,7 @@ class Run:
             health.note(sample)
             hear(sample)
 
-        self.sampling = Sampling(self, self.ground.node, take_in)
+        self.sampling = Sampling(self, self.own_machine.node, take_in)
         self.open_things.callback(self.sampling.stop)
         self.sampling.start()
 
@@ -140,7 +146,7 @@ class Run:
 
         if self._locks is None:
             try:
-                self._locks = self.ground.node.lock()
+                self._locks = self.own_machine.node.lock()
             except GpuTaken as taken:
                 raise Refused(str(taken)) from None
 
@@ -148,6 +154,24 @@ class Run:
         if self.evidence is not None:
             with self.interruption.deferred():  # half of a line would be taken for damage
                 self.evidence.add(name, **content)
+
+    def cluster_header(self) -> dict[str, Any]:
+        """What evidence says first of a run on many nodes."""
+        return {}
+
+    def machines(self) -> tuple[Machine, ...]:
+        """Those that take part, with the facts that do not change."""
+        return (self.own_machine.machine,)
+
+    def runs_of_nodes(self) -> tuple[HostRun, ...]:
+        """What the nodes that take part have come to by themselves, in the order of `machines`."""
+        return ()
+
+    def finish(self, cut_short: bool) -> None:
+        """What is left to do when the last test has ended, before the verdict."""
+        if self.sampling is not None:
+            self.sampling.stop()
+        self.check_health("the end of the run")
 
     def write(self, path: Path, write: Callable[[Path], None]) -> None:
         """Write one of the files that a run leaves. If that fails, it is told, and the others are written all the

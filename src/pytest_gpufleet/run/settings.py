@@ -13,14 +13,19 @@ LONGEST_INTERVAL_SECONDS = 10.0  # a slowdown that lasts for less can go unseen
 DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Gpus = int | Literal["all", "auto"]
+Nodes = int | Literal["all"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. `asked`: it is to be a run of its own. `listing`: pytest only shows what there is."""
+    """What was asked for, `gpus` and `rehearse` of each of the `nodes`. `asked`: it is to be a run of its own.
+    `listing`: pytest only shows what there is."""
 
     gpus: Gpus = "auto"
     rehearse: int | None = None
+    nodes: Nodes | None = None
+    address: str | None = None
+    insecure: bool = False
     level: str = "standard"
     profile: Path | None = None
     folder: Path = Path("reports")
@@ -47,6 +52,10 @@ def gpu_count(text: str) -> Gpus:
     if text == "auto":
         return "auto"
     return _at_least_one(text, "a number of GPUs (1 or more), all or auto")
+
+
+def node_count(text: str) -> Nodes:
+    return "all" if text == "all" else _at_least_one(text, "a number of nodes (1 or more) or all")
 
 
 def rank_count(text: str) -> int:

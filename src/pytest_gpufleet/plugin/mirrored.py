@@ -1,0 +1,138 @@
+"""Tests of one machine in a run on many nodes. Each node runs them by itself, and here they are what all came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.endings import NotApplicable
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.plugin import compat, node_arguments, options, ownership
+from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
+from pytest_gpufleet.plugin.keys import FAULTS, REACHED
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.run.cluster_run import ClusterRun
+    from pytest_gpufleet.run.node_runs import NodeRun
+    from pytest_gpufleet.run.run import Run
+
+Phase = Literal["setup", "call", "teardown"]
+MOST_NAMES = 8  # of hosts in one line
+MOST_MESSAGES = 4  # of one check
+
+
+def register(config: pytest.Config, run: Run) -> None:
+    from pytest_gpufleet.run.cluster_run import ClusterRun
+
+    assert isinstance(run, ClusterRun)
+    config.pluginmanager.register(Mirrors(run), "gpufleet-mirrors")
+
+
+class Mirrors:
+    def __init__(self, run: ClusterRun) -> None:
+        self._run = run
+        self._seconds = 0.0  # that the last one took on the slowest node
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Start the nodes' own runs, with what was selected here."""
+        mirrored = [item for item in session.items if not ownership.is_between_nodes(item)]
+        if mirrored and not session.testsfailed:
+            given = node_arguments.arguments(session.config, self._run.options, mirrored)
+            with options.refusals():
+                self._run.start_alone(dict.fromkeys(self._run.cluster.alive, given))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        if ownership.is_between_nodes(item):
+            self._run.begin_between()
+            return None
+        hook = item.ihook
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        self._report(item, "setup", self._begin)
+        self._report(item, "call", self._see)
+        self._report(item, "teardown", lambda item: None)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _report(self, item: pytest.Item, when: Phase, phase: Callable[[pytest.Item], None]) -> None:
+        """As pytest does it, but that no fixture is set up and none torn down."""
+        call = pytest.CallInfo.from_call(lambda: phase(item), when, (pytest.exit.Exception, KeyboardInterrupt))
+        call.duration = self._seconds if when == "call" else 0.0
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        item.ihook.pytest_runtest_logreport(report=report)
+
+    def _begin(self, item: pytest.Item) -> None:
+        self._run.interruption.before_test()
+        self._run.record_event("check_started", check=item.nodeid)
+
+    def _see(self, item: pytest.Item) -> None:
+        """End as the check did on the nodes."""
+        run, check = self._run, item.nodeid
+        there = [each for each in run.node_runs.all.values() if each.lost is None]
+        self._seconds = 0.0
+        run.wait_alone(check)
+        done = {each.node: each.record.checks[check] for each in there if check in each.record.checks}
+        self._seconds = max((each.seconds for each in done.values()), default=0.0)
+        not_done = [*run.losses(check), *(_not_run(each, check) for each in there if _is_missing(each, check))]
+        faults = [*not_done, *(fault for each in there for fault in each.faults(check))]
+        for fault in faults:
+            run.record_event("fault", fault=fault.to_json())
+        item.stash.setdefault(FAULTS, []).extend(faults)
+        failed = {node: each.message for node, each in done.items() if each.outcome == "failed"}
+        if failed or not_done:
+            raise FailedOnNodes("\n\n".join([*self._told(not_done), *self._of_most(failed, len(there))]))
+        self._end_without_failure(item, done)
+
+    def _told(self, faults: Sequence[Fault]) -> list[str]:
+        named = self._run.ground.topology.identity
+        return ["\n".join(filter(None, (fault.told(named), fault.story))) for fault in faults]
+
+    def _of_most(self, failed: Mapping[int, str], nodes: int) -> list[str]:
+        """Which nodes a check has failed on, and what the first of them say, for each node's own report has it all."""
+        if not failed:
+            return []
+        head = f"failed on {len(failed)} of {nodes} nodes: {self._names([*failed])}"
+        return [head, *self._by_message(failed)[:MOST_MESSAGES]]
+
+    def _end_without_failure(self, item: pytest.Item, done: Mapping[int, Check]) -> None:
+        if not done:
+            raise compat.skip_of_the_test("no node is left that could run it")
+        others = self._by_message({node: each.message for node, each in done.items() if each.outcome != "passed"})
+        outcomes = {each.outcome for each in done.values()}
+        if "passed" in outcomes:
+            item.stash[REACHED] = True
+            if others:
+                item.add_report_section("call", "on some nodes", "\n\n".join(others))
+            return
+        messages = {each.message for each in done.values()}
+        told = messages.pop() if len(messages) == 1 else "\n".join(others)
+        raise NotApplicable(told) if outcomes == {"not applicable"} else compat.skip_of_the_test(told)
+
+    def _by_message(self, told: Mapping[int, str]) -> list[str]:
+        """ "node1, node2: no such thing": what nodes say, those together that say the same."""
+        nodes: dict[str, list[int]] = {}
+        for node, message in told.items():
+            nodes.setdefault(message, []).append(node)
+        return [f"{self._names(those)}: {message}" for message, those in nodes.items()]
+
+    def _names(self, nodes: Sequence[int]) -> str:
+        more = f" and {len(nodes) - MOST_NAMES} more" if len(nodes) > MOST_NAMES else ""
+        return ", ".join(self._run.ground.hosts[node] for node in nodes[:MOST_NAMES]) + more
+
+
+def _is_missing(run: NodeRun, check: str) -> bool:
+    return run.lost is None and check not in run.record.checks
+
+
+def _not_run(run: NodeRun, check: str) -> Fault:
+    """That a check was not run on a node on which pytest is no longer there. What it printed is told once."""
+    how, story = run.damage, ""
+    if run.ended is not None:
+        how = how or f"its own run had ended with exit status {run.ended.exit_status}"
+        story, run.told = ("" if run.told else run.ended.output), True
+    return Fault("check_failed", (Place(run.node, "node"),), f"not run there: {how}", story, check)

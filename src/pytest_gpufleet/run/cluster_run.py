@@ -1,0 +1,168 @@
+"""A run on many nodes: each checks itself in a run of its own, and between them run the checks that need several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.machine import Machine
+from pytest_gpufleet.model.place import Place, on_node
+from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.nodes.cluster import Cluster
+from pytest_gpufleet.nodes.messages import CheckHealth, Lock
+from pytest_gpufleet.run import node_folders
+from pytest_gpufleet.run.cluster_ground import AllMachines
+from pytest_gpufleet.run.cluster_ranks import ClusterRanks
+from pytest_gpufleet.run.node_runs import NodeRuns
+from pytest_gpufleet.run.node_transport import transport_for
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.model.suite import Suite
+
+HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver
+LOCK_SECONDS = 30.0
+HEALTH_SECONDS = 30.0  # for what takes a healthy node 0.2 s
+END_SECONDS = 300.0  # for a node that has done all checks to write its report
+CLOSE_SECONDS = 15.0
+TURN_SECONDS = 0.5  # between two looks at who is there
+
+
+class ClusterRun(Run):
+    """`alone`: whether checks of one machine are run, on each node by itself, and none between them has begun yet."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ranks = ClusterRanks(self)
+        self.alone = True
+        self._told_lost: set[int] = set()
+        self._locked: set[int] = set()
+
+    # ------------------------------------------------------------ who is there
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """All agents, started. Refused if there is none."""
+        cluster = Cluster(transport_for(self.options))
+        self.open_things.callback(self._end_agents, cluster)
+        cluster.start(HELLO_SECONDS)
+        if not cluster.hellos:
+            told = "; ".join(f"{lost.name}: {lost.why}" for lost in cluster.lost.values())
+            raise Refused(f"--nodes {self.options.nodes}: no node can be used: {told}")
+        return cluster
+
+    @cached_property
+    def ground(self) -> AllMachines:
+        return AllMachines(self.cluster.names, self.cluster.hellos, self.options.rehearse or 0)
+
+    @cached_property
+    def node_runs(self) -> NodeRuns:
+        return NodeRuns(self.cluster)
+
+    @property
+    def health(self) -> None:
+        return None
+
+    def cluster_header(self) -> dict[str, Any]:
+        wanted = self.options.nodes if isinstance(self.options.nodes, int) else 0
+        hellos = self.cluster.hellos
+        interfaces = [hellos[node].interface if node in hellos else "" for node in self.cluster.names]
+        transport = next(iter(hellos.values())).transport
+        return {"nodes_wanted": wanted, "transport": transport, "secured": "loopback", "interfaces": interfaces}
+
+    def machines(self) -> tuple[Machine, ...]:
+        return tuple(map(self.ground.machine, self.cluster.alive))
+
+    def runs_of_nodes(self) -> tuple[HostRun, ...]:
+        suites: list[Suite] = []
+        runs = [self.node_runs.all[node] for node in self.cluster.alive if node in self.node_runs.all]
+        return tuple(HostRun(str(run.folder), "", kept(run.record, suites)) for run in runs)
+
+    # ------------------------------------------------------------ what goes wrong
+
+    def watch(self, hear: Any) -> None:
+        super().watch(hear)
+        for fault in (*self._miscounted(), *self.losses("")):
+            self.record_event("fault", fault=fault.to_json())
+
+    def _miscounted(self) -> list[Fault]:
+        wanted, there = self.options.nodes, len(self.cluster.hellos)
+        if not isinstance(wanted, int) or wanted == there:
+            return []
+        code = "node_missing" if there < wanted else "node_too_many"
+        return [Fault(code, (), f"{there} nodes are there, {wanted} were asked for")]
+
+    def losses(self, check: str) -> list[Fault]:
+        """The nodes that were lost since the last call, each on record as lost; the faults are not yet."""
+        faults = []
+        for node, lost in self.cluster.lost.items():
+            if node not in self._told_lost:
+                self._told_lost.add(node)
+                self.record_event("node_lost", node=node, why=lost.why)
+                faults.append(Fault("node_lost", (Place(node, "node"),), lost.why, "", check, bool(check)))
+        return faults
+
+    def check_health(self, check: str, failed: bool = False) -> list[Fault]:
+        """As of one machine, on all nodes at the same time, once ranks of theirs may have worked together."""
+        if self.evidence is None:
+            return []
+        faults = self.losses(check)
+        if self._locked and self.ground.topology.gpus:
+            for node, found in self.cluster.ask(CheckHealth(failed), self._locked, HEALTH_SECONDS).items():
+                faults += [_of_node(fault, node, check) for fault in found]
+        for fault in faults:
+            self.record_event("fault", fault=fault.to_json())
+        return faults
+
+    def lock(self) -> None:
+        """Make the GPUs of all nodes this run's own, when the nodes' own runs have let them go."""
+        new = set(self.cluster.alive) - self._locked
+        held = self.cluster.ask(Lock(), new, LOCK_SECONDS)
+        if taken := {node: holder for node, holder in held.items() if holder}:
+            raise Refused("; ".join(f"{self.ground.hosts[node]}: {holder}" for node, holder in taken.items()))
+        self._locked |= held.keys()
+
+    # ------------------------------------------------------------ one after the other
+
+    def start_alone(self, arguments: Mapping[int, tuple[str, ...]]) -> None:
+        """Start the nodes' own runs, with these arguments of pytest. Refused if one cannot be started."""
+        troubles = self.node_runs.start(arguments, [node.found for node in self.ground.standing], self.folder)
+        if troubles:
+            told = "; ".join(f"{self.ground.hosts[node]}: {why}" for node, why in troubles.items())
+            raise Refused(f"the checks of one machine cannot be started there: {told}")
+
+    def wait_alone(self, check: str) -> None:
+        """Until every node that is there has done this check of one machine."""
+        while self.node_runs.at_work(check):
+            self.node_runs.listen(TURN_SECONDS)
+
+    def begin_between(self) -> None:
+        """Wait for the nodes' own runs to end, and leave out the nodes that they speak against; once."""
+        if not self.alone:
+            return
+        while self.node_runs.at_work():
+            self.node_runs.listen(TURN_SECONDS)
+        self.alone = False
+        for node, run in self.node_runs.all.items():
+            if node in self.cluster.alive and not run.fit:
+                why = f"its own run came to {run.record.verdict or 'no verdict'}"
+                self.cluster.leave_out(node, why)
+                self.record_event("node_left_out", node=node, why=why)
+
+    def finish(self, cut_short: bool) -> None:
+        """`cut_short`: what the nodes are still at is not waited for."""
+        self.check_health("the end of the run")
+        node_folders.collect(self, 0.0 if cut_short else END_SECONDS)
+
+    def _end_agents(self, cluster: Cluster) -> None:
+        for node, why in cluster.close(CLOSE_SECONDS).items():
+            self.tell(f"{cluster.names.get(node, f'node {node}')}: nobody knows whether its agent has ended: {why}")
+
+
+def _of_node(fault: Fault, node: int, check: str) -> Fault:
+    subjects = tuple(on_node(subject, node) for subject in fault.subjects)
+    return replace(fault, subjects=subjects, check=check, watched=True)

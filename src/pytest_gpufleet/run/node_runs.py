@@ -1,0 +1,110 @@
+"""The nodes' own runs as the controller of all hears of them: what each has come to, check by check."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pytest_gpufleet.model.events import NodeFound
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import Place, Where, on_node
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.nodes.cluster import Cluster, Trouble
+from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
+from pytest_gpufleet.nodes.roll import Lost
+from pytest_gpufleet.run.folder import RunFolder
+
+START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
+
+
+@dataclass
+class NodeRun:
+    """The run of a node alone. `folder`: where the controller keeps what it has of it. `record`: of what it has told
+    so far, which has no telemetry. `damage`: why the rest of what it told counts for nothing."""
+
+    node: int
+    host: str
+    folder: RunFolder
+    record: Record = field(default_factory=Record)
+    ended: SuiteEnded | None = None
+    lost: Lost | None = None
+    damage: str = ""
+    told: bool = False  # how it ended
+
+    @property
+    def at_work(self) -> bool:
+        """Whether there is more to come."""
+        return self.ended is None and self.lost is None and not self.damage
+
+    @property
+    def fit(self) -> bool:
+        """Whether its node takes part in checks between nodes. A rehearsal is treated as a real run would be."""
+        return self.ended is not None and self.record.verdict is not None and self.record.exit_status != 1
+
+    def hear(self, lines: Collection[bytes]) -> None:
+        """Take in more of its evidence. It is kept as it came: a node that is lost leaves nothing else."""
+        with self.folder.evidence.open("ab") as file:
+            file.writelines(line.rstrip(b"\n") + b"\n" for line in lines)
+        for line in lines:
+            try:
+                if not self.damage:
+                    self.record.add(json.loads(line))
+            except ValueError as error:
+                self.damage = f"it told what is no event of a run ({error})"
+
+    def faults(self, check: str) -> list[Fault]:
+        """What this check found there, with the places as all nodes know them."""
+        return [self._moved(fault) for fault in self.record.faults if fault.check == check]
+
+    def _moved(self, fault: Fault) -> Fault:
+        subjects = tuple(map(self._place, fault.subjects)) or (Place(self.node, "node"),)
+        return Fault(fault.code, subjects, fault.what, fault.story, fault.check, fault.watched)
+
+    def _place(self, where: Where) -> Where:
+        """Its world is its node alone."""
+        return Place(self.node, "node") if where.parts[0].kind == "world" else on_node(where, self.node)
+
+
+class NodeRuns:
+    """Of all nodes, by their numbers; of none before `start`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.all: dict[int, NodeRun] = {}
+
+    def start(
+        self, arguments: Mapping[int, tuple[str, ...]], nodes: Iterable[NodeFound], folder: RunFolder
+    ) -> dict[int, str]:
+        """Start a run on each of these nodes, with these arguments of pytest. `folder`: of the run of all. Why it could
+        not be started, of those nodes of which that is so."""
+        for node in nodes:
+            if node.index in arguments:
+                own = folder.of_node(node)
+                own.path.mkdir(parents=True)
+                self.all[node.index] = NodeRun(node.index, node.host, own)
+        questions = {node: RunSuite(given, os.getcwd()) for node, given in arguments.items()}
+        answers = self._cluster.ask_each(questions, START_SECONDS)
+        lost = self._cluster.lost
+        return {
+            node: str(answer) for node, answer in answers.items() if isinstance(answer, Trouble) and node not in lost
+        }
+
+    def listen(self, timeout: float) -> None:
+        """Take in what has come, as soon as anything has."""
+        for node, news in self._cluster.suite_news(timeout):
+            run = self.all.get(node)
+            if run is None:
+                continue
+            match news:
+                case SuiteNews(lines=lines):
+                    run.hear(lines)
+                case SuiteEnded():
+                    run.ended = news
+                case Lost():
+                    run.lost = news
+
+    def at_work(self, check: str = "") -> list[NodeRun]:
+        """Those that have not done this check yet; without one, those that have not ended."""
+        return [run for run in self.all.values() if run.at_work and check not in run.record.checks]
