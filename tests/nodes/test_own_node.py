@@ -1,0 +1,135 @@
+"""What an agent is asked about its node, on a machine with GPUs that is not here."""
+
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from pytest_gpufleet.hardware.node import GpuTaken, NoGpus
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.facts import READINGS
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.sample import Sample
+from pytest_gpufleet.model.xid_catalogue import Logged, Xid
+from pytest_gpufleet.nodes import own_node
+from pytest_gpufleet.nodes.agent_process import AgentSettings
+from pytest_gpufleet.nodes.interfaces import Interface
+from pytest_gpufleet.nodes.messages import (
+    CheckHealth,
+    FromAgent,
+    Lock,
+    ReadFacts,
+    ReadHost,
+    ReadKernelLog,
+    ReadPresent,
+    Reply,
+    answer_of,
+)
+from pytest_gpufleet.nodes.own_node import OwnNode
+from tests import machines
+
+GONE = "the driver is not loaded"
+THERMAL_SLOWDOWN = 0x40  # nvml.h, nvmlClocksEventReasonHwThermalSlowdown
+
+
+class StandIn:
+    """A recorded machine whose facts a test changes: `now` of every GPU, `reasons` of the next samples."""
+
+    def __init__(self):
+        self._machine = machines.recorded().machine
+        self.topology = machines.recorded().topology
+        self.now, self.reasons, self.taken = {}, 0, ""
+        self.logged = [Logged((Xid(self.topology.gpus[0].pci_bus_id, 79, "before"),))]
+        self.sampled = threading.Event()
+
+    def facts(self, names):
+        gpus = self._machine.gpus
+        return tuple(Gpu(gpu.index, {**gpu.facts, **self.now}) for gpu in gpus)
+
+    def host(self):
+        return dict(self._machine.host)
+
+    def sample(self, slow=True):
+        readings = {**dict.fromkeys(READINGS), "temperature_c": 61, "power_watts": 500.5}
+        self.sampled.set()
+        return Sample(0.0, tuple({**readings, "clock_event_reasons": self.reasons} for _ in self.topology.gpus))
+
+    def kernel_log(self):
+        return self.logged.pop() if self.logged else Logged()
+
+    def present(self):
+        return self._machine.present
+
+    def lock(self):
+        if self.taken:
+            raise GpuTaken(self.taken)
+        return ExitStack()
+
+
+@pytest.fixture
+def node():
+    return StandIn()
+
+
+@pytest.fixture
+def own(node):
+    own = OwnNode(node)
+    yield own
+    own.stop_watching()
+
+
+def asked(own, question):
+    """The answer after its way to the controller."""
+    return answer_of(question, Reply(0, codec.packed(own.answer(question))))
+
+
+def test_a_machine_with_gpus_arrives_as_it_is(node, own):
+    said = own.hello(AgentSettings("."), Interface("10.0.0.7", "eth0"), 4711)
+    hello = codec.unpacked(codec.packed(said), FromAgent)
+    assert (hello.topology, hello.machine, hello.present) == (node.topology, node.host(), node.present())
+    assert asked(own, ReadFacts(("uuid",))) == node.facts(())
+    assert asked(own, ReadHost()) == node.host()
+    assert asked(own, ReadPresent()) == node.present()
+    assert asked(own, ReadKernelLog()).xids[0].number == 79
+
+
+def test_what_got_worse_is_told_once_and_what_was_before_is_not(node, own):
+    assert asked(own, CheckHealth()) == ()
+    node.now = {"ecc_uncorrected_volatile": 1}
+    faults = asked(own, CheckHealth())
+    assert sorted({str(place) for fault in faults for place in fault.subjects}) == ["gpu0", "gpu1", "gpu2", "gpu3"]
+    assert asked(own, CheckHealth()) == ()
+
+
+def test_what_happens_between_two_questions_is_seen_while_ranks_work(node, own):
+    assert asked(own, CheckHealth()) == ()
+    node.reasons = THERMAL_SLOWDOWN
+    own.watch()
+    while not own.readings:
+        node.sampled.wait()
+    assert [reading["power_watts"] for reading in own.readings] == [500.5] * 4
+    own.stop_watching()
+    assert own.readings == ()
+    node.reasons = 0
+    assert len(asked(own, CheckHealth())) == 4
+
+
+def test_a_gpu_that_somebody_has_is_told(node, own):
+    node.taken = "GPU 0 is in use by another run"
+    assert asked(own, Lock()) == node.taken
+    node.taken = ""
+    assert asked(own, Lock()) == ""
+    node.taken = "this one has it"
+    assert asked(own, Lock()) == ""
+    own.free()
+
+
+def test_without_gpus_it_is_a_node_that_says_why(monkeypatch):
+    def none(wanted):
+        raise NoGpus(GONE)
+
+    monkeypatch.setattr(own_node.local_node, "opened", none)
+    with own_node.opened(AgentSettings(".", gpus=8)) as own:
+        hello = own.hello(AgentSettings("."), Interface("10.0.0.7", "eth0"), 4711)
+    topology = hello.topology
+    assert (topology.gpus, topology.absent, topology.problems) == ((), GONE, (GONE,))
