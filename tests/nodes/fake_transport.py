@@ -58,7 +58,7 @@ class FakeTransport:
             self._happened += 1
         return self.names
 
-    def send(self, node: int, message: bytes) -> None:
+    def send(self, node: int, message: bytes, later: bool = False) -> None:
         self.sent.append((node, codec.unpacked(message, ToAgent)))
         if isinstance(self.sent[-1][1], End):
             self._ending = True

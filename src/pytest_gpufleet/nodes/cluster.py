@@ -243,7 +243,7 @@ class Cluster:
                 self._lose(node, f"nothing was heard of it for {self._presence.silence(node):.0f} s")
             expected = self._roll.listening
         for node in expected:
-            self._transport.send(node, BEAT)
+            self._transport.send(node, BEAT, later=True)
         self._next_beat = self._clock() + self._beat_seconds
 
     def _take_in(self, event: Arrived | Gone) -> None:

@@ -45,7 +45,7 @@ class LocalTransport:
             self._selector.register(agent.connection, selectors.EVENT_READ, node)
         return {node: settings.name or f"node {node}" for node, settings in enumerate(self._settings)}
 
-    def send(self, node: int, message: bytes) -> None:
+    def send(self, node: int, message: bytes, later: bool = False) -> None:
         with self._sending:
             if node in self._closed or node not in self._agents:
                 return

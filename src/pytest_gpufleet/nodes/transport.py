@@ -34,8 +34,9 @@ class Transport(Protocol):
         """Start an agent on every node, without waiting for it to say Hello. The nodes by number, with their names.
         Refused if there is nothing to start agents on."""
 
-    def send(self, node: int, message: bytes) -> None:
-        """Never blocks for long and never raises: that a node is gone shows in `receive`."""
+    def send(self, node: int, message: bytes, later: bool = False) -> None:
+        """Never blocks for long and never raises: that a node is gone shows in `receive`. `later`: it may wait for a
+        second, if it is cheaper to carry it with something else; messages that follow may not overtake it."""
 
     def receive(self, timeout: float) -> list[Arrived | Gone]:
         """What has come from any node, as soon as anything has; [] after `timeout` seconds. Gone is told once."""
