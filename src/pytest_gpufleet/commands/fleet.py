@@ -18,7 +18,8 @@ from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, kept
+from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, Unusable, kept
+from pytest_gpufleet.verdict.verdict import DIED, settled
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +38,10 @@ def _run(given: argparse.Namespace) -> int:
     check_output(given.output, [given.expect])
     check_is_new(given.output)
     expected = hosts_file.read(given.expect) if given.expect else None
-    runs, unusable = _runs(given.folders)
-    fleet = judge_fleet(runs, unusable, expected)
+    found = _Found()
+    for folder in _once(folder for folder in given.folders if not folder.path.is_file()):
+        found.take(folder)
+    fleet = judge_fleet(found.runs, found.unusable, expected, found.gaps)
     if given.output:
         from pytest_gpufleet.report.page.fleet_page import page
 
@@ -55,18 +58,45 @@ def _run(given: argparse.Namespace) -> int:
     return fleet.exit_status
 
 
-def _runs(folders: Sequence[RunFolder]) -> tuple[list[HostRun], list[Unusable]]:
-    """What can be used of these folders, one after the other: no more than one whole record is in memory at a time.
-    Files beside the folders, which `reports/*` names too, are none of a run."""
-    runs, unusable, suites = [], [], list[Suite]()
-    for folder in _once(folder for folder in folders if not folder.path.is_file()):
+class _Found:
+    """What can be used of folders, one after the other: no more than one whole record is in memory at a time. Files
+    beside the folders, which `reports/*` names too, are none of a run."""
+
+    def __init__(self) -> None:
+        self.runs: list[HostRun] = []
+        self.unusable: list[Unusable] = []
+        self.gaps: list[Gap] = []
+        self._suites: list[Suite] = []
+
+    def take(self, folder: RunFolder, stated: str = "") -> None:
+        """The run of a host, or those of all nodes of one on many. `stated`: the SHA-256 that its evidence must have,
+        where a run on many nodes says so."""
         try:
             with folder.of_anybody():
                 record, digest = unaltered(folder)
-                runs.append(HostRun(str(folder), digest, kept(record, suites)))
+                if stated and stated != digest:
+                    raise Refused(f"{folder}: its evidence is not that of which the run over all nodes tells")
+                if record.of_cluster:
+                    self._take_nodes(folder, record)
+                else:
+                    self.runs.append(HostRun(str(folder), digest, kept(record, self._suites)))
         except Refused as refused:
-            unusable.append(Unusable(str(folder), _host_of(folder), str(refused).removeprefix(f"{folder}: ")))
-    return runs, unusable
+            self.unusable.append(Unusable(str(folder), _host_of(folder), str(refused).removeprefix(f"{folder}: ")))
+
+    def _take_nodes(self, folder: RunFolder, record: Record) -> None:
+        for number, host in record.hosts.items():
+            own, end = folder.of_node(record.node(number)), record.finished.get(number)
+            if end and end.sha256:
+                self.take(own, end.sha256)
+            else:
+                why = (
+                    f"lost: {record.lost[number].why}" if number in record.lost else "its evidence was not brought here"
+                )
+                self.unusable.append(Unusable(str(own), host, why))
+        ended = settled(record, DIED) if record.verdict is None else record
+        if ended.verdict not in ("ACCEPTED", "REHEARSAL"):
+            why = f"{ended.verdict}: {next(iter(ended.reasons), '')}"
+            self.gaps.append(Gap("between nodes", tuple(record.hosts.values()), f"{folder} is {why}"))
 
 
 def _once(folders: Iterable[RunFolder]) -> Iterable[RunFolder]:

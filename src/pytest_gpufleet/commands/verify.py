@@ -15,8 +15,9 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import summary
-from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
+from pytest_gpufleet.run.folder import EVIDENCE, NODES, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.verdict.contradictions import contradictions
+from pytest_gpufleet.verdict.node_contradictions import with_node
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
 SINCE_SCHEMA_2 = ("faults", "nodes", "basis", "limits_not_applied")
@@ -48,7 +49,8 @@ def _run(given: argparse.Namespace) -> int:
             tell(f"{folder}: {problem}")
         if not problems:
             verdict = f"{record.verdict}; {DIED}" if died else record.verdict
-            tell(f"{folder}: evidence, report and summary belong together, SHA-256 {digest}: {verdict}")
+            whose = f" of the run and of {len(record.finished)} nodes" if record.of_cluster else ""
+            tell(f"{folder}: evidence, report and summary{whose} belong together, SHA-256 {digest}: {verdict}")
             if (made_by := record.run.plugin) != __version__:
                 tell(f"{folder}: made by pytest-gpufleet {made_by}, of which it is not known here what limits it had")
         for line in told:
@@ -80,6 +82,25 @@ def _problems(folder: RunFolder, record: Record, digest: str) -> Iterator[str]:
             yield f"{name} was made of other evidence: it says SHA-256 {stated}, {EVIDENCE} has {digest}"
         elif name == SUMMARY:
             yield from _contradictions(json.loads(folder.text_of(name) or ""), record, digest)
+    for number, end in record.finished.items():
+        own = folder.of_node(record.node(number))
+        if end.sha256:
+            yield from (f"{NODES}/{own.name}: {problem}" for problem in _of_node(own, record, number, end.sha256))
+
+
+def _of_node(folder: RunFolder, record: Record, number: int, stated: str) -> Iterator[str]:
+    """What does not belong together in the folder of a node's own run, and what a run on many nodes says of it that is
+    not so. `stated`: the SHA-256 of its evidence, by the run."""
+    try:
+        own, digest = folder.as_written(), folder.digest()
+    except (OSError, Refused) as error:
+        yield str(error).removeprefix(f"{folder}: ")
+        return
+    if digest != stated:
+        yield f"{EVIDENCE} has SHA-256 {digest}, and the run says {stated}"
+    with folder.of_anybody():
+        yield from with_node(record, number, own)
+        yield from _problems(folder, settled(own, DIED) if own.verdict is None else own, digest)
 
 
 def _contradictions(given: dict[str, object], record: Record, digest: str) -> Iterator[str]:

@@ -23,6 +23,7 @@ from pytest_gpufleet.model.events import (
     Judged,
     MachineRead,
     NodeFinished,
+    NodeFound,
     NodeLeftOut,
     NodeLost,
     ProfileGiven,
@@ -94,6 +95,10 @@ class Record:
     def hosts(self) -> dict[int, str]:
         """The names of the nodes, by their numbers."""
         return {node.index: node.host for node in self.run.nodes} or {0: self.run.host}
+
+    def node(self, number: int) -> NodeFound:
+        """KeyError for one that the run does not have."""
+        return {node.index: node for node in self.run.nodes}[number]
 
     @property
     def machine(self) -> HostFound:

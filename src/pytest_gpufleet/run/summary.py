@@ -18,7 +18,7 @@ from msgspec import Meta
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Outcome
 from pytest_gpufleet.model.codes import Action
-from pytest_gpufleet.model.events import VerdictWord
+from pytest_gpufleet.model.events import NodeFinished, NodeFound, Secured, VerdictWord
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, State
 from pytest_gpufleet.model.levels import Level
@@ -64,6 +64,10 @@ class OfRun(Part, frozen=True):
     plugin: Annotated[str, Meta(description="The version of pytest-gpufleet.")]
     rehearsal_because: Annotated[str, Meta(description="Why there were no GPUs; only in a rehearsal.")] = ""
     deadline_seconds: Annotated[float, Meta(description="What --fleet-deadline gave it, if anything.")] = 0
+    nodes_wanted: Annotated[Natural, Meta(description="What --nodes asked for, if it was a number.")] = 0
+    transport: Annotated[str, Meta(description="Of a run on many nodes: what carries its messages.")] = ""
+    secured: Annotated[Secured | None, Meta(description="How strangers are kept out of that.")] = None
+    interfaces: Annotated[tuple[str, ...], Meta(description="That the ranks of each node use, in their order.")] = ()
 
 
 class OfNode(Part, frozen=True):
@@ -71,6 +75,11 @@ class OfNode(Part, frozen=True):
     host: str
     serial: Annotated[str | None, Meta(description="By its firmware (DMI), if the run could read it.")]
     gpus: Annotated[tuple[str, ...], Meta(description="UUIDs.")]
+    verdict: Annotated[VerdictWord | None, Meta(description="Of its own run, where many nodes each have one.")] = None
+    reasons: Annotated[tuple[str, ...], Meta(description="Why, most important first.")] = ()
+    evidence_sha256: Annotated[str, Meta(description="Of its own run: nodes/<index>-<host>/evidence.jsonl.")] = ""
+    lost: Annotated[str, Meta(description="Why nothing was heard of it any more, if it was lost.")] = ""
+    left_out: Annotated[str, Meta(description="Why it took no part in checks between nodes, if it took none.")] = ""
 
 
 class Software(Part, frozen=True):
@@ -83,8 +92,8 @@ class Software(Part, frozen=True):
 
 
 class OfGpu(Part, frozen=True):
-    place: Annotated[str, Meta(description="How findings name this GPU: gpu3.")]
-    index: Annotated[Natural, Meta(description="As nvidia-smi counts.")]
+    place: Annotated[str, Meta(description="How findings name this GPU: gpu3, on the second of many nodes node1/gpu3.")]
+    index: Annotated[Natural, Meta(description="As nvidia-smi counts on its node.")]
     name: str
     uuid: str
     serial: str | None
@@ -158,7 +167,10 @@ class OfFinding(Part, frozen=True):
     conditions: Mapping[str, Condition]
     values: Annotated[
         Mapping[str, float | None],
-        Meta(description="By place: a GPU (gpu3), a pair (gpu0-gpu5) or world, all ranks together. null: no number."),
+        Meta(
+            description="By place: a GPU (gpu3), a pair (gpu0-gpu5), a node (node1), its way to others through the "
+            "network (node1/rail3), or world, all ranks together. null: no number."
+        ),
     ]
     limit: OfLimit | None
     state: State
@@ -213,7 +225,7 @@ def summary(record: Record, sha256: str) -> Summary:
         cast(int, record.exit_status),
         sha256,
         _part(OfRun, record.run),
-        tuple(_part(OfNode, node) for node in record.run.nodes),
+        tuple(_node(node, record) for node in record.run.nodes),
         _part(Software, record.topology),
         tuple(_part(OfGpu, gpu) for gpu in record.topology.gpus),
         Counts(
@@ -243,6 +255,13 @@ def _part(kind: type[P], of: object, **otherwise: Any) -> P:
     """What the model has under the same names, but for what is called or counted otherwise here."""
     same = (name for name in kind.__struct_fields__ if name not in otherwise)
     return kind(**{name: codec.plain(getattr(of, name)) for name in same}, **otherwise)
+
+
+def _node(node: NodeFound, record: Record) -> OfNode:
+    end = record.finished.get(node.index, NodeFinished(node=node.index, run="", verdict=None))
+    why = {name: told.get(node.index) for name, told in (("lost", record.lost), ("left_out", record.left_out))}
+    gone = {name: event.why if event else "" for name, event in why.items()}
+    return _part(OfNode, node, verdict=end.verdict, reasons=end.reasons, evidence_sha256=end.sha256, **gone)
 
 
 def _fault(fault: Fault, record: Record) -> OfFault:

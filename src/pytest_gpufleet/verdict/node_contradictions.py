@@ -34,14 +34,14 @@ def of_itself(record: Record) -> Iterator[str]:
 
 def with_node(record: Record, number: int, own: Record) -> Iterator[str]:
     """What a run says of one of its nodes that the record of that node's own run does not."""
-    end, node = record.finished[number], next(node for node in record.run.nodes if node.index == number)
+    end = record.finished[number]
     if own.of_cluster:
         yield "it is no run of one machine"
         return
     for name in SAME:
         if getattr(own.run, name) != getattr(record.run, name):
             yield f"its {name} is {getattr(own.run, name)}, and that of the run {getattr(record.run, name)}"
-    if node.gpus != tuple(gpu.uuid for gpu in own.topology.gpus):
+    if record.node(number).gpus != tuple(gpu.uuid for gpu in own.topology.gpus):
         yield "its GPUs are not those that the run found there"
     told = end.verdict, end.reasons, end.basis, end.exit_status
     if told != (own.verdict, tuple(own.reasons), basis.lowest(own), own.exit_status):

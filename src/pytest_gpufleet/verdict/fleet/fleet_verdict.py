@@ -26,6 +26,7 @@ TOLD: dict[GapKind, str] = {
     "unusable": "with a folder that cannot be used",
     "rehearsal": "with a rehearsal on CPU ranks",
     "incomplete": "INCOMPLETE",
+    "between nodes": "in a run on many nodes that is not accepted",
     "one name": "with a name that two machines have",
     "one GPU": "with a GPU that another host has too",
     "run otherwise": "with runs that differ from the others'",
@@ -62,17 +63,21 @@ class Fleet:
 
 
 def judge_fleet(
-    runs: Iterable[HostRun], unusable: Sequence[Unusable] = (), expected: Collection[str] | None = None
+    runs: Iterable[HostRun],
+    unusable: Sequence[Unusable] = (),
+    expected: Collection[str] | None = None,
+    over_all: Iterable[Gap] = (),
 ) -> Fleet:
     """REJECTED if any host is, or is unlike most others, or has a place that is worse than its peers on all hosts; else
     INCOMPLETE if a host is missing, was not expected or is incomplete, or if runs cannot be told apart or were made in
     different ways; else ACCEPTED. REHEARSAL if all runs are rehearsals.
 
     `expected`: the names of the hosts, None if nobody says. `runs`: with records as `host_runs.kept` leaves them.
+    `over_all`: of the runs on many nodes that they are the own runs of.
     """
     hosts, notes, gaps = counted(runs)
     real = [run for run in hosts if not run.record.run.rehearsal]
-    gaps = [*muster(hosts, unusable, expected), *gaps]
+    gaps = [*muster(hosts, unusable, expected), *over_all, *gaps]
     if not real:  # of one among others it is told
         real, gaps = list(hosts), [gap for gap in gaps if gap.kind != "rehearsal"]
     for each in equality.run_otherwise(real):
@@ -145,7 +150,8 @@ def _by_kind(gaps: Sequence[Gap]) -> list[str]:
         of_kind = [gap for gap in gaps if gap.kind == kind]
         names = list(dict.fromkeys(host for gap in of_kind for host in gap.hosts))
         if of_kind:
-            which = "; ".join(dict.fromkeys(gap.what for gap in of_kind)) if kind == "run otherwise" else ""
+            told_why = kind in ("between nodes", "run otherwise")
+            which = "; ".join(dict.fromkeys(gap.what for gap in of_kind)) if told_why else ""
             reasons.append(f"{_hosts(names, verb=False)} {told}{which and f': {which}'}")
     return reasons
 

@@ -17,7 +17,15 @@ from pytest_gpufleet.verdict.across_runs.recorded_figures import gpu_id
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
 GapKind = Literal[
-    "missing", "unexpected", "unusable", "rehearsal", "incomplete", "one name", "one GPU", "run otherwise"
+    "missing",
+    "unexpected",
+    "unusable",
+    "rehearsal",
+    "incomplete",
+    "between nodes",
+    "one name",
+    "one GPU",
+    "run otherwise",
 ]
 NUMBERS = re.compile("([0-9]+)")
 

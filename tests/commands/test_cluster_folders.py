@@ -1,0 +1,237 @@
+"""The folder of a run on many nodes, with those of its nodes in it: what the commands make of it, and of one that
+somebody changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet import cli
+from pytest_gpufleet.model.record import read, sha256
+from pytest_gpufleet.run import summary
+from tests import clusters
+from tests.clusters import NODES_CHECK, Ends, cluster
+
+Event = dict[str, Any]
+Told = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def limits(tmp_path: Path) -> Path:
+    return clusters.limits(tmp_path / "contract.toml")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, limits: Path) -> Path:
+    """Of three healthy nodes, with reports."""
+    return with_reports(cluster(tmp_path / "run", limits))
+
+
+@pytest.fixture
+def gpufleet(capsys: pytest.CaptureFixture[str]) -> Told:
+    def run(*arguments: object) -> tuple[int, str]:
+        status = cli.main([*map(str, arguments)])
+        out, error = capsys.readouterr()
+        return status, out + error
+
+    return run
+
+
+def with_reports(folder: Path) -> Path:
+    """As far as `verify` reads them."""
+    for evidence in folder.rglob("evidence.jsonl"):
+        evidence.with_name("report.html").write_text(f'<code id="fleet-sha256">{sha256(evidence)}</code>')
+    return folder
+
+
+def changed(evidence: Path, change: Callable[[list[Event]], None]) -> None:
+    """Evidence that somebody changed, with the summary and the report that go with it."""
+    events = [json.loads(line) for line in evidence.read_text().splitlines()]
+    change(events)
+    evidence.write_text("".join(json.dumps(event) + "\n" for event in events))
+    record = read(evidence)
+    evidence.with_name("summary.json").write_text(summary.text(record, sha256(evidence)))
+
+
+def accepted(events: list[Event]) -> None:
+    """All that failed has passed, and nothing was found."""
+    events[:] = [event for event in events if event["event"] != "fault"]
+    for event in events:
+        if event["event"] == "check_finished":
+            event["check"].update(outcome="passed", failed_by="", message="")
+        if event["event"] == "verdict":
+            event.update(verdict="ACCEPTED", exit_status=0)
+
+
+# ---------------------------------------------------------------- verify
+
+
+def test_what_a_run_on_many_nodes_leaves_belongs_together(folder: Path, gpufleet: Told) -> None:
+    status, text = gpufleet("verify", folder)
+    assert (status, text.count("ACCEPTED"), "3 nodes" in text) == (0, 1, True)
+
+
+def test_evidence_of_a_node_that_was_changed_is_not_the_one_that_the_run_vouches_for(
+    folder: Path, gpufleet: Told
+) -> None:
+    own = folder / "nodes" / "1-gf2"
+    changed(own / "evidence.jsonl", lambda events: events[0].update(command="pytest acceptance/ --gpus 3"))
+    with_reports(own)
+    status, text = gpufleet("verify", folder)
+    assert (status, text.count("nodes/1-gf2"), "and the run says" in text) == (1, 1, True)
+    assert gpufleet("verify", own)[0] == 0  # by itself it belongs together
+
+
+def test_a_node_whose_folder_is_gone_is_named(folder: Path, gpufleet: Told) -> None:
+    shutil.rmtree(folder / "nodes" / "2-gf10")
+    status, text = gpufleet("verify", folder)
+    assert (status, "nodes/2-gf10" in text, text.count("\n")) == (1, True, 1)
+
+
+def test_folders_of_two_nodes_cannot_change_places(folder: Path, gpufleet: Told) -> None:
+    nodes = folder / "nodes"
+    (nodes / "0-gf1").rename(nodes / "x")
+    (nodes / "1-gf2").rename(nodes / "0-gf1")
+    (nodes / "x").rename(nodes / "1-gf2")
+    status, text = gpufleet("verify", folder)
+    assert status == 1
+    assert {line.split(": ")[1] for line in text.splitlines()} == {"nodes/0-gf1", "nodes/1-gf2"}
+
+
+def test_a_node_that_was_rejected_is_not_accepted_by_who_changes_the_run_over_all(
+    tmp_path: Path, limits: Path, gpufleet: Told
+) -> None:
+    health = "acceptance/test_2_health.py::test_no_memory_error_is_recorded"
+    folder = with_reports(cluster(tmp_path / "run", limits, Ends(failed={1: (health,)})))
+    assert gpufleet("verify", folder)[0] == 0
+
+    # Its checks alone: what its node says of itself stands.
+    changed(folder / "evidence.jsonl", accepted)
+    status, text = gpufleet("verify", with_reports(folder))
+    assert (status, "amounts to REJECTED" in text) == (1, True)
+
+    def and_its_node(events: list[Event]) -> None:
+        accepted(events)
+        for event in events:
+            if event["event"] == "node_finished":
+                event.update(verdict="ACCEPTED", reasons=["all is well"], exit_status=0)
+
+    changed(folder / "evidence.jsonl", and_its_node)
+    status, text = gpufleet("verify", with_reports(folder))
+    told = [line for line in text.splitlines() if "nodes/1-gf2" in line]
+    assert (status, any("it amounts to REJECTED" in line for line in told)) == (1, True)
+    assert any(health in line and "failed there" in line for line in told)
+
+
+def test_a_lost_node_cannot_be_left_out_of_what_was_asked_for(tmp_path: Path, limits: Path, gpufleet: Told) -> None:
+    folder = with_reports(cluster(tmp_path / "run", limits, Ends(lost={2: "its cable was pulled"})))
+    assert gpufleet("verify", folder)[0] == 0
+
+    def forgotten(events: list[Event]) -> None:
+        accepted(events)
+        events[:] = [event for event in events if event["event"] != "node_lost"]
+
+    changed(folder / "evidence.jsonl", forgotten)
+    status, text = gpufleet("verify", with_reports(folder))
+    assert (status, "amounts to INCOMPLETE" in text) == (1, True)
+
+    def never_there(events: list[Event]) -> None:
+        forgotten(events)
+        events[0]["nodes"].pop()
+        next(event for event in events if event["event"] == "topology")["nodes"].pop()
+
+    changed(folder / "evidence.jsonl", never_there)
+    status, text = gpufleet("verify", with_reports(folder))
+    assert (status, "amounts to REJECTED" in text) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda events: events[0].update(transport=""), "ran on its own machine"),
+        (lambda events: events[0]["nodes"][1].update(gpus=["GPU-another"]), "the GPUs of gf2"),
+        (
+            lambda events: events.insert(
+                -1,
+                {"event": "fault", "fault": {"check": "", "code": 230, "name": "node_lost", "subjects": ["node7"],
+                 "what": "lost", "story": "", "watched": False}},
+            ),
+            "node 7, which is not there",
+        ),
+        (
+            lambda events: next(each for each in events if each["event"] == "finding")["finding"].update(
+                check="acceptance/test_8_resnet50.py::test_each_gpu_alone"
+            ),
+            "figures of one machine",
+        ),
+    ],
+)  # fmt: skip
+def test_what_no_run_on_many_nodes_says(
+    change: Callable[[list[Event]], None], words: str, folder: Path, gpufleet: Told
+) -> None:
+    changed(folder / "evidence.jsonl", change)
+    status, text = gpufleet("verify", with_reports(folder))
+    assert (status, words in text) == (1, True)
+
+
+# ---------------------------------------------------------------- summary.json
+
+
+def test_the_summary_says_what_each_node_came_to(tmp_path: Path, limits: Path) -> None:
+    folder = cluster(tmp_path / "run", limits, Ends(died=(0,), lost={2: "silent for 10 s"}))
+    document = json.loads((folder / "summary.json").read_text())
+    first, second, third = document["nodes"]
+    assert (document["schema"], document["run"]["nodes_wanted"], document["run"]["secured"]) == (2, 3, "token")
+    assert "verdict" not in first  # it died
+    assert first["evidence_sha256"]
+    assert (second["host"], second["verdict"], second["reasons"]) == ("gf2", "ACCEPTED", second["reasons"])
+    assert second["evidence_sha256"] == sha256(folder / "nodes" / "1-gf2" / "evidence.jsonl")
+    assert (third["lost"], third.get("evidence_sha256")) == ("silent for 10 s", None)
+    assert [gpu["place"] for gpu in document["gpus"]][3:6] == ["gpu3", "node1/gpu0", "node1/gpu1"]
+
+
+def test_the_summary_of_one_machine_has_none_of_it(folder: Path) -> None:
+    document = json.loads((folder / "nodes" / "0-gf1" / "summary.json").read_text())
+    assert not {"nodes_wanted", "transport", "secured", "interfaces"} & document["run"].keys()
+
+
+# ---------------------------------------------------------------- report and fleet
+
+
+def test_a_report_can_be_made_of_it(folder: Path, gpufleet: Told, tmp_path: Path) -> None:
+    status, _ = gpufleet("report", folder, "-o", tmp_path / "again.html")
+    assert status == 0
+    assert NODES_CHECK in (tmp_path / "again.html").read_text()
+
+
+def test_its_nodes_are_hosts_of_a_fleet(folder: Path, gpufleet: Told) -> None:
+    status, text = gpufleet("fleet", folder, "--json")
+    document = json.loads(text)
+    assert (status, document["verdict"], document["gaps"]) == (0, "ACCEPTED", [])
+    assert [host["host"] for host in document["hosts"]] == ["gf1", "gf2", "gf10"]
+
+
+def test_a_fleet_says_which_nodes_left_nothing_and_that_the_run_between_them_is_not_accepted(
+    tmp_path: Path, limits: Path, gpufleet: Told
+) -> None:
+    folder = cluster(tmp_path / "run", limits, Ends(lost={2: "silent for 10 s"}))
+    status, text = gpufleet("fleet", folder, "--json")
+    document = json.loads(text)
+    assert (status, document["verdict"]) == (10, "INCOMPLETE")
+    assert [(gap["kind"], gap["hosts"]) for gap in document["gaps"]] == [
+        ("unusable", ["gf10"]),
+        ("between nodes", ["gf1", "gf2", "gf10"]),
+    ]
+
+
+def test_a_fleet_does_not_take_evidence_of_a_node_that_the_run_does_not_vouch_for(folder: Path, gpufleet: Told) -> None:
+    own = folder / "nodes" / "1-gf2"
+    changed(own / "evidence.jsonl", lambda events: events[0].update(command="pytest acceptance/ --gpus 3"))
+    with_reports(own)
+    status, text = gpufleet("fleet", folder, "--json")
+    assert (status, [each["host"] for each in json.loads(text)["unusable"]]) == (10, ["gf2"])
