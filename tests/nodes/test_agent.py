@@ -19,6 +19,7 @@ from pytest_gpufleet.nodes.messages import (
     End,
     Ending,
     Examine,
+    Health,
     Hello,
     KillRanks,
     Lock,
@@ -147,7 +148,7 @@ def test_what_it_is_asked_about_its_node_is_answered(agent):
     assert agent.ask(ReadKernelLog()).xids == ()
     assert agent.ask(ReadPresent()) == ()
     assert agent.ask(Lock()) == ""
-    assert agent.ask(CheckHealth()) == ()
+    assert agent.ask(CheckHealth()) == Health()
     assert agent.ask(Rendezvous()).startswith("tcp://127.0.0.1:")
 
 

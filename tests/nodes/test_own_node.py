@@ -17,6 +17,7 @@ from pytest_gpufleet.nodes.interfaces import Interface
 from pytest_gpufleet.nodes.messages import (
     CheckHealth,
     FromAgent,
+    Health,
     Lock,
     ReadFacts,
     ReadHost,
@@ -94,15 +95,15 @@ def test_a_machine_with_gpus_arrives_as_it_is(node, own):
 
 
 def test_what_got_worse_is_told_once_and_what_was_before_is_not(node, own):
-    assert asked(own, CheckHealth()) == ()
+    assert asked(own, CheckHealth()) == Health()
     node.now = {"ecc_uncorrected_volatile": 1}
-    faults = asked(own, CheckHealth())
+    faults = asked(own, CheckHealth()).faults
     assert sorted({str(place) for fault in faults for place in fault.subjects}) == ["gpu0", "gpu1", "gpu2", "gpu3"]
-    assert asked(own, CheckHealth()) == ()
+    assert asked(own, CheckHealth()) == Health()
 
 
 def test_what_happens_between_two_questions_is_seen_while_ranks_work(node, own):
-    assert asked(own, CheckHealth()) == ()
+    assert asked(own, CheckHealth()) == Health()
     node.reasons = THERMAL_SLOWDOWN
     own.watch()
     while not own.readings:
@@ -111,7 +112,16 @@ def test_what_happens_between_two_questions_is_seen_while_ranks_work(node, own):
     own.stop_watching()
     assert own.readings == ()
     node.reasons = 0
-    assert len(asked(own, CheckHealth())) == 4
+    assert len(asked(own, CheckHealth()).faults) == 4
+
+
+def test_what_nobody_could_see_is_told(node, own):
+    node.sample = lambda slow: 1 / 0
+    own.watch()
+    while "ZeroDivisionError" not in (health := asked(own, CheckHealth())).unseen:
+        assert health.faults == ()
+    node.logged = [Logged(unread="the kernel log was overwritten")]
+    assert "the kernel log was overwritten" in asked(own, CheckHealth()).unseen
 
 
 def test_a_gpu_that_somebody_has_is_told(node, own):

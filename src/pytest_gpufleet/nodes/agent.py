@@ -268,7 +268,7 @@ class Agent:
         if folder is None:
             raise FileNotFoundError("there is no run of this node alone")
         content = run_files.part(folder, question.name, question.offset, question.most)
-        if len(content) < question.most:
+        if question.offset + len(content) >= (folder / question.name).stat().st_size:
             self._read.add(question.name)
         return content
 

@@ -92,7 +92,7 @@ class Lock(Question, frozen=True, tag="lock"):
 
 
 class CheckHealth(Question, frozen=True, tag="health"):
-    """What got worse since the last time: see health_watch. Places are those of a node alone (node 0)."""
+    """What got worse since the last time: see health_watch."""
 
     failed: bool = False
 
@@ -126,6 +126,13 @@ class Ask(Message, frozen=True, tag="ask"):
 
     number: int
     question: Asked
+
+
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`faults`: with the places of a node alone (node 0). `unseen`: what may have got worse and nobody could see."""
+
+    faults: tuple[Fault, ...] = ()
+    unseen: str = ""
 
 
 # ---------------------------------------------------------------- from the agent
@@ -221,7 +228,7 @@ ANSWERS: dict[type[Question], Any] = {
     ReadKernelLog: Logged,
     ReadPresent: tuple[str, ...],
     Lock: str,
-    CheckHealth: tuple[Fault, ...],
+    CheckHealth: Health,
     RunSuite: int,  # the number of its process
     ReadFile: bytes,
 }

@@ -121,5 +121,14 @@ class OwnNode:
             return str(taken)
         return ""
 
-    def _check_health(self, failed: bool) -> Any:
-        return tuple(self._guard.check(failed)) if self._node.topology.gpus else ()
+    def _check_health(self, failed: bool) -> say.Health:
+        if not self._node.topology.gpus:
+            return say.Health()
+        faults = tuple(self._guard.check(failed))
+        blind = {
+            "an XID": self._guard.unread,
+            "a GPU that slowed down": self._sampler.trouble if self._sampler else "",
+        }
+        return say.Health(
+            faults, "; ".join(f"{what} may have gone unseen: {why}" for what, why in blind.items() if why)
+        )

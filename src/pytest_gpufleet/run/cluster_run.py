@@ -112,8 +112,9 @@ class ClusterRun(Run):
             return []
         faults = self.losses(check)
         if self._locked and self.ground.topology.gpus:
-            for node, found in self.cluster.ask(CheckHealth(failed), self._locked, HEALTH_SECONDS).items():
-                faults += [_of_node(fault, node, check) for fault in found]
+            for node, health in self.cluster.ask(CheckHealth(failed), self._locked, HEALTH_SECONDS).items():
+                faults += [_of_node(fault, node, check) for fault in health.faults]
+                self.evidence.spoil(health.unseen and f"{self.ground.hosts[node]}: {health.unseen}")
         for fault in faults:
             self.record_event("fault", fault=fault.to_json())
         return faults
