@@ -43,4 +43,28 @@ def test_conditions_come_in_the_order_of_speech_and_unknown_ones_are_named() -> 
 def test_places() -> None:
     assert wording.place(read("gpu0-gpu5")) == "GPU 0 to GPU 5"
     assert wording.place(WORLD) == "all ranks together"
-    assert wording.place(read("cpu3")) == "cpu3"
+    assert wording.place(read("cpu3")) == "CPU rank 3"
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("gpu3", "gf1 GPU 3"),
+        ("node2/gpu3", "gf10 GPU 3"),
+        ("node1/gpu0-node1/gpu5", "gf2 GPU 0 to GPU 5"),
+        ("gpu0-node2/gpu0", "gf1 GPU 0 to gf10 GPU 0"),
+        ("node", "gf1"),
+        ("node1-node2", "gf2 to gf10"),
+        ("node2/rail1", "gf10 rail 1"),
+        ("group3", "group 3"),
+        ("world", "all ranks together"),
+        ("node7/cpu1", "node 7 CPU rank 1"),
+    ],
+)
+def test_places_of_several_nodes_are_told_with_their_hosts(where: str, text: str) -> None:
+    assert wording.place(read(where), {0: "gf1", 1: "gf2", 2: "gf10"}) == text
+
+
+def test_places_of_the_only_node_are_told_without_it() -> None:
+    assert wording.place(read("gpu3"), {0: "gf1"}) == "GPU 3"
+    assert wording.place(read("node"), {0: "gf1"}) == "node"

@@ -51,7 +51,7 @@ class ClusterTopology(GpuTopology):
         return [self.nodes.get(number, GpuTopology()) for number in numbers]
 
     def _named(self, part: Place) -> str:
-        if part.kind == "world":
+        if not part.is_on_node:
             return str(part)
         host = self.hosts.get(part.node, f"node {part.node}")
         return f"{host} {self.nodes.get(part.node, GpuTopology()).identity(part)}" if part.is_device else host

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_gpufleet.model import codec, place
 from pytest_gpufleet.model.facts import Unavailable, check_name
-from pytest_gpufleet.model.place import Place, Where
+from pytest_gpufleet.model.place import CALLED, Place, Where
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,6 @@ SOFTWARE = {
 }
 
 
-_CALLED = {"cpu": "CPU rank", "numa": "NUMA node", "rail": "rail"}
-
-
 @dataclass(frozen=True)
 class GpuTopology:
     """The GPUs a run uses on one node, the links between them and the software above them.
@@ -139,7 +136,7 @@ class GpuTopology:
         """What stands behind a place: the identity of every GPU in it."""
         by_place = {gpu.place: gpu.identity for gpu in self.gpus}
         return " and ".join(
-            by_place.get(part) or (f"{_CALLED[part.kind]} {part.index}" if part.kind in _CALLED else str(part))
+            by_place.get(part) or (f"{CALLED[part.kind]} {part.index}" if part.kind in CALLED else str(part))
             for part in where.parts
         )
 

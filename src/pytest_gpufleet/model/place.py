@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+CALLED = {"gpu": "GPU", "cpu": "CPU rank", "numa": "NUMA node", "rail": "rail", "group": "group"}  # by people
 NODE = re.compile(r"node(\d+)/")
 DEVICE = re.compile(r"([a-z]+)(\d+)")
 
@@ -39,8 +40,8 @@ class Where:
 
 class Place(Where):
     """A device of a node (`kind` "gpu", "cpu" for a rank of a rehearsal, "numa" for a NUMA node, "rail" for the way of
-    its GPU or rank number `index` to other nodes; `index` counts on its node), a node (`kind` "node"), or everything
-    (WORLD)."""
+    its GPU or rank number `index` to other nodes; `index` counts on its node), a node (`kind` "node"), some nodes
+    (`kind` "group"), or everything (WORLD)."""
 
     __slots__ = ("index", "kind", "node")
 
@@ -56,6 +57,11 @@ class Place(Where):
     @property
     def is_device(self) -> bool:
         return self.kind not in ("node", "world")
+
+    @property
+    def is_on_node(self) -> bool:
+        """Whether it is a node, or something of one."""
+        return self.kind not in ("group", "world")
 
 
 class Pair(Where):

@@ -23,12 +23,12 @@ def header(cells: list[str]) -> None:
     cells[at:at] = HEADER
 
 
-def row(cells: list[str], findings: list[Finding]) -> None:
+def row(cells: list[str], findings: list[Finding], hosts: wording.Hosts = wording.ALONE) -> None:
     """Insert the cells of one test; of several findings the one nearest to trouble is shown."""
     if not cells:  # another plugin has taken the row out
         return
     at = _after_test(cells)
-    texts = _texts(findings)
+    texts = _texts(findings, hosts)
     # Bare text only: pytest-html opens a row by the parent of what was clicked, which has to be the row.
     cells[at:at] = [
         f'<td class="col-{name}">{escape(wording.clean(text))}</td>' for name, text in zip(COLUMNS, texts, strict=True)
@@ -39,7 +39,7 @@ def _after_test(cells: list[str]) -> int:
     return next((index + 1 for index, cell in enumerate(cells) if "testId" in cell), len(cells))
 
 
-def _texts(findings: list[Finding]) -> tuple[str, str, str]:
+def _texts(findings: list[Finding], hosts: wording.Hosts) -> tuple[str, str, str]:
     measured = [finding for finding in findings if finding.measurement.values]
     if not measured:
         return "", "", ""
@@ -55,4 +55,4 @@ def _texts(findings: list[Finding]) -> tuple[str, str, str]:
     else:
         limit = "none" if finding.slower_than_peers is None else "peers"
     more = f" (tightest of {len(measured)})" if len(measured) > 1 else ""
-    return text + more, limit, wording.place(place)
+    return text + more, limit, wording.place(place, hosts)

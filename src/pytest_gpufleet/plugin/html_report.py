@@ -42,7 +42,7 @@ class HtmlReport:
     @pytest.hookimpl(optionalhook=True, tryfirst=True)  # others add to what is escaped
     def pytest_html_results_table_row(self, report: pytest.TestReport, cells: list[str]) -> None:
         cells[:] = [cell.replace(report.nodeid, other_software.text(report.nodeid)) for cell in cells]
-        html_columns.row(cells, getattr(report, "findings", []))
+        html_columns.row(cells, getattr(report, "findings", []), self._evidence.record.hosts)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_logreport(self, report: Any) -> Generator[None, None, None]:

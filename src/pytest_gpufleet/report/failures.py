@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.codes import Code
@@ -123,7 +124,9 @@ def _failure(
     more = causes or named or len(messages) < len(checks) or missed
     advice = [part for part in inspect.cleandoc(checks[0].doc).split("\n\n") if part.strip()]
     if all(each.is_explained and not _finds_cause(each, ids) for each in its):
-        advice = [f"{cause} Until then this says nothing against the hardware." for cause in explanations(its)]
+        advice = [
+            f"{cause} Until then this says nothing against the hardware." for cause in explanations(its, record.hosts)
+        ]
     return Failure(
         name,
         checks[0].title or name,
@@ -138,12 +141,13 @@ def _failure(
     )
 
 
-def explanations(accused: Iterable[Accused]) -> list[str]:
+def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:
     """What explains what checks say, and what to do about it: one sentence for all places of one kind."""
     causes = dict.fromkeys(cause for each in accused for cause in each.causes)
     by_kind: dict[Code, dict[str, None]] = {}
+    named = partial(wording.place, hosts=hosts)
     for cause in causes:
-        by_kind.setdefault(cause.kind, {})[cause.told(wording.place)] = None
+        by_kind.setdefault(cause.kind, {})[cause.told(named)] = None
     return [
         f"{wording.capitalised(code.message)} ({'; '.join(where)}). {code.next_step}."
         for code, where in by_kind.items()

@@ -55,13 +55,14 @@ class Standing:
 def standings(record: Record, groups: Sequence[Group], accused: Mapping[str, Accused]) -> list[Standing]:
     """A row for each GPU and one for the machine, with a cell for each of `groups`."""
     rows = [
-        Standing(gpu, tuple(_gpu_cell(gpu.place, group, accused) for group in groups)) for gpu in record.topology.gpus
+        Standing(gpu, tuple(_gpu_cell(gpu.place, group, accused, record.hosts) for group in groups))
+        for gpu in record.topology.gpus
     ]
     places = {row.gpu.place for row in rows if row.gpu}
     return [*rows, Standing(None, tuple(_machine_cell(group, accused, places) for group in groups))]
 
 
-def _gpu_cell(where: Place, group: Group, accused: Mapping[str, Accused]) -> Cell:
+def _gpu_cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: wording.Hosts) -> Cell:
     found = _of_group(group, accused)
     if checks := [check for check, one in found.items() if where in one.named]:
         return Cell("failed", "failed" if len(checks) == 1 else f"failed {len(checks)}x", checks[0])
@@ -69,7 +70,7 @@ def _gpu_cell(where: Place, group: Group, accused: Mapping[str, Accused]) -> Cel
         if where in one.explained:
             return Cell("explained", "explained", check)
         if where in one.beside:
-            return Cell("affected", f"with {wording.place(one.beside[where])}", check)
+            return Cell("affected", f"with {wording.place(one.beside[where], hosts)}", check)
     for check, one in found.items():
         if one.everybody:
             return Cell("unclear", "unclear", check)

@@ -54,7 +54,7 @@ def _miss(finding: Finding, record: Record) -> Miss:
         finding.check,
         wording.title(finding),
         ", ".join(wording.conditions(finding)),
-        _where(places),
+        _where(places, record.hosts),
         tuple(by_place[part] for part in places[0].parts if part in by_place) if len(places) == 1 else (),
         value,
         f"{wording.span(slower.values(), 'ratio', 3)} worse than its peers" if slower else "",
@@ -64,8 +64,8 @@ def _miss(finding: Finding, record: Record) -> Miss:
     )
 
 
-def _where(places: tuple[Where, ...]) -> str:
+def _where(places: tuple[Where, ...], hosts: wording.Hosts) -> str:
     common = set.intersection(*(set(place.parts) for place in places)) if places else set()
     if len(places) > 1 and len(common) == 1 and all(isinstance(place, Pair) for place in places):
-        return f"{len(places)} pairs with {wording.place(common.pop())}"
-    return wording.places(places)
+        return f"{len(places)} pairs with {wording.place(common.pop(), hosts)}"
+    return wording.places(places, hosts=hosts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from pytest_gpufleet.model.finding import distinct
 from pytest_gpufleet.model.record import Record
@@ -54,7 +55,7 @@ def _why(record: Record) -> str:
         if _no_gpu(record):
             return failed
         unexplained = {check_id: each for check_id, each in said.items() if not each.is_explained}
-        first = _first(said, unexplained)
+        first = _first(record, said, unexplained)
         if first and not unexplained:
             return f"{failed} {first}"
         return " ".join(filter(None, (failed, first, _named(record, unexplained), _first_cause(record, unexplained))))
@@ -73,13 +74,15 @@ def _rehearsed(record: Record) -> str:
     return ", ".join(told)
 
 
-def _first(said: Mapping[str, Accused], unexplained: Mapping[str, Accused]) -> str:
+def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str, Accused]) -> str:
     """What has to be mended first: it is the cause of what it explains, and not the GPU below it."""
-    told = explanations(said.values())
+    told = explanations(said.values(), record.hosts)
     named = times_named(unexplained.values())
     clear = dict.fromkeys(where for each in said.values() for where in each.explained if where not in named)
     if clear:
-        told.append(f"Nothing here speaks against {' or '.join(wording.place(where) for where in sorted(clear))}.")
+        told.append(
+            f"Nothing here speaks against {' or '.join(wording.place(where, record.hosts) for where in sorted(clear))}."
+        )
     return " ".join(told)
 
 
@@ -89,7 +92,10 @@ def _named(record: Record, unexplained: Mapping[str, Accused]) -> str:
     if not times:
         return "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
     serials = {gpu.place: f"serial {gpu.serial}" if gpu.serial else gpu.pci_bus_id for gpu in record.topology.gpus}
-    told = [f"{wording.place(where)} ({serials[where]}) is named in {count}" for where, count in times[:MOST_GPUS]]
+    told = [
+        f"{wording.place(where, record.hosts)} ({serials[where]}) is named in {count}"
+        for where, count in times[:MOST_GPUS]
+    ]
     more = len(times) - MOST_GPUS
     text = ", ".join(told) + (f", {wording.count(more, 'more GPU')} in some" if more > 0 else "")
     nobody = sum(not each.named for each in unexplained.values())
@@ -104,7 +110,7 @@ def _first_cause(record: Record, accused: Iterable[str]) -> str:
     """What a search found out about the first figure that missed."""
     found = (fault for check_id in accused for fault in searched(record, check_id))
     for fault in found:
-        return fault.told(wording.place).splitlines()[0].rstrip(".") + "."
+        return fault.told(partial(wording.place, hosts=record.hosts)).splitlines()[0].rstrip(".") + "."
     return ""
 
 

@@ -11,7 +11,7 @@ from pytest_gpufleet.model.conditions import CONDITIONS, ConditionType
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS, Condition, Metric
-from pytest_gpufleet.model.place import WORLD, Where
+from pytest_gpufleet.model.place import CALLED, WORLD, Place, Where
 
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 SYMBOLS = {
@@ -25,7 +25,8 @@ SYMBOLS = {
     "not applicable": "·",
     "for information": "·",
 }
-CALLED = {"gpu": "GPU", "numa": "NUMA node"}
+Hosts = Mapping[int, str]  # the names of the nodes of a run, by their numbers
+ALONE: Hosts = {}
 SIGNS = {"min": "≥", "max": "≤"}
 
 # Colour codes first, as whole sequences; then every control character that is not white space, those that turn the
@@ -173,13 +174,22 @@ def metric(finding: Finding) -> Metric:
     return finding.measurement.definition
 
 
-def place(where: Where) -> str:
-    """A place as people say it: "GPU 3", "GPU 0 to GPU 5", "all ranks together"."""
+def place(where: Where, hosts: Hosts = ALONE) -> str:
+    """A place as people say it: "GPU 3", "GPU 0 to GPU 5", "all ranks together"; of a run on several nodes with the
+    names of their hosts: "gf1 GPU 3", "gf1 GPU 0 to GPU 5", "gf1 to gf2"."""
     if where == WORLD:
         return "all ranks together"
-    return " to ".join(
-        f"{CALLED[part.kind]} {part.index}" if part.kind in CALLED else str(part) for part in where.parts
-    )
+    first, *others = where.parts
+    told = [_on_host(first, hosts), *(_on_host(part, hosts if part.node != first.node else ALONE) for part in others)]
+    return " to ".join(told)
+
+
+def _on_host(part: Place, hosts: Hosts) -> str:
+    device = f"{CALLED[part.kind]} {part.index}" if part.kind in CALLED else str(part)
+    if len(hosts) < 2 or not part.is_on_node:
+        return device
+    host = hosts.get(part.node, f"node {part.node}")
+    return f"{host} {device}" if part.is_device else host
 
 
 def worst(finding: Finding) -> tuple[Where, float] | None:
@@ -193,10 +203,10 @@ def worst(finding: Finding) -> tuple[Where, float] | None:
     return min(candidates, key=lambda item: -math.inf if math.isnan(item[1]) else sign * item[1], default=None)
 
 
-def places(every: Sequence[Where], most: int = 4) -> str:
+def places(every: Sequence[Where], most: int = 4, hosts: Hosts = ALONE) -> str:
     """Several places as people say them: "GPU 1, GPU 3", "GPU 0 to GPU 5, GPU 1 to GPU 5 and 12 more"."""
     more = f" and {len(every) - most} more" if len(every) > most else ""
-    return ", ".join(place(name) for name in every[:most]) + more
+    return ", ".join(place(name, hosts) for name in every[:most]) + more
 
 
 def count(number: int, noun: str) -> str:

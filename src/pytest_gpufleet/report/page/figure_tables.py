@@ -67,7 +67,9 @@ class FigureTable:
         return tuple(row for row in self.rows if row.for_information)
 
 
-def figure_tables(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]:
+def figure_tables(
+    findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts = wording.ALONE
+) -> list[FigureTable]:
     """A table for each metric, in the order in which the metrics are defined; what has no value is left out."""
     known = list(METRICS)
     measured = [finding for finding in findings if finding.measurement.values]
@@ -81,7 +83,7 @@ def figure_tables(findings: Sequence[Finding], sources: Sources) -> list[FigureT
         sizes = {finding.measurement.conditions.get("bytes") for finding in others if _is_curve(finding)}
         curve = [finding for finding in others if _is_curve(finding)] if len(sizes) >= FEWEST_SIZES else []
         single = [finding for finding in others if finding not in curve]
-        result += _by_gpu(alone, sources) + _by_size(curve, sources) + _singly(single, sources)
+        result += _by_gpu(alone, sources, hosts) + _by_size(curve, sources) + _singly(single, sources, hosts)
     return result
 
 
@@ -122,7 +124,7 @@ def shared_and_own(findings: Sequence[Finding], without: Collection[str] = ()) -
     return ", ".join(common), own
 
 
-def _by_gpu(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]:
+def _by_gpu(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[FigureTable]:
     """A column for each GPU; the limit is one for all of them."""
     places = sorted({place for finding in findings for place in finding.measurement.values})
     shared, names = shared_and_own(findings)
@@ -132,7 +134,8 @@ def _by_gpu(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]:
         for finding, name in zip(findings, names, strict=True):
             cells = [_figure(finding, place, in_row=True) for place in some]
             rows.append(_row(finding, name, (*cells, _limit(finding, sources), _spread([finding]), _state(finding))))
-        result.append(_table(findings, shared, (*map(wording.place, some), "Limit", "Spread", "State"), rows))
+        heads = [wording.place(place, hosts) for place in some]
+        result.append(_table(findings, shared, (*heads, "Limit", "Spread", "State"), rows))
     return result
 
 
@@ -165,7 +168,7 @@ def _pages(columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
         yield columns[len(columns) * number // count : len(columns) * (number + 1) // count]
 
 
-def _singly(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]:
+def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[FigureTable]:
     if not findings:
         return []
     shared, names = shared_and_own(findings)
@@ -175,7 +178,7 @@ def _singly(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]:
         worst = wording.worst(finding)
         assert worst is not None  # it has values
         count = len(finding.measurement.values)
-        where = wording.place(worst[0]) + (f", worst of {count}" if count > 1 else "")
+        where = wording.place(worst[0], hosts) + (f", worst of {count}" if count > 1 else "")
         cells = [_figure(finding, worst[0], in_row=True), *([FigureCell(where)] if places else [])]
         rows.append(_row(finding, name, (*cells, _limit(finding, sources), _spread([finding]), _state(finding))))
     return [_table(findings, shared, ("Measured", *(["Where"] if places else []), "Limit", "Spread", "State"), rows)]

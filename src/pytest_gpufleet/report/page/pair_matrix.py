@@ -30,16 +30,16 @@ class PairMatrix:
     highest: str
 
 
-def pair_matrices(findings: Sequence[Finding]) -> list[PairMatrix]:
+def pair_matrices(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[PairMatrix]:
     """A matrix for each finding that has figures of pairs: from the GPU of the row to the GPU of the column."""
-    return [_matrix(finding) for finding in findings if finding.measurement.values and _is_pairs(finding)]
+    return [_matrix(finding, hosts) for finding in findings if finding.measurement.values and _is_pairs(finding)]
 
 
 def _is_pairs(finding: Finding) -> bool:
     return all(isinstance(place, Pair) for place in finding.measurement.values)
 
 
-def _matrix(finding: Finding) -> PairMatrix:
+def _matrix(finding: Finding, hosts: wording.Hosts) -> PairMatrix:
     metric, given = wording.metric(finding), finding.measurement.values
     values = {place.parts: value for place, value in given.items()}
     bad = {place.parts for place in (*finding.missed, *(finding.slower_than_peers or ()))}
@@ -57,12 +57,13 @@ def _matrix(finding: Finding) -> PairMatrix:
         share = value / largest if largest > 0 and value > 0 else 0.0  # NaN is not above 0
         return PairCell(wording.number(value), round(100 * min(share, 1.0)), pair in bad)
 
+    names = {place: wording.place(place, hosts) for place in places}
     title = f"{wording.capitalised(metric.title)}, {metric.unit}"
     return PairMatrix(
         title,
         ", ".join(wording.conditions(finding)),
-        tuple(map(wording.place, places)),
-        tuple((wording.place(row), tuple(cell((row, column)) for column in places)) for row in places),
+        tuple(names.values()),
+        tuple((names[row], tuple(cell((row, column)) for column in places)) for row in places),
         wording.number(min(numbers, default=math.nan)),
         wording.number(max(numbers, default=math.nan)),
     )

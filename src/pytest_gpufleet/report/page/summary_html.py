@@ -83,7 +83,7 @@ def summary(record: Record, sha256: str = "") -> str:
                 name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1) for name in failure.names
             },
             sections=[
-                _section(part, said, sources, number < MOST_DRAWN)
+                _section(part, said, sources, record.hosts, number < MOST_DRAWN)
                 for number, part in enumerate(part for part in parts if part.checks or part.findings)
             ],
             sources=sources,
@@ -107,15 +107,17 @@ def summary(record: Record, sha256: str = "") -> str:
     )
 
 
-def _section(group: groups.Group, accused: Mapping[str, Accused], sources: Sources, drawn: bool) -> Section:
+def _section(
+    group: groups.Group, accused: Mapping[str, Accused], sources: Sources, hosts: wording.Hosts, drawn: bool
+) -> Section:
     methods = method_comparison(group.findings)
     findings = [finding for finding in group.findings if not (methods and compares_methods(finding))]
     return Section(
         group,
         groups.check_lines(group, accused),
-        _drawn(group.findings) if drawn else [],
-        pair_matrices(findings),
-        figure_tables(findings, sources),
+        _drawn(group.findings, hosts) if drawn else [],
+        pair_matrices(findings, hosts),
+        figure_tables(findings, sources, hosts),
         methods,
     )
 
@@ -179,13 +181,13 @@ def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:
     return wording.count(counts.total(), noun) + (f": {', '.join(parts)}" if parts else "")
 
 
-def _drawn(findings: Sequence[Finding]) -> Plots:
+def _drawn(findings: Sequence[Finding], hosts: wording.Hosts) -> Plots:
     """The plots of a group. matplotlib is loaded here, once there is something to draw."""
     if not findings:
         return []
     from pytest_gpufleet.report import plots
 
-    return [(caption, Markup(svg)) for caption, svg in plots.draw(findings)]
+    return [(caption, Markup(svg)) for caption, svg in plots.draw(findings, hosts)]
 
 
 def _telemetry(record: Record) -> Plots:

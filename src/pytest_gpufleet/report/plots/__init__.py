@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.method_table import compares_methods, method_comparison
 from pytest_gpufleet.report.plots.bars import bars
 from pytest_gpufleet.report.plots.curves import curves
@@ -14,10 +15,10 @@ from pytest_gpufleet.report.plots.scaling import scaling
 MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
 
 
-def draw(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+def draw(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[tuple[str, str]]:
     """(caption, SVG) of everything that can be drawn of the figures of one group of checks."""
     metrics = [*dict.fromkeys(finding.measurement.metric for finding in findings)][:MOST_METRICS]
     alone = [each for each in findings if each.measurement.metric in metrics and not compares_methods(each)]
-    drawn = [each for plot in (scaling, bars, curves) for each in plot(alone)]
+    drawn = [*scaling(alone), *bars(alone, hosts), *curves(alone)]
     methods = method_comparison(findings)
     return [*drawn, method_bars(methods)] if methods else drawn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -26,7 +26,7 @@ MEASURED: Any = {"facecolor": to_rgba(canvas.COLOURS[0], 0.8), "linewidth": 0}
 MISSED: Any = {"facecolor": "#e8938a", "edgecolor": canvas.BAD, "hatch": "//////", "linewidth": 0.8}
 
 
-def bars(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+def bars(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[tuple[str, str]]:
     """(caption, SVG) for each metric of which every GPU has a figure of its own: a panel for each of its conditions.
 
     Metrics of which nothing has to have a limit are left to the tables.
@@ -38,23 +38,24 @@ def bars(findings: Sequence[Finding]) -> list[tuple[str, str]]:
         # What was judged comes first if there is more than anybody wants to look at.
         of_metric.sort(key=for_information)
         if not for_information(of_metric[0]):
-            drawn.append(_plot(of_metric[:MOST]))
+            drawn.append(_plot(of_metric[:MOST], hosts))
     return drawn
 
 
-def _plot(findings: Sequence[Finding]) -> tuple[str, str]:
+def _plot(findings: Sequence[Finding], hosts: wording.Hosts) -> tuple[str, str]:
     metric = wording.metric(findings[0])
     caption = wording.capitalised(metric.title) + ("" if "GPU" in metric.title else ", by GPU")
     scale, unit = (100, "%") if metric.unit == "ratio" else (1, metric.unit)
     shared, names = shared_and_own(findings)
     places = sorted({place for finding in findings for place in finding.measurement.values})
+    labels = {place: wording.place(place, hosts) for place in places}
     with canvas.style(caption):
         height = 0.1 + BAR * len(places)
         most = LONGEST_LINE if len(findings) >= COLUMNS else LONGEST_LINE * COLUMNS // 2
         titles = [textwrap.wrap(name, most, max_lines=MOST_LINES, placeholder="...") for name in names]
         figure, axes = canvas.panels(len(findings), COLUMNS, height, legend=True, lines=max(map(len, titles)))
         for number, (each, finding, title) in enumerate(zip(axes, findings, titles, strict=True)):
-            _panel(each, finding, places, scale)
+            _panel(each, finding, labels, scale)
             canvas.title(each, "\n".join(title))
             if number % COLUMNS:
                 each.tick_params(axis="y", labelleft=False)
@@ -64,14 +65,14 @@ def _plot(findings: Sequence[Finding]) -> tuple[str, str]:
         return caption, canvas.svg(figure, f"{caption}: {'; '.join(filter(None, names))}. {shared}")
 
 
-def _panel(axes: Any, finding: Finding, places: Sequence[Where], scale: float) -> None:
+def _panel(axes: Any, finding: Finding, labels: Mapping[Where, str], scale: float) -> None:
     given = finding.measurement.values
     values = {place: value * scale for place, value in given.items() if canvas.drawable(value) is not None}
     bad = {*finding.missed, *(finding.slower_than_peers or ())}
     bound = canvas.limit_value(finding.limit)
     limit = bound * scale if bound is not None else None
     top = max([*values.values(), limit or 0.0, 1e-9])
-    for row, place in enumerate(places):
+    for row, place in enumerate(labels):
         value = values.get(place)
         if value is not None:
             axes.barh(row, value, height=0.72, **(MISSED if place in bad else MEASURED))
@@ -82,7 +83,7 @@ def _panel(axes: Any, finding: Finding, places: Sequence[Where], scale: float) -
         axes.axvline(median(values.values()), color=canvas.INK, linewidth=0.9, linestyle=":")
     if limit is not None:
         axes.axvline(limit, color=canvas.INK, linewidth=1.6)
-    canvas.lying_bars(axes, [wording.place(place) for place in places], top * 1.24, 7.5)
+    canvas.lying_bars(axes, [*labels.values()], top * 1.24, 7.5)
 
 
 def _legend(findings: Sequence[Finding]) -> list[Any]:
