@@ -37,6 +37,7 @@ class FakeTransport:
     `now`: the clock."""
 
     name = "fake"
+    secured = "loopback"
 
     def __init__(self, nodes: int = 3, greeting: range | tuple[int, ...] | None = None, deaf: tuple[int, ...] = ()):
         self.names = {node: f"gf{node}" for node in range(nodes)}

@@ -47,7 +47,7 @@ class Cluster:
         lost_after: float = LOST_AFTER_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._transport = transport
+        self.transport = transport
         self._beat_seconds = beat_seconds
         self._clock = clock
         self._presence = Presence(lost_after, beat_seconds)
@@ -74,7 +74,7 @@ class Cluster:
     def start(self, timeout: float) -> None:
         """Start an agent on every node that the transport has, and wait until each has said Hello or is lost: at the
         latest after `timeout` seconds. Refused if there is no node."""
-        self._roll.names.update(self._transport.start())
+        self._roll.names.update(self.transport.start())
         self._thread.start()
         with self._changed:
             self._changed.wait_for(lambda: not self._roll.starting, timeout)
@@ -133,7 +133,7 @@ class Cluster:
     def send(self, node: int, message: say.ToAgent) -> None:
         """To a node that takes part; else nothing is sent."""
         if self._roll.takes_part(node):
-            self._transport.send(node, codec.packed(message))
+            self.transport.send(node, codec.packed(message))
 
     def ask_each(self, questions: Mapping[int, say.Asked], timeout: float = 10.0) -> dict[int, Any]:
         """What each node answers to its own question, as the type that belongs to it, or the Trouble why it did not.
@@ -144,7 +144,7 @@ class Cluster:
             numbers = {node: next(self._numbers) for node in there}
             self._asked.update(dict.fromkeys(numbers.values()))
         for node, number in numbers.items():
-            self._transport.send(node, codec.packed(say.Ask(number, questions[node])))
+            self.transport.send(node, codec.packed(say.Ask(number, questions[node])))
         with self._changed:
 
             def settled() -> bool:
@@ -206,13 +206,13 @@ class Cluster:
         with self._changed:
             self._closing = True
             for node in self._roll.names.keys() - self._roll.gone:
-                self._transport.send(node, codec.packed(say.End("the run is over")))
+                self.transport.send(node, codec.packed(say.End("the run is over")))
             if self._thread.is_alive():
                 self._changed.wait_for(lambda: not self._roll.listening, timeout / 2)
             self._over = True
         if self._thread.is_alive():
             self._thread.join(self._beat_seconds + JOIN_SECONDS)
-        return self._transport.close(max(0.0, until - time.monotonic()))
+        return self.transport.close(max(0.0, until - time.monotonic()))
 
     # ------------------------------------------------------------ the thread
 
@@ -229,7 +229,7 @@ class Cluster:
     def _turn(self) -> None:
         if self._clock() >= self._next_beat:
             self._beat()
-        events = self._transport.receive(max(0.0, self._next_beat - self._clock()))
+        events = self.transport.receive(max(0.0, self._next_beat - self._clock()))
         with self._changed:
             self._presence.look(self._clock())
             for event in events:
@@ -243,7 +243,7 @@ class Cluster:
                 self._lose(node, f"nothing was heard of it for {self._presence.silence(node):.0f} s")
             expected = self._roll.listening
         for node in expected:
-            self._transport.send(node, BEAT, later=True)
+            self.transport.send(node, BEAT, later=True)
         self._next_beat = self._clock() + self._beat_seconds
 
     def _take_in(self, event: Arrived | Gone) -> None:
@@ -271,7 +271,7 @@ class Cluster:
     def _fence(self, node: int) -> None:
         self._roll.fenced.add(node)
         question = say.KillRanks(FENCE_SECONDS)
-        self._transport.send(node, codec.packed(say.Ask(next(self._numbers), question)))
+        self.transport.send(node, codec.packed(say.Ask(next(self._numbers), question)))
 
     def _lose(self, node: int, why: str) -> None:
         self._presence.forget(node)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from pytest_gpufleet.model.events import Secured
 from pytest_gpufleet.nodes import agent_process
 from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings
 from pytest_gpufleet.nodes.frames import Garbled
@@ -25,6 +26,7 @@ class LocalTransport:
     controller is gone reads the end of it. `begin` starts one."""
 
     name = "local"
+    secured: Secured = "loopback"  # nothing listens anywhere
 
     def __init__(
         self, agents: Sequence[AgentSettings], begin: Callable[[AgentSettings], AgentProcess] = agent_process.start

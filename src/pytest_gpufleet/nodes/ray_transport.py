@@ -76,7 +76,7 @@ class RayTransport:
         self, settings: AgentSettings, wanted: int | None = None, address: str | None = None, insecure: bool = False
     ) -> None:
         self.name = "ray"
-        self.secured: Secured | None = None  # once it has started
+        self.secured: Secured = "insecure"
         self._settings = settings
         self._wanted = wanted
         self._address = address

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from pytest_gpufleet.model.events import Secured
+
 
 @dataclass(frozen=True)
 class Arrived:
@@ -29,6 +31,7 @@ class Transport(Protocol):
     and deadlines are the controller's. Any thread may send; one receives."""
 
     name: str  # "local", or "ray" with its version
+    secured: Secured  # how it keeps strangers out, once it has started
 
     def start(self) -> Mapping[int, str]:
         """Start an agent on every node, without waiting for it to say Hello. The nodes by number, with their names.

@@ -203,12 +203,19 @@ def from_config(config: pytest.Config) -> Options:
     if asked and not listing and sys.flags.optimize:
         raise pytest.UsageError("python -O and PYTHONOPTIMIZE leave out assertions, so no check could fail: unset it")
     known = {name: value for name, value in given.items() if value is not None}
-    options = Options(**known, asked=asked, listing=listing)
+    options = Options(**known, asked=asked, listing=listing, paths=_paths(config))
     if options.makes_a_run:
         _check_launcher(options)
     if options.deadline is not None and options.makes_a_run:
         _check_deadline(options, options.deadline)
     return options
+
+
+def _paths(config: pytest.Config) -> tuple[str, ...]:
+    """The files and folders of the checks; none where pytest was given none and looks into the whole folder."""
+    given = (argument.partition("::")[0] for argument in config.args)
+    here = config.invocation_params.dir
+    return tuple(dict.fromkeys(path for path in given if here / path != here))
 
 
 def _check_launcher(options: Options) -> None:

@@ -11,13 +11,14 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.cluster import Cluster
-from pytest_gpufleet.nodes.messages import CheckHealth, Lock
+from pytest_gpufleet.nodes.messages import CheckHealth, Greeting, Hello, Lock
 from pytest_gpufleet.run import node_folders
 from pytest_gpufleet.run.cluster_ground import AllMachines
 from pytest_gpufleet.run.cluster_ranks import ClusterRanks
 from pytest_gpufleet.run.node_runs import NodeRuns
-from pytest_gpufleet.run.node_transport import transport_for
+from pytest_gpufleet.run.node_transport import settings_for, transport_for
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 
@@ -46,13 +47,16 @@ class ClusterRun(Run):
 
     @cached_property
     def cluster(self) -> Cluster:
-        """All agents, started. Refused if there is none."""
+        """All agents, started. Refused if there is none, or if they have not the same installation."""
         cluster = Cluster(transport_for(self.options))
         self.open_things.callback(self._end_agents, cluster)
         cluster.start(HELLO_SECONDS)
-        if not cluster.hellos:
+        if not cluster.hellos and not cluster.strangers:
             told = "; ".join(f"{lost.name}: {lost.why}" for lost in cluster.lost.values())
             raise Refused(f"--nodes {self.options.nodes}: no node can be used: {told}")
+        own = same_install.own(settings_for(self.options), cluster.transport.name)
+        said: dict[int, Hello | Greeting] = {**cluster.strangers, **cluster.hellos}
+        same_install.refuse_others(own, {cluster.names[node]: told for node, told in said.items()})
         return cluster
 
     @cached_property
@@ -71,8 +75,12 @@ class ClusterRun(Run):
         wanted = self.options.nodes if isinstance(self.options.nodes, int) else 0
         hellos = self.cluster.hellos
         interfaces = [hellos[node].interface if node in hellos else "" for node in self.cluster.names]
-        transport = next(iter(hellos.values())).transport
-        return {"nodes_wanted": wanted, "transport": transport, "secured": "loopback", "interfaces": interfaces}
+        return {
+            "nodes_wanted": wanted,
+            "transport": self.cluster.transport.name,
+            "secured": self.cluster.transport.secured,
+            "interfaces": interfaces,
+        }
 
     def machines(self) -> tuple[Machine, ...]:
         return tuple(map(self.ground.machine, self.cluster.alive))

@@ -6,17 +6,25 @@ import os
 
 import msgspec
 
-from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.local_transport import LocalTransport
 from pytest_gpufleet.nodes.transport import Transport
 from pytest_gpufleet.run.settings import Options
 
 
+def settings_for(options: Options) -> AgentSettings:
+    """What the agent of every node is told."""
+    gpus = options.gpus if isinstance(options.gpus, int) else None
+    return AgentSettings(os.getcwd(), rehearse=options.rehearse, gpus=gpus, suite=options.paths)
+
+
 def transport_for(options: Options) -> Transport:
-    """Refused if there is none."""
-    settings = AgentSettings(os.getcwd(), rehearse=options.rehearse)
+    """The agents of a rehearsal of this machine are its processes; all others are those of a Ray cluster."""
+    settings = settings_for(options)
+    wanted = options.nodes if isinstance(options.nodes, int) else None
     if options.rehearse and options.address is None:
-        assert isinstance(options.nodes, int)  # options.from_config sees to it
-        return LocalTransport([msgspec.structs.replace(settings, name=f"node{n}") for n in range(options.nodes)])
-    raise Refused("--nodes on a Ray cluster is not part of this version yet")
+        names = [f"node{number}" for number in range(wanted or 1)]  # options.from_config sees to it that it is a number
+        return LocalTransport([msgspec.structs.replace(settings, name=name) for name in names])
+    from pytest_gpufleet.nodes.ray_transport import RayTransport
+
+    return RayTransport(settings, wanted, options.address, options.insecure)
