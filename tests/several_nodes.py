@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+import pytest
+
+from pytest_gpufleet.run.ranks import Ranks
 from pytest_gpufleet.world.engines.local import LocalEngine
 from pytest_gpufleet.world.pool import Pool
 from pytest_gpufleet.world.rank_spec import RankSpec
@@ -29,3 +34,18 @@ def ranks_on(nodes: int, each: int) -> Iterator[World]:
         yield World(pool, with_group=True)
     finally:
         pool.close()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """As a plugin (`-p tests.several_nodes`): the CPU ranks of a rehearsal take themselves for RANKS_A_NODE each."""
+    each = int(os.environ["RANKS_A_NODE"])
+    made = Ranks._specs
+
+    def spread(ranks: Ranks) -> list[RankSpec]:
+        return [
+            replace(spec, node=spec.index // each, local_index=spec.index % each, local_size=each)
+            for spec in made(ranks)
+        ]
+
+    Ranks._specs = spread
+    Ranks.nodes = config.option.rehearse // each

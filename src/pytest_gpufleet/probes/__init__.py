@@ -44,9 +44,14 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth as host_memory_bandwidth
     from pytest_gpufleet.probes.memory.patterns import PatternTest as PatternTest
     from pytest_gpufleet.probes.memory.patterns import hold_patterns as hold_patterns
+    from pytest_gpufleet.probes.nodes.curve import affordable as affordable
+    from pytest_gpufleet.probes.nodes.curve import collective_curve as collective_curve
+    from pytest_gpufleet.probes.nodes.curve import doubling as doubling
     from pytest_gpufleet.probes.nodes.node_groups import groups_of_nodes as groups_of_nodes
     from pytest_gpufleet.probes.nodes.node_groups import pairs_of_nodes as pairs_of_nodes
+    from pytest_gpufleet.probes.nodes.rails import RailsAtOnce as RailsAtOnce
     from pytest_gpufleet.probes.nodes.rails import rail_bandwidth as rail_bandwidth
+    from pytest_gpufleet.probes.nodes.rails import rails_of as rails_of
     from pytest_gpufleet.probes.search.slow_alone import one_at_a_time as one_at_a_time
     from pytest_gpufleet.probes.search.slow_alone import why_slow as why_slow
     from pytest_gpufleet.probes.search.slow_between_nodes import who_slows_nodes as who_slows_nodes
@@ -69,6 +74,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.training.sharding import own_shard as own_shard
     from pytest_gpufleet.probes.training.small_network import batch as batch
     from pytest_gpufleet.probes.training.small_network import full_precision as full_precision
+    from pytest_gpufleet.probes.training.small_network import known_average as known_average
     from pytest_gpufleet.probes.training.small_network import known_input as known_input
     from pytest_gpufleet.probes.training.small_network import known_layer as known_layer
     from pytest_gpufleet.probes.training.small_network import network as network
@@ -90,8 +96,9 @@ _NAMES = {
     "memory.clocks": ("clocks_under_load",),
     "memory.host_triad": ("host_memory_bandwidth",),
     "memory.patterns": ("PatternTest", "hold_patterns"),
+    "nodes.curve": ("affordable", "collective_curve", "doubling"),
     "nodes.node_groups": ("groups_of_nodes", "pairs_of_nodes"),
-    "nodes.rails": ("rail_bandwidth",),
+    "nodes.rails": ("RailsAtOnce", "rail_bandwidth", "rails_of"),
     "search.slow_alone": ("one_at_a_time", "why_slow"),
     "search.slow_between_nodes": ("who_slows_nodes", "who_slows_rails"),
     "search.slow_collective": ("who_is_slow",),
@@ -104,7 +111,7 @@ _NAMES = {
     "training.recipes": ("Workload",),
     "training.replicas": ("differences",),
     "training.sharding": ("fully_sharded", "held", "own_shard"),
-    "training.small_network": ("batch", "full_precision", "known_input", "known_layer", "network"),
+    "training.small_network": ("batch", "full_precision", "known_average", "known_input", "known_layer", "network"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -39,6 +39,9 @@ DTYPES = {
 # One element, fewer than there are ranks, a power of two, and a number that fits no block.
 COUNTS = {"cuda": (1, 3, 1 << 20, 1_000_003), "cpu": (1, 3, 1 << 14, 10_007)}
 LARGE = {"cuda": 1 << 24, "cpu": 1 << 14}  # keeps all links busy
+# That a rank makes of all ranks together: they are int64, and on 8 ranks LARGE takes as many. Of more ranks each has
+# fewer, so that those of thousands fit into memory too.
+MOST_NUMBERS = 1 << 27
 SHOWN = 3
 
 # How torch says that a backend does not have an operation or a type. Every other error is a failure.
@@ -146,7 +149,8 @@ def exchange(
     places = {"always": [True], "also": [False] if strided else [False, True], "never": [False]}[collective.in_place]
     wrong, refused, right = [], [], 0
     for dtype in dtypes:
-        counts = [*COUNTS[rank.device.type], *([LARGE[rank.device.type]] if dtype is torch.float32 else [])]
+        wanted = [*COUNTS[rank.device.type], *([LARGE[rank.device.type]] if dtype is torch.float32 else [])]
+        counts = [bounded(count, rank.size) for count in wanted]
         try:
             for count, root, in_place in itertools.product(counts, roots, places):
                 case = Case(name, operation, dtype, count, root, in_place, strided)
@@ -211,6 +215,11 @@ def whole_numbers(operation: Operation, count: int, n: int, dtype: torch.dtype, 
         numbers = numbers.remainder(2 * top + 1) - top if dtype.is_signed else numbers.remainder(top + 1)
         rows.append(operation.shape(numbers, turn == index, n))
     return torch.stack(rows)
+
+
+def bounded(count: int, n: int) -> int:
+    """So many elements, or as many as n ranks leave of MOST_NUMBERS."""
+    return min(count, MOST_NUMBERS // n)
 
 
 def noise(seed: int, count: int, device: torch.device) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pytest_gpufleet.probes.collectives.exactness import LARGE, OPERATIONS, SHOWN, whole_numbers
+from pytest_gpufleet.probes.collectives.exactness import LARGE, OPERATIONS, SHOWN, bounded, whole_numbers
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.timing.all_ranks import agree, seconds, wait
 from pytest_gpufleet.world import process_group
@@ -16,7 +16,8 @@ from pytest_gpufleet.world.rank import Rank
 def stays_exact(rank: Rank, duration: float) -> tuple[int, str]:
     """all_reduce of one large tensor of float32 again and again for about `duration` seconds: how often it was done,
     and "" if every element of every result was exactly right."""
-    count, n = LARGE[rank.device.type], rank.size
+    n = rank.size
+    count = bounded(LARGE[rank.device.type], n)
     numbers = whole_numbers(OPERATIONS["sum"], count, n, torch.float32, rank.device)
     mine, expected = numbers[rank.index].float(), numbers.sum(0).float()
     del numbers
@@ -70,7 +71,8 @@ class _Job:
         self.name, self.members, collective, add = name, members, COLLECTIVES[name], OPERATIONS["sum"]
         self.collective = collective
         self.stream = torch.cuda.Stream() if rank.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        total, in_place = collective.total(LARGE[rank.device.type], rank.size), collective.in_place == "always"
+        count = bounded(LARGE[rank.device.type], rank.size)
+        total, in_place = collective.total(count, rank.size), collective.in_place == "always"
         self.input, self.output = collective.buffers(
             total, rank.size, rank.index, in_place, lambda size: torch.empty(size, device=rank.device)
         )

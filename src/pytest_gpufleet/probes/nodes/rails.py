@@ -23,7 +23,7 @@ from pytest_gpufleet.probes.search.per_rank_times import swaps
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
-AtOnce = Literal["one", "all"]
+RailsAtOnce = Literal["one", "all"]
 Samples = tuple[float, ...]
 ROUNDS = 3  # so that each node has two partners, also of an odd number of nodes, of which one rests in each round
 PARTNERS = 2  # that make the figure one of the node alone
@@ -44,7 +44,7 @@ def rails_of(world: World) -> list[list[int]]:
     return [[ranks[rail] for ranks in nodes] for rail in range(min(map(len, nodes)))]
 
 
-def rail_bandwidth(world: World, at_once: AtOnce, nbytes: int, seed: int) -> Rails:
+def rail_bandwidth(world: World, at_once: RailsAtOnce, nbytes: int, seed: int) -> Rails:
     """GB/s of the rails of all nodes, of messages of `nbytes`: of one rail after the other, or of all at once."""
     rails, count = rails_of(world), len(world.nodes)
     rounds = some_rounds(range(count), seed, ROUNDS)

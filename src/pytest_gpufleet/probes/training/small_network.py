@@ -13,6 +13,7 @@ from pytest_gpufleet.world.rank import Rank
 
 CLASSES = 4
 IMAGES = 32  # of one rank in one step
+DIGITS, SHARED_DIGITS = 24, 16  # of sums that fp32 holds: with 16, those of 4096 ranks
 
 # One bright quarter for each class.
 _QUARTERS = torch.kron(torch.eye(CLASSES).view(CLASSES, 1, 2, 2), torch.ones(8, 8))
@@ -55,12 +56,23 @@ def known_layer(rank: Rank) -> nn.Linear:
 
 
 def known_input(rank: Rank) -> Tensor:
-    """An x for which the average of all ranks' gradients is 2**size - 1: in binary, one digit for each rank.
+    """An x for which the average of all ranks' gradients is `known_average`: of up to 24 ranks 2**size - 1, in binary
+    one digit for each.
 
-    Exact in fp32 for up to 24 ranks, in whatever order it is summed and whether the average is divided by the size or
+    Exact in fp32 for up to 4096 ranks, in whatever order it is summed and whether each is divided by the size or
     multiplied by its rounded inverse.
     """
-    return torch.full((1, 1), float(rank.size * 2**rank.index), device=rank.device)
+    return torch.full((1, 1), float(rank.size * _digit(rank.index, rank.size)), device=rank.device)
+
+
+def known_average(size: int) -> int:
+    """What `known_input` gives on average."""
+    return sum(_digit(index, size) for index in range(size))
+
+
+def _digit(index: int, size: int) -> int:
+    """Of more ranks than fp32 has digits several share one: the sum still lacks it if one of them is lost."""
+    return 1 << (index if size <= DIGITS else index % SHARED_DIGITS)
 
 
 @contextmanager

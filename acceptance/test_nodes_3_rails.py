@@ -1,0 +1,38 @@
+"""Each rail of each node carries what its network adapter can: the way from a GPU to its like on other nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpufleet import Judge, MiB, Size, World
+from pytest_gpufleet.probes import RailsAtOnce, rail_bandwidth, who_slows_rails
+
+pytestmark = [
+    pytest.mark.chapter(
+        "Between nodes: rails", "Does each GPU reach its like on other nodes at the rate of its adapter?"
+    ),
+    pytest.mark.level("standard"),
+    pytest.mark.needs(nodes=2),
+]
+
+# At 50 GB/s 256 MiB take 5 ms; on the way over sockets, at 4 GB/s, 67.
+MESSAGE = Size(256 * MiB, rehearsal=64 * 1024)
+SEED = 16  # by which nodes meet: the same nodes meet in every run
+
+
+@pytest.mark.figures("rail_bandwidth", peers="which are all rails of all nodes with such GPUs")
+@pytest.mark.parametrize("at_once", ["one", "all"])
+def test_rail_bandwidth(nccl_group: World, judge: Judge, at_once: RailsAtOnce) -> None:
+    """Bandwidth of each rail of each node: of one rail after the other, and of all rails at once
+
+    GPUs of the same index on two nodes send to each other, both ways at the same time, through the network adapter next
+    to each. A rail counts as good as with the best of its partners, so a slow partner does not pull it down. If one is
+    low, all collectives between nodes run at its pace. Low for one rail of a node: look at the adapter next to that
+    GPU, its cable, transceiver and switch port (`ibstat`, `mlxlink`, `nvidia-smi topo -m`), and whether GPUDirect RDMA
+    works there. Low for all rails of a node: its NCCL_* variables, IOMMU and ACS. Low only while all rails are busy:
+    adapters share a PCIe switch or an uplink. Two nodes alone cannot tell which of them it is.
+    """
+    nbytes = MESSAGE.on(nccl_group)
+    rails = rail_bandwidth(nccl_group, at_once, nbytes, SEED)
+    # Nobody publishes what the rail of a node must reach: it is held against its peers.
+    judge(rails.measurement, required=False, on_miss=lambda: who_slows_rails(nccl_group, rails, nbytes))

@@ -1,0 +1,33 @@
+"""How collectives grow with the number of nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpufleet import GiB, Judge, KiB, MiB, Size, World, measure_all
+from pytest_gpufleet.probes import affordable, collective_curve, doubling, fitting, who_slows_nodes
+
+pytestmark = [
+    pytest.mark.chapter("Between nodes: scaling", "Do all nodes together exchange data as fast as they should?"),
+    pytest.mark.level("standard"),
+    pytest.mark.needs(nodes=2),
+]
+
+SIZES = [Size(nbytes, rehearsal=nbytes // (64 * KiB)) for nbytes in (1 * MiB, 16 * MiB, 256 * MiB, 1 * GiB, 8 * GiB)]
+
+
+@pytest.mark.figures("busbw")
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_collectives_over_nodes(nccl_group: World, judge: Judge, collective: str) -> None:
+    """Bus bandwidth of a collective on 1, 2, 4 ... nodes and on all of them, by size
+
+    For the curves in the report: from some number of nodes on they hardly fall. They are held against the published
+    figures for nodes and networks of this kind, where there are any: a pair of nodes may show more than its wires
+    carry, since NCCL then reduces otherwise. If all nodes together are too slow, the suite looks among pairs and halves
+    for the cause, and the first line says what it found. Without one: look at routing and congestion control, which
+    only many nodes load, and at the algorithm that NCCL chose (NCCL_DEBUG=INFO).
+    """
+    sizes = affordable(nccl_group, fitting(nccl_group, collective, SIZES))
+    nodes = [some for some in doubling(nccl_group) if some.size > 1]
+    measurements = [each for some in nodes for each in measure_all(some, collective_curve, collective, sizes)]
+    judge(*measurements, required=False, on_miss=lambda: who_slows_nodes(nccl_group, [], sizes[-1]))

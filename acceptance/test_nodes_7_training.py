@@ -1,0 +1,155 @@
+"""Training across nodes is correct: gradients, identical parameters, and checkpoints that outlive a node."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from pytest_gpufleet import Rank, World
+from pytest_gpufleet.probes import (
+    batch,
+    differences,
+    full_precision,
+    fully_sharded,
+    held,
+    known_average,
+    known_input,
+    known_layer,
+    network,
+    own_shard,
+)
+
+pytestmark = [
+    pytest.mark.chapter("Between nodes: training", "Do nodes train a network together, and come to the same result?"),
+    pytest.mark.level("standard"),
+    pytest.mark.needs(nodes=2),
+]
+
+STEPS = 5
+# How far sums in another order may drift apart in so many steps: see test_7_training.py.
+TOLERANCE = 1e-5
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss = cross_entropy(model(images), labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss.detach()
+
+
+@pytest.mark.spmd
+def test_gradients_of_all_nodes_are_exact(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
+    """Training across nodes: DDP and FSDP give every rank the average of all ranks' gradients, to the last bit
+
+    The average is known beforehand, and lacks something as soon as one rank's gradient is lost. Wrong here and right on
+    every node alone: see the exactness of collectives between nodes. If those are exact, torch and NCCL do not fit
+    together, or differ between nodes.
+    """
+    average, x = known_average(rank.size), known_input(rank)
+    ddp = DDP(known_layer(rank), process_group=nccl_group)
+    ddp(x).sum().backward()
+    assert (ddp.module.weight.grad == average).all(), "DDP"
+    weight = known_layer(rank).weight.detach() - average
+    fsdp = fully_sharded(rank, known_layer(rank))
+    optimizer = torch.optim.SGD(fsdp.parameters(), lr=1.0)
+    fsdp(x).sum().backward()
+    optimizer.step()
+    assert torch.equal(held(fsdp.get_parameter("weight")), own_shard(rank, weight)), "FSDP: own shard"
+
+
+@pytest.mark.spmd
+def test_nodes_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
+    """Training across nodes: the losses and weights of one GPU with the same global batch, and the same bits everywhere
+
+    Every GPU also trains the whole batch alone, and compares; then all compare their weights bit by bit. The GPU that
+    is named when no other is computes, keeps or receives something wrong. If all GPUs of a node are named, look at what
+    lies between it and the others, and whether its versions of torch, CUDA and cuDNN are those of the others.
+    """
+    one, ddp = network(rank), DDP(network(rank), process_group=nccl_group)
+    sgd_one, sgd_ddp = sgd(one), sgd(ddp)
+    for step in range(STEPS):
+        everyones, own = batch(step, range(rank.size), rank.device), batch(step, [rank.index], rank.device)
+        with full_precision():
+            losses = torch.stack([train_step(one, sgd_one, *everyones), train_step(ddp, sgd_ddp, *own)])
+        dist.all_reduce(losses, group=nccl_group)
+        torch.testing.assert_close(losses[1], losses[0], rtol=TOLERANCE, atol=TOLERANCE, msg=f"loss of step {step}")
+    trained = dict(ddp.module.named_parameters())
+    for name, weight in one.named_parameters():
+        torch.testing.assert_close(trained[name], weight, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+    assert differences(rank, trained) == [], "not as on the other ranks"
+
+
+# ---------------------------------------------------------------- checkpoints
+
+Files = dict[str, bytes]
+
+
+def train_and_save(rank: Rank) -> tuple[Files, dict[str, Tensor], list[float]]:
+    """Train with FSDP and save a checkpoint: what this rank has written, the weights in it, and the losses of the steps
+    that follow."""
+    model = fully_sharded(rank, network(rank))
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        train_step(model, optimizer, *batch(step, [rank.index], rank.device))
+    with TemporaryDirectory(prefix="gpufleet-checkpoint-") as folder:  # of this rank: nodes may share none
+        save(checkpoint(model, optimizer), checkpoint_id=folder, process_group=rank.group)
+        files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    sharded: dict[str, Any] = dict(model.named_parameters())
+    weights = {name: parameter.full_tensor().detach().cpu() for name, parameter in sharded.items()}
+    return files, weights, next_losses(rank, model, optimizer)
+
+
+def load_and_go_on(rank: Rank, files: Files, weights: dict[str, Tensor], losses: list[float]) -> None:
+    model = fully_sharded(rank, network(rank))
+    optimizer = sgd(model)
+    state = checkpoint(model, optimizer)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="gpufleet-checkpoint-")))
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        load(state, checkpoint_id=str(folder), process_group=rank.group)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    for name, parameter in model.named_parameters():
+        assert torch.equal(held(parameter).cpu(), own_shard(rank, weights[name])), f"loaded shard of {name}"
+    assert next_losses(rank, model, optimizer) == pytest.approx(losses, rel=TOLERANCE)
+
+
+def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+
+
+def next_losses(rank: Rank, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """The losses of three steps in which all ranks train on the same images, so that their number does not matter."""
+    with full_precision():
+        return [train_step(model, optimizer, *batch(STEPS + i, [0], rank.device)).item() for i in range(3)]
+
+
+def test_checkpoint_of_all_nodes_loads_on_one_fewer(nccl_group: World) -> None:
+    """Training across nodes: a checkpoint of all nodes gives one node fewer the same weights and the same next losses
+
+    It is how training goes on after a node was lost. What each rank has written travels to the others with the results
+    of this check, so that nodes need no folder in common. If it fails and the other checks of training pass, suspect
+    the disk under the folder for temporary files of the GPU that is named, or the version of torch.
+    """
+    answers = nccl_group.run(train_and_save)
+    files = {name: content for written, _, _ in answers for name, content in written.items()}
+    _, weights, losses = answers[0]
+    others = [index for index, place in enumerate(nccl_group.places) if place.node != nccl_group.places[-1].node]
+    nccl_group.subset(others).run(load_and_go_on, files, weights, losses)

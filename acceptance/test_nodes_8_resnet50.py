@@ -1,0 +1,40 @@
+"""ResNet-50 trains on many nodes as fast as on one, for each GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpufleet import Judge, Size, World, measure, measure_all, scaling_efficiency
+from pytest_gpufleet.probes import Workload, doubling, train_throughput
+
+pytestmark = [
+    pytest.mark.chapter("Between nodes: ResNet-50", "How fast is real training on 1, 2, 4 ... nodes?"),
+    pytest.mark.level("standard"),
+    pytest.mark.needs(nodes=2),
+]
+
+RECIPE = "amp"
+WORK = Size(Workload(), rehearsal=Workload(batch=2, steps=1))
+
+
+@pytest.mark.figures(
+    "solo_train_throughput",
+    "train_throughput",
+    "scaling_efficiency",
+    "communication_share",
+    peers="of each GPU alone, which are all GPUs of that model on all nodes",
+)
+def test_throughput_over_nodes(nccl_group: World, judge: Judge) -> None:
+    """ResNet-50 throughput on 1, 2, 4 ... nodes and on all of them, and how well it scales
+
+    Each GPU trains alone first, all at the same time: a GPU that is slower than those of all other nodes is hot,
+    power-capped or used by somebody else. Scaling is what nodes reach together of the sum of what each of their GPUs
+    reaches alone, so a slow GPU does not lower it. Low on many nodes only: communication between them; see the rails
+    and pairs, and how large a part of a step it is. Nobody publishes limits for it; those of one machine do not hold.
+    """
+    alone = measure(nccl_group, train_throughput, RECIPE, WORK, together=False)
+    *fewer, nodes = doubling(nccl_group)
+    every, share = measure_all(nodes, train_throughput, RECIPE, WORK, communication=True)
+    together = [*(measure(some, train_throughput, RECIPE, WORK) for some in fewer), every]
+    efficiency = [scaling_efficiency(alone, each) for each in together]
+    judge(alone, *together, *efficiency, share, required=False)
