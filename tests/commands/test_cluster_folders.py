@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.model.record import read, sha256
+from pytest_gpufleet.commands import judge
+from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.model.record import Record, read, sha256
 from pytest_gpufleet.run import summary
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.verdict.node_verdicts import unaccepted
 from tests import clusters
 from tests.clusters import NODES_CHECK, Ends, cluster
+from tests.runs import ALONE
 
 Event = dict[str, Any]
 Told = Callable[..., tuple[int, str]]
@@ -235,3 +240,59 @@ def test_a_fleet_does_not_take_evidence_of_a_node_that_the_run_does_not_vouch_fo
     with_reports(own)
     status, text = gpufleet("fleet", folder, "--json")
     assert (status, [each["host"] for each in json.loads(text)["unusable"]]) == (10, ["gf2"])
+
+
+# ---------------------------------------------------------------- judge
+
+
+def test_judged_by_its_own_limits_it_is_what_it_was(folder: Path, limits: Path, gpufleet: Told) -> None:
+    status, text = gpufleet("judge", folder, "--fleet-profile", limits)
+    assert (status, "ACCEPTED" in text) == (0, True)
+
+
+def test_other_limits_hold_on_each_node_and_between_them(tmp_path: Path, limits: Path, gpufleet: Told) -> None:
+    slow = {1: {f"solo_train_throughput gpu{index}": 5000.0 for index in range(4)}}
+    folder = cluster(tmp_path / "run", limits, other=slow, values={"world": 280.0})
+    easy = clusters.limits(tmp_path / "easy.toml", between=250.0, alone=4500.0)
+    record = judged(folder, easy)
+    assert (record.verdict, record.exit_status) == ("ACCEPTED", 0)
+    assert {check.outcome for check in record.checks.values()} == {"passed"}
+    assert record.faults == []
+
+    # Either half alone does not do.
+    for limits_now, ends in (
+        (
+            clusters.limits(tmp_path / "a.toml", between=250.0),
+            {"gf1": "ACCEPTED", "gf2": "REJECTED", "gf10": "ACCEPTED"},
+        ),
+        (clusters.limits(tmp_path / "b.toml", alone=4500.0), dict.fromkeys(("gf1", "gf2", "gf10"), "ACCEPTED")),
+    ):
+        record = judged(folder, limits_now)
+        assert record.verdict == "REJECTED"
+        assert {record.hosts[number]: end.verdict for number, end in record.finished.items()} == ends
+
+
+def test_a_node_that_limits_reject_only_now_is_named(folder: Path, tmp_path: Path, gpufleet: Told) -> None:
+    strict = clusters.limits(tmp_path / "strict.toml", alone=6300.0)
+    record = judged(folder, strict)
+    failed = [check.id for check in record.checks.values() if check.outcome == "failed"]
+    assert (record.verdict, failed) == ("REJECTED", [ALONE])
+    at = {fault.subjects for fault in record.faults if fault.check == ALONE and fault.code == "limit_missed"}
+    assert at == {(gpu(index, node=node),) for node in range(3) for index in range(4)}
+
+
+def test_limits_bring_no_lost_node_back(tmp_path: Path, limits: Path) -> None:
+    folder = cluster(tmp_path / "run", limits, Ends(lost={1: "silent"}))
+    record = judged(folder, clusters.limits(tmp_path / "easy.toml", between=1.0, alone=1.0))
+    assert (record.verdict, [each.state for each in unaccepted(record)]) == ("REJECTED", ["lost"])
+
+
+def test_no_judgement_rests_on_evidence_of_a_node_that_was_changed(folder: Path, limits: Path, gpufleet: Told) -> None:
+    changed(folder / "nodes" / "1-gf2" / "evidence.jsonl", lambda events: events[0].update(command="pytest"))
+    status, text = gpufleet("judge", folder, "--fleet-profile", limits)
+    assert (status, "1-gf2" in text) == (1, True)
+
+
+def judged(folder: Path, limits: Path) -> Record:
+    """What `gpufleet judge` makes of it."""
+    return judge.judged(RunFolder(folder), limits, None)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, print_lines, printing, tell
 from pytest_gpufleet.commands.writing import check_output, write
-from pytest_gpufleet.model.limit import GRADES
+from pytest_gpufleet.model.limit import GRADES, Grade
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
@@ -32,10 +33,8 @@ def _run(given: argparse.Namespace) -> int:
 
     check_output(given.output, [given.fleet_profile])
     with given.folder.of_anybody():
-        record = given.folder.record()
         try:
-            limits = profile.choose(given.fleet_profile, {gpu.name for gpu in record.topology.gpus})
-            record = judge_again(record, limits, given.fleet_basis)
+            record = judged(given.folder, given.fleet_profile, given.fleet_basis)
         except profile.ProfileError as error:
             raise Refused(f"--fleet-profile: {error}") from None
         if given.output:
@@ -49,6 +48,21 @@ def _run(given: argparse.Namespace) -> int:
             tell(f"report: {given.output}")
     assert record.exit_status is not None
     return record.exit_status
+
+
+def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record:
+    """A run by the limits of a given file, or the shipped ones; of one on many nodes first each node's own. Refused if
+    the evidence of a node is not what the run over all tells of. ProfileError of a file that is bad or does not fit."""
+    record = folder.record()
+    own = {}
+    for number, end in record.finished.items():
+        if end.sha256:
+            of_node = folder.of_node(record.node(number))
+            own[number] = judged(of_node, given, basis)
+            if of_node.digest() != end.sha256:
+                raise Refused(f"{of_node}: its evidence is not that of which the run over all nodes tells")
+    limits = profile.choose(given, {gpu.name for gpu in record.topology.gpus})
+    return judge_again(record, limits, basis, own)
 
 
 JUDGE = Command(

@@ -31,6 +31,12 @@ class Fault:
     def kind(self) -> Code:
         return CODES[self.code]
 
+    @property
+    def nodes(self) -> frozenset[int]:
+        """The numbers of the nodes that its subjects are on."""
+        parts = (part for subject in self.subjects for part in subject.parts)
+        return frozenset(part.node for part in parts if part.kind != "world")
+
     def told(self, named: Callable[[Where], str] = str) -> str:
         """ "GPU 3: 17 PCIe replays", if `named` calls a place so."""
         subjects = ", ".join(map(named, self.subjects))

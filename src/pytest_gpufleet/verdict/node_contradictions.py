@@ -27,8 +27,7 @@ def of_itself(record: Record) -> Iterator[str]:
         if check_name(check) in record.suite.checks and not record.suite.between_nodes(check):
             yield f"{check} has figures of one machine, which are in the evidence of its node"
     for fault in record.faults:
-        numbers = {part.node for subject in fault.subjects for part in subject.parts}
-        if strangers := numbers - record.hosts.keys():
+        if strangers := fault.nodes - record.hosts.keys():
             yield f"{fault.check or 'the run'} has a fault at node {min(strangers)}, which is not there"
 
 

@@ -114,10 +114,8 @@ def hosts_blamed(record: Record, check_id: str) -> tuple[str, ...]:
     """The names of the nodes that the faults of a check are at; none in a run on its own machine."""
     if not record.of_cluster:
         return ()
-    faults = (fault for fault in record.faults if fault.check == check_id)
-    parts = (part for fault in faults for subject in fault.subjects for part in subject.parts)
-    numbers = sorted({part.node for part in parts if part.kind != "world"})
-    return tuple(record.hosts[number] for number in numbers if number in record.hosts)
+    numbers = {number for fault in record.faults if fault.check == check_id for number in fault.nodes}
+    return tuple(host for number, host in record.hosts.items() if number in numbers)
 
 
 def finished(number: int, run: str, record: Record, sha256: str) -> dict[str, Any]:
@@ -127,7 +125,7 @@ def finished(number: int, run: str, record: Record, sha256: str) -> dict[str, An
         "node": number,
         "run": run,
         "verdict": record.verdict,
-        "reasons": record.reasons,
+        "reasons": tuple(record.reasons),
         "basis": basis.lowest(record),
         "exit_status": record.exit_status,
         "sha256": sha256,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
 
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import NodeFinished
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, by_check
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -15,6 +18,7 @@ from pytest_gpufleet.model.record import Record, sha256
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import as_given, instead
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
+from pytest_gpufleet.verdict.node_verdicts import faults_of, finished, outcome_of_all
 from pytest_gpufleet.verdict.profiles.profile import Profile, of_every_gpu, shipped
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
@@ -24,13 +28,17 @@ CUT_OFF = (
 )
 
 
-def judge_again(record: Record, profile: Profile | None, basis: Grade | None = None) -> Record:
+def judge_again(
+    record: Record, profile: Profile | None, basis: Grade | None = None, own: Mapping[int, Record] | None = None
+) -> Record:
     """The record as it would be if `profile` had been the limits of the run, and `basis` what it asked of them; None:
     what it did ask.
 
     Every figure is judged again, peers and steadiness included, and so is every check that failed for missed limits
     alone. A check that failed for any other reason stays failed, and figures of a rehearsal stay not judged. What a
     check compared itself, like the number of GPUs, is not judged again.
+
+    `own`: of a run on many nodes the records of their own runs, by their numbers, judged again before.
     """
     findings = [new for finding in record.findings for new in _findings(finding, record, profile)]
     now = by_check(each for each in findings if each.state == "missed")
@@ -51,8 +59,51 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
     models = [gpu.name for gpu in record.topology.gpus]
     new = as_given(profile, models) if profile and profile not in (*shipped(), of_every_gpu()) else None
     again = replace(again, profile=instead(new, record.profile))
-    again = settled(again, DIED if record.verdict is None else record.broken)
+    again = settled(_with_nodes(again, own or {}), DIED if record.verdict is None else record.broken)
     return replace(again, reasons=[note, *again.reasons])
+
+
+def _with_nodes(record: Record, own: Mapping[int, Record]) -> Record:
+    """The record of a run on many nodes as it would be if these had been the records of its nodes' own runs. What is
+    told of other nodes, and between nodes, stays as it is."""
+    known, there = record.suite.known_as, defaultdict[str, dict[int, Check]](dict)
+    for number, each in own.items():
+        for name, check in each.checks.items():
+            there[known(name)][number] = check
+    ended = {number: _finished(record.finished[number], each) for number, each in own.items()}
+    told = [
+        fault
+        for fault in record.faults
+        if known(fault.check) not in there or fault.code == "node_lost" or fault.nodes - own.keys()
+    ]
+    now = [
+        replace(fault, check=name)
+        for name in record.checks
+        for number, check in there[known(name)].items()
+        for fault in faults_of(number, own[number], check.id)
+    ]
+    return replace(
+        record,
+        finished={**record.finished, **ended},
+        checks={name: _on_nodes(check, there[known(name)], record) for name, check in record.checks.items()},
+        faults=[*told, *now],
+    )
+
+
+def _finished(end: NodeFinished, own: Record) -> NodeFinished:
+    reasons = [reason for reason in own.reasons if reason != own.judged_again]
+    return NodeFinished(**finished(end.node, end.run, replace(own, reasons=reasons), end.sha256))
+
+
+def _on_nodes(check: Check, found: Mapping[int, Check], record: Record) -> Check:
+    """A check by what it came to on each of these nodes; one that failed at another node has failed."""
+    at = {number for fault in record.faults if fault.check == check.id for number in fault.nodes}
+    if not found or (check.outcome == "failed" and at - found.keys()):
+        return check
+    outcome = outcome_of_all(each.outcome for each in found.values())
+    told = {record.hosts[number]: each.message for number, each in found.items() if each.outcome == outcome}
+    message = "\n\n".join(f"{host}: {text}" for host, text in told.items() if text)
+    return replace(check, outcome=outcome, message=message, failed_by="other" if outcome == "failed" else "")
 
 
 def _findings(finding: Finding, record: Record, profile: Profile | None) -> list[Finding]:
