@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.cluster_topology import joined
 from pytest_gpufleet.model.events import SCHEMA, NodeFound
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
@@ -83,7 +84,7 @@ def cluster(
 ) -> Path:
     """The folder of a run of level standard on nodes with 4 GPUs each. `values`: between nodes, by place; `other`: of a
     node's own run, as runs.record takes them; `more`: events before the verdict."""
-    ends, found = ends or Ends(), tuple(_node(number, host) for number, host in enumerate(hosts))
+    ends, found = ends or Ends(), nodes(hosts)
     own: dict[int, Record] = {}
     for node in found:
         path = RunFolder(folder).of_node(node).path
@@ -137,13 +138,12 @@ def header(nodes: Sequence[NodeFound], wanted: int, profile_name: str | None) ->
 
 def topology(*hosts: str) -> GpuTopology:
     """Of machines with 4 GPUs each."""
-    from pytest_gpufleet.model.cluster_topology import joined
-
     return joined(dict(enumerate(map(runs.topology, hosts))), dict(enumerate(hosts)))
 
 
-def _node(number: int, host: str) -> NodeFound:
-    return NodeFound(number, host, f"SN-{host}", tuple(gpu.uuid for gpu in runs.topology(host).gpus))
+def nodes(hosts: Sequence[str]) -> tuple[NodeFound, ...]:
+    gpus = {host: tuple(gpu.uuid for gpu in runs.topology(host).gpus) for host in hosts}
+    return tuple(NodeFound(number, host, f"SN-{host}", gpus[host]) for number, host in enumerate(hosts))
 
 
 def _mirrored(evidence: Evidence, own: Mapping[int, Record]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.verdict.contradictions import contradictions
@@ -109,6 +110,27 @@ def test_the_same_gpu_in_two_nodes_is_one_node_told_twice(tmp_path: Path, limits
     record = ended(tmp_path, limits, hosts=("gf1", "gf1", "gf3"))
     assert record.verdict == "INCOMPLETE"
     assert states(record) == [("one GPU", ("gf1", "gf1"))]
+
+
+def fault(code: str, *nodes: int) -> tuple[str, dict[str, object]]:
+    return "fault", {"fault": Fault(code, tuple(Place(node, "node") for node in nodes), "gone").to_json()}
+
+
+@pytest.mark.parametrize(
+    ("ends", "wanted", "told", "reasons"),
+    [
+        (Ends(lost={1: "gone"}), 3, fault("node_lost", 1), 1),
+        (Ends(), 4, fault("node_missing"), 1),
+        (Ends(), 3, fault("node_lost", 1), 1),  # somebody took the event away
+        (Ends(), 3, fault("node_missing"), 1),
+        (Ends(lost={1: "gone"}), 3, fault("node_lost", 2), 2),
+    ],
+)
+def test_a_node_that_is_gone_is_told_once(
+    ends: Ends, wanted: int, told: tuple[str, dict[str, object]], reasons: int, tmp_path: Path, limits: Path
+) -> None:
+    record = ended(tmp_path, limits, ends, wanted=wanted, more=[told])
+    assert (record.verdict, len(record.reasons)) == ("REJECTED", reasons)
 
 
 def test_many_nodes_are_told_by_their_number_and_the_first_names() -> None:

@@ -3,6 +3,9 @@
 What an earlier run found against the machine, or against itself, is never lost on the way: the faults that were seen
 to happen go into the new evidence and reject the machine again, what kept it from being complete keeps the new one from
 it, and checks that failed are named beside a new verdict.
+
+A run on many nodes takes over the checks between nodes, if all nodes took part in them, and the own runs of nodes that
+came to their end, as they are. All other nodes run their own checks again.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 from pytest_gpufleet.model import codec, event_lines
 from pytest_gpufleet.model.gpu import SOFTWARE, Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
-from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.record import NO_RUN, Record
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
@@ -26,6 +29,7 @@ RUN_FACTS = {
     "burn_in_seconds": "the length of the burn-in in seconds",
     "basis": "what --fleet-basis asks for",
     "gpus": "what --gpus asks for",
+    "nodes_wanted": "what --nodes asks for",
     "gpus_present": "the number of GPUs in the machine",
     "rehearsal": "whether it is a rehearsal",
     "ranks": "the number of ranks",
@@ -47,7 +51,7 @@ GPU_FACTS = {
 # Events of which the new run has its own, or which belong to a check that runs again or passed.
 MADE_AGAIN = (
     "run", "profile", "topology", "machine", "world_started", "fresh_world", "telemetry", "progress",
-    "check_started", "deselected", "verdict",
+    "check_started", "deselected", "verdict", "node_lost", "node_left_out", "node_finished",
 )  # fmt: skip
 
 
@@ -63,7 +67,7 @@ def load(folder: RunFolder) -> Record:
         raise Refused(
             f"--fleet-resume {folder}: {' and '.join(others)} was made of other evidence: {EVIDENCE} was changed later"
         )
-    to_its_end = record.exit_status not in CUT_SHORT and record.broken != DEADLINE
+    to_its_end = _to_its_end(record.exit_status) and record.broken != DEADLINE
     if record.verdict in ("ACCEPTED", "REJECTED") and to_its_end:
         raise Refused(
             f"--fleet-resume {folder}: that run came to its end ({record.verdict}): there is nothing to resume; "
@@ -72,18 +76,45 @@ def load(folder: RunFolder) -> Record:
     return record
 
 
+def _to_its_end(exit_status: int | None) -> bool:
+    return exit_status not in CUT_SHORT
+
+
+def whole_nodes(folder: RunFolder, then: Record) -> dict[int, RunFolder]:
+    """The folders of those nodes' own runs in an earlier run on many that came to their end with an answer, by their
+    nodes. Refused if the evidence of one is not what that run tells of."""
+    whole = {}
+    for number, end in then.finished.items():
+        answered = end.verdict in ("ACCEPTED", "REJECTED") or (end.verdict == "REHEARSAL" and end.exit_status in (0, 1))
+        if answered and end.sha256 and _to_its_end(end.exit_status) and number not in then.lost:
+            own = folder.of_node(then.node(number))
+            try:
+                if own.digest() != end.sha256:
+                    raise Refused(f"--fleet-resume {own}: {EVIDENCE} is not what the run over all nodes tells of")
+            except OSError as error:
+                raise Refused(f"--fleet-resume {own}: {EVIDENCE} cannot be read ({error.strerror})") from None
+            whole[number] = own
+    return whole
+
+
 def check_same(folder: RunFolder, then: Record, run: dict[str, Any], topology: GpuTopology) -> None:
     """Refused that names what differs between the run to resume and this one, a line each."""
     differences = [
         _differs(what, before, now)
         for what, before, now in (
-            *((what, getattr(then.run, name), run.get(name)) for name, what in RUN_FACTS.items()),
+            *(
+                (what, getattr(then.run, name), run.get(name, getattr(NO_RUN, name)))
+                for name, what in RUN_FACTS.items()
+            ),
             *((what, getattr(then.topology, name), getattr(topology, name)) for name, what in SOFTWARE.items()),
         )
         if before != now
     ]
     differences += _variables(then.run.environment, run["environment"])
-    differences += _gpus(then.topology.gpus, topology.gpus)
+    hosts, hosts_now = (", ".join(names) for names in (then.hosts.values(), (node["host"] for node in run["nodes"])))
+    if then.of_cluster and hosts != hosts_now:
+        differences.append(_differs("nodes", hosts, hosts_now))
+    differences += _gpus(then.topology.gpus, topology.gpus, then.hosts if then.of_cluster else {})
     if differences:
         told = "\n".join(f"  {difference}" for difference in differences)
         raise Refused(f"--fleet-resume {folder}: this is not the same machine and setup:\n{told}")
@@ -112,8 +143,9 @@ def _variables(before: Mapping[str, str], now: dict[str, str]) -> list[str]:
     return [f"variables of the environment that differ: {', '.join(names)}"] if names else []
 
 
-def _gpus(before: tuple[Gpu, ...], now: tuple[Gpu, ...]) -> list[str]:
-    """What differs in the first GPU of which anything does; that of a whole machine is told by its number of GPUs."""
+def _gpus(before: tuple[Gpu, ...], now: tuple[Gpu, ...], hosts: Mapping[int, str]) -> list[str]:
+    """What differs in the first GPU of which anything does; that of a whole machine is told by its number of GPUs.
+    `hosts`: the names of many nodes."""
     if len(before) != len(now):
         return [f"the GPUs were {_count(before)}, are {_count(now)}"]
     for old, new in zip(before, now, strict=True):
@@ -121,7 +153,8 @@ def _gpus(before: tuple[Gpu, ...], now: tuple[Gpu, ...]) -> list[str]:
             if (was := old.get(name)) != (now_is := new.get(name)):
                 others = sum(_facts(one) != _facts(other) for one, other in zip(before, now, strict=True)) - 1
                 more = f" ({others} more GPUs differ)" if others > 1 else " (1 more GPU differs)" if others else ""
-                return [f"GPU {new.index}: {_differs(what, was, now_is)}{more}"]
+                at = f"{hosts[new.node]} " if hosts else ""
+                return [f"{at}GPU {new.index}: {_differs(what, was, now_is)}{more}"]
     return []
 
 
@@ -144,14 +177,19 @@ def history(folder: RunFolder, then: Record) -> list[dict[str, Any]]:
 
 def _passed(then: Record) -> set[str]:
     """The checks of a run that need not run again: they passed, left nothing unjudged and do not tell what the machine
-    is like now."""
+    is like now. Of many nodes, those between all of them."""
+    if then.lost or then.left_out:
+        return set()
     rehearsal = then.run.rehearsal
     unjudged = {finding.check for finding in then.findings if finding.state == "not judged" and not rehearsal}
     again = {name for name, check in shipped().checks.items() if check.of_the_moment}
     return {
         check.id
         for check in then.checks.values()
-        if check.outcome == "passed" and check.id not in unjudged and check_name(check.id) not in again
+        if check.outcome == "passed"
+        and check.id not in unjudged
+        and check_name(check.id) not in again
+        and (then.suite.between_nodes(check.id) or not then.of_cluster)
     }
 
 

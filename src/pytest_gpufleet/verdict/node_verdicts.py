@@ -110,6 +110,13 @@ def not_as_many(record: Record) -> str:
     return f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
 
 
+def tells(record: Record, fault: Fault) -> bool:
+    """Whether what is told of the nodes of a run says the same as this fault."""
+    if fault.code in ("node_missing", "node_too_many"):
+        return bool(not_as_many(record))
+    return fault.code == "node_lost" and bool(fault.nodes) and fault.nodes <= record.lost.keys()
+
+
 def hosts_blamed(record: Record, check_id: str) -> tuple[str, ...]:
     """The names of the nodes that the faults of a check are at; none in a run on its own machine."""
     if not record.of_cluster:

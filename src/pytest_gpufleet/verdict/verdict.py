@@ -55,7 +55,8 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     # A check may have swallowed what it found; it is recorded all the same.
     told = {check.id for check in failed}
     swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - told
-    standing = [_standing(fault, record) for fault in record.faults if fault.check not in told | swallowed]
+    left = (fault for fault in record.faults if fault.check not in told | swallowed)
+    standing = [_standing(fault, record) for fault in left if not node_verdicts.tells(record, fault)]
     if failed or swallowed or standing or against:
         missed = [f"{check} missed a limit" for check in sorted(swallowed)]
         return "REJECTED", failures + against + standing + missed + cut_short
@@ -69,8 +70,8 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
 
 def _standing(fault: Fault, record: Record) -> str:
     """A fault for which no check failed."""
-    when = f"while {fault.check} ran" if fault.watched else fault.check
-    return f"{when}: {fault.told(record.topology.identity)}"
+    when = f"while {fault.check} ran" if fault.watched and fault.check else fault.check
+    return ": ".join(filter(None, (when, fault.told(record.topology.identity))))
 
 
 def remarks(record: Record) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from statistics import fmean, median
 
@@ -196,7 +196,7 @@ def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
             continue
         before, record = first[gpu_id(gpu)]
         minutes = (_time(runs[-1]) - _time(record)).total_seconds() / 60
-        faults += worsened(before, Gpu(gpu.index, {name: gpu[name] for name in COUNTERS}), minutes)
+        faults += worsened(before, replace(gpu, facts={name: gpu[name] for name in COUNTERS}), minutes)
         for counter, part, what in CORRECTED:
             then, now = _count(before, counter, part), _count(gpu, counter, part)
             if now > then:
@@ -222,8 +222,8 @@ def _moved(runs: Mapping[str, Record]) -> list[str]:
         old, name = before.pop(gpu_id(gpu), (None, ""))
         if old is None:
             notes.append(f"{gpu.identity}: in none of the earlier runs")
-        elif (was := (runs[name].run.host, old.pci_bus_id)) != (runs[last].run.host, gpu.pci_bus_id):
-            notes.append(f"{gpu.identity} of {runs[last].run.host}: was at {was[1]} of {was[0]} in {name}")
+        elif (was := (runs[name].hosts[old.node], old.pci_bus_id)) != (runs[last].hosts[gpu.node], gpu.pci_bus_id):
+            notes.append(f"{gpu.identity} of {runs[last].hosts[gpu.node]}: was at {was[1]} of {was[0]} in {name}")
     return notes + [f"{gpu.identity}: in {name}, and not in {last}" for gpu, name in before.values()]
 
 

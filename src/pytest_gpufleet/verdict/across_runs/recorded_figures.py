@@ -10,7 +10,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement, goodness
 from pytest_gpufleet.model.metric import Condition, Metric
-from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
 
 GpuIds = tuple[str, ...]
@@ -72,12 +72,13 @@ def gpu_id(gpu: Gpu) -> str:
 
 
 def whose(record: Record, figure: Figure, place: Where) -> GpuIds:
-    """The GPUs that a figure is of: the one of a place, the two of a pair in their order, or all that did it together,
-    sorted. Empty if one of them cannot be known again."""
+    """The GPUs that a figure is of: the one of a place, the two of a pair in their order, all of a node or of two, or
+    all that did it together, sorted. Empty if one of them cannot be known again."""
     gpus = {gpu.place: gpu_id(gpu) for gpu in record.topology.gpus}
     if all(part.is_device for part in place.parts):
         ids = tuple(gpus.get(part, "") for part in place.parts)
     else:  # some of the GPUs are always the first ones
-        ranks = dict(figure.conditions).get("ranks")
-        ids = tuple(sorted(list(gpus.values())[: ranks if isinstance(ranks, int) else None]))
+        nodes, ranks = {part.node for part in place.parts}, dict(figure.conditions).get("ranks")
+        there = [known for at, known in gpus.items() if place == WORLD or at.node in nodes]
+        ids = tuple(sorted(there[: ranks if isinstance(ranks, int) else None]))
     return ids if all(ids) else ()

@@ -1,0 +1,111 @@
+"""What a run on many nodes takes over from one that was interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.run import resume
+from pytest_gpufleet.run.folder import RunFolder
+from tests import clusters
+from tests.clusters import NODES_CHECK, Ends, cluster
+
+BETWEEN = f"acceptance/{NODES_CHECK}"
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Callable[..., tuple[RunFolder, Record]]:
+    """A run on three nodes that was cut short before its verdict."""
+
+    def made(ends: Ends | None = None) -> tuple[RunFolder, Record]:
+        folder = cluster(tmp_path / "first", clusters.limits(tmp_path / "contract.toml"), ends)
+        evidence = folder / "evidence.jsonl"
+        evidence.write_text("\n".join(evidence.read_text().splitlines()[:-1]) + "\n")
+        (folder / "summary.json").unlink()
+        return RunFolder(folder), read(evidence)
+
+    return made
+
+
+def carried(folder: RunFolder, then: Record) -> list[str]:
+    return [content["check"]["id"] for kind, content in resume.events(folder, then) if kind == "check_finished"]
+
+
+def test_the_checks_between_nodes_and_the_runs_of_nodes_that_are_whole_are_taken_over(
+    interrupted: Callable[..., tuple[RunFolder, Record]],
+) -> None:
+    folder, then = interrupted()
+    assert carried(folder, then) == [BETWEEN]
+    assert {node: own.name for node, own in resume.whole_nodes(folder, then).items()} == {
+        0: "0-gf1", 1: "1-gf2", 2: "2-gf10",
+    }  # fmt: skip
+    told = {kind for kind, _ in resume.events(folder, then)}
+    assert not told & {"node_finished", "node_lost", "node_left_out", "topology", "run"}
+
+
+@pytest.mark.parametrize(
+    ("ends", "whole"),
+    [
+        (Ends(failed={1: ("acceptance/test_2_health.py::test_no_memory_error_is_recorded",)}), [0, 1, 2]),
+        (Ends(died=(1,)), [0, 2]),
+        (Ends(without={1: "test_2_health"}), [0, 2]),
+        (Ends(not_here=(1,)), [0, 2]),
+        (Ends(lost={1: "silent"}), [0, 2]),
+    ],
+)
+def test_a_node_whose_run_gave_no_answer_runs_again(
+    ends: Ends, whole: list[int], interrupted: Callable[..., tuple[RunFolder, Record]]
+) -> None:
+    folder, then = interrupted(ends)
+    assert [*resume.whole_nodes(folder, then)] == whole
+
+
+@pytest.mark.parametrize("ends", [Ends(lost={1: "silent"}), Ends(left_out={1: "another driver"})])
+def test_what_not_all_nodes_did_together_is_done_again(
+    ends: Ends, interrupted: Callable[..., tuple[RunFolder, Record]]
+) -> None:
+    assert carried(*interrupted(ends)) == []
+
+
+def test_evidence_of_a_node_that_was_changed_is_refused(interrupted: Callable[..., tuple[RunFolder, Record]]) -> None:
+    folder, then = interrupted()
+    with (folder / "nodes" / "1-gf2" / "evidence.jsonl").open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(Refused, match="1-gf2"):
+        resume.whole_nodes(folder, then)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "wanted", "words"),
+    [
+        (("gf1", "gf2", "gf10"), 3, ""),
+        (("gf1", "gf2", "gf10"), 4, "what --nodes asks for was 3, is 4"),
+        (("gf1", "gf2", "gf11"), 3, "nodes was gf1, gf2, gf10, is gf1, gf2, gf11"),
+    ],
+)
+def test_another_set_of_nodes_is_refused(
+    hosts: tuple[str, ...], wanted: int, words: str, interrupted: Callable[..., tuple[RunFolder, Record]]
+) -> None:
+    folder, then = interrupted()
+    now = clusters.header(clusters.nodes(hosts), wanted, then.run.profile)
+    now["gpus_present"] = then.run.gpus_present
+    try:
+        resume.check_same(folder, then, now, clusters.topology(*hosts))
+        told = ""
+    except Refused as refused:
+        told = str(refused)
+    assert bool(told) == bool(words)
+    assert words in told
+
+
+def test_a_gpu_that_was_exchanged_is_named_with_its_node(
+    interrupted: Callable[..., tuple[RunFolder, Record]],
+) -> None:
+    folder, then = interrupted()
+    now = clusters.header(then.run.nodes, 3, then.run.profile)
+    with pytest.raises(Refused, match=r"gf10 GPU 0: serial number was gf10-S0, is other-S0"):
+        resume.check_same(folder, then, now, clusters.topology("gf1", "gf2", "other"))
