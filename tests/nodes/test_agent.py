@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import resource
 import signal
 import time
 from contextlib import suppress
@@ -214,13 +215,16 @@ def test_its_own_run_is_told_while_it_goes_on_and_its_files_are_read_in_parts(ag
     assert folder.exists()  # not all was read
 
 
-def test_its_folder_is_removed_when_all_was_read(agent, tmp_path):
-    run_suite(agent, tmp_path, "-k", "test_plain")
-    _, ended = lines_of(agent)
-    for name in ended.files:
-        assert agent.ask(ReadFile(name, 0, 1 << 30))
-    agent.tell(End("the run is over"))
-    agent.listen_until_its_end()
+def test_its_folder_is_removed_when_all_was_read(tmp_path):
+    """And the options that somebody has in the environment are for the run of all nodes."""
+    with controlled(settings(tmp_path), {**os.environ, "PYTEST_ADDOPTS": "--nodes=3 --collect-only"}) as agent:
+        run_suite(agent, tmp_path, "-k", "test_plain")
+        _, ended = lines_of(agent)
+        assert ended.exit_status == 0, ended.output
+        for name, size in ended.files.items():
+            assert len(agent.ask(ReadFile(name, 0, size))) == size
+        agent.tell(End("the run is over"))
+        agent.listen_until_its_end()
     assert list(tmp_path.glob("gpufleet-node-*")) == []
 
 
@@ -309,8 +313,20 @@ def test_garbage_ends_it_with_what_it_was(tmp_path):
         assert agent.agent.process.wait() == 1
 
 
-def test_ranks_do_not_find_what_a_controller_in_another_place_has_set(tmp_path):
-    with controlled(settings(tmp_path), {**KEPT, "GLOO_SOCKET_IFNAME": "lo,eth9", "PYTHONPATH": str(ROOT)}) as agent:
-        start_ranks(agent)
-        submit(agent, lambda rank: (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]))
-        assert results(agent) == {2: ("lo", "=lo"), 3: ("eth9", "=lo")}
+def test_ranks_have_an_interface_each_and_as_many_open_files_as_there_can_be(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+    try:
+        started = controlled(settings(tmp_path), {**KEPT, "GLOO_SOCKET_IFNAME": "lo,eth9", "PYTHONPATH": str(ROOT)})
+        with started as agent:
+            start_ranks(agent)
+            assert agent.ask(ReadHost())["open_files_limit"] == hard - 1  # its own is the one that is judged
+            submit(agent, of_the_system)
+            assert results(agent) == {2: ("lo", "=lo", hard), 3: ("eth9", "=lo", hard)}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def of_the_system(rank):
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return *(os.environ[name] for name in names), resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -33,8 +33,8 @@ class AnsweringTransport(FakeTransport):
         super().__init__(nodes)
         self.answers = answers
 
-    def send(self, node, message):
-        super().send(node, message)
+    def send(self, node, message, later=False):
+        super().send(node, message, later)
         told = self.sent[-1][1]
         if isinstance(told, say.Ask) and (kind := type(told.question).__name__) in self.answers:
             answer = self.answers[kind](node, told.question)
@@ -132,6 +132,18 @@ def test_ranks_are_examined_where_they_are():
         seen = engine.examine((0, 2, 3))
     assert {rank: trace.phase for rank, trace in seen.items()} == {0: "on 0", 2: "on 1", 3: ""}
     assert "its agent died by SIGKILL" in seen[3].state
+
+
+def test_nobody_waits_for_a_node_that_has_fallen_silent():
+    transport = AnsweringTransport(2, **NONE_LEFT, Examine=lambda node, question: {0: Trace(phase="here")})
+    with engine_on(transport, 1, 1) as (engine, cluster):
+        for _ in range(11):
+            transport.happens((0, say.Pulse()), after=1.0)
+        assert list(cluster.lost) == [1]
+        asked = len(transport.told(1, say.Ask))
+        assert engine.examine((0, 1))[0].phase == "here"
+        assert engine.kill(1.0) == {}
+        assert (len(transport.told(1, say.Ask)), cluster.left_out) == (asked, {})
 
 
 @pytest.mark.parametrize(

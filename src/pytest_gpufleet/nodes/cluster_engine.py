@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from pytest_gpufleet.nodes import messages as say
 from pytest_gpufleet.nodes.cluster import Cluster, RankNews, Trouble
@@ -63,7 +64,7 @@ class ClusterEngine:
 
     def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
         asked = self._by_node(ranks)
-        answers = self._cluster.ask_each({node: say.Examine(here) for node, here in asked.items()}, EXAMINE_SECONDS)
+        answers = self._answers({node: say.Examine(here) for node, here in asked.items()}, EXAMINE_SECONDS)
         traces: dict[int, Trace] = {}
         for node, here in asked.items():
             told = answers[node]
@@ -75,7 +76,7 @@ class ClusterEngine:
         """A node that does not end its ranks is left out: nothing more can be started on their GPUs."""
         questions = dict.fromkeys(set(self._nodes.values()), say.KillRanks(timeout))
         left: dict[int, str] = {}
-        for node, told in self._cluster.ask_each(questions, timeout + ANSWER_SECONDS).items():
+        for node, told in self._answers(questions, timeout + ANSWER_SECONDS).items():
             if isinstance(told, Trouble):
                 self._cluster.leave_out(node, f"it was told to end its ranks, and did not say that it has: {told}")
             elif told:
@@ -84,6 +85,13 @@ class ClusterEngine:
         self._cluster.rank_news(0.0)
         self._nodes, self._deaths = {}, []
         return left
+
+    def _answers(self, questions: Mapping[int, say.Asked], timeout: float) -> dict[int, Any]:
+        """Nobody waits for a node that is lost already: its ranks end with its agent, or by the fence."""
+        lost = self._cluster.lost
+        asked = {node: question for node, question in questions.items() if node not in lost}
+        silent = {node: Trouble(f"it is lost: {lost[node].why}") for node in questions if node in lost}
+        return {**self._cluster.ask_each(asked, timeout), **silent}
 
     def _events(self, node: int, news: RankNews) -> list[Answer | Death]:
         if isinstance(news, Lost):

@@ -19,10 +19,10 @@ def package() -> str:
 
 
 def suite(folder: Path, sources: Iterable[str]) -> str:
-    """Of the files, and of all Python files below the folders, of which `sources` are the names, seen from `folder`.
-    What is not there on a node makes it another one."""
-    found = {Path(source): sorted((folder / source).rglob("*.py")) for source in sources}
-    return _sum_of(folder, (path for name, below in found.items() for path in (below or [folder / name])))
+    """Of the files, and of all Python files below the folders, that `sources` name as pytest is told them, seen from
+    `folder`. What is not there on a node makes it another one."""
+    found = {folder / source.partition("::")[0] for source in sources}
+    return _sum_of(folder, (path for place in found for path in ([*place.rglob("*.py")] or [place])))
 
 
 def _sum_of(folder: Path, files: Iterable[Path]) -> str:

@@ -22,6 +22,7 @@ from pytest_gpufleet.world.engines import processes
 from pytest_gpufleet.world.worker.main import F_SETSIG
 
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
+ADDED_OPTIONS = "PYTEST_ADDOPTS"  # those of the run of all nodes, and what is meant for each is told
 OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
 
 
@@ -54,7 +55,7 @@ class SuiteProcess:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "pytest", *asked.arguments, f"--fleet-dir={self._reports}"],
                     cwd=asked.folder,
-                    env=environment,
+                    env={name: value for name, value in environment.items() if name != ADDED_OPTIONS},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

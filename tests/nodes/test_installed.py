@@ -1,0 +1,48 @@
+"""What makes an installation another one."""
+
+import pytest
+
+from pytest_gpufleet.nodes import installed
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "checks" / "inner").mkdir(parents=True)
+    (tmp_path / "checks" / "test_a.py").write_text("a\n")
+    (tmp_path / "checks" / "inner" / "conftest.py").write_text("b\n")
+    return tmp_path
+
+
+def test_the_same_files_elsewhere_are_the_same_suite(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    (folder / "checks").rename(other / "checks")
+    before = installed.suite(other, ["checks"])
+    (other / "checks").rename(folder / "checks")
+    assert installed.suite(folder, ["checks"]) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda checks: (checks / "test_a.py").write_text("A\n"),
+        lambda checks: (checks / "test_a.py").unlink(),
+        lambda checks: (checks / "test_a.py").rename(checks / "test_b.py"),
+        lambda checks: (checks / "inner" / "test_c.py").touch(),
+    ],
+    ids=["changed", "removed", "renamed", "added"],
+)
+def test_other_files_are_another_suite(folder, change):
+    before = installed.suite(folder, ["checks"])
+    change(folder / "checks")
+    assert installed.suite(folder, ["checks"]) != before
+    assert installed.suite(folder, ["checks::test_it"]) == installed.suite(folder, ["checks"])
+
+
+def test_a_file_that_is_not_there_makes_another_one(folder):
+    before = installed.suite(folder, ["test_none.py"])
+    (folder / "test_none.py").write_text("it is there now")
+    assert installed.suite(folder, ["test_none.py"]) != before
+
+
+def test_the_package_has_a_sum():
+    assert len(installed.package()) == 64
