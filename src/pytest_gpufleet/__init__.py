@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.measure import measure as measure
     from pytest_gpufleet.probes.measure import measure_all as measure_all
     from pytest_gpufleet.probes.measure import scaling_efficiency as scaling_efficiency
+    from pytest_gpufleet.verdict.fleet.among_nodes import clocks_apart as clocks_apart
+    from pytest_gpufleet.verdict.fleet.among_nodes import nodes_unlike_others as nodes_unlike_others
+    from pytest_gpufleet.verdict.fleet.among_nodes import slower_than_other_nodes as slower_than_other_nodes
+    from pytest_gpufleet.verdict.fleet.host_runs import HostRun as HostRun
     from pytest_gpufleet.verdict.gpu_faults import unreadable as unreadable
     from pytest_gpufleet.verdict.health_rules import corrected_errors as corrected_errors
     from pytest_gpufleet.verdict.health_rules import corrected_rows as corrected_rows
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.link_rules import pcie_errors as pcie_errors
     from pytest_gpufleet.verdict.link_rules import pcie_lanes as pcie_lanes
     from pytest_gpufleet.verdict.port_rules import port_errors as port_errors
+    from pytest_gpufleet.verdict.port_rules import port_traffic as port_traffic
     from pytest_gpufleet.verdict.port_rules import ports_behind_slow_pcie as ports_behind_slow_pcie
     from pytest_gpufleet.verdict.profiles.profile import Profile as Profile
     from pytest_gpufleet.world.rank import Rank as Rank
@@ -79,11 +84,13 @@ _NAMES = {
     "plugin.judging": ("Judge",),
     "probes.collectives.speed": ("bus_bandwidth",),
     "probes.measure": ("measure", "measure_all", "scaling_efficiency"),
+    "verdict.fleet.among_nodes": ("clocks_apart", "nodes_unlike_others", "slower_than_other_nodes"),
+    "verdict.fleet.host_runs": ("HostRun",),
     "verdict.gpu_faults": ("unreadable",),
     "verdict.health_rules": ("corrected_errors", "corrected_rows", "held_clocks", "recorded_errors"),
     "verdict.judgement": ("LimitMissed",),
     "verdict.link_rules": ("fabric_ills", "link_errors", "pcie_errors", "pcie_lanes"),
-    "verdict.port_rules": ("port_errors", "ports_behind_slow_pcie"),
+    "verdict.port_rules": ("port_errors", "port_traffic", "ports_behind_slow_pcie"),
     "verdict.profiles.profile": ("Profile",),
     "world.rank": ("Rank",),
     "world.rank_failure": ("RankFailure", "RankReport"),

@@ -82,6 +82,7 @@ CONDITIONS: dict[str, ConditionType] = {
     "nccl": ConditionType(int, "NCCL {}"),  # as NCCL writes its version: 22809 is 2.28.9
     "workload": ConditionType(("custom", "sweep", "full memory", "comparison"), "workload {}"),
     "work": ConditionType(("burn-in", "matrix products", "training"), "work {}"),
+    "counter": ConditionType(None, leads=True),  # of a network port, as the kernel names it
     "fabric": ConditionType(("nvswitch", "nvlink", "pcie"), "fabric {}"),
     "metric": ConditionType(None, "metric {}", leads=True),  # of which the samples spread
 }

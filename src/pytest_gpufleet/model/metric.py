@@ -100,6 +100,7 @@ METRICS = {
         # The hosts of two healthy H200 needed 36.4 and 50.5 us, in samples of 30.6 to 53.7. A shared core doubles it,
         # and so does half the clock.
         Metric("launch_time", "us", "lower", "time to launch a collective", 0.9, steady=False),
+        Metric("port_events", "events", "lower", "events of network ports", steady=False),
         # Eight healthy H200 at their power limit were up to 4 % off their median.
         Metric("gemm", "TFLOP/s", "higher", "matrix product", 0.08, simultaneous=True),
         Metric("gemm_relative", "ratio", "higher", "matrix products of all precisions, against the fastest GPU", 0.08),

@@ -5,7 +5,7 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -102,10 +102,23 @@ def machines(pytestconfig: pytest.Config) -> tuple[Machine, ...]:
 
 
 @pytest.fixture
-def node_runs(pytestconfig: pytest.Config) -> tuple[HostRun, ...]:
-    """What each node that takes part has come to in its own run (HostRuns, in the order of `machines`); of a run on one
-    machine none."""
+def node_runs(pytestconfig: pytest.Config) -> Mapping[int, HostRun]:
+    """What each node has come to in its own run (a HostRun), by its number, also those that were lost or left out
+    since; of a run on one machine none."""
     return pytestconfig.stash[RUN].runs_of_nodes()
+
+
+@pytest.fixture
+def hosts_now(pytestconfig: pytest.Config) -> Callable[[str], Mapping[int, Any]]:
+    """hosts_now(fact): a fact of the host of each node that takes part, as it is at this moment, by its number."""
+    return pytestconfig.stash[RUN].hosts_now
+
+
+@pytest.fixture
+def clocks_ahead(pytestconfig: pytest.Config) -> Mapping[int, float]:
+    """By how many seconds the clock of each node is ahead of that of the machine on which pytest runs."""
+    ahead: Mapping[int, float] = pytestconfig.stash[RUN].clocks_ahead
+    return ahead
 
 
 @pytest.fixture(scope="session")

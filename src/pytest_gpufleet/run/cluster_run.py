@@ -13,13 +13,14 @@ from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.cluster import Cluster
-from pytest_gpufleet.nodes.messages import CheckHealth, Greeting, Hello, Lock
+from pytest_gpufleet.nodes.messages import CheckHealth, Greeting, Hello, Lock, ReadHost
 from pytest_gpufleet.run import node_folders
 from pytest_gpufleet.run.cluster_ground import AllMachines
 from pytest_gpufleet.run.cluster_ranks import ClusterRanks
 from pytest_gpufleet.run.node_runs import NodeRuns
 from pytest_gpufleet.run.node_transport import settings_for, transport_for
 from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.verdict.fleet.among_nodes import minority
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 
 if TYPE_CHECKING:
@@ -85,10 +86,17 @@ class ClusterRun(Run):
     def machines(self) -> tuple[Machine, ...]:
         return tuple(map(self.ground.machine, self.cluster.alive))
 
-    def runs_of_nodes(self) -> tuple[HostRun, ...]:
+    def runs_of_nodes(self) -> dict[int, HostRun]:
         suites: list[Suite] = []
-        runs = [self.node_runs.all[node] for node in self.cluster.alive if node in self.node_runs.all]
-        return tuple(HostRun(str(run.folder), "", kept(run.record, suites)) for run in runs)
+        began = {node: run for node, run in self.node_runs.all.items() if run.record.began}
+        return {node: HostRun(str(run.folder), "", kept(run.record, suites)) for node, run in began.items()}
+
+    def hosts_now(self, fact: str) -> dict[int, Any]:
+        return {node: host[fact] for node, host in self.cluster.ask(ReadHost(), timeout=HEALTH_SECONDS).items()}
+
+    @property
+    def clocks_ahead(self) -> Mapping[int, float]:
+        return self.cluster.clocks_ahead
 
     # ------------------------------------------------------------ what goes wrong
 
@@ -150,15 +158,20 @@ class ClusterRun(Run):
             self.node_runs.listen(TURN_SECONDS)
 
     def begin_between(self) -> None:
-        """Wait for the nodes' own runs to end, and leave out the nodes that they speak against; once."""
+        """Wait for the nodes' own runs to end, and leave out the nodes that they speak against, and those that do not
+        fit to most of the others; once."""
         if not self.alone:
             return
         while self.node_runs.at_work():
             self.node_runs.listen(TURN_SECONDS)
         self.alone = False
-        for node, run in self.node_runs.all.items():
-            if node in self.cluster.alive and not run.fit:
-                why = f"its own run came to {run.record.verdict or 'no verdict'}"
+        unfit = {
+            node: f"its own run came to {run.record.verdict or 'no verdict'}"
+            for node, run in self.node_runs.all.items()
+            if not run.fit
+        }
+        for node, why in {**minority(self.runs_of_nodes()), **unfit}.items():
+            if node in self.cluster.alive:
                 self.cluster.leave_out(node, why)
                 self.record_event("node_left_out", node=node, why=why)
 

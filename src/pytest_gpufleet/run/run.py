@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -163,9 +163,18 @@ class Run:
         """Those that take part, with the facts that do not change."""
         return (self.own_machine.machine,)
 
-    def runs_of_nodes(self) -> tuple[HostRun, ...]:
-        """What the nodes that take part have come to by themselves, in the order of `machines`."""
-        return ()
+    def runs_of_nodes(self) -> dict[int, HostRun]:
+        """What each node has come to by itself, also those that were lost or left out since."""
+        return {}
+
+    def hosts_now(self, fact: str) -> dict[int, Any]:
+        """A fact of the host of each node that takes part, at this moment; None where its system does not tell."""
+        return {0: self.own_machine.host_now(fact)}
+
+    @property
+    def clocks_ahead(self) -> Mapping[int, float]:
+        """By how many seconds the clock of each node is ahead of this machine's."""
+        return {}
 
     def finish(self, cut_short: bool) -> None:
         """What is left to do when the last test has ended, before the verdict."""

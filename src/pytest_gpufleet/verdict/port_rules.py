@@ -63,8 +63,8 @@ def port_errors(before: Iterable[Port], now: Iterable[Port], seconds: float) -> 
         if port["port"] not in later:
             faults.append(_fault("network_port_errors", port, "it is gone"))
             continue
-        counts = later[port["port"]].get("errors") or {}
-        for name, then in (port.get("errors") or {}).items():
+        counts, earlier = _counted(later[port["port"]]), _counted(port)
+        for name, then in earlier.items():
             count, allowed = counts.get(name), ERRORS_A_DAY.get(name, 0) * days
             if count is None:
                 faults.append(_fault("network_port_errors", port, f"{name} cannot be read"))
@@ -72,6 +72,24 @@ def port_errors(before: Iterable[Port], now: Iterable[Port], seconds: float) -> 
                 told = f"{name} grew by {count - then} in {seconds:.0f} s, a healthy port has at most {allowed:.0f}"
                 faults.append(_fault("network_port_errors", port, told))
     return faults
+
+
+def _counted(port: Port) -> Mapping[str, int | None]:
+    """Its errors. That its link came or went is one, also where the adapter counts none."""
+    changes = port.get("carrier_changes")
+    return {**(port.get("errors") or {}), **({} if changes is None else {"carrier_changes": changes})}
+
+
+def port_traffic(before: Iterable[Port], now: Iterable[Port]) -> dict[str, int]:
+    """What grew on active ports between two readings and is no error by itself, by name, over all of them."""
+    later = {port["port"]: port.get("traffic") or {} for port in now}
+    grown: dict[str, int] = {}
+    for port in active(before):
+        for name, then in (port.get("traffic") or {}).items():
+            count = later.get(port["port"], {}).get(name)
+            if count is not None and then is not None:
+                grown[name] = grown.get(name, 0) + count - then
+    return grown
 
 
 def _fault(code: str, port: Port, what: str) -> Fault:

@@ -1,0 +1,46 @@
+"""All nodes are alike, and none is slower than the others. Costs nothing: what the nodes' own runs told is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from pytest_gpufleet import HostRun, clocks_apart, expect_none, nodes_unlike_others, slower_than_other_nodes
+
+pytestmark = [
+    pytest.mark.chapter("Nodes alike", "Is every node like the others, and as good as they are?"),
+    pytest.mark.level("quick"),
+    pytest.mark.needs(nodes=2),
+]
+
+
+def test_nodes_are_alike(node_runs: Mapping[int, HostRun]) -> None:
+    """All nodes have the same hardware, firmware, software, environment and limits
+
+    A node with another driver, firmware, NCCL or network plugin hangs or slows down all others, and passes every check
+    by itself. Bring the node that is named to what most have: its image, its BIOS and firmware, its limits
+    (`ulimit -a`), the variables of its environment. Nodes with other software or firmware take no part in the checks
+    between nodes. Where no more than half of the nodes agree, nobody can say who differs, and none is left out.
+    """
+    expect_none(nodes_unlike_others(node_runs))
+
+
+def test_no_node_is_slower_than_the_others(node_runs: Mapping[int, HostRun]) -> None:
+    """No GPU, link or host is slower than its peers on all nodes
+
+    A node that is slow everywhere has no peer at home that shows it, and may still meet its limits; jobs on many nodes
+    run at its pace. Look at what its GPUs have in common: clocks, power limit, cooling, BIOS settings, memory modules
+    (`dmidecode -t memory`), and what else runs there.
+    """
+    expect_none(slower_than_other_nodes(node_runs))
+
+
+def test_clocks_agree(clocks_ahead: Mapping[int, float]) -> None:
+    """The clocks of all nodes show the same time
+
+    Where they do not, nobody can put the logs of a failure in order, and certificates and leases of file systems fail.
+    Look at `chronyc tracking` or `timedatectl` of the node that is named, and whether it reaches its time server. By
+    the network's own delays clocks seem up to some milliseconds apart; 50 ms are allowed.
+    """
+    expect_none(clocks_apart(clocks_ahead))
