@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.record import Record, read
+from tests.zygote import Zygote
 
 ROOT = Path(__file__).parents[1]
 ACCEPTANCE = ROOT / "acceptance"
@@ -82,8 +81,28 @@ def lay_out(root: Path, files: Mapping[str, str | Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetRun]:
+def zygote() -> Iterator[Zygote]:
+    made = Zygote()
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="session")
+def run_pytest(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetRun]:
     """run_pytest(*arguments, files={name: text or file}, **environment): pytest in a process and folder of its own."""
+
+    def run(*arguments: object, files: Mapping[str, str | Path] | None = None, **environment: str) -> FleetRun:
+        root = lay_out(tmp_path_factory.mktemp("run"), files or {})
+        told = ["-p", "no:cacheprovider", *map(str, arguments)]
+        around = {**KEPT, "PYTHONPATH": str(ROOT), **environment}
+        return FleetRun(*zygote.pytest(root, told, around, SECONDS), root)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetRun]:
+    """The same in a fresh Python: for tests about what is imported, and about the processes of a run themselves."""
 
     def run(*arguments: object, files: Mapping[str, str | Path] | None = None, **environment: str) -> FleetRun:
         root = lay_out(tmp_path_factory.mktemp("run"), files or {})
@@ -103,55 +122,14 @@ def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetR
 
 
 @pytest.fixture(scope="session")
-def run_here(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetRun]:
-    """run_here(*arguments, files={}, **environment): as run_pytest, but in this process, where torch is loaded once.
-
-    Not for tests that end their process, change what is loaded in it, or are about what it loads.
-    """
-
-    def run(*arguments: object, files: Mapping[str, str | Path] | None = None, **environment: str) -> FleetRun:
-        root, text = lay_out(tmp_path_factory.mktemp("run"), files or {}), io.StringIO()
-        ours = {name: sys.modules.pop(name) for name in loaded_from(root)}
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(text), redirect_stderr(text):
-            patch.chdir(root)
-            patch.setattr(sys, "path", [str(root), *sys.path])
-            for name in os.environ.keys() - KEPT.keys():
-                patch.delenv(name)
-            for name, value in {"COLUMNS": "80", **environment}.items():
-                patch.setenv(name, value)
-            # unraisableexception collects garbage for as long as all the rest takes.
-            status = pytest.main(["-p", "no:cacheprovider", "-p", "no:unraisableexception", *map(str, arguments)])
-        for name in loaded_from(root):
-            del sys.modules[name]
-        sys.modules.update(ours)
-        return FleetRun(int(status), text.getvalue(), root)
-
-    return run
-
-
-def loaded_from(root: Path) -> list[str]:
-    """Modules of tests, which are called alike in other folders, and what else a run has loaded from its own."""
-    return [
-        name
-        for name, module in sys.modules.items()
-        if name.startswith(("test_", "conftest", "acceptance"))
-        or str(getattr(module, "__file__", "")).startswith(str(root))
-    ]
-
-
-@pytest.fixture(scope="session")
 def fleet(run_pytest: Callable[..., FleetRun]) -> Callable[..., FleetRun]:
     """fleet(test_module, *arguments, ranks=2, files={}): a test module, as text or a file, rehearsed on CPU ranks."""
     return rehearsal(run_pytest)
 
 
-@pytest.fixture(scope="session")
-def fleet_here(run_here: Callable[..., FleetRun]) -> Callable[..., FleetRun]:
-    """The same in this process."""
-    return rehearsal(run_here)
-
-
 def rehearsal(run: Callable[..., FleetRun]) -> Callable[..., FleetRun]:
+    """`fleet` by run_pytest or by run_fresh."""
+
     def rehearse(
         module: str | Path,
         *arguments: object,

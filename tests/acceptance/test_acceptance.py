@@ -75,8 +75,8 @@ def fault(nccl_group):
 
 
 @pytest.fixture(scope="module")
-def rehearsal(run_pytest):
-    return run_pytest(ACCEPTANCE, "--rehearse", FOLDER)
+def rehearsal(run_fresh):
+    return run_fresh(ACCEPTANCE, "--rehearse", FOLDER)
 
 
 def test_rehearsal_passes_and_is_stamped_everywhere(rehearsal):
@@ -203,10 +203,10 @@ def described(run_pytest):
     return run
 
 
-def test_a_suite_that_pytest_finds_by_itself_wants_to_know_what_to_run_on(run_here):
+def test_a_suite_that_pytest_finds_by_itself_wants_to_know_what_to_run_on(run_pytest):
     """Nobody has named its folder, so nobody has asked for a run: none without report and verdict."""
     conftest = (ACCEPTANCE / "conftest.py").read_text()
-    run = run_here(files={"suite/conftest.py": conftest, "suite/test_own.py": "def test_own(): pass"})
+    run = run_pytest(files={"suite/conftest.py": conftest, "suite/test_own.py": "def test_own(): pass"})
     assert (run.status, run.folders) == (pytest.ExitCode.INTERRUPTED, [])
     assert "say what the acceptance suite is to run on: --gpus N, --gpus all or --rehearse" in run.text
 

@@ -53,8 +53,8 @@ def fault(nccl_group):
 """
 
 
-def test_it_lasts_as_long_as_asked_and_every_load_has_its_turn(run_here):
-    run = run_here(BURN_IN, "--rehearse", "--fleet-burn-in=3s", FOLDER)
+def test_it_lasts_as_long_as_asked_and_every_load_has_its_turn(run_pytest):
+    run = run_pytest(BURN_IN, "--rehearse", "--fleet-burn-in=3s", FOLDER)
     assert run.status == 0, run.text
     (name,) = run.record.progress
     done, whole = run.record.progress[name]
@@ -132,14 +132,14 @@ def test_a_rehearsal_on_a_terminal_tells_how_far_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "15", "m", "0m", "1.5h", "-3m", "15 m", "15w"])
-def test_what_is_no_duration(run_here, text):
-    run = run_here(BURN_IN, "--rehearse", f"--fleet-burn-in={text}")
+def test_what_is_no_duration(run_pytest, text):
+    run = run_pytest(BURN_IN, "--rehearse", f"--fleet-burn-in={text}")
     assert run.status == 4
     assert f"{text!r} is no duration: write a whole number and s, m, h or d, like 15m or 72h" in run.text
 
 
-def test_it_belongs_to_its_level(run_here):
-    run = run_here(BURN_IN, "--rehearse", "--fleet-burn-in=2h", "--fleet-level=quick")
+def test_it_belongs_to_its_level(run_pytest):
+    run = run_pytest(BURN_IN, "--rehearse", "--fleet-burn-in=2h", "--fleet-level=quick")
     assert run.status == 4
     assert "--fleet-burn-in is part of level burnin, but --fleet-level quick was given" in run.text
 

@@ -17,14 +17,14 @@ ONE_OF_EACH = (
 )
 
 
-def test_a_wheel_holds_the_suite(run_pytest: Callable[..., FleetRun], tmp_path: Path) -> None:
+def test_a_wheel_holds_the_suite(run_fresh: Callable[..., FleetRun], tmp_path: Path) -> None:
     """As pyproject.toml has it laid out, with the same checks under the same names."""
     (target,) = re.findall(r'^"acceptance" = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(SRC, tmp_path / SRC.name, ignore=ignored)
     shutil.copytree(ACCEPTANCE, tmp_path / target, ignore=ignored)
     options = ("--rehearse", f"--fleet-dir={REPORTS}", "-k", "harmful or (product_is_exact and bf16)")
-    run = run_pytest("--pyargs", target.replace("/", "."), *options, PYTHONPATH=str(tmp_path))
+    run = run_fresh("--pyargs", target.replace("/", "."), *options, PYTHONPATH=str(tmp_path))
     assert run.status == 0, run.text
     assert run.outcomes == {
         "test_no_harmful_variable": "passed",

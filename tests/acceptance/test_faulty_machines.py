@@ -731,17 +731,17 @@ INVENTORY_AND_HEALTH = (
 
 
 @pytest.fixture
-def described(run_here):
+def described(run_pytest):
     """described(change, *arguments): a run of inventory and health on the recorded machine after `change`."""
-    return lambda change, *arguments, **environment: run_here(
+    return lambda change, *arguments, **environment: run_pytest(
         *INVENTORY_AND_HEALTH, *arguments, CHANGE=change, **environment
     )
 
 
 @pytest.fixture(scope="module")
-def on_recorded(run_here):
+def on_recorded(run_pytest):
     """on_recorded(module, *arguments): a test module on the recorded machine."""
-    return partial(of_module, run_here)
+    return partial(of_module, run_pytest)
 
 
 def of_module(run, module, *arguments, **environment):

@@ -48,8 +48,8 @@ CUSTOM = ', workload = "custom"'
         ("--resnet-optimizer=lamb", "argument --resnet-optimizer: invalid choice: 'lamb'"),
     ],
 )
-def test_bad_values(run_here, option, sentence):
-    run = run_here(RESNET, *OPTIONS, option)
+def test_bad_values(run_pytest, option, sentence):
+    run = run_pytest(RESNET, *OPTIONS, option)
     assert run.status == 4, run.text
     assert sentence in run.text
     assert "Traceback" not in run.text
@@ -61,9 +61,9 @@ def test_what_may_be_asked_is_what_can_be_done():
     assert CONDITIONS["optimizer"].values == tuple(OPTIMIZERS)
 
 
-def test_options_reach_the_ranks_and_stand_beside_the_figure(run_here):
+def test_options_reach_the_ranks_and_stand_beside_the_figure(run_pytest):
     asked = ["--resnet-batch=4", "--resnet-steps=3", "--resnet-warm-up=1", "--resnet-optimizer=adamw"]
-    run = run_here(f"{RESNET}::test_each_gpu_alone", *OPTIONS, *asked)
+    run = run_pytest(f"{RESNET}::test_each_gpu_alone", *OPTIONS, *asked)
     (finding,) = run.record.findings
     assert dict(finding.measurement.conditions) == {
         "model": "resnet18",
@@ -97,8 +97,8 @@ def test_only_a_limit_for_other_work_judges_it(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def thorough(run_here):
-    return run_here(RESNET, *OPTIONS, "--fleet-level=burnin", "-k", "peak or fsdp or sizes or full_memory")
+def thorough(run_pytest):
+    return run_pytest(RESNET, *OPTIONS, "--fleet-level=burnin", "-k", "peak or fsdp or sizes or full_memory")
 
 
 def test_thorough_checks_are_rehearsed(thorough):

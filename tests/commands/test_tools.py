@@ -49,9 +49,9 @@ def gpufleet(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 @pytest.fixture(scope="module")
-def rehearsed(fleet_here: Callable[..., FleetRun], tmp_path_factory: pytest.TempPathFactory) -> FleetRun:
+def rehearsed(fleet: Callable[..., FleetRun], tmp_path_factory: pytest.TempPathFactory) -> FleetRun:
     """A real run on two CPU ranks, with everything that it leaves behind."""
-    return fleet_here(
+    return fleet(
         """
         from pytest_gpufleet import MiB, bus_bandwidth, measure, not_applicable
 
@@ -232,9 +232,9 @@ def test_nothing_is_added_after_the_verdict(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_says_so_everywhere(
-    fleet_here: Callable[..., FleetRun], tmp_path: Path, gpufleet: Command
+    fleet: Callable[..., FleetRun], tmp_path: Path, gpufleet: Command
 ) -> None:
-    run = fleet_here("def test_x(): raise KeyboardInterrupt")
+    run = fleet("def test_x(): raise KeyboardInterrupt")
     (folder,) = run.folders
     document = json.loads((folder / "summary.json").read_text())
     jsonschema.validate(document, SCHEMA)
@@ -245,9 +245,9 @@ def test_an_interrupted_run_says_so_everywhere(
 
 
 def test_a_failed_rehearsal_with_broken_evidence_ends_as_judge_says(
-    fleet_here: Callable[..., FleetRun], gpufleet: Command
+    fleet: Callable[..., FleetRun], gpufleet: Command
 ) -> None:
-    run = fleet_here("""
+    run = fleet("""
         import shutil
 
         def test_x():
@@ -259,8 +259,8 @@ def test_a_failed_rehearsal_with_broken_evidence_ends_as_judge_says(
     assert gpufleet("judge", run.folders[0])[0] == 1
 
 
-def test_a_summary_that_cannot_be_written_is_no_success(fleet_here: Callable[..., FleetRun]) -> None:
-    run = fleet_here("""
+def test_a_summary_that_cannot_be_written_is_no_success(fleet: Callable[..., FleetRun]) -> None:
+    run = fleet("""
         from pathlib import Path
 
         def test_x():
@@ -832,9 +832,9 @@ def test_a_label_that_is_no_utf_8_costs_no_textfile(tmp_path: Path) -> None:
     ],
 )
 def test_a_textfile_that_cannot_be_written_is_told_before_anything_starts(
-    run_here: Callable[..., FleetRun], path: str, why: str
+    run_pytest: Callable[..., FleetRun], path: str, why: str
 ) -> None:
-    run = run_here(
+    run = run_pytest(
         "--rehearse", "--fleet-dir=runs", f"--fleet-prometheus={path}", files={"test_x.py": "def test_x(): pass"}
     )
     assert run.status == 4
@@ -842,11 +842,11 @@ def test_a_textfile_that_cannot_be_written_is_told_before_anything_starts(
     assert not run.folders
 
 
-def test_a_textfile_replaces_the_one_of_the_run_before(run_here: Callable[..., FleetRun], tmp_path: Path) -> None:
+def test_a_textfile_replaces_the_one_of_the_run_before(run_pytest: Callable[..., FleetRun], tmp_path: Path) -> None:
     path = tmp_path / "gpufleet.prom"
     path.touch()  # as an administrator may do, to give it to the right user
     for _ in range(2):
-        run = run_here(
+        run = run_pytest(
             "--rehearse", "--fleet-dir=runs", f"--fleet-prometheus={path}", files={"test_x.py": "def test_x(): pass"}
         )
         assert run.status == 0, run.text

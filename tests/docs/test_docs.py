@@ -73,8 +73,10 @@ def test_every_check_that_judges_says_what_it_leaves(make_checks: dict[str, Any]
     assert [name for name, each in required.items() if not set(each) <= set(leaving[name])] == []
 
 
-def test_page_of_checks_says_what_each_measures(run_here: Callable[..., FleetRun], make_checks: dict[str, Any]) -> None:
-    run = run_here(*(ACCEPTANCE / node for node in MEASURING), "--rehearse=2", f"--fleet-dir={REPORTS}")
+def test_page_of_checks_says_what_each_measures(
+    run_pytest: Callable[..., FleetRun], make_checks: dict[str, Any]
+) -> None:
+    run = run_pytest(*(ACCEPTANCE / node for node in MEASURING), "--rehearse=2", f"--fleet-dir={REPORTS}")
     assert run.status == 0, run.text
     measured: dict[str, set[str]] = defaultdict(set)
     required: dict[str, set[str]] = defaultdict(set)

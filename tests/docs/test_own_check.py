@@ -50,12 +50,12 @@ Rehearse = Callable[..., FleetRun]
 
 
 @pytest.fixture(scope="module")
-def rehearse(run_here: Callable[..., FleetRun]) -> Rehearse:
+def rehearse(run_pytest: Callable[..., FleetRun]) -> Rehearse:
     """rehearse(*arguments, files={}): the README's command, in a folder with nothing but the README's files."""
 
     def run(*arguments: str, files: dict[str, str] | None = None) -> FleetRun:
         (command,) = re.findall(r"^    pytest (--rehearse checks/)$", README, re.MULTILINE)
-        return run_here(*command.split(), *arguments, f"--fleet-dir={REPORTS}", files={**EXAMPLES, **(files or {})})
+        return run_pytest(*command.split(), *arguments, f"--fleet-dir={REPORTS}", files={**EXAMPLES, **(files or {})})
 
     return run
 

@@ -34,9 +34,9 @@ FREE = {"image"}
 
 
 @pytest.fixture(scope="module")
-def measured(fleet_here):
+def measured(fleet):
     """The conditions that each metric was measured under, from the evidence of a rehearsal."""
-    run = fleet_here(INNER / "every_probe.py")
+    run = fleet(INNER / "every_probe.py")
     assert run.outcomes == {"test_everything": "passed"}, run.text
     conditions = {}
     for finding in run.record.findings:

@@ -32,7 +32,7 @@ def test_the_terminal(pytestconfig):
     assert compat.terminal(none) is None
 
 
-def test_the_writers_of_reports(run_here):
+def test_the_writers_of_reports(run_pytest):
     conftest = """
     from pytest_gpufleet.plugin import compat
 
@@ -41,14 +41,14 @@ def test_the_writers_of_reports(run_here):
         assert junit.logfile.endswith("junit.xml")
     """
     files = {"conftest.py": conftest, "test_inner.py": "def test_it(): pass"}
-    run = run_here("--junitxml=junit.xml", "--html=report.html", "--self-contained-html", files=files)
+    run = run_pytest("--junitxml=junit.xml", "--html=report.html", "--self-contained-html", files=files)
     assert run.status == 0, run.text
     assert {path.name for path in run.root.iterdir()} >= {"conftest.py", "test_inner.py"}
     assert not (run.root / "junit.xml").exists()
     assert not (run.root / "report.html").exists()
 
 
-def test_an_option_that_takes_an_argument_only_behind_an_equals_sign(run_here):
+def test_an_option_that_takes_an_argument_only_behind_an_equals_sign(run_pytest):
     conftest = """
     from pytest_gpufleet.plugin import compat
 
@@ -60,12 +60,12 @@ def test_an_option_that_takes_an_argument_only_behind_an_equals_sign(run_here):
         return f"sugar: {config.getoption('sugar')} {config.args}"
     """
     files = {"conftest.py": conftest, "test_inner.py": "def test_it(): pass"}
-    assert "sugar: one ['test_inner.py']" in run_here("--sugar", "test_inner.py", files=files).text
-    assert "sugar: two ['test_inner.py']" in run_here("--sugar=two", "test_inner.py", files=files).text
-    assert "sugar: None" in run_here("test_inner.py", files=files).text
+    assert "sugar: one ['test_inner.py']" in run_pytest("--sugar", "test_inner.py", files=files).text
+    assert "sugar: two ['test_inner.py']" in run_pytest("--sugar=two", "test_inner.py", files=files).text
+    assert "sugar: None" in run_pytest("test_inner.py", files=files).text
 
 
-def test_a_skip_is_told_where_the_test_stands(run_here):
+def test_a_skip_is_told_where_the_test_stands(run_pytest):
     files = {
         "test_inner.py": """
         from pytest_gpufleet import not_applicable
@@ -78,7 +78,7 @@ def test_a_skip_is_told_where_the_test_stands(run_here):
             not_applicable("no such hardware")
     """
     }
-    run = run_here("-rs", files=files)
+    run = run_pytest("-rs", files=files)
     assert "SKIPPED [1] test_inner.py:5: of the test" in run.text
     assert "SKIPPED [1] test_inner.py:8: not applicable: no such hardware" in run.text
 

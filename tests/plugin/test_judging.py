@@ -31,10 +31,10 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def run(run_here):
+def run(run_pytest):
     files = {"test_inner.py": INNER / "judging.py", "conftest.py": CONFTEST}
     options = ("--gpus=4", "--fleet-dir=runs", *RECORDED, "-W", "error::pytest.PytestWarning")
-    return run_here(*options, files=files)
+    return run_pytest(*options, files=files)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

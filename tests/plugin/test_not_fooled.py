@@ -6,7 +6,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pytest_gpufleet.run import disk_space
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.conftest import ACCEPTANCE
 
@@ -34,52 +33,57 @@ def test_first():
 """
 
 
-def test_a_test_that_was_only_set_up_has_not_passed(fleet_here):
-    run = fleet_here(FAILS, "--setup-only")
+def test_a_test_that_was_only_set_up_has_not_passed(fleet):
+    run = fleet(FAILS, "--setup-only")
     (check,) = run.record.checks.values()
     assert (check.outcome, check.message) == ("skipped", "its body was not run")
 
 
-def test_a_failure_that_a_hook_calls_passed_is_one(fleet_here):
-    run = fleet_here(FAILS, files={"conftest.py": WHITEWASH})
+def test_a_failure_that_a_hook_calls_passed_is_one(fleet):
+    run = fleet(FAILS, files={"conftest.py": WHITEWASH})
     (check,) = run.record.checks.values()
     assert check.outcome == "failed"
     assert run.status == 1
 
 
-def test_what_belongs_to_the_end_runs_there(fleet_here):
-    run = fleet_here(ORDER)
+def test_what_belongs_to_the_end_runs_there(fleet):
+    run = fleet(ORDER)
     assert list(run.outcomes) == ["test_first", "test_last"]
 
 
 @pytest.mark.parametrize("plugin", ["html", "metadata"])
-def test_there_is_no_run_without_its_report(fleet_here, plugin):
-    run = fleet_here(ORDER, "-p", f"no:{plugin}")
+def test_there_is_no_run_without_its_report(fleet, plugin):
+    run = fleet(ORDER, "-p", f"no:{plugin}")
     assert run.status == 4
     assert f"the report is written by pytest-{plugin}: leave out -p no:{plugin}" in run.text
     assert not run.folders
 
 
-def test_there_is_no_run_without_a_part_of_this_plugin(fleet_here):
-    run = fleet_here(ORDER, "-p", "no:gpufleet-html", "-p", "no:gpufleet-report-files")
+def test_there_is_no_run_without_a_part_of_this_plugin(fleet):
+    run = fleet(ORDER, "-p", "no:gpufleet-html", "-p", "no:gpufleet-report-files")
     assert (run.status, run.folders) == (4, [])
     assert "a run takes all parts of pytest-gpufleet: leave out -p no:gpufleet-html" in run.text
 
 
-def test_there_is_no_run_without_room_for_temporary_files(fleet_here, monkeypatch):
-    monkeypatch.setattr(disk_space, "TEMPORARY_BYTES", 1 << 60)  # as much as the folder has not
-    run = fleet_here(ORDER)
+FULL = """
+from pytest_gpufleet.run import disk_space
+disk_space.TEMPORARY_BYTES = 1 << 60  # as much as the folder has not
+"""
+
+
+def test_there_is_no_run_without_room_for_temporary_files(fleet):
+    run = fleet(ORDER, "-p", "full", files={"full.py": FULL})
     assert (run.status, run.folders) == (4, [])
     assert "there is no room for temporary files in /" in run.text
     assert "make 1099511627776 MiB free there, or set TMPDIR to another folder" in run.text
 
 
-def test_a_changed_copy_of_the_suite_is_told(run_here, tmp_path):
+def test_a_changed_copy_of_the_suite_is_told(run_pytest, tmp_path):
     copy = shutil.copytree(ACCEPTANCE, tmp_path / "changed_suite")
     health = copy / "test_2_health.py"
     health.write_text(health.read_text().replace("def test_", "def not_a_test_", 1))
     (copy / "test_10_own.py").write_text("def test_own(world): pass")
-    run = run_here(copy, "--rehearse=2", "--fleet-dir=runs", "-k", "health or own")
+    run = run_pytest(copy, "--rehearse=2", "--fleet-dir=runs", "-k", "health or own")
     assert run.record.altered == ["test_2_health.py"]
     _, reasons = conclude(replace(run.record, run=msgspec.structs.replace(run.record.run, rehearsal=False)))
     told = "test_2_health.py: not as it was shipped with this version, so it may check something else"
@@ -87,20 +91,20 @@ def test_a_changed_copy_of_the_suite_is_told(run_here, tmp_path):
     assert "not as it was shipped with this version" in (run.folders[0] / "report.html").read_text()
 
 
-def test_the_suite_as_it_is_shipped_is_known(run_here):
-    run = run_here(ACCEPTANCE, "--rehearse=2", "--fleet-dir=runs", "-k", "gpu_count")
+def test_the_suite_as_it_is_shipped_is_known(run_pytest):
+    run = run_pytest(ACCEPTANCE, "--rehearse=2", "--fleet-dir=runs", "-k", "gpu_count")
     assert run.record.altered == []
 
 
-def test_a_file_that_cannot_be_imported_is_told(fleet_here):
-    run = fleet_here(ORDER, "--continue-on-collection-errors", files={"test_broken.py": "import nothing_of_that_name"})
+def test_a_file_that_cannot_be_imported_is_told(fleet):
+    run = fleet(ORDER, "--continue-on-collection-errors", files={"test_broken.py": "import nothing_of_that_name"})
     assert set(run.outcomes.values()) == {"passed"}
     assert run.record.broken == "a test file could not be imported, so its checks are missing: test_broken.py"
     assert run.status == 10
 
 
-def test_a_file_that_cannot_be_imported_is_no_interruption(fleet_here):
-    run = fleet_here(ORDER, files={"test_broken.py": "def ("})
+def test_a_file_that_cannot_be_imported_is_no_interruption(fleet):
+    run = fleet(ORDER, files={"test_broken.py": "def ("})
     assert run.record.broken == "a test file could not be imported, so its checks are missing: test_broken.py"
     assert run.record.broken in " ".join(run.text.split())
     assert "--fleet-resume" not in run.text
@@ -150,8 +154,8 @@ def test_is_left_out():
 """
 
 
-def test_pytest_exit_leaves_a_run_incomplete(fleet_here):
-    run = fleet_here(PYTEST_EXIT)
+def test_pytest_exit_leaves_a_run_incomplete(fleet):
+    run = fleet(PYTEST_EXIT)
     assert run.status == 10
     assert run.record.broken == "pytest.exit() ended the run: that will do"
 

@@ -23,8 +23,8 @@ INI = """
 """
 
 
-def test_a_site_says_its_settings_in_an_ini_file(run_here):
-    run = run_here("deep", files={"pytest.ini": INI, "deep/test_inner.py": TELLS}, PYTHONOPTIMIZE="")
+def test_a_site_says_its_settings_in_an_ini_file(run_pytest):
+    run = run_pytest("deep", files={"pytest.ini": INI, "deep/test_inner.py": TELLS}, PYTHONOPTIMIZE="")
     told = (run.root / "told").read_text()
     for name, value in {
         "folder": f'"{run.root}/site/reports"',
@@ -37,29 +37,29 @@ def test_a_site_says_its_settings_in_an_ini_file(run_here):
         assert f'"{name}": {value}' in told, run.text
 
 
-def test_the_command_line_wins(run_here):
-    run = run_here("--fleet-timeout=9", "--fleet-dir=here", files={"pytest.ini": INI, "test_inner.py": TELLS})
+def test_the_command_line_wins(run_pytest):
+    run = run_pytest("--fleet-timeout=9", "--fleet-dir=here", files={"pytest.ini": INI, "test_inner.py": TELLS})
     told = (run.root / "told").read_text()
     assert '"timeout": 9.0' in told
     assert '"folder": "here"' in told
     assert '"interval": 2.5' in told
 
 
-def test_a_setting_that_makes_no_sense_is_told_with_its_file(run_here):
-    run = run_here(files={"pytest.ini": "[pytest]\nfleet_interval = often\n", "test_inner.py": TELLS})
+def test_a_setting_that_makes_no_sense_is_told_with_its_file(run_pytest):
+    run = run_pytest(files={"pytest.ini": "[pytest]\nfleet_interval = often\n", "test_inner.py": TELLS})
     assert run.status == pytest.ExitCode.USAGE_ERROR
     assert f"fleet_interval in {run.root}/pytest.ini: 'often' is not a number of seconds" in run.text
 
 
-def test_only_gpus_and_rehearse_make_a_run(run_here):
+def test_only_gpus_and_rehearse_make_a_run(run_pytest):
     options = ("--fleet-dir=runs", "--fleet-level=quick", "--fleet-interval=2", "--fleet-monitor")
-    run = run_here(*options, files={"test_inner.py": TELLS})
+    run = run_pytest(*options, files={"test_inner.py": TELLS})
     assert (run.status, run.folders) == (0, [])
     assert "gpufleet" not in run.text.partition("plugins:")[2].partition("\n")[2]
 
 
 @pytest.mark.parametrize("before", [["--rehearse"], ["--rehearse=3"]])
-def test_rehearse_takes_no_path_away(run_here, before):
+def test_rehearse_takes_no_path_away(run_pytest, before):
     """Nor the options that the conftest.py of that path adds."""
     conftest = "def pytest_addoption(parser): parser.addoption('--mine')"
     files = {
@@ -67,7 +67,7 @@ def test_rehearse_takes_no_path_away(run_here, before):
         "checks/test_a.py": "def test_a(): pass",
         "test_b.py": "def test_b(): 1 / 0",
     }
-    run = run_here("--fleet-dir=runs", *before, "checks", "--mine=1", files=files)
+    run = run_pytest("--fleet-dir=runs", *before, "checks", "--mine=1", files=files)
     assert (run.status, run.outcomes) == (0, {"test_a": "passed"}), run.text
 
 
@@ -87,8 +87,8 @@ STRANGE = """
 """
 
 
-def test_names_of_others_are_left_alone(run_here):
-    run = run_here(files={"pytest.ini": STRANGE, "test_strangers.py": INNER / "strangers.py"})
+def test_names_of_others_are_left_alone(run_pytest):
+    run = run_pytest(files={"pytest.ini": STRANGE, "test_strangers.py": INNER / "strangers.py"})
     assert run.status == 0, run.text
     assert "4 passed" in run.text
     assert "warning" not in run.text

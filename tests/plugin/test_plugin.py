@@ -1,5 +1,6 @@
 """Options, markers and fixtures, as somebody meets them on the command line."""
 
+import json
 import shlex
 import signal
 from html import unescape
@@ -9,8 +10,6 @@ import pytest
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.plugin import options
 from pytest_gpufleet.run.ranks import OF_TRAINING
-from pytest_gpufleet.world.engines import local
-from pytest_gpufleet.world.engines.forkserver import Forkserver
 from tests.conftest import RECORDED, REPORTS
 
 PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'
@@ -43,8 +42,8 @@ LISTED = """
         ("--setup-plan", ["SETUP    S world", "test_inner.py::test_alone"]),
     ],
 )
-def test_pytest_explains_and_makes_no_run(run_here, option, words):
-    run = run_here(option, "--rehearse=2", f"--fleet-dir={REPORTS}", files={"test_inner.py": LISTED})
+def test_pytest_explains_and_makes_no_run(run_pytest, option, words):
+    run = run_pytest(option, "--rehearse=2", f"--fleet-dir={REPORTS}", files={"test_inner.py": LISTED})
     assert run.status == 0
     assert [word for word in words if word not in run.text] == []
     assert [word for word in ("REHEARSAL", "= gpufleet =") if word in run.text] == []
@@ -103,17 +102,17 @@ BAD_FILES = {
         ("--rehearse --fleet-dir=file/deep", ["file/deep", "cannot be written", "--fleet-dir"]),
     ],
 )
-def test_bad_input_ends_with_one_sentence_before_anything_starts(run_here, arguments, words):
-    run = run_here(f"--fleet-dir={REPORTS}", *shlex.split(arguments), files=BAD_FILES)
+def test_bad_input_ends_with_one_sentence_before_anything_starts(run_pytest, arguments, words):
+    run = run_pytest(f"--fleet-dir={REPORTS}", *shlex.split(arguments), files=BAD_FILES)
     assert_one_sentence(run, words)
 
 
 @pytest.mark.parametrize("arguments", ["--rehearse", "--gpus all", "--rehearse --nodes 2"])
-def test_no_run_is_made_once_for_each_gpu(run_here, arguments):
+def test_no_run_is_made_once_for_each_gpu(run_pytest, arguments):
     under_torchrun = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     options = (f"--fleet-dir={REPORTS}", *shlex.split(arguments))
-    assert_one_sentence(run_here(*options, files=BAD_FILES, **under_torchrun), ["torchrun", "--nodes"])
-    listing = run_here(*options, "--collect-only", files=BAD_FILES, **under_torchrun)
+    assert_one_sentence(run_pytest(*options, files=BAD_FILES, **under_torchrun), ["torchrun", "--nodes"])
+    listing = run_pytest(*options, "--collect-only", files=BAD_FILES, **under_torchrun)
     assert listing.status == 0, listing.text
 
 
@@ -133,16 +132,16 @@ def assert_one_sentence(run, words):
 
 
 @pytest.mark.parametrize(("asked", "status"), [(["--rehearse"], pytest.ExitCode.USAGE_ERROR), ([], 0)], ids=str)
-def test_a_python_that_leaves_out_assertions_judges_nothing(run_pytest, asked, status):
-    run = run_pytest(*asked, files={"test_inner.py": TRIVIAL}, PYTHONOPTIMIZE="1")
+def test_a_python_that_leaves_out_assertions_judges_nothing(run_fresh, asked, status):
+    run = run_fresh(*asked, files={"test_inner.py": TRIVIAL}, PYTHONOPTIMIZE="1")
     assert run.status == status
     assert ("PYTHONOPTIMIZE" in run.text) == bool(asked)
 
 
 @pytest.mark.parametrize(("gpus", "hidden"), [(2, True), (4, False)])
-def test_gpus_that_are_left_out_are_told(run_here, gpus, hidden):
+def test_gpus_that_are_left_out_are_told(run_pytest, gpus, hidden):
     options = (f"--gpus={gpus}", f"--fleet-dir={REPORTS}", *RECORDED)
-    run = run_here(*options, files={"test_inner.py": TRIVIAL})
+    run = run_pytest(*options, files={"test_inner.py": TRIVIAL})
     assert ("2x NVIDIA H200 of the machine's 4 GPUs, level standard" in run.text) == hidden
     assert run.record.run.gpus_present == 4
     told = "2 of the machine's 4 GPUs were tested"
@@ -150,40 +149,55 @@ def test_gpus_that_are_left_out_are_told(run_here, gpus, hidden):
     assert (f"{told}." in unescape((run.folders[0] / "report.html").read_text())) == hidden
 
 
-def test_more_gpus_than_there_are_run_on_those_present_and_reject(run_here):
+def test_more_gpus_than_there_are_run_on_those_present_and_reject(run_pytest):
     files = {"test_inner.py": "def test_count(gpu_topology): assert len(gpu_topology.gpus) == 99"}
-    run = run_here("--gpus", "99", f"--fleet-dir={REPORTS}", files=files)
+    run = run_pytest("--gpus", "99", f"--fleet-dir={REPORTS}", files=files)
     assert run.status == 1
     assert run.record.verdict == "REJECTED"
     assert run.outcomes == {"test_count": "failed"}
 
 
-def test_a_run_without_tests_accepts_nothing(run_here):
-    run = run_here("--gpus", "99", f"--fleet-dir={REPORTS}")
+def test_a_run_without_tests_accepts_nothing(run_pytest):
+    run = run_pytest("--gpus", "99", f"--fleet-dir={REPORTS}")
     assert run.status == pytest.ExitCode.NO_TESTS_COLLECTED
     assert run.record.verdict == "INCOMPLETE"
     assert "no test was selected" in run.record.reasons
+
+
+# A plugin that tells of each fork server what it was to import when idle, and how it ended with the session.
+SERVERS = """
+import json
+from pathlib import Path
+from pytest_gpufleet.world.engines import local
+
+servers = []
+
+class Seen(local.Forkserver):
+    def __init__(self, preload, idle=()):
+        super().__init__(preload, idle)
+        servers.append((self, idle))
+
+local.Forkserver = Seen
+
+def tell():
+    Path("servers.json").write_text(json.dumps([(idle, server.exitcode()) for server, idle in servers]))
+
+def pytest_load_initial_conftests(early_config):
+    early_config.add_cleanup(tell)  # the first to be added is the last to be called
+"""
 
 
 @pytest.mark.parametrize(
     ("arguments", "likely"),
     [((), OF_TRAINING), (("--fleet-level=quick",), ()), (("--collect-only",), None)],
 )
-def test_ranks_are_got_ready_for_a_run_and_nothing_of_them_is_left(fleet_here, monkeypatch, arguments, likely):
-    servers = []
-
-    class Seen(Forkserver):
-        def __init__(self, *modules):
-            super().__init__(*modules)
-            servers.append((self, modules))
-
-    monkeypatch.setattr(local, "Forkserver", Seen)
-    fleet_here("", *arguments)
-    assert [modules[1] for _, modules in servers] == ([] if likely is None else [likely])
-    assert [server.exitcode() for server, _ in servers] == [-signal.SIGKILL] * len(servers)
+def test_ranks_are_got_ready_for_a_run_and_nothing_of_them_is_left(fleet, arguments, likely):
+    run = fleet("", "-p", "servers", *arguments, files={"servers.py": SERVERS})
+    servers = json.loads((run.root / "servers.json").read_text())
+    assert servers == ([] if likely is None else [[list(likely), -signal.SIGKILL]])
 
 
-def test_plain_run_imports_nothing_heavy_and_leaves_names_to_others(run_pytest):
+def test_plain_run_imports_nothing_heavy_and_leaves_names_to_others(run_fresh):
     heavy = ("torch", "torchvision", "matplotlib", "ray", "cloudpickle", "pynvml", "numpy", "jinja2")
     module = f"""
         import sys
@@ -219,7 +233,7 @@ def test_plain_run_imports_nothing_heavy_and_leaves_names_to_others(run_pytest):
             assert [name for name in {heavy} if name in sys.modules] == []
     """
     # pytest-html brings jinja2 itself.
-    run = run_pytest("-v", "-p", "no:html", files={"test_inner.py": module})
+    run = run_fresh("-v", "-p", "no:html", files={"test_inner.py": module})
     assert run.status == 0, run.text
     assert "6 passed" in run.text
     assert run.text.index("test_world ") < run.text.index("test_worlds[") < run.text.index("test_modules ")
@@ -247,12 +261,12 @@ def test_plain_run_may_use_the_world_and_makes_no_report(run_pytest):
 
 
 @pytest.mark.parametrize("arguments", [["-n", "auto"], ["-n", "logical"], ["-n", "0"]], ids=" ".join)
-def test_n_auto_runs_serially(fleet_here, arguments):
+def test_n_auto_runs_serially(fleet, arguments):
     module = """
         def test_serial(monkeypatch, pytestconfig):
             assert not hasattr(pytestconfig, "workerinput")
     """
-    run = fleet_here(module, *arguments)
+    run = fleet(module, *arguments)
     assert run.status == 0, run.text
     assert run.outcomes == {"test_serial": "passed"}
 
@@ -265,7 +279,7 @@ def test_n_auto_runs_serially(fleet_here, arguments):
         ("burnin", {"test_unmarked", "test_quick", "test_standard", "test_burnin"}),
     ],
 )
-def test_level_selects_itself_and_those_below(fleet_here, level, expected):
+def test_level_selects_itself_and_those_below(fleet, level, expected):
     module = """
         import pytest
 
@@ -280,15 +294,15 @@ def test_level_selects_itself_and_those_below(fleet_here, level, expected):
         @pytest.mark.level("burnin")
         def test_burnin(): pass
     """
-    run = fleet_here(module, f"--fleet-level={level}", "-k", "not unmarked")
+    run = fleet(module, f"--fleet-level={level}", "-k", "not unmarked")
     assert set(run.outcomes) == expected - {"test_unmarked"}
     # What is above the level is not missing.
     assert [name.rsplit("::", 1)[-1] for name in run.record.deselected] == ["test_unmarked"]
 
 
 @pytest.mark.parametrize("marker", ["level('turbo')", "level()", "level('quick', 'standard')"])
-def test_bad_level_is_a_usage_error_that_names_the_test(fleet_here, marker):
-    run = fleet_here(f"import pytest\n@pytest.mark.{marker}\ndef test_levelled(): pass")
+def test_bad_level_is_a_usage_error_that_names_the_test(fleet, marker):
+    run = fleet(f"import pytest\n@pytest.mark.{marker}\ndef test_levelled(): pass")
     assert run.status == pytest.ExitCode.USAGE_ERROR
     assert "test_inner.py::test_levelled: level() takes one of quick, standard, burnin" in run.text
     assert "Traceback" not in run.text
@@ -296,9 +310,9 @@ def test_bad_level_is_a_usage_error_that_names_the_test(fleet_here, marker):
 
 
 @pytest.mark.parametrize("asked", ["--rehearse=2", "--gpus=4"])
-def test_a_path_that_does_not_exist_gives_no_verdict_on_the_terminal(run_here, asked):
+def test_a_path_that_does_not_exist_gives_no_verdict_on_the_terminal(run_pytest, asked):
     options = (asked, f"--fleet-dir={REPORTS}", *RECORDED)
-    run = run_here("nowhere", *options, files={"test_inner.py": TRIVIAL})
+    run = run_pytest("nowhere", *options, files={"test_inner.py": TRIVIAL})
     assert run.status == pytest.ExitCode.USAGE_ERROR
     assert "file or directory not found: nowhere" in run.text
     assert_nothing_was_tested(run)
@@ -344,7 +358,7 @@ def test_no_gpu_is_told_first_and_its_consequences_once(run_pytest):
     assert page.count('<article class="fleet-failure"') == 2
 
 
-def test_markers_and_fixtures_shape_the_world(fleet_here):
+def test_markers_and_fixtures_shape_the_world(fleet):
     module = """
         import os
         import pytest
@@ -408,7 +422,7 @@ def test_markers_and_fixtures_shape_the_world(fleet_here):
             assert gpu_topology.gpus == world.gpus == ()
             assert gpu_topology.torch
     """
-    run = fleet_here(module)
+    run = fleet(module)
     assert run.outcomes == {
         "test_start": "passed",
         "test_cut": "passed",
@@ -428,14 +442,14 @@ def test_markers_and_fixtures_shape_the_world(fleet_here):
     assert len(run.record.worlds) == 2
 
 
-def test_the_ground_of_a_run_is_said_first_and_last(fleet_here):
-    run = fleet_here(TRIVIAL)
+def test_the_ground_of_a_run_is_said_first_and_last(fleet):
+    run = fleet(TRIVIAL)
     assert "gpufleet: REHEARSAL on 2 CPU ranks" in run.text.split("collected")[0]
     assert "REHEARSAL" in run.text.split("test_inner.py", 1)[1]
     assert run.status == 0
 
 
-def test_hook_hears_of_every_finding(fleet_here):
+def test_hook_hears_of_every_finding(fleet):
     conftest = """
         def pytest_gpufleet_finding(finding, config):
             print("heard of", finding.measurement.metric, finding.state)
@@ -446,7 +460,7 @@ def test_hook_hears_of_every_finding(fleet_here):
         def test_figure(world, judge):
             judge(measure(world, lambda rank: Reading("busbw", 1.5 + rank.index, {}, place="world")))
     """
-    run = fleet_here(module, "-s", files={"conftest.py": conftest})
+    run = fleet(module, "-s", files={"conftest.py": conftest})
     assert "heard of busbw not judged" in run.text
     (finding,) = run.record.findings
     assert finding.measurement.values == {WORLD: 1.5}

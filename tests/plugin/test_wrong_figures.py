@@ -100,9 +100,9 @@ when = { batch = 4096 }  # which no rehearsal has
 
 
 @pytest.fixture(scope="module")
-def run(fleet_here: Callable[..., FleetRun]) -> FleetRun:
+def run(fleet: Callable[..., FleetRun]) -> FleetRun:
     checks = [f"def test_{name}(world, judge):\n    {body}\n" for name, (body, _) in WRONG.items()]
-    return fleet_here("\n".join([HEAD, *checks]), "--fleet-profile=my.toml", files={"my.toml": PROFILE})
+    return fleet("\n".join([HEAD, *checks]), "--fleet-profile=my.toml", files={"my.toml": PROFILE})
 
 
 def test_only_the_wrong_checks_fail(run: FleetRun) -> None:

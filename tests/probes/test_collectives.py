@@ -86,8 +86,8 @@ def test_a_rank_of_which_the_host_launches_slowly_is_told(usual, slow, told):
     assert finding.state == ("missed" if told else "for information")
 
 
-def test_figures_say_what_they_were_measured_with(fleet_here):
-    run = fleet_here(INNER / "collective_figures.py", ranks=3)
+def test_figures_say_what_they_were_measured_with(fleet):
+    run = fleet(INNER / "collective_figures.py", ranks=3)
     assert set(run.outcomes.values()) == {"passed"}, run.text
 
     told = json.loads((run.root / "figures.json").read_text())

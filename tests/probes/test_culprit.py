@@ -12,8 +12,8 @@ SEARCHES = INNER / "searches.py"
 
 
 @pytest.fixture(scope="module")
-def searches(fleet_here):
-    return fleet_here(SEARCHES, "-rP", ranks=4, NCCL_ALGO="Ring")
+def searches(fleet):
+    return fleet(SEARCHES, "-rP", ranks=4, NCCL_ALGO="Ring")
 
 
 @pytest.mark.parametrize("search", re.findall(r"^def (test_\w+)", SEARCHES.read_text(), re.MULTILINE))

@@ -87,6 +87,6 @@ def test_expected_results_by_hand(name):
         assert (None if result is None else result.tolist()) == expected[me]
 
 
-def test_wrong_results_that_come_rarely_or_at_once_are_found(fleet_here):
-    run = fleet_here(INNER / "wrong_results.py")
+def test_wrong_results_that_come_rarely_or_at_once_are_found(fleet):
+    run = fleet(INNER / "wrong_results.py")
     assert set(run.outcomes.values()) == {"passed"}, run.text

@@ -3,7 +3,7 @@
 from tests.conftest import INNER
 
 
-def test_who_differs(fleet_here):
-    run = fleet_here(INNER / "differing_replicas.py", ranks=4)
+def test_who_differs(fleet):
+    run = fleet(INNER / "differing_replicas.py", ranks=4)
     assert run.status == 0, run.text
     assert list(run.outcomes.values()) == ["passed"] * 3

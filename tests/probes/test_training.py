@@ -19,8 +19,8 @@ TRAINING = INNER / "training_on_ranks.py"
 
 
 @pytest.fixture(scope="module")
-def run(fleet_here):
-    return fleet_here(TRAINING)
+def run(fleet):
+    return fleet(TRAINING)
 
 
 @pytest.mark.parametrize("name", re.findall(r"^def (test_\w+)", TRAINING.read_text(), re.MULTILINE))

@@ -9,7 +9,7 @@ from pytest_gpufleet.cli import main
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.plugin.supervision import STUCK
 from pytest_gpufleet.verdict.verdict import DEADLINE
-from tests.conftest import REPORTS
+from tests.conftest import REPORTS, rehearsal
 from tests.run.test_orphans import LEFT, alive, controller, wait_until
 
 __all__ = ["controller"]
@@ -68,11 +68,11 @@ HOLDS_THE_INTERPRETER = "re.match('(a+)+$', 'a' * 64 + 'b')"
 
 
 @pytest.fixture
-def late(fleet):
+def late(run_fresh):
     """late(module): its run, which has a deadline of a day on a clock that only its tests move."""
 
     def run(module, *arguments, **files):
-        return fleet(module, "--fleet-deadline=1d", *arguments, files={"conftest.py": CLOCK, **files})
+        return rehearsal(run_fresh)(module, "--fleet-deadline=1d", *arguments, files={"conftest.py": CLOCK, **files})
 
     return run
 
@@ -121,13 +121,13 @@ def test_what_had_failed_stays_failed(late):
 
 
 @pytest.mark.parametrize("more", [[], ["--fleet-resume=earlier"]], ids=["new", "resumed"])
-def test_a_driver_that_hangs_when_it_is_asked_for_its_gpus_is_no_reason_to_wait(run_pytest, more):
+def test_a_driver_that_hangs_when_it_is_asked_for_its_gpus_is_no_reason_to_wait(run_fresh, more):
     stuck = f"""{CLOCK}{MOVE}
 from pytest_gpufleet.run import ground
 ground.find = lambda *given: (now({OVER}), time.sleep(3600))
 """
     options = ("--gpus=8", f"--fleet-dir={REPORTS}", "--fleet-deadline=1d", *more)
-    run = run_pytest(*options, files={"test_inner.py": "def test_never(): pass", "conftest.py": stuck})
+    run = run_fresh(*options, files={"test_inner.py": "def test_never(): pass", "conftest.py": stuck})
     assert (run.status, run.record.verdict, run.record.broken) == (10, "INCOMPLETE", DEADLINE), run.text
     assert run.record.spoiled == [STUCK]
     assert "test_gpu_count): not run because of the deadline" in " ".join(run.record.reasons)
@@ -166,22 +166,22 @@ def test_a_signal_is_for_the_run(controller, tmp_path, number):
         (["--fleet-deadline=10m", "--fleet-level=burnin"], "a burn-in of 900 s does not fit"),
     ],
 )
-def test_a_deadline_that_cannot_be_kept_is_refused_before_anything_starts(run_here, options, told):
-    run = run_here("--gpus=8", f"--fleet-dir={REPORTS}", *options, files={"test_inner.py": "def test_it(): pass"})
+def test_a_deadline_that_cannot_be_kept_is_refused_before_anything_starts(run_pytest, options, told):
+    run = run_pytest("--gpus=8", f"--fleet-dir={REPORTS}", *options, files={"test_inner.py": "def test_it(): pass"})
     assert (run.status, run.folders) == (4, [])
     assert told in " ".join(run.text.split())
 
 
-def test_the_short_burn_in_of_a_rehearsal_fits(fleet):
-    assert fleet("def test_it(): pass", "--fleet-deadline=10m", "--fleet-level=burnin").status == 0
+def test_the_short_burn_in_of_a_rehearsal_fits(run_fresh):
+    assert rehearsal(run_fresh)("def test_it(): pass", "--fleet-deadline=10m", "--fleet-level=burnin").status == 0
 
 
-def test_a_deadline_is_of_runs_only(run_here):
+def test_a_deadline_is_of_runs_only(run_pytest):
     files = {"pytest.ini": "[pytest]\nfleet_deadline = 5s\n", "test_inner.py": "def test_it(): pass"}
-    assert run_here(files=files).status == 0
+    assert run_pytest(files=files).status == 0
 
 
-def test_a_site_can_set_it(fleet_here):
-    run = fleet_here("def test_it(): pass", files={"pytest.ini": "[pytest]\nfleet_deadline = 5s\n"})
+def test_a_site_can_set_it(fleet):
+    run = fleet("def test_it(): pass", files={"pytest.ini": "[pytest]\nfleet_deadline = 5s\n"})
     assert (run.status, run.folders) == (4, [])
     assert "--fleet-deadline 5s is too short" in run.text

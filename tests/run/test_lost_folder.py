@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pytest_gpufleet import cli
 
 
-def test_report_folder_removed(fleet_here):
+def test_report_folder_removed(fleet):
     module = """
     import shutil
     def test_removes():
@@ -18,7 +18,7 @@ def test_report_folder_removed(fleet_here):
     def test_goes_on():
         pass
     """
-    run = fleet_here(module)
+    run = fleet(module)
     assert run.status == 10, run.text
     assert "was removed while the run went on" in run.text
     assert run.outcomes == {"test_removes": "passed", "test_goes_on": "passed"}  # the evidence is whole again
@@ -62,7 +62,7 @@ def test_what_there_is_room_for_is_written(fleet):
     assert (folder / "junit.xml").read_text().endswith("</testsuites>")
 
 
-def test_prometheus_never_keeps_the_verdict_of_an_earlier_run(fleet_here, tmp_path):
+def test_prometheus_never_keeps_the_verdict_of_an_earlier_run(fleet, tmp_path):
     """It says that the run goes on, and in the end what became of it, though summary.json cannot be written."""
     file = tmp_path / "x.prom"
     file.write_text('# HELP gpufleet_verdict\ngpufleet_verdict{host="node7",verdict="ACCEPTED"} 1.0\n')
@@ -74,7 +74,7 @@ def test_prometheus_never_keeps_the_verdict_of_an_earlier_run(fleet_here, tmp_pa
         (folder,) = Path("runs").iterdir()
         (folder / "summary.json").mkdir()
     """
-    run = fleet_here(module, f"--fleet-prometheus={file}")
+    run = fleet(module, f"--fleet-prometheus={file}")
     assert run.status == 10, run.text
     assert (run.folders[0] / "report.html").exists()
     meanwhile, afterwards = (
@@ -88,18 +88,18 @@ def test_prometheus_never_keeps_the_verdict_of_an_earlier_run(fleet_here, tmp_pa
     assert began <= ended
 
 
-def test_a_report_that_is_asked_for_elsewhere_is_a_copy(fleet_here, tmp_path, capsys):
+def test_a_report_that_is_asked_for_elsewhere_is_a_copy(fleet, tmp_path, capsys):
     copies = {"report.html": tmp_path / "new" / "my.html", "junit.xml": tmp_path / "my.xml"}
     options = (f"--html={copies['report.html']}", f"--junitxml={copies['junit.xml']}")
-    run = fleet_here("def test_x(): pass", *options, "-p", "no:terminal")  # which must not cost the run either
+    run = fleet("def test_x(): pass", *options, "-p", "no:terminal")  # which must not cost the run either
     assert run.status == 0, run.text
     for name, copy in copies.items():
         assert copy.read_bytes() == (run.folders[0] / name).read_bytes()
     assert cli.main(["verify", str(run.folders[0])]) == 0, capsys.readouterr().out
 
 
-def test_a_copy_that_could_not_be_written_is_told_before_anything_starts(fleet_here):
-    run = fleet_here("def test_x(): pass", "--html=.")
+def test_a_copy_that_could_not_be_written_is_told_before_anything_starts(fleet):
+    run = fleet("def test_x(): pass", "--html=.")
     assert (run.status, run.folders) == (4, [])
     assert "--html" in run.text
     assert "cannot be written: it is a folder" in run.text

@@ -53,13 +53,13 @@ def died(fleet):
 
 
 @pytest.fixture
-def resumed(run_here):
+def resumed(run_pytest):
     """resumed(folder, *arguments, **environment): a run that goes on with another one, after a repair."""
 
     def run(folder, *arguments, **environment):
         files = {"test_inner.py": MODULE, "repaired": "", "ran": ""}
         options = ("--rehearse=2", "--fleet-dir=runs", f"--fleet-resume={folder}")
-        return run_here(*options, *arguments, files=files, **environment)
+        return run_pytest(*options, *arguments, files=files, **environment)
 
     return run
 
@@ -107,8 +107,8 @@ def test_another_ground_is_refused(resumed, died, arguments, environment, words)
     assert not run.folders
 
 
-def test_another_burn_in_is_refused(fleet_here, resumed):
-    first = fleet_here("def test_x(): pass", "--fleet-burn-in=1s")
+def test_another_burn_in_is_refused(fleet, resumed):
+    first = fleet("def test_x(): pass", "--fleet-burn-in=1s")
     run = resumed(interrupted(first.folders[0]), "--fleet-burn-in=3d")
     assert run.status == 4
     assert "the length of the burn-in in seconds was 1, is 259200" in run.text
@@ -147,9 +147,9 @@ LIMITS = 'name = "Mine"\nmatch = ["NVIDIA X9000"]\n' + "".join(
 
 
 @pytest.mark.parametrize("how", ENDED)
-def test_a_run_that_came_to_its_end_is_refused(run_here, ended, how):
+def test_a_run_that_came_to_its_end_is_refused(run_pytest, ended, how):
     changes, words = ENDED[how]
-    run = run_here("--rehearse=2", f"--fleet-resume={ended(**changes)}", files={"test_inner.py": MODULE})
+    run = run_pytest("--rehearse=2", f"--fleet-resume={ended(**changes)}", files={"test_inner.py": MODULE})
     assert run.status == 4
     assert words in run.text
 
@@ -162,11 +162,11 @@ def test_a_rejected_run_that_its_deadline_ended_is_gone_on_with(tmp_path):
     assert resume.load(RunFolder(folder)).broken in RESUMABLE
 
 
-def test_evidence_that_was_changed_by_hand_is_refused(run_here, ended):
+def test_evidence_that_was_changed_by_hand_is_refused(run_pytest, ended):
     folder = ended()
     evidence = folder / "evidence.jsonl"
     evidence.write_text(evidence.read_text().replace("31.4159", "3.14159"))
-    run = run_here("--rehearse=2", f"--fleet-resume={folder}", files={"test_inner.py": MODULE})
+    run = run_pytest("--rehearse=2", f"--fleet-resume={folder}", files={"test_inner.py": MODULE})
     assert run.status == 4
     assert "summary.json was made of other evidence" in run.text
 
@@ -192,14 +192,14 @@ def test_no_memory_error_is_recorded():
 """
 
 
-def test_a_machine_that_had_a_fault_stays_rejected_and_its_health_is_checked_again(run_pytest, run_here):
+def test_a_machine_that_had_a_fault_stays_rejected_and_its_health_is_checked_again(run_pytest):
     options = ("--gpus=4", "--fleet-dir=runs", *RECORDED)
     files = {"test_2_health.py": TOLD_NOW, "test_inner.py": FAULT}
     first = run_pytest(*options, files=files)
     assert first.status == -9
     folder, files["repaired"] = first.folders[0], ""
     for _ in range(2):  # also when the run that went on is gone on with
-        run = run_here(*options, f"--fleet-resume={folder}", files=files)
+        run = run_pytest(*options, f"--fleet-resume={folder}", files=files)
         assert (run.root / "ran").read_text() == "health "
         assert (run.status, run.record.verdict) == (1, "REJECTED"), run.text
         assert set(run.outcomes.values()) == {"passed"}
@@ -347,8 +347,8 @@ def test_other_hardware_is_refused(resumed, died, tmp_path):
     assert "driver was 535.1, is unknown" in run.text
 
 
-def test_nothing_to_resume(run_here):
-    run = run_here("--rehearse=2", "--fleet-resume=nowhere", files={"test_inner.py": "def test_it(): pass"})
+def test_nothing_to_resume(run_pytest):
+    run = run_pytest("--rehearse=2", "--fleet-resume=nowhere", files={"test_inner.py": "def test_it(): pass"})
     assert run.status == 4
     assert "--fleet-resume: nowhere is not the folder of a run" in run.text
     assert "Errno" not in run.text
@@ -378,11 +378,11 @@ for gpu in gpus[2:]:
     ],
     ids=["GPUs replaced", "GPUs missing"],
 )
-def test_another_machine_is_told_in_a_sentence_for_each_thing(run_here, gpus, change, told):
+def test_another_machine_is_told_in_a_sentence_for_each_thing(run_pytest, gpus, change, told):
     options, files = ("--fleet-dir=runs", *RECORDED), {"test_inner.py": "def test_it(): pass"}
-    first = run_here("--gpus=4", *options, files=files)
+    first = run_pytest("--gpus=4", *options, files=files)
     again = (f"--gpus={gpus}", *options, f"--fleet-resume={interrupted(first.folders[0])}")
-    run = run_here(*again, files=files, CHANGE=change)
+    run = run_pytest(*again, files=files, CHANGE=change)
     assert run.status == 4
     (error, *lines) = run.text.strip().splitlines()
     assert error.endswith("this is not the same machine and setup:")

@@ -232,11 +232,11 @@ def test_evidence_of_before_keeps_its_verdict_and_tells_the_grades_it_has() -> N
     assert contradictions.contradictions(record) == []
 
 
-def test_a_grade_that_there_is_not_is_refused(fleet_here: Callable[..., Any]) -> None:
-    run = fleet_here("def test_it(): pass", files={"pytest.ini": "[pytest]\nfleet_basis = best\n"})
+def test_a_grade_that_there_is_not_is_refused(fleet: Callable[..., Any]) -> None:
+    run = fleet("def test_it(): pass", files={"pytest.ini": "[pytest]\nfleet_basis = best\n"})
     assert (run.status, run.folders) == (4, [])
     assert "'best' is no grade of limits" in run.text
 
 
-def test_what_was_asked_for_is_on_record(fleet_here: Callable[..., Any]) -> None:
-    assert fleet_here("def test_it(): pass", "--fleet-basis=calibrated").record.run.basis == "calibrated"
+def test_what_was_asked_for_is_on_record(fleet: Callable[..., Any]) -> None:
+    assert fleet("def test_it(): pass", "--fleet-basis=calibrated").record.run.basis == "calibrated"

@@ -3,7 +3,7 @@
 import pytest
 
 
-def test_body_runs_on_ranks_with_everything_a_test_has(fleet_here):
+def test_body_runs_on_ranks_with_everything_a_test_has(fleet):
     module = """
         import os
         from dataclasses import dataclass
@@ -133,7 +133,7 @@ def test_body_runs_on_ranks_with_everything_a_test_has(fleet_here):
         def of_conftest():
             return lambda index: f"{WORD} {index}"
     """
-    run = fleet_here(module, files={"conftest.py": conftest})
+    run = fleet(module, files={"conftest.py": conftest})
     assert run.status == 0, run.text
     assert len(run.record.worlds) == 2  # a second one after the expected failure
     assert {name for name, outcome in run.outcomes.items() if outcome != "passed"} == {
@@ -145,7 +145,7 @@ def test_body_runs_on_ranks_with_everything_a_test_has(fleet_here):
 
 
 @pytest.fixture(scope="module")
-def failures(fleet_here):
+def failures(fleet):
     module = """
         import functools
         import threading
@@ -237,7 +237,7 @@ def failures(fleet_here):
         def pytest_pyfunc_call(pyfuncitem):
             return True if pyfuncitem.name == "test_called_by_another_plugin" else None
     """
-    return fleet_here(module, "--fleet-timeout=8", files={"conftest.py": conftest})
+    return fleet(module, "--fleet-timeout=8", files={"conftest.py": conftest})
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import fcntl
 import os
 
 from pytest_gpufleet.world.engines.scratch import MARKER
+from tests.conftest import rehearsal
 
 SICK_DEVICE = """
 import dataclasses
@@ -33,7 +34,7 @@ def test_a_gpu_on_which_cuda_does_not_start_is_named(fleet):
     assert 'in phase "create the CUDA context"' in message
 
 
-def test_a_torch_that_cannot_be_loaded_is_told(fleet):
+def test_a_torch_that_cannot_be_loaded_is_told(run_fresh):
     conftest = """
     import sys, torch
     from pytest_gpufleet.world.engines import local
@@ -41,7 +42,7 @@ def test_a_torch_that_cannot_be_loaded_is_told(fleet):
     sys.path.insert(0, "broken")
     """
     broken = "raise ImportError('libnccl.so.2: cannot open shared object file')"
-    run = fleet(USES, files={"conftest.py": conftest, "broken/torch/__init__.py": broken})
+    run = rehearsal(run_fresh)(USES, files={"conftest.py": conftest, "broken/torch/__init__.py": broken})
     assert set(run.outcomes.values()) == {"failed"}
     assert "libnccl.so.2: cannot open shared object file" in run.check("test_0").message
 

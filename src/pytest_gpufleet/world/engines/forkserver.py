@@ -51,6 +51,18 @@ class News:
     exitcode: int | None
 
 
+def launch(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the process: a fresh Python that does nothing but `serve`."""
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+    told = [" ".join(modules) for modules in (preload, idle)]
+    return subprocess.Popen(
+        [sys.executable, *flags, "-c", BOOT, str(control_descriptor), *told, *map(str, sys.path)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[control_descriptor],
+        start_new_session=True,  # signals of the terminal are for the controller
+    )
+
+
 class Forkserver:
     """The controller's handle of it. Nothing here waits for what it does, and for its end at most KILL_SECONDS.
 
@@ -61,15 +73,8 @@ class Forkserver:
     def __init__(self, preload: Sequence[str], idle: Sequence[str] = ()) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
-        told = [" ".join(modules) for modules in (preload, idle)]
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), *told, *map(str, sys.path)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # signals of the terminal are for the controller
-            )
+            self._process = launch(theirs.fileno(), preload, idle)
 
     @property
     def pid(self) -> int:
