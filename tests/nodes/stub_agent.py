@@ -54,5 +54,6 @@ def main() -> None:
                     say(Pulse(clock=time.time()))
                 case End(why):
                     child.kill()
+                    child.wait()
                     say(Ending(why))
                     sys.exit()

@@ -18,7 +18,8 @@ from pytest_gpufleet.nodes.transport import Arrived, Gone
 from pytest_gpufleet.world.engines import processes
 
 EXIT_SECONDS = 0.2  # the connection of a dying process closes a moment before its exit status is there
-KILL_SECONDS = 2.0
+KILL_SECONDS = 2.0  # of the time to close
+TURN_SECONDS = 0.005  # between two looks at what is still alive
 
 
 class LocalTransport:
@@ -87,6 +88,8 @@ class LocalTransport:
         except Garbled as garbled:
             why = str(garbled)
         with self._sending:
+            if node in self._closed:  # by another thread
+                return []
             self._closed.add(node)
             self._selector.unregister(agent.connection)
             agent.connection.close()
@@ -97,21 +100,19 @@ class LocalTransport:
         for agent in self._agents.values():
             with suppress(subprocess.TimeoutExpired):
                 agent.process.wait(max(0.0, until - time.monotonic() - KILL_SECONDS))
-        left = {node: agent for node, agent in self._agents.items() if agent.process.poll() is None}
-        for agent in left.values():
-            processes.kill({*processes.descendants(agent.process.pid), agent.process.pid})
-        for node, agent in self._agents.items():
-            if node in left:
-                with suppress(subprocess.TimeoutExpired):
-                    agent.process.wait(max(0.0, until - time.monotonic()))
-            if node not in self._closed:
+        started: set[int] = set()
+        for agent in self._agents.values():
+            if agent.process.poll() is None:
+                started |= {*processes.descendants(agent.process.pid), agent.process.pid}
+        processes.kill(started)
+        while any(map(processes.look, started)) and time.monotonic() < until:
+            time.sleep(TURN_SECONDS)
+        with self._sending:
+            for node in self._agents.keys() - self._closed:
                 self._closed.add(node)
-                agent.connection.close()
-        self._agents = {node: agent for node, agent in left.items() if agent.process.poll() is None}
-        return {
-            node: f"process {agent.process.pid} {processes.trouble(agent.process.pid)}".rstrip()
-            for node, agent in self._agents.items()
-        }
+                self._agents[node].connection.close()
+        left = {node: agent.process.pid for node, agent in self._agents.items() if agent.process.poll() is None}
+        return {node: f"process {pid} {processes.trouble(pid)}".rstrip() for node, pid in left.items()}
 
 
 def _how_it_ended(process: subprocess.Popen[bytes]) -> str:

@@ -6,12 +6,11 @@ unavailable: whoever repeats the call neither doubles nor loses a message.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pytest_gpufleet.nodes.agent_process import AgentSettings
@@ -37,18 +36,29 @@ class Taken:
     why: str
 
 
-def a_call_full(messages: Sequence[bytes] | deque[bytes]) -> list[bytes]:
+def a_call_full(messages: Iterable[bytes]) -> list[bytes]:
     """The first of these messages, at least one if there is any, and no more than MOST_BYTES if there are several."""
-    sizes = itertools.accumulate(map(len, messages))
-    fitting = sum(1 for _ in itertools.takewhile(lambda size: size <= MOST_BYTES, sizes))
-    return list(itertools.islice(messages, max(1, fitting)))
+    full: list[bytes] = []
+    size = 0
+    for message in messages:
+        size += len(message)
+        if full and size > MOST_BYTES:
+            break
+        full.append(message)
+    return full
 
 
 class Relay:
     """Ray runs its methods in threads, several at a time. Nothing of it needs Ray."""
 
-    def __init__(self, settings: AgentSettings, carrier: type[LocalTransport] = LocalTransport) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        carrier: type[LocalTransport] = LocalTransport,
+        alone_seconds: float = ALONE_SECONDS,
+    ) -> None:
         self._agent = carrier([settings])
+        self._alone_seconds = alone_seconds
         self._agent.start()
         self._changed = threading.Condition()  # guards what follows
         self._early: dict[int, bytes] = {}  # from the controller, before those that come before them
@@ -88,7 +98,7 @@ class Relay:
         return self._agent.close(seconds)
 
     def _listen(self) -> None:
-        while time.monotonic() - self._called < ALONE_SECONDS:
+        while time.monotonic() - self._called < self._alone_seconds:
             if self._why:
                 time.sleep(LOOK_SECONDS)
                 continue

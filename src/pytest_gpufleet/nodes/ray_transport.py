@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import queue
@@ -10,11 +9,9 @@ import re
 import signal
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from textwrap import shorten
 from typing import Any
 
 import msgspec
@@ -23,49 +20,14 @@ from pytest_gpufleet.model.events import Secured
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes import ray_access
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.ray_actor import Relay, Taken, a_call_full
+from pytest_gpufleet.nodes.ray_actor import Relay
+from pytest_gpufleet.nodes.ray_line import Line, in_short
 from pytest_gpufleet.nodes.transport import Arrived, Gone
 
 JOIN_SECONDS = 30.0  # for nodes that are started together with this run
 JOIN_TURN_SECONDS = 0.5
-TAKE_SECONDS = 1.0  # that a call waits on its node for a message: it brings the Beat with it when it is made
-AGAIN_SECONDS = 0.2  # before a call is repeated that Ray has lost
+HEAD = "node:__internal_head__"  # a resource of the node on which the cluster was started
 CALLS = 4  # at a time in an actor: one that waits, and those that bring something
-NEVER = float("inf")
-MOST_WORDS = 200  # characters of what Ray says
-
-
-@dataclass
-class _Line:
-    """To one node. `unconfirmed`: messages that its actor has not confirmed, of which the first has the number `first`,
-    and the next to be carried by a call the number `next`. `taken`: so many have come from there; `taking`: a call
-    waits there for more. `again_at`: when calls are repeated that were lost. `over`: nothing comes any more; `ended`:
-    since the agent has ended."""
-
-    node: int
-    name: str
-    actor: Any
-    unconfirmed: deque[bytes] = field(default_factory=deque)
-    first: int = 0
-    next: int = 0
-    taken: int = 0
-    taking: bool = False
-    again_at: float = NEVER
-    over: bool = False
-    ended: bool = False
-
-    def batch(self) -> tuple[int, list[bytes]]:
-        """What the next call carries."""
-        first, waiting = self.next, list(itertools.islice(self.unconfirmed, self.next - self.first, None))
-        messages = a_call_full(waiting)
-        self.next += len(messages)
-        return first, messages
-
-    def confirm(self, heard: int) -> None:
-        while self.first < heard:
-            self.unconfirmed.popleft()
-            self.first += 1
-        self.next = max(self.next, self.first)
 
 
 class RayTransport:
@@ -81,9 +43,10 @@ class RayTransport:
         self._wanted = wanted
         self._address = address
         self._insecure = insecure
-        self._lines: dict[int, _Line] = {}
+        self._names: dict[int, str] = {}
+        self._lines: dict[int, Line] = {}
         self._guard = threading.Lock()  # of all lines
-        self._done: queue.SimpleQueue[tuple[_Line, Any, bool]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Line, Any, bool]] = queue.SimpleQueue()
         self._ray: Any = None
 
     def start(self) -> Mapping[int, str]:
@@ -99,9 +62,14 @@ class RayTransport:
         for number, (node, name) in enumerate(zip(found, _names(found), strict=True)):
             told = {"name": name if name != node["NodeManagerHostname"] else "", "transport": self.name}
             settings = msgspec.structs.replace(self._settings, towards=towards, **told)
-            line = self._lines[number] = _Line(number, name, _actor(ray, node, settings))
-            self._take(line)
-        return {line.node: line.name for line in self._lines.values()}
+            actor = _actor(ray, node, settings)
+            line = self._lines[number] = Line(number, actor, self._call_ended, ray.exceptions.ActorUnavailableError)
+            self._names[number] = name
+            line.go_on()
+        return self._names
+
+    def _call_ended(self, line: Line, call: Any, taking: bool) -> None:
+        self._done.put((line, call, taking))
 
     def _nodes(self, own: str) -> list[Mapping[str, Any]]:
         """Those to start an agent on, in the order of their numbers: this machine's first, then by name."""
@@ -112,35 +80,17 @@ class RayTransport:
             if len(usable) >= (self._wanted or 1) or time.monotonic() > until:
                 break
             time.sleep(JOIN_TURN_SECONDS)
+        # A node whose driver is dead has no GPUs for Ray: its agent can say why. A head often has none.
+        others = [node for node in there if node not in usable and HEAD not in node["Resources"]]
+        usable += others[: max(0, (self._wanted or 0) - len(usable))]
         return sorted(usable, key=lambda node: (node["NodeID"] != own, natural(node["NodeManagerHostname"])))
 
     # ------------------------------------------------------------ calls
 
     def send(self, node: int, message: bytes, later: bool = False) -> None:
         with self._guard:
-            line = self._lines.get(node)
-            if line is None or line.over:
-                return
-            line.unconfirmed.append(message)
-            if not later and line.again_at == NEVER:
-                self._give(line)
-
-    def _give(self, line: _Line) -> None:
-        while line.next < line.first + len(line.unconfirmed):
-            self._call(line, line.actor.give.remote(*line.batch()))
-
-    def _take(self, line: _Line) -> None:
-        line.taking = True
-        self._call(line, line.actor.take.remote(line.taken, TAKE_SECONDS, *line.batch()), taking=True)
-
-    def _again(self, line: _Line) -> None:
-        line.again_at = NEVER
-        if not line.taking:
-            self._take(line)
-        self._give(line)
-
-    def _call(self, line: _Line, reference: Any, taking: bool = False) -> None:
-        reference.future().add_done_callback(lambda future: self._done.put((line, future, taking)))
+            if line := self._lines.get(node):
+                line.send(message, later)
 
     def receive(self, timeout: float) -> list[Arrived | Gone]:
         until = time.monotonic() + timeout
@@ -149,45 +99,15 @@ class RayTransport:
             with self._guard:
                 for line in self._lines.values():
                     if line.again_at <= time.monotonic():
-                        self._again(line)
-                soonest = min((line.again_at for line in self._lines.values()), default=NEVER)
+                        line.go_on()
+                soonest = min((line.again_at for line in self._lines.values()), default=until)
             with suppress(queue.Empty):
                 done = self._done.get(timeout=max(0.0, min(left, soonest - time.monotonic())))
                 while True:
-                    events += self._ended(*done)
+                    line, call, taking = done
+                    with self._guard:
+                        events += line.ended(call, taking)
                     done = self._done.get_nowait()
-        return events
-
-    def _ended(self, line: _Line, future: Any, taking: bool) -> list[Arrived | Gone]:
-        from ray.exceptions import ActorUnavailableError
-
-        error = future.exception()
-        with self._guard:
-            line.taking = line.taking and not taking
-            if line.over:
-                return []
-            if isinstance(error, ActorUnavailableError):  # the call may have been run or not
-                line.next = line.first
-                line.again_at = time.monotonic() + AGAIN_SECONDS
-                return []
-            if error is not None:
-                line.over = True
-                return [Gone(line.node, f"Ray says of its agent: {_told(error)}")]
-            if not taking:
-                line.confirm(future.result())
-                return []
-            return self._taken(line, future.result())
-
-    def _taken(self, line: _Line, answer: Taken) -> list[Arrived | Gone]:
-        line.confirm(answer.heard)
-        new = answer.messages[max(0, line.taken - answer.first) :]
-        line.taken = max(line.taken, answer.first + len(answer.messages))
-        events: list[Arrived | Gone] = [Arrived(line.node, message) for message in new]
-        if answer.why:
-            line.over = line.ended = True
-            return [*events, Gone(line.node, answer.why)]
-        if line.again_at == NEVER:
-            self._again(line)
         return events
 
     # ------------------------------------------------------------ its end
@@ -196,15 +116,15 @@ class RayTransport:
         ray, self._ray = self._ray, None
         if ray is None:
             return {}
-        left = {line.node: line.name for line in self._lines.values() if not line.ended}
+        left = {node for node, line in self._lines.items() if not line.agent_has_ended}
 
         def end() -> None:
-            asked = {line.actor.end.remote(timeout / 2): line.node for line in self._lines.values() if not line.ended}
-            answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout) if asked else ([], [])
+            asked = {self._lines[node].actor.end.remote(timeout / 4): node for node in left}
+            answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout / 2) if asked else ([], [])
             for reference in answered:
                 with suppress(Exception):  # its actor is gone, and nobody knows about its agent
                     if not ray.get(reference, timeout=0):
-                        left.pop(asked[reference], None)
+                        left.discard(asked[reference])
             for line in self._lines.values():
                 ray.kill(line.actor)
             ray.shutdown()
@@ -247,7 +167,7 @@ def _connected(access: ray_access.Access) -> Any:
         ray.init(address=access.address, log_to_driver=False, configure_logging=False)
         ray._private.worker._worker_logs_enabled = False  # what raylets report is printed all the same, page by page
     except Exception as error:
-        raise Refused(f"the cluster of Ray at {access.address} cannot be joined: {_told(error)}") from None
+        raise Refused(f"the cluster of Ray at {access.address} cannot be joined: {in_short(error)}") from None
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)  # Ray's own would end the run without a report
@@ -266,9 +186,3 @@ def _actor(ray: Any, node: Mapping[str, Any], settings: AgentSettings) -> Any:
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
     }
     return ray.remote(Relay).options(**options).remote(settings)
-
-
-def _told(error: BaseException) -> str:
-    """In a few words: Ray writes many lines, and says in the last one what it was, and what it may have been."""
-    lines = [line.strip() for line in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines() if line.strip()]
-    return shorten(lines[-1], MOST_WORDS, placeholder=" ...") if lines else type(error).__name__
