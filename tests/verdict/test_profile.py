@@ -454,8 +454,25 @@ def test_on_hopper_an_all_reduce_limit_knows_about_nvls():
         assert all(
             "nvls" in one.conditions
             for one in for_gpu(model).limits
-            if one.conditions.get("collective") == "all_reduce"
+            if one.conditions.get("collective") == "all_reduce" and "nodes" not in one.conditions
         )
+
+
+@pytest.mark.parametrize(
+    ("under", "limit"),
+    [
+        ({"nodes": 2, "ranks": 16, "network": 400}, 440),
+        ({"nodes": 4, "ranks": 32, "network": 400, "nccl": 22809}, 370),
+        ({"nodes": 8, "ranks": 64, "network": 400}, 347),
+        ({"nodes": 2, "ranks": 16, "network": 200}, None),  # half as many adapters
+        ({"nodes": 2, "ranks": 16}, None),  # sockets
+        ({"nodes": 2, "ranks": 8, "network": 400}, None),  # four GPUs a node, and as many as one node with a limit
+        ({"nodes": 3, "ranks": 24, "network": 400}, None),
+    ],
+)
+def test_limits_between_nodes_hold_only_for_what_was_measured(under, limit):
+    found = for_gpu("NVIDIA H100 80GB HBM3").limit_for(busbw(**{**ALL_REDUCE, "bytes": 8 * GiB, "nvls": True, **under}))
+    assert (found and found.value) == limit
 
 
 @pytest.mark.parametrize("nvls", [True, False])

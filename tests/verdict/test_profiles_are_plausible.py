@@ -25,6 +25,7 @@ LEAST, MOST = 0.75, 0.99  # of a healthy figure
 # Without these a limit would hold for something that it was not made for: an 8-byte message, a link of another kind.
 NEEDED = {
     "busbw": {"collective", "bytes", "dtype", "ranks"},
+    "node_group_busbw": {"collective", "bytes", "dtype", "ranks", "nodes", "network"},
     "collective_latency": {"collective", "bytes", "ranks", "method"},
     "gemm": {"precision"},
     "host_bandwidth": {"direction", "at_once"},
@@ -46,7 +47,8 @@ def lint(profile):
 
 
 def complaints(profile, limit, noted):
-    if missing := NEEDED.get(limit.metric, set()) - limit.conditions.keys():
+    between = {"network"} if "nodes" in limit.conditions else set()
+    if missing := (NEEDED.get(limit.metric, set()) | between) - limit.conditions.keys():
         yield f"it does not say for which {', '.join(sorted(missing))}"
         return
     if limit.measured and not LEAST <= better(limit) <= MOST:
@@ -83,7 +85,7 @@ def peak_of(facts, limit):
             return link and both * link
         case "host_bandwidth" | "pair_bandwidth":
             return both * PCIE[facts["pcie_generation"]] if "pcie_generation" in facts else math.inf
-        case "busbw":
+        case "busbw" | "node_group_busbw":
             ranks = when["ranks"]
             # With NVLS a GPU sends 1 + 1/n of the message instead of 2(n-1)/n, which is what busbw counts.
             return link and link * (2 * (ranks - 1) / (ranks + 1) if when.get("nvls") else 1)
@@ -143,6 +145,9 @@ LATENCY = f"{BUSBW}, method = 'replayed'"
         ("busbw", 301, BUSBW, "", "above the peak of 300"),
         ("busbw", 301, f"{BUSBW}, nvls = true", "", None),
         ("busbw", 100, "collective = 'all_reduce', ranks = 8", "", "for which bytes, dtype"),
+        ("busbw", 200, f"{BUSBW}, nodes = 2", "", "for which network"),
+        ("busbw", 200, f"{BUSBW}, nodes = 2, network = 400", "", None),
+        ("node_group_busbw", 200, f"{BUSBW}, network = 400", "", "for which nodes"),
         ("collective_latency", 0.06, LATENCY, "", None),
         ("collective_latency", 60000, LATENCY, "", "above 200"),  # ns instead of us
         ("train_throughput", 6043, "model = 'resnet50', recipe = 'amp', ranks = 1", "", "above the peak of 6042"),
