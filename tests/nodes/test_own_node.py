@@ -131,7 +131,6 @@ def test_a_gpu_that_somebody_has_is_told(node, own):
     assert asked(own, Lock()) == ""
     node.taken = "this one has it"
     assert asked(own, Lock()) == ""
-    own.free()
 
 
 def test_without_gpus_it_is_a_node_that_says_why(monkeypatch):

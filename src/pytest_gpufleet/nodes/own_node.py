@@ -52,7 +52,7 @@ class OwnNode:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._locks: ExitStack | None = None
+        self._locks: ExitStack | None = None  # freed with this process
         self._sampler: Sampler | None = None
         self.readings: Sequence[Mapping[str, Any]] = ()  # of each GPU, the latest, while ranks work on them
         self._answers: dict[type[say.Question], Callable[[Any], Any]] = {
@@ -99,10 +99,6 @@ class OwnNode:
         if sampler is not None:
             sampler.stop()
             self.readings = ()
-
-    def free(self) -> None:
-        if self._locks is not None:
-            self._locks.close()
 
     @cached_property
     def _guard(self) -> Guard:

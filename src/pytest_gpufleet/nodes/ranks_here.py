@@ -7,7 +7,7 @@ import pickle
 import resource
 import selectors
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from pytest_gpufleet.nodes.messages import RankAnswered, RankDied
@@ -82,7 +82,8 @@ def _most_open_files() -> Iterator[None]:
     """What is started here may open as many as the system allows: from about 4 nodes on NCCL needs more than the usual
     1,024 ("Too many open files" in its bootstrap). Not this process, whose own limit is the one that is judged."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with suppress(OSError, ValueError):  # the system's own limit was lowered since
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         yield
     finally:

@@ -18,7 +18,6 @@ from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.event_lines import LONGEST_LINE
 from pytest_gpufleet.nodes import run_files
 from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
-from pytest_gpufleet.world.engines import processes
 from pytest_gpufleet.world.worker.main import F_SETSIG
 
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
@@ -93,9 +92,6 @@ class SuiteProcess:
             os.close(self._lifeline)
             told.append(self._ended(status))
         return told
-
-    def kill(self) -> None:
-        processes.kill({*processes.descendants(self.pid), self.pid})
 
     def _lines(self) -> tuple[bytes, ...]:
         """Those of its evidence that are complete by now and were not told yet, without telemetry."""
