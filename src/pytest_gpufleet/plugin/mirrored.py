@@ -14,6 +14,7 @@ from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.plugin import compat, node_arguments, options, ownership
 from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
 from pytest_gpufleet.plugin.keys import FAULTS, REACHED
+from pytest_gpufleet.verdict.node_verdicts import outcome_of_all
 
 if TYPE_CHECKING:
     from pytest_gpufleet.run.cluster_run import ClusterRun
@@ -73,13 +74,15 @@ class Mirrors:
     def _see(self, item: pytest.Item) -> None:
         """End as the check did on the nodes."""
         run, check = self._run, item.nodeid
-        there = [each for each in run.node_runs.all.values() if each.lost is None]
+        there = [each for each in run.node_runs.all.values() if each.node not in run.told_lost]
         self._seconds = 0.0
         run.wait_alone(check)
         done = {each.node: each.record.checks[check] for each in there if check in each.record.checks}
         self._seconds = max((each.seconds for each in done.values()), default=0.0)
-        not_done = [*run.losses(check), *(_not_run(each, check) for each in there if _is_missing(each, check))]
-        faults = [*not_done, *(fault for each in there for fault in each.faults(check))]
+        missing = [each for each in there if each.node not in done]
+        not_done = run.losses(check, [each.node for each in missing if each.lost is not None])
+        not_done += [_not_run(each, check) for each in missing if each.lost is None]
+        faults = [*not_done, *(fault for each in there for fault in _found(each, check))]
         for fault in faults:
             run.record_event("fault", fault=fault.to_json())
         item.stash.setdefault(FAULTS, []).extend(faults)
@@ -103,15 +106,15 @@ class Mirrors:
         if not done:
             raise compat.skip_of_the_test("no node is left that could run it")
         others = self._by_message({node: each.message for node, each in done.items() if each.outcome != "passed"})
-        outcomes = {each.outcome for each in done.values()}
-        if "passed" in outcomes:
+        outcome = outcome_of_all(each.outcome for each in done.values())
+        if outcome == "passed":
             item.stash[REACHED] = True
             if others:
                 item.add_report_section("call", "on some nodes", "\n\n".join(others))
             return
-        messages = {each.message for each in done.values()}
-        told = messages.pop() if len(messages) == 1 else "\n".join(others)
-        raise NotApplicable(told) if outcomes == {"not applicable"} else compat.skip_of_the_test(told)
+        alike = {each.message for each in done.values() if each.outcome == outcome}
+        told = alike.pop() if len(alike) == 1 and len(others) == 1 else "\n".join(others)
+        raise NotApplicable(told) if outcome == "not applicable" else compat.skip_of_the_test(told)
 
     def _by_message(self, told: Mapping[int, str]) -> list[str]:
         """ "node1, node2: no such thing": what nodes say, those together that say the same."""
@@ -125,8 +128,12 @@ class Mirrors:
         return ", ".join(self._run.ground.hosts[node] for node in nodes[:MOST_NAMES]) + more
 
 
-def _is_missing(run: NodeRun, check: str) -> bool:
-    return run.lost is None and check not in run.record.checks
+def _found(run: NodeRun, check: str) -> list[Fault]:
+    """What a check found on a node: at the node itself, if nothing else is known of why it failed."""
+    found, own = run.faults(check), run.record.checks.get(check)
+    if found or own is None or own.outcome != "failed":
+        return found
+    return [Fault("check_failed", (Place(run.node, "node"),), own.message.partition("\n")[0], "", check)]
 
 
 def _not_run(run: NodeRun, check: str) -> Fault:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,13 +35,13 @@ TURN_SECONDS = 0.5  # between two looks at who is there
 
 
 class ClusterRun(Run):
-    """`alone`: whether checks of one machine are run, on each node by itself, and none between them has begun yet."""
+    """`told_lost`: the nodes whose loss is on record. `alone`: no check between nodes has begun yet."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ranks = ClusterRanks(self)
         self.alone = True
-        self._told_lost: set[int] = set()
+        self.told_lost: set[int] = set()
         self._locked: set[int] = set()
 
     # ------------------------------------------------------------ who is there
@@ -89,7 +89,7 @@ class ClusterRun(Run):
     def runs_of_nodes(self) -> dict[int, HostRun]:
         suites: list[Suite] = []
         began = {node: run for node, run in self.node_runs.all.items() if run.record.began}
-        return {node: HostRun(str(run.folder), "", kept(run.record, suites)) for node, run in began.items()}
+        return {node: HostRun(str(run.folder), "", kept(run.named(), suites)) for node, run in began.items()}
 
     def hosts_now(self, fact: str) -> dict[int, Any]:
         return {node: host[fact] for node, host in self.cluster.ask(ReadHost(), timeout=HEALTH_SECONDS).items()}
@@ -106,20 +106,21 @@ class ClusterRun(Run):
             self.record_event("fault", fault=fault.to_json())
 
     def _miscounted(self) -> list[Fault]:
-        wanted, there = self.options.nodes, len(self.cluster.hellos)
+        wanted, there = self.options.nodes, len(self.cluster.names)
         if not isinstance(wanted, int) or wanted == there:
             return []
         code = "node_missing" if there < wanted else "node_too_many"
         return [Fault(code, (), f"{there} nodes are there, {wanted} were asked for")]
 
-    def losses(self, check: str) -> list[Fault]:
-        """The nodes that were lost since the last call, each on record as lost; the faults are not yet."""
-        faults = []
-        for node, lost in self.cluster.lost.items():
-            if node not in self._told_lost:
-                self._told_lost.add(node)
-                self.record_event("node_lost", node=node, why=lost.why)
-                faults.append(Fault("node_lost", (Place(node, "node"),), lost.why, "", check, bool(check)))
+    def losses(self, check: str, nodes: Iterable[int] | None = None) -> list[Fault]:
+        """The loss of each of these nodes (None: of any) of which that is not known yet; it is on record then, and its
+        fault is not."""
+        faults, lost = [], self.cluster.lost
+        for node in lost if nodes is None else nodes:
+            if node not in self.told_lost:
+                self.told_lost.add(node)
+                self.record_event("node_lost", node=node, why=lost[node].why)
+                faults.append(Fault("node_lost", (Place(node, "node"),), lost[node].why, "", check, bool(check)))
         return faults
 
     def check_health(self, check: str, failed: bool = False) -> list[Fault]:

@@ -12,7 +12,7 @@ from pytest_gpufleet.model.record import sha256
 from pytest_gpufleet.nodes.messages import ReadFile
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY
 from pytest_gpufleet.run.node_runs import NodeRun
-from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.verdict import node_verdicts
 
 if TYPE_CHECKING:
     from pytest_gpufleet.nodes.cluster import Cluster
@@ -39,15 +39,8 @@ def collect(run: ClusterRun, wait_seconds: float) -> None:
         digest = sha256(each.folder.evidence) if each.node in fetched else ""
         if not digest:
             _note(each)
-        run.record_event(
-            "node_finished",
-            node=each.node,
-            run=each.ended.run if each.ended else "",
-            verdict=each.record.verdict,
-            reasons=each.record.reasons,
-            basis=basis.lowest(each.record),
-            sha256=digest,
-        )
+        name = each.ended.run if each.ended else ""
+        run.record_event("node_finished", **node_verdicts.finished(each.node, name, each.record, digest))
 
 
 def _fetched(cluster: Cluster, runs: Iterable[NodeRun], seconds: float) -> set[int]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
 from pytest_gpufleet.nodes.roll import Lost
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.verdict.node_verdicts import faults_of
 
 START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
 
@@ -54,17 +56,13 @@ class NodeRun:
             except ValueError as error:
                 self.damage = f"it told what is no event of a run ({error})"
 
+    def named(self) -> Record:
+        """Its record, by the name that its node has among all. Nodes of one machine have no names of their own."""
+        return replace(self.record, run=msgspec.structs.replace(self.record.run, host=self.host))
+
     def faults(self, check: str) -> list[Fault]:
-        """What this check found there, with the places as all nodes know them."""
-        return [self._moved(fault) for fault in self.record.faults if fault.check == check]
-
-    def _moved(self, fault: Fault) -> Fault:
-        subjects = tuple(map(self._place, fault.subjects)) or (Place(self.node, "node"),)
-        return Fault(fault.code, subjects, fault.what, fault.story, fault.check, fault.watched)
-
-    def _place(self, where: Where) -> Where:
-        """Its world is its node alone."""
-        return Place(self.node, "node") if where.parts[0].kind == "world" else on_node(where, self.node)
+        """What this check found there, at its places among all nodes."""
+        return faults_of(self.node, self.record, check)
 
 
 class NodeRuns:

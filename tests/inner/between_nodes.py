@@ -1,0 +1,51 @@
+"""Checks between three nodes, of which one is lost on the way."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from pytest_gpufleet.plugin.keys import RUN
+
+pytestmark = pytest.mark.needs(nodes=2)
+
+
+def test_ranks(world, machines, node_runs):
+    assert world.size == 2 * len(world.nodes) == 2 * len(machines) == 2 * len(node_runs) == 6
+    assert [place.node for place in world.places] == [0, 0, 1, 1, 2, 2]
+    assert [machine.node for machine in machines] == [0, 1, 2]
+    own = {node: (run.host, run.record.verdict) for node, run in node_runs.items()}
+    assert own == {node: (f"node{node}", "REHEARSAL") for node in range(3)}
+    assert world.run(lambda rank: (rank.node, rank.index)) == [(index // 2, index) for index in range(6)]
+
+
+@pytest.mark.parametrize("fixture", ["gpu_topology", "machine", "machine_now", "host_now"])
+def test_no_machine_of_its_own(request, fixture):
+    request.getfixturevalue(fixture)
+
+
+def test_one_is_lost(pytestconfig, nccl_group):
+    agents = {node: hello.pid for node, hello in pytestconfig.stash[RUN].cluster.hellos.items()}
+
+    def lose(rank):
+        if rank.index == 2:
+            os.kill(agents[1], signal.SIGKILL)
+        time.sleep(3600)
+
+    nccl_group.run(lose)
+
+
+def test_the_rest(nccl_group):
+    assert [place.node for place in nccl_group.places] == [0, 0, 2, 2]
+    assert nccl_group.run(lambda rank: (rank.node, rank.index)) == [(0, 0), (0, 1), (2, 2), (2, 3)]
+
+
+@pytest.mark.needs(nodes=3)
+def test_as_many_as_there_were():
+    pass
+
+
+@pytest.mark.needs(nodes=4)
+def test_more_than_there_were():
+    pass

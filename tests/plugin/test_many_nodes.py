@@ -1,0 +1,172 @@
+"""Runs on three nodes that are processes of this machine, and what becomes of them when a node goes wrong."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.model.record import read, sha256
+from pytest_gpufleet.world.engines.processes import descendants
+from tests.conftest import INNER, KEPT, REPORTS, ROOT, FleetRun, as_on_a_terminal, lay_out
+
+ON_THREE = ("--nodes=3", f"--fleet-dir={REPORTS}")
+WHOLE = {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
+
+
+@pytest.fixture(scope="module")
+def on_each(run_pytest):
+    """Of the nodes one fails, one ends its own pytest, and one is killed."""
+    return run_pytest("--rehearse=1", *ON_THREE, files={"test_inner.py": INNER / "on_each_node.py"})
+
+
+@pytest.fixture(scope="module")
+def between(run_pytest):
+    """The second of three nodes is killed in a check between them."""
+    files = {"test_a_between.py": INNER / "between_nodes.py", "test_b_alone.py": "def test_of_one_machine(): pass"}
+    return run_pytest("--rehearse=2", *ON_THREE, files=files)
+
+
+def faults(run: FleetRun, check: str) -> list[tuple[str, list[str]]]:
+    """Code and places."""
+    found = [fault for fault in run.record.faults if fault.check.endswith(f"::{check}")]
+    return [(fault.code, [str(subject) for subject in fault.subjects]) for fault in found]
+
+
+def parts(run: FleetRun) -> dict[str, str]:
+    """The places of the nodes by the parts that they played in on_each_node.py."""
+    lost = next(iter(run.record.lost))
+    failed = next(node for node, end in run.record.finished.items() if end.exit_status == 1)
+    (ended,) = {0, 1, 2} - {lost, failed}
+    numbers = {"is lost": lost, "fails": failed, "ends": ended}
+    return {part: f"node{number}" if number else "node" for part, number in numbers.items()}
+
+
+def test_checks_of_one_machine_end_as_they_did_on_the_nodes(on_each):
+    assert on_each.outcomes == {
+        "test_on_ranks": "passed",
+        "test_does_not_apply": "not applicable",
+        "test_does_not_apply_on_one": "passed",
+        "test_skipped_on_one": "skipped",
+        "test_cases[a b]": "passed",
+        "test_cases[c[d]]": "passed",
+        "f]": "passed",  # test_cases[e::f]
+        "test_fails_on_one": "failed",
+        "test_ends_on_one": "failed",
+        "test_after_one_has_ended": "failed",
+        "test_one_is_lost": "failed",
+        "test_after_one_was_lost": "failed",
+        "test_between_those_that_are_left": "skipped",
+    }, on_each.text
+    assert on_each.status == 1
+    assert on_each.check("test_on_ranks").seconds > 0
+
+
+def test_what_went_wrong_is_at_its_node_and_no_other(on_each):
+    node = parts(on_each)
+    found = {check: faults(on_each, check) for check in on_each.outcomes}
+    assert {check: of_check for check, of_check in found.items() if of_check} == {
+        "test_fails_on_one": [("check_failed", [node["fails"]])],
+        "test_ends_on_one": [("check_failed", [node["ends"]])],
+        "test_after_one_has_ended": [("check_failed", [node["ends"]])],
+        "test_one_is_lost": [("node_lost", [node["is lost"]]), ("check_failed", [node["ends"]])],
+        "test_after_one_was_lost": [("check_failed", [node["ends"]])],
+    }
+
+
+def test_what_a_node_printed_before_its_pytest_ended_is_told_once(on_each):
+    stories = [fault.story for fault in on_each.record.faults if "its last words" in fault.story]
+    assert len(stories) == 1
+    assert on_each.text.count("its last words") == 1
+
+
+def test_of_each_node_there_is_what_it_left_or_had_told(on_each):
+    (folder,) = on_each.folders
+    finished = on_each.record.finished
+    assert sorted(finished) == [0, 1, 2]
+    for number, end in finished.items():
+        own = folder / "nodes" / f"{number}-node{number}"
+        assert (sha256(own / "evidence.jsonl") == end.sha256) == bool(end.sha256)
+        record = read(own / "evidence.jsonl")
+        assert any(name.endswith("::test_on_ranks") for name in record.checks)
+        if number in on_each.record.lost:
+            assert not end.sha256
+            assert record.spoiled
+        elif end.verdict is not None:
+            assert {path.name for path in own.iterdir()} == WHOLE
+
+
+def test_checks_between_nodes(between):
+    assert between.outcomes == {
+        "test_of_one_machine": "passed",
+        "test_ranks": "passed",
+        **{f"test_no_machine_of_its_own[{name}]": "failed" for name in
+           ("gpu_topology", "machine", "machine_now", "host_now")},
+        "test_one_is_lost": "failed",
+        "test_the_rest": "passed",
+        "test_as_many_as_there_were": "skipped",
+        "test_more_than_there_were": "not applicable",
+    }, between.text  # fmt: skip
+    assert next(iter(between.record.checks)).endswith("::test_of_one_machine")
+
+
+def test_a_node_that_is_lost_between_nodes_is_named_and_left_out(between):
+    assert ("node_lost", ["node1"]) in faults(between, "test_one_is_lost")
+    assert [*between.record.lost] == [1]
+    assert [world.ranks for world in between.record.worlds] == [6, 4]
+    assert (between.status, {node: bool(end.sha256) for node, end in between.record.finished.items()}) == (
+        1,
+        {0: True, 1: False, 2: True},
+    )
+
+
+ENDLESS = """
+import os, time
+def test_quick(): pass
+def test_endless(world):
+    world.run(tell)
+    world.run(lambda rank: time.sleep(3600))
+def tell(rank):
+    with open(f"pid{os.getpid()}", "w"): pass
+def test_never(): pass
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_the_controller_ends(tmp_path, number):
+    lay_out(tmp_path, {"test_inner.py": ENDLESS})
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rehearse=1", *ON_THREE]
+    with (tmp_path / "log").open("w") as log:
+        run = subprocess.Popen(
+            command, cwd=tmp_path, env={**KEPT, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=as_on_a_terminal,
+        )  # fmt: skip
+    assert wait_until(lambda: len([*tmp_path.glob("pid*")]) == 3), (tmp_path / "log").read_text()
+    started = descendants(run.pid)
+    assert len(started) >= 9  # agents, their pytest, ranks
+    run.send_signal(number)
+    assert run.wait(60) == (2 if number == signal.SIGINT else -number), (tmp_path / "log").read_text()
+    assert wait_until(lambda: not any(map(alive, started)))
+    (folder,) = (tmp_path / REPORTS).iterdir()
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"evidence.jsonl", "nodes"} if number == signal.SIGKILL else {*WHOLE, "nodes"}
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
