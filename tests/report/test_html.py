@@ -25,7 +25,8 @@ from pytest_gpufleet.model.old_evidence import with_facts
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report.page import health_section
-from pytest_gpufleet.report.page.summary_html import stylesheet, summary
+from pytest_gpufleet.report.page.rendering import stylesheet
+from pytest_gpufleet.report.page.summary_html import summary
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.verdict import conclude, remarks
 from tests.report.page import Page

@@ -17,8 +17,8 @@ from pytest_gpufleet.report.page import (
     drift_section,
     fleet_page,
     other_software,
+    rendering,
     several_runs,
-    summary_html,
 )
 from pytest_gpufleet.report.page.standalone import page
 from pytest_gpufleet.verdict.across_runs.drift import drift
@@ -118,9 +118,9 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
     fleet = judge_fleet(hosts, [Unusable(PAYLOAD, PAYLOAD, PAYLOAD)], [PAYLOAD])
     pages["fleet"] = fleet_page.page(fleet, {hosts[0].folder: "a/report.html"})
     pages |= {f"{name}-without-policy": without_policy(page) for name, page in pages.items()}
-    templates = summary_html.templates()
+    templates = rendering.templates()
     templates.autoescape = False
-    monkeypatch.setattr(summary_html, "templates", lambda: templates)
+    monkeypatch.setattr(rendering, "templates", lambda: templates)
     pages["policy-alone"] = page(replace(record, telemetry=[], findings=[]), "")
     pages["neither"] = without_policy(pages["policy-alone"])
     shown = seen(pages, tmp_path)

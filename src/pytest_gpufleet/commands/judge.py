@@ -40,7 +40,9 @@ def _run(given: argparse.Namespace) -> int:
         if given.output:
             from pytest_gpufleet.report.page.standalone import page
 
-            write(given.output, page(record, given.folder.digest()))
+            runs = given.folder.own_runs(record)
+            reports = given.folder.reports(runs.values(), given.output.parent)
+            write(given.output, page(record, given.folder.digest(), runs, reports))
         lines = summary_lines.summary_lines(record)
     with printing():
         print_lines(lines)

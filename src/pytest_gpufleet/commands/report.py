@@ -28,7 +28,9 @@ def _run(given: argparse.Namespace) -> int:
         record, digest = folder.record(), folder.digest()
         if record.verdict is None:
             record = settled(record, DIED)
-        html, document = page(record, digest), summary.text(record, digest)
+        runs = folder.own_runs(record)
+        reports = folder.reports(runs.values(), (output or folder.report).parent)
+        html, document = page(record, digest, runs, reports), summary.text(record, digest)
     if output is None:
         if signed := signatures.names(folder):
             raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")

@@ -10,7 +10,9 @@ import pytest
 
 from pytest_gpufleet.plugin import html_columns
 from pytest_gpufleet.report.page import content_policy, other_software, summary_html
+from pytest_gpufleet.report.page.hosts_part import nodes_part
 from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.run.run import Run
 
 # The style sheet hides pytest-html's own tables until this is opened.
 EVERY_TEST = (
@@ -21,7 +23,8 @@ EVERY_TEST = (
 class HtmlReport:
     """`page`: the file that pytest-html writes; `after_each_test`: not only at the end of the run."""
 
-    def __init__(self, evidence: Evidence, page: Path, after_each_test: bool) -> None:
+    def __init__(self, run: Run, evidence: Evidence, page: Path, after_each_test: bool) -> None:
+        self._run = run
         self._evidence = evidence
         self._page = page
         self._after_each_test = after_each_test
@@ -33,7 +36,9 @@ class HtmlReport:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_summary(self, prefix: list[str]) -> None:
-        prefix += [summary_html.summary(self._evidence.record, self._evidence.sha256), EVERY_TEST]
+        record, own = self._evidence.record, self._run.runs_of_nodes()
+        nodes = nodes_part(record, own, self._run.folder.reports(own.values(), self._run.folder.path))
+        prefix += [summary_html.summary(record, self._evidence.sha256, nodes), EVERY_TEST]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_header(self, cells: list[str]) -> None:

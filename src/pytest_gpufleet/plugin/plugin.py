@@ -96,7 +96,7 @@ def _open(config: pytest.Config, run: Run) -> None:
     run.ranks.get_ready()  # first: it takes as long as all that is imported and collected here
     from pytest_gpufleet.plugin import html_report, interference, session_end
     from pytest_gpufleet.plugin.report_files import ReportFiles
-    from pytest_gpufleet.report.page import summary_html
+    from pytest_gpufleet.report.page.rendering import stylesheet
     from pytest_gpufleet.run.opening import open_run
 
     report_files = ReportFiles(run, config)
@@ -105,11 +105,11 @@ def _open(config: pytest.Config, run: Run) -> None:
     supervision.tell_folder(config, run.folder.path)
     page = report_files.put_into_the_folder()
     config.option.self_contained_html = True
-    config.option.css.append(str(summary_html.stylesheet()))
+    config.option.css.append(str(stylesheet()))
     # Of hooks that are called last, the first one registered is called last.
     config.pluginmanager.register(report_files, "gpufleet-report-files")
     each = bool(config.getini("generate_report_on_test"))
-    config.pluginmanager.register(html_report.HtmlReport(run.evidence, page, each), "gpufleet-html")
+    config.pluginmanager.register(html_report.HtmlReport(run, run.evidence, page, each), "gpufleet-html")
     config.pluginmanager.register(session_end.SessionEnd(run), "gpufleet-session-end")
     config.pluginmanager.register(interference.Witness(run), "gpufleet-witness")
     if run.options.nodes is not None:

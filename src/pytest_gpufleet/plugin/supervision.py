@@ -79,7 +79,9 @@ def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> 
     assert run.evidence is not None
     status = conclusion.conclude(run, pytest.ExitCode.INTERRUPTED)
     record, digest = run.evidence.record, run.evidence.sha256
-    run.write(run.folder.report, lambda path: safe_files.write_text(path, page(record, digest)))
+    own = run.folder.own_runs(record)
+    reports = run.folder.reports(own.values(), run.folder.path)
+    run.write(run.folder.report, lambda path: safe_files.write_text(path, page(record, digest, own, reports)))
     if asked.prometheus is not None:
         run.write(asked.prometheus, lambda path: prometheus.write(path, record))
     run.close()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.place import WORLD, Pair, Place
+from pytest_gpufleet.model.place import WORLD, Pair, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.accusations import accusations, at, causes, explaining, is_cause
 
@@ -39,6 +39,25 @@ def accused(record: Record) -> dict[str, Accused]:
     everyone = [gpu.place for gpu in record.topology.gpus]
     why = causes(record)
     return {check_id: _accused(faults, why, everyone) for check_id, faults in by_check.items()}
+
+
+def accused_nodes(record: Record) -> dict[str, Accused]:
+    """The same of the nodes of a run: what is said of a device is said of its node."""
+    by_check: dict[str, list[Fault]] = {name: [] for name, check in record.checks.items() if check.outcome == "failed"}
+    for fault in accusations(record):
+        by_check.setdefault(fault.check, []).append(_at_nodes(fault))
+    everyone = [Place(number, "node") for number in record.hosts]
+    why = list(map(_at_nodes, causes(record)))
+    return {check_id: _accused(faults, why, everyone) for check_id, faults in by_check.items()}
+
+
+def _at_nodes(fault: Fault) -> Fault:
+    return replace(fault, subjects=tuple(dict.fromkeys(map(_node_of, fault.subjects))))
+
+
+def _node_of(where: Where) -> Where:
+    parts = [Place(part.node, "node") if part.is_on_node else part for part in where.parts]
+    return Pair(parts[0], parts[1]) if len({*parts}) > 1 else parts[0]
 
 
 def times_named(accused: Iterable[Accused]) -> Counter[Place]:

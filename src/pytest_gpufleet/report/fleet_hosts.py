@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Where, on_node
@@ -20,7 +20,18 @@ from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, by_host, natur
 SYMBOLS = {state: gpu_grid.SYMBOLS[state] for state in (
     "failed", "unclear", "explained", "affected", "not judged", "not run", "ok", "",
 )}  # fmt: skip
-OWN, ALIKE, PEERS = "Its own run", "Like the other hosts", "As good as all hosts"
+OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
+
+
+@dataclass(frozen=True)
+class BetweenHosts:
+    """What checks between hosts say of one: its state by their group (`cells`), and what they found there."""
+
+    cells: Mapping[str, str] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+
+
+NOTHING = BetweenHosts()
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,7 @@ class HostRow:
     slow: tuple[SlowPlaces, ...]
     odd: tuple[OddHost, ...]
     differences: tuple[Difference, ...]
+    said: tuple[str, ...] = ()  # by checks between hosts
 
     @property
     def verdict(self) -> str:
@@ -44,11 +56,18 @@ class HostRow:
 
     @property
     def wrong(self) -> bool:
-        return any(self.cells.get(title) != "ok" for title in (OWN, ALIKE)) or bool(self.slow)
+        return self.cells.get(OWN) != "ok" or "failed" in self.cells.values()
+
+    @property
+    def gone(self) -> str:
+        """What is told of a host without a run."""
+        return "lost" if _is_lost(self.gaps) else "no run that counts"
 
 
-def host_rows(fleet: Fleet) -> list[HostRow]:
-    """Each host, and each that is missing, in the order of their names."""
+def host_rows(fleet: Fleet, between: Mapping[str, BetweenHosts] | None = None) -> list[HostRow]:
+    """Each host, and each that is missing, in the order of their names. `between`: what a run over all of them has
+    found, by host."""
+    between = between or {}
     gaps, differences = by_host(fleet.gaps), _by_host(fleet.differences)
     slow: dict[int, list[SlowPlaces]] = defaultdict(list)
     odd: dict[int, list[OddHost]] = defaultdict(list)
@@ -59,6 +78,8 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
     rows = []
     for node, run in enumerate(fleet.hosts):
         cells, named = _standing(run, slow[node])
+        beyond = between.get(run.host, NOTHING)
+        cells |= beyond.cells
         unlike = tuple(differences.get(run.host, ()))
         cells[OWN] = _own(run, gaps.get(run.host, ()))
         cells[ALIKE] = "failed" if unlike else "ok"
@@ -66,12 +87,12 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
         rows.append(
             HostRow(
                 run.host, run, node, cells, named,
-                tuple(gaps.get(run.host, ())), tuple(slow[node]), tuple(odd[node]), unlike,
+                tuple(gaps.get(run.host, ())), tuple(slow[node]), tuple(odd[node]), unlike, beyond.said,
             )
         )  # fmt: skip
     there = {row.host for row in rows}
     absent = ((host, found) for host, found in gaps.items() if host not in there)
-    rows += [HostRow(host, None, -1, {}, (), tuple(found), (), (), ()) for host, found in absent]
+    rows += [_absent(host, found, between.get(host, NOTHING)) for host, found in absent]
     return sorted(rows, key=lambda row: natural(row.host))
 
 
@@ -81,11 +102,22 @@ def columns(rows: Iterable[HostRow]) -> list[str]:
     return [*titles, OWN, ALIKE, PEERS]
 
 
+def _absent(host: str, gaps: Collection[Gap], between: BetweenHosts) -> HostRow:
+    cells = {**between.cells, OWN: "not run"} if between.cells else {}
+    return HostRow(host, None, -1, cells, (), tuple(gaps), (), (), (), between.said)
+
+
 def _own(run: HostRun, gaps: Collection[Gap]) -> str:
     """How a host's own run ended, and whether it counts as it is."""
-    if run.record.verdict == "REJECTED":
+    record = run.record
+    if record.verdict == "REJECTED" or (record.run.rehearsal and record.exit_status == 1) or _is_lost(gaps):
         return "failed"
-    return "not judged" if gaps or run.record.verdict == "INCOMPLETE" else "ok"
+    rehearsed = record.run.rehearsal and record.exit_status
+    return "not judged" if gaps or record.verdict == "INCOMPLETE" or rehearsed else "ok"
+
+
+def _is_lost(gaps: Iterable[Gap]) -> bool:
+    return any(gap.kind == "lost" for gap in gaps)
 
 
 def _standing(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[str, str], tuple[Gpu, ...]]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.accused import Accused
@@ -55,14 +55,15 @@ class Standing:
 def standings(record: Record, groups: Sequence[Group], accused: Mapping[str, Accused]) -> list[Standing]:
     """A row for each GPU and one for the machine, with a cell for each of `groups`."""
     rows = [
-        Standing(gpu, tuple(_gpu_cell(gpu.place, group, accused, record.hosts) for group in groups))
+        Standing(gpu, tuple(cell(gpu.place, group, accused, record.hosts) for group in groups))
         for gpu in record.topology.gpus
     ]
     places = {row.gpu.place for row in rows if row.gpu}
     return [*rows, Standing(None, tuple(_machine_cell(group, accused, places) for group in groups))]
 
 
-def _gpu_cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: wording.Hosts) -> Cell:
+def cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: wording.Hosts) -> Cell:
+    """What a group says of a GPU, or of a node with all that is there."""
     found = _of_group(group, accused)
     if checks := [check for check, one in found.items() if where in one.named]:
         return Cell("failed", "failed" if len(checks) == 1 else f"failed {len(checks)}x", checks[0])
@@ -75,11 +76,17 @@ def _gpu_cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts:
         if one.everybody:
             return Cell("unclear", "unclear", check)
     states = {
-        finding.state for finding in group.findings if any(where in at.parts for at in finding.measurement.values)
+        finding.state for finding in group.findings if any(_is_at(where, at) for at in finding.measurement.values)
     }
     if "not judged" in states:
         return Cell("not judged", "not judged")
     return Cell("ok", "ok") if states & {"met", "missed"} or "passed" in _outcomes(group) else Cell("", "")
+
+
+def _is_at(where: Place, measured: Where) -> bool:
+    """Whether that is where it was measured; what was on a device of a node was on the node."""
+    of_node = where.kind == "node" and any(part.is_on_node and part.node == where.node for part in measured.parts)
+    return of_node or where in measured.parts
 
 
 def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection[Place]) -> Cell:

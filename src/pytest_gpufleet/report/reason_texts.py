@@ -9,12 +9,13 @@ from functools import partial
 from pytest_gpufleet.model.finding import distinct
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.accused import Accused, accused, times_named
+from pytest_gpufleet.report.accused import Accused, accused, accused_nodes, times_named
 from pytest_gpufleet.report.banner import STAMPS, stamp
 from pytest_gpufleet.report.failures import explanations
 from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import own_limits
+from pytest_gpufleet.verdict.node_verdicts import unaccepted
 from pytest_gpufleet.verdict.verdict import RESUMABLE, remarks
 
 MOST_GPUS = 3
@@ -49,6 +50,8 @@ def _why(record: Record) -> str:
         return " ".join(filter(None, (f"{_rehearsed(record)}.", STAMPS[word].meaning, why_none)))
     if record.verdict is None:
         return f"The run did not reach its end, so there is no verdict. {_open(record)}".rstrip()
+    if record.of_cluster:
+        return _of_nodes(record, word)
     said = accused(record)
     if word == "REJECTED" and said:
         failed = f"{len(said)} of {wording.count(len(record.checks), 'check')} failed."
@@ -64,6 +67,25 @@ def _why(record: Record) -> str:
         return " ".join(filter(None, (_judged(record), *told, _tightest(record))))
     own = f"{wording.capitalised(text)}." if (text := own_limits(record)) else ""
     return " ".join(filter(None, (STAMPS[word].meaning, own, _open(record), *told)))
+
+
+def _of_nodes(record: Record, word: str) -> str:
+    """Which nodes to look at first. What is wrong with each is told beside it."""
+    told = [f"{wording.capitalised(remark)}." for remark in remarks(record)]
+    if word == "INCOMPLETE":
+        return " ".join(filter(None, (STAMPS[word].meaning, _open(record), *told)))
+    level, nodes = record.run.level, wording.count(len(record.hosts), "node")
+    if word == "ACCEPTED":
+        all_of_them = f"Every check that level {level} requires ran on {nodes} and between them, and met its limits."
+        return " ".join([all_of_them, *told])
+    found: dict[str, str] = {host: each.state for each in unaccepted(record) if each.rejects for host in each.hosts}
+    for where, _ in times_named(accused_nodes(record).values()).most_common():
+        found.setdefault(record.hosts[where.node], "named by checks")
+    if not found:
+        return "No node is named: look at what all nodes share (switches, network, software, settings)."
+    first = ", ".join(f"{host} ({why})" for host, why in list(found.items())[:MOST_GPUS])
+    more = f" and {len(found) - MOST_GPUS} more" if len(found) > MOST_GPUS else ""
+    return f"{len(found)} of {nodes} {'needs' if len(found) == 1 else 'need'} a look: {first}{more}."
 
 
 def _rehearsed(record: Record) -> str:

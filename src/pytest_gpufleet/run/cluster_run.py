@@ -17,6 +17,7 @@ from pytest_gpufleet.nodes.messages import CheckHealth, Greeting, Hello, Lock, R
 from pytest_gpufleet.run import node_folders
 from pytest_gpufleet.run.cluster_ground import AllMachines
 from pytest_gpufleet.run.cluster_ranks import ClusterRanks
+from pytest_gpufleet.run.folder import NODES
 from pytest_gpufleet.run.node_runs import NodeRuns
 from pytest_gpufleet.run.node_transport import settings_for, transport_for
 from pytest_gpufleet.run.run import Run
@@ -89,7 +90,10 @@ class ClusterRun(Run):
     def runs_of_nodes(self) -> dict[int, HostRun]:
         suites: list[Suite] = []
         began = {node: run for node, run in self.node_runs.all.items() if run.record.began}
-        return {node: HostRun(str(run.folder), "", kept(run.named(), suites)) for node, run in began.items()}
+        return {
+            node: HostRun(f"{NODES}/{run.folder.name}", "", kept(run.record, suites, run.host))
+            for node, run in began.items()
+        }
 
     def hosts_now(self, fact: str) -> dict[int, Any]:
         return {node: host[fact] for node, host in self.cluster.ask(ReadHost(), timeout=HEALTH_SECONDS).items()}

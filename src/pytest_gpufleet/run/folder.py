@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.record import Record, read, sha256
 from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.run.summary import Stated
 from pytest_gpufleet.verdict.contradictions import contradictions
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 
 EVIDENCE, SUMMARY, REPORT, JUNIT = "evidence.jsonl", "summary.json", "report.html", "junit.xml"
 NODES = "nodes"
@@ -79,6 +83,22 @@ class RunFolder:
     def of_node(self, node: NodeFound) -> RunFolder:
         """Where the folder of a node's own run is, in that of a cluster's."""
         return RunFolder(self.path / NODES / f"{node.index}-{_NO_NAME.sub('_', node.host)}")
+
+    def own_runs(self, record: Record) -> dict[int, HostRun]:
+        """The nodes' own runs, by their numbers, as far as their evidence is in this folder. `record`: of the run on
+        all of them; a run on its own machine has none."""
+        suites: list[Suite] = []
+        found = {}
+        for node in record.run.nodes if record.of_cluster else ():
+            own = self.of_node(node)
+            with suppress(OSError, ValueError):
+                found[node.index] = HostRun(f"{NODES}/{own.name}", "", kept(read(own.evidence), suites, node.host))
+        return found
+
+    def reports(self, runs: Iterable[HostRun], beside: Path) -> dict[str, str]:
+        """The addresses of the reports of those runs that have one, by folder, as seen from a page in `beside`."""
+        files = {run.folder: self / run.folder / REPORT for run in runs}
+        return {name: quote(os.path.relpath(file, beside)) for name, file in files.items() if file.is_file()}
 
     def no_room(self) -> str:
         """Why the report cannot be written here, in a folder that is made again if it is gone; "" if it can."""

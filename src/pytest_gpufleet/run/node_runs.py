@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-
-import msgspec
+from dataclasses import dataclass, field
 
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.fault import Fault
@@ -55,10 +53,6 @@ class NodeRun:
                     self.record.add(json.loads(line))
             except ValueError as error:
                 self.damage = f"it told what is no event of a run ({error})"
-
-    def named(self) -> Record:
-        """Its record, by the name that its node has among all. Nodes of one machine have no names of their own."""
-        return replace(self.record, run=msgspec.structs.replace(self.record.run, host=self.host))
 
     def faults(self, check: str) -> list[Fault]:
         """What this check found there, at its places among all nodes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pytest_gpufleet.model.events import Session
@@ -37,13 +38,14 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
     """The run, the software and the host, each a small table."""
     run, topology, host = record.run, record.topology, record.machine.host
     changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())
-    tables = {
+    tables: dict[str, list[tuple[str, Any]]] = {
         "The run": [
             ("Host", run.host),
             ("Date", wording.moment(run.utc)),
             ("Command", run.command),
             ("Level", run.level),
-            ("GPUs asked for", run.gpus),
+            *([("Nodes asked for", run.nodes_wanted or "all"), ("Nodes", len(run.nodes))] if record.of_cluster else []),
+            ("GPUs asked for", f"{run.gpus} of each node" if record.of_cluster else run.gpus),
             ("Limits asked for", f"{run.basis} at least"),
             *([("Deadline", wording.duration(run.deadline_seconds))] if run.deadline_seconds else []),
             ("Profile", run.profile),
@@ -61,16 +63,20 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("pytest-gpufleet", run.plugin),
         ],
         "What else ran": _all_that_ran(record),
-        "The host": [
-            ("System", ", ".join(filter(None, (host.get("system"), host.get("kernel"))))),
-            ("Processors (allowed)", host.get("processors_allowed")),
-            ("Memory", _size(host.get("memory_bytes"))),
-            ("Shared memory (/dev/shm)", _size(host.get("shared_memory_bytes"))),
-            ("Locked memory (memlock)", _size(host.get("locked_memory_limit"))),
-            ("Open files, soft / hard", _both(host.get("open_files_limit"), host.get("open_files_hard_limit"))),
-        ],
+        "The host": [] if record.of_cluster else _host(host),
     }
     return {title: rows for title, rows in tables.items() if rows}
+
+
+def _host(host: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [
+        ("System", ", ".join(filter(None, (host.get("system"), host.get("kernel"))))),
+        ("Processors (allowed)", host.get("processors_allowed")),
+        ("Memory", _size(host.get("memory_bytes"))),
+        ("Shared memory (/dev/shm)", _size(host.get("shared_memory_bytes"))),
+        ("Locked memory (memlock)", _size(host.get("locked_memory_limit"))),
+        ("Open files, soft / hard", _both(host.get("open_files_limit"), host.get("open_files_hard_limit"))),
+    ]
 
 
 def _all_that_ran(record: Record) -> list[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.standalone import render
+from pytest_gpufleet.report.page.rendering import render
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure
 from pytest_gpufleet.verdict.across_runs.run_comparison import models
 

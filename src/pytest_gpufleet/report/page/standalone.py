@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from pytest_gpufleet import __version__
+from collections.abc import Mapping
+
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page import content_policy, summary_html
+from pytest_gpufleet.report.page import summary_html
+from pytest_gpufleet.report.page.hosts_part import nodes_part
+from pytest_gpufleet.report.page.rendering import render
+from pytest_gpufleet.verdict.fleet.among_nodes import NodeRuns
+
+ALONE: NodeRuns = {}
+NOWHERE: Mapping[str, str] = {}
 
 
-def page(record: Record, sha256: str) -> str:
+def page(record: Record, sha256: str, runs: NodeRuns = ALONE, reports: Mapping[str, str] = NOWHERE) -> str:
     """A self-contained HTML page: the report as pytest-html's page has it, and a plain table of every check.
 
-    `sha256`: of the whole evidence file.
+    `sha256`: of the whole evidence file. `runs` and `reports`: as `hosts_part.nodes_part` takes them.
     """
     return render(
         "page.html.jinja",
         host=record.run.host or "unknown host",
-        fragment=summary_html.summary(record, sha256),
+        fragment=summary_html.summary(record, sha256, nodes_part(record, runs, reports)),
         checks=[_row(check) for check in record.checks.values()],
     )
 
@@ -30,14 +37,4 @@ def _row(check: Check) -> tuple[str, ...]:
         wording.clean(check.id),
         f"{check.seconds:,.1f}",
         wording.clean(check.message),
-    )
-
-
-def render(template: str, **content: object) -> str:
-    """A template of this folder as a page that needs no other file."""
-    style = summary_html.stylesheet().read_text(encoding="utf-8")
-    return (
-        summary_html.templates()
-        .get_template(template)
-        .render(policy=content_policy.meta(), style=style, version=__version__, **content)
     )

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from pytest_gpufleet.model.finding import Finding, distinct
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.report import groups, wording
 from pytest_gpufleet.report.accused import Accused, accused
 from pytest_gpufleet.report.banner import reasons, stamp, standing
 from pytest_gpufleet.report.failures import failures
 from pytest_gpufleet.report.gpu_grid import standings
+from pytest_gpufleet.report.node_standings import groups_between, nodes_in_words
 from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
-from pytest_gpufleet.report.page import health_section, machine_section
+from pytest_gpufleet.report.page import health_section, machine_section, rendering
 from pytest_gpufleet.report.page.figure_tables import LIKE_PEERS, FigureTable, figure_tables, state
+from pytest_gpufleet.report.page.hosts_part import HostsPart
 from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.report.page.method_table import MethodComparison, compares_methods, method_comparison
 from pytest_gpufleet.report.page.pair_matrix import PairMatrix, pair_matrices
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.verdict import basis
 
-HERE = Path(__file__).parent
-ABSENT = "—"
 MOST_DRAWN = 24  # groups of checks with plots; the suite has ten, and evidence may come from anybody
 
 LEAVES_NOTHING_OPEN = {
@@ -56,15 +53,20 @@ class Section:
     methods: MethodComparison | None
 
 
-def summary(record: Record, sha256: str = "") -> str:
-    """The report of a run as an HTML fragment for the top of pytest-html's page; see `stylesheet`.
+def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) -> str:
+    """The report of a run as an HTML fragment for the top of pytest-html's page; see `rendering.stylesheet`.
 
-    `sha256`: of the whole evidence file, shown beside the signatures.
+    `sha256`: of the whole evidence file, shown beside the signatures. `nodes`: of a run on many, what their own runs
+    came to; of the checks that these have run by themselves nothing else is told.
     """
-    said, sources = accused(record), Sources()
-    failed, parts = failures(record, said), groups.groups(record)
+    said, sources, parts = accused(record), Sources(), groups.groups(record)
+    if nodes:
+        parts = groups_between(parts, nodes.fleet)
+        ours = {check for part in parts for check in (*part.checks, *(each.check for each in part.findings))}
+        said = {check: each for check, each in said.items() if check in ours}
+    failed = failures(record, said)
     return (
-        templates()
+        rendering.templates()
         .get_template("summary.html.jinja")
         .render(
             record=record,
@@ -77,7 +79,8 @@ def summary(record: Record, sha256: str = "") -> str:
             reasons=reasons(record, "all of which are listed below"),
             counts=_counts(record),
             groups=parts,
-            standings=standings(record, parts, said),
+            hosts=nodes,
+            standings=[] if nodes else standings(record, parts, said),
             failures=failed,
             anchors={
                 name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1) for name in failure.names
@@ -90,12 +93,7 @@ def summary(record: Record, sha256: str = "") -> str:
             telemetry=_telemetry(record),
             facts=machine_section.facts(record),
             environment=machine_section.environment(record),
-            heads_of_inventory=machine_section.INVENTORY,
-            inventory=machine_section.inventory(record.topology),
-            heads_of_health=health_section.heads(record.topology.gpus),
-            health=health_section.health(record.topology.gpus),
-            links=machine_section.links(record.topology),
-            kinds=machine_section.LINKS,
+            **_machine(GpuTopology() if nodes else record.topology),  # each node has a report of its own
             gaps=gaps(record),
             settled={caption: found for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (found := gaps_of(record))},
             above=sum(not includes(record.run.level, check.level) for check in record.suite.checks.values()),
@@ -105,6 +103,18 @@ def summary(record: Record, sha256: str = "") -> str:
             sha256=sha256,
         )
     )
+
+
+def _machine(topology: GpuTopology) -> dict[str, Any]:
+    """What the template machine shows of the GPUs of one machine."""
+    return {
+        "heads_of_inventory": machine_section.INVENTORY,
+        "inventory": machine_section.inventory(topology),
+        "heads_of_health": health_section.heads(topology.gpus),
+        "health": health_section.health(topology.gpus),
+        "links": machine_section.links(topology),
+        "kinds": machine_section.LINKS,
+    }
 
 
 def _section(
@@ -122,37 +132,6 @@ def _section(
     )
 
 
-def templates() -> jinja2.Environment:
-    """The templates of this folder."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters |= {"prose": _prose, "titled": titled}
-    return environment
-
-
-def stylesheet() -> Path:
-    """The file for pytest-html's option --css. It styles the whole page, pytest-html's own tables too."""
-    return HERE / "report.css"
-
-
-def _shown(value: Any) -> Any:
-    """What the template prints for a value: a dash where nothing is known, no control characters."""
-    if value is None or value == "":
-        return ABSENT
-    return value if isinstance(value, Markup | int | float) else wording.clean(str(value))
-
-
-def _prose(text: str) -> Markup:
-    """A paragraph of a docstring, with what stands between backticks set as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(wording.clean(text)))))
-
-
 def _counts(record: Record) -> list[str]:
     """The run in figures: GPUs, checks, what was measured, and what it was held against."""
     models = Counter(gpu.name for gpu in record.topology.gpus)
@@ -160,6 +139,7 @@ def _counts(record: Record) -> list[str]:
     states = Counter(map(state, distinct(record.findings)))
     machines = [f"{count} x {name}" for name, count in models.items()] or ["no GPU"]
     told = [
+        *nodes_in_words(record),
         ", ".join(machines),
         _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
         _tally("figure", states, ("met", LIKE_PEERS, "missed", "not judged", "for information")),

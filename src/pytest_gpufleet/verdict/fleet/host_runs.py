@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
+import msgspec
+
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
@@ -23,6 +25,8 @@ GapKind = Literal[
     "rehearsal",
     "incomplete",
     "between nodes",
+    "lost",
+    "left out",
     "one name",
     "one GPU",
     "run otherwise",
@@ -82,15 +86,17 @@ class Gap:
     what: str
 
 
-def kept(record: Record, suites: list[Suite]) -> Record:
+def kept(record: Record, suites: list[Suite], host: str = "") -> Record:
     """What a fleet needs of a run, which is half of its memory: no telemetry and no samples, and of runs with one suite
-    one manifest, of those in `suites`. A run that died has the verdict that it amounts to."""
+    one manifest, of those in `suites`. A run that died has the verdict that it amounts to. `host`: what a run on many
+    nodes calls this one, if it is one of its."""
     suite = record.suite
     if suite not in suites:
         suites.append(suite)
     record = settled(record, DIED) if record.verdict is None else record
     return replace(
         record,
+        run=msgspec.structs.replace(record.run, host=host or record.run.host),
         manifest=suites[suites.index(suite)],
         telemetry=[],
         spans=[],

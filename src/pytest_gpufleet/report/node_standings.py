@@ -1,0 +1,115 @@
+"""How the nodes of a run on many stand: each by its own run, as a host of a fleet, and by the checks between them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from pytest_gpufleet.model.events import HostFound
+from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report import gpu_grid, wording
+from pytest_gpufleet.report.accused import Accused, accused_nodes
+from pytest_gpufleet.report.fleet_hosts import BetweenHosts, HostRow, host_rows
+from pytest_gpufleet.report.groups import Group, group_title, groups
+from pytest_gpufleet.verdict.accusations import told
+from pytest_gpufleet.verdict.fleet.among_nodes import NodeRuns
+from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
+from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind
+
+MOST_SAID = 6  # of a node, by checks between them
+SECURED = {
+    "token": "which nobody reads or sends without the cluster's token",
+    "loopback": "which never leave this machine",
+    "insecure": "INSECURE: whoever reaches the cluster can run programs on its nodes",
+}
+
+
+def as_fleet(record: Record, runs: NodeRuns) -> Fleet:
+    """The nodes of a run as the hosts of a fleet. `runs`: their own, as `host_runs.kept` leaves them, under the names
+    that their nodes have in the record; of a node that was lost, what it had told by then."""
+    absent = [node for node in record.hosts if node not in runs and node not in record.lost]
+    gaps = [
+        *(_gap(record, "lost", node, f"lost: {event.why}") for node, event in record.lost.items()),
+        *(_gap(record, "left out", node, f"no part in checks between nodes: {event.why}")
+          for node, event in record.left_out.items()),
+        *(_gap(record, "missing", node, "it has no run of its own") for node in absent),
+    ]  # fmt: skip
+    sums = {node: end.sha256 for node, end in record.finished.items()}
+    return judge_fleet([replace(run, sha256=sums.get(node, "")) for node, run in runs.items()], over_all=gaps)
+
+
+def rows(record: Record, fleet: Fleet) -> list[HostRow]:
+    """A row for each node. `fleet`: as `as_fleet` makes it of this record."""
+    return host_rows(fleet, _between(record, groups_between(groups(record), fleet)))
+
+
+def groups_between(every: Sequence[Group], fleet: Fleet) -> list[Group]:
+    """Of the groups of checks of a run those that no node has run by itself."""
+    alone = {group_title(check) for run in fleet.hosts for check in run.record.checks}
+    return [group for group in every if group.title not in alone]
+
+
+def nodes_in_words(record: Record) -> list[str]:
+    """What a run on many nodes stands on: how many there are, what they reach each other by, and how what they tell
+    each other is kept from strangers. Nothing of a run on its own machine."""
+    run = record.run
+    if not record.of_cluster:
+        return []
+    wanted = f" of {run.nodes_wanted} asked for" if run.nodes_wanted else ""
+    gone = [f"{len(found)} {what}" for what, found in (("lost", record.lost), ("left out", record.left_out)) if found]
+    networks = Counter(filter(None, map(_network, record.machines.values()))).most_common(1)
+    interfaces = ", ".join(dict.fromkeys(filter(None, run.interfaces)))
+    return [
+        ", ".join([f"{wording.count(len(run.nodes) or 1, 'node')}{wanted}", *gone]),
+        *(f"network of a node: {network}" for network, _ in networks),
+        *([f"ranks meet over {interfaces}"] if interfaces else []),
+        f"messages: {run.transport}, {SECURED.get(run.secured or '', 'nobody recorded how they are secured')}",
+    ]
+
+
+def _network(machine: HostFound) -> str:
+    """ "8 x ConnectX-7 400 Gb/sec" """
+    ports = machine.host.get("network_ports")
+    known = [port for port in ports if isinstance(port, dict)] if isinstance(ports, list) else []
+    kinds = Counter(" ".join(str(port[key]) for key in ("adapter", "rate") if port.get(key)) for port in known)
+    return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()) if kind)
+
+
+def _gap(record: Record, kind: GapKind, node: int, what: str) -> Gap:
+    return Gap(kind, (record.hosts[node],), what)
+
+
+def _between(record: Record, between: Sequence[Group]) -> dict[str, BetweenHosts]:
+    named, said = accused_nodes(record), _said(record, between)
+    return {
+        host: BetweenHosts(
+            {group.title: _state(record, node, group, named) for group in between}, tuple(said[node][:MOST_SAID])
+        )
+        for node, host in record.hosts.items()
+    }
+
+
+def _state(record: Record, node: int, group: Group, named: Mapping[str, Accused]) -> str:
+    """Of a node, by checks between nodes. Where nobody is named who could be, it may be any."""
+    state = gpu_grid.cell(Place(node, "node"), group, named, record.hosts).state
+    if state == "failed":
+        return state
+    if node in record.lost or node in record.left_out or not group.checks:
+        return "not run"
+    nobody = any(check in named and not (named[check].named or named[check].is_explained) for check in group.checks)
+    return "unclear" if nobody and state in ("ok", "") else state
+
+
+def _said(record: Record, between: Sequence[Group]) -> dict[int, list[str]]:
+    """What checks between nodes, and what was seen while they ran, say of each node."""
+    ours = {check for group in between for check in group.checks}
+    name = partial(wording.place, hosts=record.hosts)
+    found: dict[int, list[str]] = defaultdict(list)
+    for fault in told(record):
+        if fault.code != "node_lost" and (fault.check in ours or fault.watched):
+            for node in dict.fromkeys(part.node for at in fault.subjects for part in at.parts if part.is_on_node):
+                found[node].append(f"{wording.capitalised(fault.kind.message)}: {fault.told(name)}")
+    return found

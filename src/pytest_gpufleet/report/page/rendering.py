@@ -1,0 +1,59 @@
+"""How the pages of a report are made of the templates beside this file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from pytest_gpufleet import __version__
+from pytest_gpufleet.model.suite import titled
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.page import content_policy
+
+HERE = Path(__file__).parent
+ABSENT = "—"
+
+
+def render(template: str, **content: object) -> str:
+    """A template of this folder as a page that needs no other file."""
+    style = stylesheet().read_text(encoding="utf-8")
+    return (
+        templates()
+        .get_template(template)
+        .render(policy=content_policy.meta(), style=style, version=__version__, **content)
+    )
+
+
+def templates() -> jinja2.Environment:
+    """The templates of this folder."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"prose": _prose, "titled": titled}
+    return environment
+
+
+def stylesheet() -> Path:
+    """The file for pytest-html's option --css. It styles the whole page, pytest-html's own tables too."""
+    return HERE / "report.css"
+
+
+def _shown(value: Any) -> Any:
+    """What the template prints for a value: a dash where nothing is known, no control characters."""
+    if value is None or value == "":
+        return ABSENT
+    return value if isinstance(value, Markup | int | float) else wording.clean(str(value))
+
+
+def _prose(text: str) -> Markup:
+    """A paragraph of a docstring, with what stands between backticks set as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(wording.clean(text)))))

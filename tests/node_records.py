@@ -1,0 +1,147 @@
+"""Records of runs on many nodes that are not here: each node a recorded machine (fleets.py), with figures between
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+import msgspec
+
+from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.cluster_topology import joined
+from pytest_gpufleet.model.events import NodeFinished, NodeFound, NodeLeftOut, NodeLost
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.place import WORLD, Pair, Place
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict.fleet.among_nodes import NodeRuns
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun
+from pytest_gpufleet.verdict.node_verdicts import faults_of, outcome_of_all
+from pytest_gpufleet.verdict.verdict import settled
+
+GROUPS = "acceptance/test_nodes_groups.py::test_pairs_of_nodes"
+RAILS = "acceptance/test_nodes_rails.py::test_each_rail"
+CURVES = "acceptance/test_nodes_collectives.py::test_bus_bandwidth"
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+PAIR, RAIL = 440.0, 48.0  # GB/s of healthy ones
+ROUNDS = 4  # of pairs, where there are more than 16 nodes
+
+
+@dataclass(frozen=True)
+class Between:
+    """What is slow between nodes: these nodes with everybody, these rails, and the links of these pairs."""
+
+    nodes: tuple[int, ...] = ()
+    rails: tuple[tuple[int, int], ...] = ()
+    links: tuple[tuple[int, int], ...] = ()
+    lost: Mapping[int, str] = field(default_factory=dict)
+    left_out: Mapping[int, str] = field(default_factory=dict)
+
+
+def of_nodes(hosts: Sequence[HostRun], between: Between | None = None) -> tuple[Record, NodeRuns]:
+    """The record of a run on these hosts, and the nodes' own runs. A lost node has no run."""
+    between = between or Between()
+    runs = {node: run for node, run in enumerate(hosts) if node not in between.lost}
+    first = hosts[0].record
+    found = [
+        NodeFound(node, run.host, run.serial, tuple(gpu.uuid for gpu in run.record.topology.gpus))
+        for node, run in enumerate(hosts)
+    ]
+    names = {node.index: node.host for node in found}
+    topologies = {node: run.record.topology for node, run in enumerate(hosts)}
+    header = msgspec.structs.replace(
+        first.run, nodes=tuple(found), nodes_wanted=len(found), transport="ray 2.60.0", secured="token",
+        interfaces=("eth0",) * len(found), gpus="4", command=f"pytest acceptance/ --nodes {len(found)} --gpus 4",
+    )  # fmt: skip
+    record = Record(
+        run=header,
+        topology=joined(topologies, names),
+        topologies=topologies,
+        machines={node: run.record.machine for node, run in enumerate(hosts)},
+        manifest=first.manifest,
+        lost={node: NodeLost(node=node, why=why) for node, why in between.lost.items()},
+        left_out={node: NodeLeftOut(node=node, why=why) for node, why in between.left_out.items()},
+        finished={node: _finished(node, run) for node, run in runs.items()},
+        checks=_mirrored(runs),
+        faults=[fault for node, run in runs.items() for check in run.record.checks
+                for fault in faults_of(node, run.record, check)],
+    )  # fmt: skip
+    _add_between(record, [node for node in runs if node not in between.left_out], between)
+    record.started = list(record.checks)
+    return settled(record, ""), runs
+
+
+def _finished(node: int, run: HostRun) -> NodeFinished:
+    own = run.record
+    return NodeFinished(node=node, run=run.folder, verdict=own.verdict, reasons=tuple(own.reasons), basis="physical",
+                        exit_status=own.exit_status, sha256=run.sha256)  # fmt: skip
+
+
+def _mirrored(runs: NodeRuns) -> dict[str, Check]:
+    checks = {}
+    for name in dict.fromkeys(name for run in runs.values() for name in run.record.checks):
+        there = [run.record.checks[name] for run in runs.values() if name in run.record.checks]
+        outcome = outcome_of_all(check.outcome for check in there)
+        failed = [run.host for run in runs.values() if name in run.record.checks
+                  and run.record.checks[name].outcome == "failed"]  # fmt: skip
+        message = f"failed on {len(failed)} of {len(runs)} nodes: {', '.join(failed[:8])}" if failed else ""
+        checks[name] = replace(there[0], outcome=outcome, message=message, failed_by="other" if failed else "")
+    return checks
+
+
+def _add_between(record: Record, nodes: Sequence[int], between: Between) -> None:
+    pairs = list(combinations(nodes, 2)) if len(nodes) <= 16 else _some_pairs(nodes)
+    values = {Pair(*(Place(node, "node") for node in pair)): _pair(pair, between) for pair in pairs}
+    rails = {Place(node, "rail", rail): RAIL * (0.5 if (node, rail) in between.rails else 1) - 0.01 * (node % 7)
+             for node in nodes for rail in range(len(record.topologies[nodes[0]].gpus))}  # fmt: skip
+    _check(record, GROUPS, [_judged(GROUPS, "node_group_busbw", values, 400.0, nodes=2, bytes=8 * GiB)], [
+        *(Fault("node_slow", (Place(node, "node"),), "with 4 others it reaches 219 to 221 GB/s", check=GROUPS)
+          for node in between.nodes),
+        *(Fault("node_link_slow", (Pair(*(Place(node, "node") for node in pair)),), "with each other", check=GROUPS)
+          for pair in between.links),
+    ])  # fmt: skip
+    _check(record, RAILS, [_judged(RAILS, "rail_bandwidth", rails, 45.0, bytes=64 * MiB, at_once="all")], [
+        Fault("rail_slow", (Place(node, "rail", rail),), "with 3 others it reaches 24 GB/s", check=RAILS)
+        for node, rail in between.rails
+    ])  # fmt: skip
+    counts = [1 << power for power in range(len(nodes).bit_length()) if 1 << power <= len(nodes)]
+    _check(record, CURVES, [
+        _judged(CURVES, "busbw", {WORLD: 480.0 * (1 - 0.03 * step) * (1 - 2.0 ** (-0.5 * power))}, None,
+                collective=collective, bytes=MiB << power, nodes=count, ranks=4 * count, dtype="float32")
+        for collective in COLLECTIVES for step, count in enumerate({*counts, len(nodes)}) for power in (0, 5, 10, 13)
+    ], [])  # fmt: skip
+
+
+def _some_pairs(nodes: Sequence[int]) -> list[tuple[int, int]]:
+    count = len(nodes)
+    found = {(min(a, b), max(a, b)) for step in (1, 2) for index in range(count)
+             for a, b in [(nodes[index], nodes[(index + step) % count])]}  # fmt: skip
+    return sorted(found)
+
+
+def _pair(pair: tuple[int, int], between: Between) -> float:
+    slow = {*pair} & {*between.nodes} or pair in between.links
+    return PAIR * (0.5 if slow else 1) + 0.1 * ((pair[0] + pair[1]) % 9)
+
+
+def _judged(check: str, metric: str, values, least: float | None, **conditions) -> Finding:
+    measurement = Measurement(metric, values, conditions)
+    if least is None:
+        return Finding(check, measurement, "for information")
+    limit = Limit(metric, "min", least, "GB/s", "published", "a paper", {}, "h200.toml")
+    missed = tuple(place for place, value in values.items() if value < least)
+    return Finding(check, measurement, "missed" if missed else "met", limit, missed)
+
+
+def _check(record: Record, name: str, findings: list[Finding], faults: list[Fault]) -> None:
+    failed = any(finding.state == "missed" for finding in findings)
+    record.findings += findings
+    record.faults += faults
+    title = name.partition("::test_")[2].replace("_", " ").capitalize()
+    record.checks[name] = Check(name, "failed" if failed else "passed", 3.0, title, "What it checks.",
+                                failed_by="limits" if failed else "")  # fmt: skip
