@@ -96,13 +96,19 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
             **_machine(GpuTopology() if nodes else record.topology),  # each node has a report of its own
             gaps=gaps(record),
             settled={caption: found for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (found := gaps_of(record))},
-            above=sum(not includes(record.run.level, check.level) for check in record.suite.checks.values()),
+            above=_above(record),
             carried=[check for check in record.checks.values() if check.run],
             grades=GRADES,
             symbols=wording.SYMBOLS,
             sha256=sha256,
         )
     )
+
+
+def _above(record: Record) -> int:
+    """How many checks that a run on so many nodes could do belong to a higher level."""
+    possible = [check for check in record.suite.checks.values() if check.nodes <= len(record.hosts)]
+    return sum(not includes(record.run.level, check.level) for check in possible)
 
 
 def _machine(topology: GpuTopology) -> dict[str, Any]:
