@@ -22,8 +22,9 @@ from pytest_gpufleet.model.refused import Refused
 
 MODE = "RAY_AUTH_MODE"
 MISSING = "--nodes needs Ray on every node, which is not installed here: pip install 'pytest-gpufleet[ray]'"
-# A driver whose head is gone ends itself after 60 s, without a report. A run ends by its own deadlines.
-DRIVER = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 24 * 3600), "RAY_USAGE_STATS_ENABLED": "0"}
+# A driver whose head is gone ends itself after 60 s, without a report; a run ends by its own deadlines. And no copy of
+# the environment of `uv run` is built on every node: what is installed there is held against what is installed here.
+DRIVER = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 24 * 3600), "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
 KNOCK_SECONDS = 30.0  # for a process that imports Ray and asks
 BOOT = (
     "import sys; sys.path[:] = sys.argv[2:]; "

@@ -6,11 +6,12 @@ import logging
 import os
 import queue
 import re
-import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +27,7 @@ from pytest_gpufleet.nodes.transport import Arrived, Gone
 
 JOIN_SECONDS = 30.0  # for nodes that are started together with this run
 JOIN_TURN_SECONDS = 0.5
+START_SECONDS = 120.0  # for Ray to answer, beside what is waited for on purpose
 HEAD = "node:__internal_head__"  # a resource of the node on which the cluster was started
 CALLS = 4  # at a time in an actor: one that waits, and those that bring something
 
@@ -43,7 +45,6 @@ class RayTransport:
         self._wanted = wanted
         self._address = address
         self._insecure = insecure
-        self._names: dict[int, str] = {}
         self._lines: dict[int, Line] = {}
         self._guard = threading.Lock()  # of all lines
         self._done: queue.SimpleQueue[tuple[Line, Any, bool]] = queue.SimpleQueue()
@@ -51,22 +52,39 @@ class RayTransport:
 
     def start(self) -> Mapping[int, str]:
         access = ray_access.find(self._address)
+        started: Future[Mapping[int, str]] = Future()
+
+        def start() -> None:
+            try:
+                started.set_result(self._started(access))
+            except BaseException as error:
+                started.set_exception(error)
+
+        # In a thread: Ray waits for a head that does not answer, and elsewhere it takes SIGTERM for itself.
+        threading.Thread(target=start, name="gpufleet ray start", daemon=True).start()
+        try:
+            return started.result(START_SECONDS)
+        except FutureTimeout:
+            raise Refused(f"the cluster of Ray at {access.address} has not answered in {START_SECONDS:g} s") from None
+
+    def _started(self, access: ray_access.Access) -> Mapping[int, str]:
         ray = self._ray = _connected(access)
         self.name = f"ray {ray.__version__}"
         own = ray.get_runtime_context().get_node_id()
-        found = self._nodes(own)
-        if not found:
+        nodes = self._nodes(own)
+        if not nodes:
             raise Refused(f"the cluster of Ray at {access.address} has no node with GPUs")
-        self.secured = ray_access.secured(access, [node["NodeManagerAddress"] for node in found], self._insecure)
+        self.secured = ray_access.secured(access, [node["NodeManagerAddress"] for node in nodes], self._insecure)
+        names, taken = names_of(nodes), self._in_use(nodes)
+        if in_use := [name for node, name in zip(nodes, names, strict=True) if node["NodeID"] in taken]:
+            raise Refused(f"the GPUs of {', '.join(in_use)} are in use by another job of this cluster of Ray")
         towards = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
-        for number, (node, name) in enumerate(zip(found, _names(found), strict=True)):
+        for number, (node, name) in enumerate(zip(nodes, names, strict=True)):
             told = {"name": name if name != node["NodeManagerHostname"] else "", "transport": self.name}
-            settings = msgspec.structs.replace(self._settings, towards=towards, **told)
-            actor = _actor(ray, node, settings)
+            actor = _actor(ray, node, msgspec.structs.replace(self._settings, towards=towards, **told))
             line = self._lines[number] = Line(number, actor, self._call_ended, ray.exceptions.ActorUnavailableError)
-            self._names[number] = name
             line.go_on()
-        return self._names
+        return dict(enumerate(names))
 
     def _call_ended(self, line: Line, call: Any, taking: bool) -> None:
         self._done.put((line, call, taking))
@@ -84,6 +102,23 @@ class RayTransport:
         others = [node for node in there if node not in usable and HEAD not in node["Resources"]]
         usable += others[: max(0, (self._wanted or 0) - len(usable))]
         return sorted(usable, key=lambda node: (node["NodeID"] != own, natural(node["NodeManagerHostname"])))
+
+    def _in_use(self, nodes: Sequence[Mapping[str, Any]]) -> set[str]:
+        """Of these nodes, by their ids, those with GPUs that Ray has given to others, and gets back from no job that
+        has just ended."""
+        from ray._private.state import available_resources_per_node
+
+        until = time.monotonic() + JOIN_SECONDS
+        while True:
+            free = available_resources_per_node()
+            found = {
+                node["NodeID"]
+                for node in nodes
+                if free.get(node["NodeID"], {}).get("GPU", 0) < node["Resources"].get("GPU", 0)
+            }
+            if not found or time.monotonic() > until:
+                return found
+            time.sleep(JOIN_TURN_SECONDS)
 
     # ------------------------------------------------------------ calls
 
@@ -140,7 +175,7 @@ def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
     return tuple((part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name))
 
 
-def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+def names_of(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Host names; where several nodes have one, with what tells them apart."""
     hosts = Counter(node["NodeManagerHostname"] for node in nodes)
     places = Counter((node["NodeManagerHostname"], node["NodeManagerAddress"]) for node in nodes)
@@ -157,20 +192,14 @@ def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 def _connected(access: ray_access.Access) -> Any:
     """Ray, as a driver of this cluster. Refused if it does not let one in that is of another version."""
     os.environ.update(access.environment)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     import ray
 
-    told = logging.getLogger("ray")  # its warnings are of no use for whoever waits for a verdict
-    told.addHandler(logging.NullHandler())
-    told.propagate = False
+    logging.getLogger("ray").setLevel(logging.CRITICAL)  # warnings are of no use for whoever waits for a verdict
     try:
         ray.init(address=access.address, log_to_driver=False, configure_logging=False)
-        ray._private.worker._worker_logs_enabled = False  # what raylets report is printed all the same, page by page
     except Exception as error:
         raise Refused(f"the cluster of Ray at {access.address} cannot be joined: {in_short(error)}") from None
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)  # Ray's own would end the run without a report
+    ray._private.worker._worker_logs_enabled = False  # what raylets report is printed all the same, page by page
     return ray
 
 

@@ -1,0 +1,99 @@
+"""Who is let into a cluster of Ray, and in which order its nodes are numbered; without Ray."""
+
+import random
+
+import pytest
+
+from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.nodes import ray_access
+from pytest_gpufleet.nodes.ray_access import Access, Knock
+from pytest_gpufleet.nodes.ray_transport import names_of, natural
+
+OPEN, CLOSED = Access("10.0.0.1:6379", asks=False), Access("10.0.0.1:6379", asks=True)
+
+
+@pytest.fixture
+def knocks(monkeypatch):
+    """What a process hears that knocks without a token, and one that has what this one has."""
+
+    def answers(without: Knock, own: Knock) -> None:
+        monkeypatch.setattr(ray_access, "find_spec", lambda name: True)
+        monkeypatch.setattr(ray_access, "_begin", lambda address, mode: without if mode == "disabled" else own)
+        monkeypatch.setattr(ray_access, "_outcome", lambda knock: knock)
+
+    return answers
+
+
+IN, KEPT_OUT = Knock("10.0.0.1:6379"), Knock("10.0.0.1:6379", refused=True, why="no token")
+
+
+@pytest.mark.parametrize(("without", "own", "found"), [(IN, IN, OPEN), (KEPT_OUT, IN, CLOSED), (IN, KEPT_OUT, OPEN)])
+def test_a_cluster_is_secured_if_it_keeps_a_process_without_token_out(knocks, without, own, found):
+    knocks(without, own)
+    assert ray_access.find(None) == found
+
+
+@pytest.mark.parametrize(
+    ("without", "own", "told"),
+    [
+        (KEPT_OUT, KEPT_OUT, "asks for a token"),
+        (KEPT_OUT, Knock(why="the process that asked ended with -6"), "asks for a token"),
+        (Knock(why="Connection refused"), Knock(why="Connection refused"), "Connection refused"),
+    ],
+)
+def test_why_this_process_is_not_let_in_is_one_sentence(knocks, without, own, told):
+    knocks(without, own)
+    with pytest.raises(Refused, match=told) as refused:
+        ray_access.find("10.0.0.1:6379")
+    assert "\n" not in str(refused.value)
+
+
+def test_where_ray_is_missing_it_is_said_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(ray_access, "find_spec", lambda name: None)
+    with pytest.raises(Refused, match=r"pip install 'pytest-gpufleet\[ray\]'"):
+        ray_access.find(None)
+
+
+def test_rays_client_is_no_way_into_a_cluster(knocks):
+    knocks(IN, IN)
+    with pytest.raises(Refused, match="HOST:PORT"):
+        ray_access.find("ray://10.0.0.1:10001")
+
+
+@pytest.mark.parametrize(
+    ("access", "addresses", "others", "insecure", "kept"),
+    [
+        (CLOSED, ["10.0.0.1"], ["eth0"], False, "token"),
+        (CLOSED, ["10.0.0.1"], ["eth0"], True, "token"),
+        (OPEN, ["127.0.0.1"], [], False, "loopback"),
+        (OPEN, ["10.0.0.1"], ["eth0"], True, "insecure"),
+        (OPEN, ["127.0.0.1"], ["eth0"], True, "insecure"),
+    ],
+)
+def test_what_keeps_strangers_out(monkeypatch, access, addresses, others, insecure, kept):
+    monkeypatch.setattr(ray_access, "_other_interfaces", lambda: others)
+    assert ray_access.secured(access, addresses, insecure) == kept
+
+
+@pytest.mark.parametrize(
+    ("addresses", "others"), [(["10.0.0.1"], ["eth0"]), (["127.0.0.1"], ["eth0"]), (["127.0.0.1", "10.0.0.2"], [])]
+)
+def test_a_cluster_that_lets_in_everybody_is_refused(monkeypatch, addresses, others):
+    monkeypatch.setattr(ray_access, "_other_interfaces", lambda: others)
+    with pytest.raises(Refused, match="--fleet-insecure"):
+        ray_access.secured(OPEN, addresses, insecure=False)
+
+
+def test_hosts_are_numbered_as_people_count():
+    names = ["gf1", "gf2", "gf9", "gf10", "gf10a", "rack2-node1", "rack10-node1"]
+    mixed = random.Random(1).sample(names, len(names))
+    assert sorted(mixed, key=natural) == names
+
+
+def node(host: str, address: str) -> dict[str, str]:
+    return {"NodeManagerHostname": host, "NodeManagerAddress": address}
+
+
+def test_nodes_are_called_by_their_hosts_and_where_these_are_not_enough_by_more():
+    found = [node("gf0", "10.0.0.1"), node("vm", "10.0.0.2"), node("vm", "10.0.0.3"), node("vm", "10.0.0.3")]
+    assert names_of(found) == ["gf0", "vm (10.0.0.2)", "vm (2)", "vm (3)"]
