@@ -17,6 +17,10 @@ class StandIn:
         self.started, self.submitted, self.coming = [], [], []
         self.broken = None
 
+    def get_ready(self, prepare):
+        if self.broken:
+            raise self.broken
+
     def start(self, specs):
         if self.broken:
             raise self.broken
@@ -62,6 +66,7 @@ def test_what_goes_in_and_comes_out(engine, ranks):
 
 def test_ranks_that_cannot_be_started_have_died(engine):
     ranks, engine.broken = RanksHere(engine), OSError(28, "No space left on device")
+    ranks.get_ready()
     ranks.start(pickle.dumps(specs(1, 2)[1:]))
     assert [died.rank for died in ranks.news()] == [1, 2]
     assert ranks.news() == []

@@ -116,7 +116,7 @@ class Agent:
         self._aside = Aside()
         self._node: OwnNode | None = None  # until it was read
         self._open_things = ExitStack()
-        self._ranks = RanksHere(LocalEngine(self._network))
+        self._ranks = RanksHere(LocalEngine(self._network, settings.likely))
         self._for_ranks: deque[Callable[[], None]] = deque()  # in their order
         self._suite: SuiteProcess | None = None
         self._read: set[str] = set()  # files of its own run, to their ends
@@ -172,6 +172,8 @@ class Agent:
                 self._send(event)
         for news in self._suite.news() if self._suite else ():
             self._send(news)
+            if isinstance(news, say.SuiteEnded):  # other nodes may still be at theirs
+                self._for_ranks.append(self._ranks.get_ready)
         if time.monotonic() >= self._pulse_due:
             self._pulse()
 

@@ -26,7 +26,8 @@ class AgentSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     started; the agent and its ranks work there. `keep_in`: where it makes the folder of its node, "" for that of
     temporary files. `towards`: the controller's address, by which the node's own address and interface are found;
     loopback if all nodes are on one machine. `suite`: files and folders from which the checks come, for their hash.
-    `name`: instead of the host's own. `alone_seconds`: without a Beat for so long, it ends.
+    `likely`: modules that ranks will need, imported while the node waits for others. `name`: instead of the host's own.
+    `alone_seconds`: without a Beat for so long, it ends.
     """
 
     run_folder: str
@@ -36,6 +37,7 @@ class AgentSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     towards: str = "127.0.0.1"
     transport: str = "local"
     suite: tuple[str, ...] = ()
+    likely: tuple[str, ...] = ()
     name: str = ""
     alone_seconds: float = 30.0
 

@@ -6,16 +6,19 @@ from __future__ import annotations
 import pickle
 import resource
 import selectors
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from pytest_gpufleet.nodes.messages import RankAnswered, RankDied
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Engine, Trace
-from pytest_gpufleet.world.rank_spec import RankSpec
+from pytest_gpufleet.world.rank_spec import RankSpec, nothing
 
 
 class WatchedEngine(Engine, Protocol):
+    def get_ready(self, prepare: Callable[[], None]) -> None:
+        """Begin with what ranks need before they start."""
+
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Register all by which something may happen that `wait` tells."""
 
@@ -27,6 +30,11 @@ class RanksHere:
         self._engine = engine
         self._numbers: tuple[int, ...] = ()  # among all ranks, of each that was started here
         self._died: list[RankDied] = []
+
+    def get_ready(self) -> None:
+        """Have the ranks start sooner. If that cannot be, `start` tells why."""
+        with suppress(OSError), _most_open_files():
+            self._engine.get_ready(nothing)
 
     def start(self, specs: bytes) -> None:
         """`specs`: pickled, as the controller has them. They come from whoever has started this process."""

@@ -9,13 +9,14 @@ import msgspec
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.local_transport import LocalTransport
 from pytest_gpufleet.nodes.transport import Transport
+from pytest_gpufleet.run.ranks import likely
 from pytest_gpufleet.run.settings import Options
 
 
 def settings_for(options: Options) -> AgentSettings:
     """What the agent of every node is told."""
     gpus = options.gpus if isinstance(options.gpus, int) else None
-    return AgentSettings(os.getcwd(), rehearse=options.rehearse, gpus=gpus, suite=options.paths)
+    return AgentSettings(os.getcwd(), rehearse=options.rehearse, gpus=gpus, suite=options.paths, likely=likely(options))
 
 
 def transport_for(options: Options) -> Transport:

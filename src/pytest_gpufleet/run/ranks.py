@@ -11,6 +11,7 @@ from pytest_gpufleet.model.refused import Refused
 # This module is loaded in every pytest run: all else is imported where it is used.
 if TYPE_CHECKING:
     from pytest_gpufleet.run.run import Run
+    from pytest_gpufleet.run.settings import Options
     from pytest_gpufleet.world.engines.local import LocalEngine
     from pytest_gpufleet.world.engines.protocol import Engine
     from pytest_gpufleet.world.pool import Pool
@@ -28,6 +29,11 @@ OF_TRAINING = (
 )
 
 
+def likely(options: Options) -> tuple[str, ...]:
+    """Modules that ranks are likely to need, for processes to import that have nothing else to do yet."""
+    return () if options.level == "quick" else OF_TRAINING
+
+
 class Ranks:
     """Nothing here touches a GPU before a test does."""
 
@@ -43,7 +49,7 @@ class Ranks:
     def _local_engine(self) -> LocalEngine:
         from pytest_gpufleet.world.engines.local import LocalEngine
 
-        return LocalEngine(likely=() if self._run.options.level == "quick" else OF_TRAINING)
+        return LocalEngine(likely=likely(self._run.options))
 
     def get_ready(self) -> None:
         """Begin with what ranks need before they start and what takes seconds, while pytest still collects."""
