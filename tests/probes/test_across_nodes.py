@@ -1,0 +1,185 @@
+"""What probes of one machine do on ranks of several nodes: conditions, sizes, and who is blamed for wrong data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_gpufleet import MiB, Rank, Reading, World, measure, measure_all
+from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.model.place import WORLD, Pair, Place
+from pytest_gpufleet.probes import affordable, collective_curve, doubling, exchange, known_average, who_corrupts
+from pytest_gpufleet.probes.collectives.exactness import LARGE, MOST_NUMBERS, bounded
+from pytest_gpufleet.probes.nodes import curve, network
+from pytest_gpufleet.probes.training.small_network import known_input
+from tests.several_nodes import ranks_on
+
+FLOATS = [torch.float32]
+
+
+@pytest.fixture(scope="module")
+def three_nodes() -> Iterator[World]:
+    with ranks_on(3, 2) as world:
+        yield world
+
+
+def one_figure(rank: Rank) -> Reading:
+    return Reading("busbw", 1.0 + rank.index, {"ranks": rank.size}, place=WORLD)
+
+
+def each_alone(rank: Rank) -> Reading:
+    return Reading("gemm", 1.0, {"precision": "fp32"})
+
+
+def test_what_ranks_of_several_nodes_do_together_has_their_number(three_nodes: World) -> None:
+    assert measure(three_nodes, one_figure).conditions == {"ranks": 6, "nodes": 3}
+    assert measure(three_nodes.subset(range(4)), one_figure).conditions == {"ranks": 4, "nodes": 2}
+    assert measure(three_nodes.nodes[1], one_figure).conditions == {"ranks": 2}
+
+
+def test_what_each_rank_does_alone_has_not(three_nodes: World) -> None:
+    measured = measure(three_nodes, each_alone)
+    assert measured.conditions == {"precision": "fp32"}
+    assert {str(where) for where in measured.values} == {
+        "cpu0", "cpu1", "node1/cpu0", "node1/cpu1", "node2/cpu0", "node2/cpu1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8])]
+)
+def test_nodes_are_doubled_up_to_all_of_them(nodes: int, sizes: list[int]) -> None:
+    with ranks_on(nodes, 1) as world:  # no process starts before it is used
+        assert [some.size for some in doubling(world)] == sizes
+
+
+def test_the_curve_has_a_figure_for_each_number_of_nodes_and_size(three_nodes: World) -> None:
+    told = [
+        (each.conditions.get("nodes", 1), each.conditions["bytes"])
+        for some in doubling(three_nodes)
+        for each in measure_all(some, collective_curve, "all_gather", [96, 1536])
+    ]
+    assert told == [(nodes, nbytes) for nodes in (1, 2, 3) for nbytes in (96, 1536)]
+
+
+def has_time_for(rank: Rank, trial: int, seconds: float) -> None:
+    curve.TRIAL, curve.LONGEST_SECONDS = trial, seconds
+
+
+def test_sizes_that_take_too_long_are_left_out_but_for_the_smallest(three_nodes: World) -> None:
+    assert affordable(three_nodes, [8, MiB]) == [8, MiB]
+    usual = curve.TRIAL, curve.LONGEST_SECONDS
+    three_nodes.run(has_time_for, 1024, 1e-9)
+    assert affordable(three_nodes, [8, MiB, 8 * MiB]) == [8]
+    three_nodes.run(has_time_for, *usual)
+
+
+# ---------------------------------------------------------------- wrong data
+
+
+def flip(rank: Rank, *culprits: int) -> None:
+    """Have every exchange of this rank's with others, across nodes, receive one element too many from a culprit."""
+    genuine = dist.all_reduce
+
+    def wrong(tensor: torch.Tensor, *args: object, group: dist.ProcessGroup, **kwargs: object) -> object:
+        work = genuine(tensor, *args, group=group, **kwargs)
+        if work is not None:
+            work.wait()
+        if tensor.numel() > 1000 and {*culprits} & {*dist.get_process_group_ranks(group)}:
+            tensor[7] += 1
+        return work
+
+    rank.kept["genuine"] = genuine
+    dist.all_reduce = wrong
+
+
+def put_right(rank: Rank) -> None:
+    dist.all_reduce = rank.kept.pop("genuine")
+
+
+@pytest.mark.parametrize("culprit", [0, 3])
+def test_a_node_that_corrupts_data_is_named(three_nodes: World, culprit: int) -> None:
+    three_nodes.run(flip, culprit)
+    deliveries = three_nodes.run(exchange, "all_reduce", "sum", dtypes=FLOATS)
+    fault = who_corrupts(three_nodes, deliveries, "all_reduce", "sum", dtypes=FLOATS)
+    three_nodes.run(put_right)
+    assert (fault.code, fault.subjects) == ("collective_wrong", (Place(culprit // 2, "node"),))
+
+
+def test_of_two_nodes_the_network_between_them_is_named(three_nodes: World) -> None:
+    two = three_nodes.subset(range(4))
+
+    def between(rank: Rank) -> None:
+        genuine = dist.all_reduce
+
+        def wrong(tensor: torch.Tensor, *args: object, group: dist.ProcessGroup, **kwargs: object) -> object:
+            work = genuine(tensor, *args, group=group, **kwargs)
+            if work is not None:
+                work.wait()
+            if tensor.numel() > 1000 and len({index // 2 for index in dist.get_process_group_ranks(group)}) > 1:
+                tensor[7] += 1
+            return work
+
+        rank.kept["genuine"] = genuine
+        dist.all_reduce = wrong
+
+    three_nodes.run(between)
+    deliveries = two.run(exchange, "all_reduce", "sum", dtypes=FLOATS)
+    fault = who_corrupts(two, deliveries, "all_reduce", "sum", dtypes=FLOATS)
+    three_nodes.run(put_right)
+    assert fault.subjects == (Pair(Place(0, "node"), Place(1, "node")),)
+
+
+# ---------------------------------------------------------------- thousands of ranks
+
+
+@pytest.mark.parametrize("n", [2, 8, 16, 512, 4096])
+def test_exact_data_of_thousands_of_ranks_fit_into_memory(n: int) -> None:
+    count = bounded(LARGE["cuda"], n)
+    assert n * count <= MOST_NUMBERS
+    assert count == LARGE["cuda"] if n <= 8 else count < LARGE["cuda"]
+
+
+@pytest.mark.parametrize("n", [1, 8, 24, 25, 512, 4096])
+def test_known_gradients_are_exact_however_they_are_added_up(n: int) -> None:
+    def rank(index: int) -> Rank:
+        return Rank(index, n, 0, n, torch.device("cpu"), None, {}, {}, None, None)  # type: ignore[arg-type]
+
+    inputs = torch.cat([known_input(rank(index)).flatten() for index in range(n)])
+    inverse = torch.tensor(1 / n)
+    for parts in (inputs / n, inputs * inverse):
+        assert float(parts.cumsum(0)[-1]) == float(parts.flip(0).cumsum(0)[-1]) == known_average(n)
+    if n > 1:
+        assert float((inputs / n)[1:].sum()) != known_average(n)
+
+
+# ---------------------------------------------------------------- what a network is
+
+
+@pytest.mark.parametrize(
+    ("ports", "gpus", "gigabits"),
+    [
+        (["400 Gb/sec (4X NDR)"] * 8, 8, 400),
+        (["200 Gb/sec (4X HDR)"] * 16, 8, 400),
+        (["100 Gb/sec (4X EDR)"] * 32, 8, 400),
+        (["400 Gb/sec (4X NDR)"] * 10, 8, 400),  # two of them for storage
+        (["400 Gb/sec (4X NDR)"] * 7, 8, 200),  # one is down
+        (["100 Gb/sec (2X HDR)"] * 16, 8, 200),
+        ([], 8, 0),
+        (["10 Gb/sec"], 8, 0),
+    ],
+)
+def test_a_network_is_told_by_its_rate_for_each_gpu(
+    ports: list[str], gpus: int, gigabits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [{"state": "4: ACTIVE", "rate": rate} for rate in ports] + [{"state": "1: DOWN", "rate": "400 Gb/sec"}]
+    monkeypatch.setattr(network_ports, "read", lambda: told)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert network.gigabits_for_each_gpu() == gigabits
+
+
+def test_cpu_ranks_have_no_network_to_tell_of(three_nodes: World) -> None:
+    assert three_nodes.run(network.conditions) == [{}] * 6
