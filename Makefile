@@ -3,8 +3,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# The tests run side by side, but where there is a GPU: one run at a time may have it.
-WORKERS := $(if $(wildcard /dev/nvidia0),0,auto)
+# The tests run side by side, but where there is a GPU: one run at a time may have it. One more than there are cores:
+# tests of what hangs or comes late wait most of their time.
+WORKERS := $(if $(wildcard /dev/nvidia0),0,$(shell expr $$(nproc) + 1))
 READY  := $(VENV)/.ready
 
 .PHONY: accept test lint
@@ -13,7 +14,7 @@ accept: $(READY)
 	$(BIN)/pytest acceptance/ $(ARGS)
 
 test: $(READY)
-	$(BIN)/pytest tests/ -n $(WORKERS) --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/pytest tests/ -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

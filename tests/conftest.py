@@ -23,6 +23,17 @@ ACCEPTANCE = ROOT / "acceptance"
 EVIDENCE = ROOT / "tests" / "recorded"  # of real machines
 INNER = ROOT / "tests" / "inner"  # test modules that tests give to a pytest of their own
 RECORDED = ("-p", "tests.hardware.recorded")  # options: on a recorded machine
+LONGEST = (
+    "acceptance/test_acceptance.py",
+    "acceptance/test_resnet_options.py",
+    "probes/test_culprit.py",
+    "probes/test_training.py",
+    "plugin/test_plugin.py",
+    "run/test_hard_end.py",
+    "run/test_orphans.py",
+    "world/test_faults.py",
+    "acceptance/test_burn_in.py",
+)
 REPORTS = "runs"  # not pytest-gpufleet's own default, so that a report in a wrong place shows
 SECONDS = 600  # far more than any run takes: a run that hangs must not hang the tests
 # Not what would change results, but where NVLink multicast is switched off it must stay so.
@@ -70,6 +81,12 @@ def disks_are_not_waited_for() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first: one that came last would run beside workers with nothing to do."""
+    order = {ROOT / "tests" / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 def lay_out(root: Path, files: Mapping[str, str | Path]) -> Path:
