@@ -117,7 +117,7 @@ def test_a_terminal_shows_how_far_it_is_by_lines_or_by_the_table(drawn):
 
 def test_a_rehearsal_on_a_terminal_tells_how_far_it_is(tmp_path):
     controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "pytest", BURN_IN, "--rehearse", "--fleet-burn-in=3s", FOLDER]
+    command = [sys.executable, "-m", "pytest", BURN_IN, "--rehearse", "--fleet-burn-in=1s", FOLDER]
     run = subprocess.Popen(command, cwd=tmp_path, stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)
     printed = b""
@@ -128,7 +128,7 @@ def test_a_rehearsal_on_a_terminal_tells_how_far_it_is(tmp_path):
         pass
     os.close(controller)
     assert run.wait() == 0
-    assert b" of 3 s, " in printed
+    assert b" of 1 s, " in printed
 
 
 @pytest.mark.parametrize("text", ["", "15", "m", "0m", "1.5h", "-3m", "15 m", "15w"])
