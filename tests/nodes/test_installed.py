@@ -38,6 +38,14 @@ def test_other_files_are_another_suite(folder, change):
     assert installed.suite(folder, ["checks::test_it"]) == installed.suite(folder, ["checks"])
 
 
+def test_what_pytest_does_not_look_at_is_no_part_of_it(folder):
+    before = installed.suite(folder, ["checks"])
+    (folder / "checks" / ".venv").mkdir()
+    (folder / "checks" / ".venv" / "test_a.py").write_text("of somebody else")
+    (folder / "checks" / "notes.txt").write_text("to do")
+    assert installed.suite(folder, ["checks"]) == before
+
+
 def test_a_file_that_is_not_there_makes_another_one(folder):
     before = installed.suite(folder, ["test_none.py"])
     (folder / "test_none.py").write_text("it is there now")

@@ -185,6 +185,7 @@ class Agent:
 
     def _hear(self) -> None:
         """Whatever has come counts before its absence does: this process may have been stopped."""
+        now = time.monotonic()
         try:
             messages = self._connection.receive()
         except EOFError:
@@ -193,7 +194,6 @@ class Agent:
         except Garbled as garbled:
             self._why = str(garbled)
             return
-        now = time.monotonic()
         if messages:
             self._heard = now
         for packed in messages:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest_gpufleet
@@ -22,7 +23,14 @@ def suite(folder: Path, sources: Iterable[str]) -> str:
     """Of the files, and of all Python files below the folders, that `sources` name as pytest is told them, seen from
     `folder`. What is not there on a node makes it another one."""
     found = {folder / source.partition("::")[0] for source in sources}
-    return _sum_of(folder, (path for place in found for path in ([*place.rglob("*.py")] or [place])))
+    return _sum_of(folder, (path for place in found for path in ([*_python_files(place)] or [place])))
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """Not those of hidden folders, into which pytest does not look either: an environment may be in one."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(parent, name) for name in names if name.endswith(".py"))
 
 
 def _sum_of(folder: Path, files: Iterable[Path]) -> str:
