@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -13,7 +14,8 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.plugin import compat, node_arguments, options, ownership
 from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
-from pytest_gpufleet.plugin.keys import FAULTS, REACHED
+from pytest_gpufleet.plugin.keys import FAULTS, REACHED, SCREEN
+from pytest_gpufleet.plugin.nodes_at_work import nodes_now
 from pytest_gpufleet.verdict.node_verdicts import outcome_of_all
 
 if TYPE_CHECKING:
@@ -38,6 +40,12 @@ class Mirrors:
         self._run = run
         self._seconds = 0.0  # that the last one took on the slowest node
 
+    @pytest.hookimpl(trylast=True)  # when the terminal is there
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Show what the nodes are at, if this is a terminal: one line, or with --fleet-monitor one of each."""
+        rows = len(self._run.cluster.names) if self._run.options.monitor else 0
+        session.config.stash[SCREEN].draw_nodes(partial(nodes_now, self._run), rows, self._run.open_things)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """Start the nodes' own runs, with what was selected here."""
@@ -45,7 +53,7 @@ class Mirrors:
         if mirrored and not session.testsfailed:
             given = node_arguments.arguments(session.config, self._run.options, mirrored)
             with options.refusals():
-                self._run.start_alone(dict.fromkeys(self._run.cluster.alive, given))
+                self._run.start_alone(given, [item.nodeid for item in mirrored])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:

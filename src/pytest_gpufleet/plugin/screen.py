@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.sample import Sample
+    from pytest_gpufleet.report.terminal.live_nodes import NodesNow
     from pytest_gpufleet.report.terminal.live_table import LiveTable
 
 
@@ -46,6 +47,12 @@ class Screen:
         from pytest_gpufleet.report.terminal.running_check import RunningCheck
 
         self._table = stack.enter_context(LiveTable(topology, self._stream, RunningCheck(reports)))
+
+    def draw_nodes(self, now: Callable[[], NodesNow], rows: int, stack: ExitStack) -> None:
+        """Keep a line on what is waited for below everything else, with `rows` of nodes, until `stack` is closed."""
+        from pytest_gpufleet.report.terminal.live_nodes import LiveNodes
+
+        stack.enter_context(LiveNodes(now, self._stream, rows))
 
     def show(self, sample: Sample) -> None:
         """Bring the table up to date, if there is one."""

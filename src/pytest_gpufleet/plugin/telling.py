@@ -8,13 +8,24 @@ import pytest
 
 from pytest_gpufleet.plugin.keys import RUN
 
+MOST_NAMES = 16  # of nodes in one line
+INSECURE = ", which lets in whoever reaches its ports, to run what they like (--fleet-insecure)"
 
-def pytest_report_header(config: pytest.Config) -> str | None:
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
     run = config.stash[RUN]
-    if not run.options.makes_a_run:
-        return None
+    if not run.options.makes_a_run or run.evidence is None:
+        return []
     resumed = f"; {len(run.carried)} checks carried over from {run.options.resume}" if run.options.resume else ""
-    return f"gpufleet: {run.ground.headline(run.options.level, run.options.basis)}{resumed}"
+    lines = [f"gpufleet: {run.ground.headline(run.options.level, run.options.basis)}{resumed}"]
+    header = run.evidence.record.run
+    if header.transport:
+        names = [node.host for node in header.nodes]
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        safe = INSECURE if header.secured == "insecure" else ""
+        how = "processes of this machine" if header.transport == "local" else f"by {header.transport}"
+        lines.append(f"nodes: {', '.join(names[:MOST_NAMES])}{more}, {how}{safe}")
+    return lines
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import CheckHealth, Greeting, Hello, Lock, ReadHost
-from pytest_gpufleet.run import node_folders
+from pytest_gpufleet.run import node_folders, resume
 from pytest_gpufleet.run.cluster_ground import AllMachines
 from pytest_gpufleet.run.cluster_ranks import ClusterRanks
 from pytest_gpufleet.run.folder import NODES
@@ -25,7 +25,9 @@ from pytest_gpufleet.verdict.fleet.among_nodes import minority
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 
 if TYPE_CHECKING:
+    from pytest_gpufleet.model.record import Record
     from pytest_gpufleet.model.suite import Suite
+    from pytest_gpufleet.run.folder import RunFolder
 
 HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver
 LOCK_SECONDS = 30.0
@@ -43,6 +45,8 @@ class ClusterRun(Run):
         self.ranks = ClusterRanks(self)
         self.alone = True
         self.told_lost: set[int] = set()
+        self.earlier: dict[int, RunFolder] = {}  # nodes' own runs that need not be made again
+        self.earlier_names: dict[int, str] = {}
         self._locked: set[int] = set()
 
     # ------------------------------------------------------------ who is there
@@ -150,9 +154,16 @@ class ClusterRun(Run):
 
     # ------------------------------------------------------------ one after the other
 
-    def start_alone(self, arguments: Mapping[int, tuple[str, ...]]) -> None:
-        """Start the nodes' own runs, with these arguments of pytest. Refused if one cannot be started."""
-        troubles = self.node_runs.start(arguments, [node.found for node in self.ground.standing], self.folder)
+    def take_up(self, folder: RunFolder, then: Record) -> None:
+        self.earlier = resume.whole_nodes(folder, then)
+        self.earlier_names = {node: end.run for node, end in then.finished.items()}
+
+    def start_alone(self, arguments: tuple[str, ...], checks: Collection[str]) -> None:
+        """Start the nodes' own runs, with these arguments of pytest. Refused if one cannot be started. `checks`: their
+        node ids."""
+        nodes = [node.found for node in self.ground.standing if node.index in self.cluster.alive]
+        self.node_runs.take_over(self.earlier, nodes, self.folder, checks)
+        troubles = self.node_runs.start(dict.fromkeys(self.cluster.alive, arguments), nodes, self.folder)
         if troubles:
             told = "; ".join(f"{self.ground.hosts[node]}: {why}" for node, why in troubles.items())
             raise Refused(f"the checks of one machine cannot be started there: {told}")

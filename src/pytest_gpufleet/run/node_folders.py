@@ -36,10 +36,10 @@ def collect(run: ClusterRun, wait_seconds: float) -> None:
     runs.listen(0.0)
     fetched = _fetched(run.cluster, runs.all.values(), FETCH_SECONDS if wait_seconds else HASTE_SECONDS)
     for each in runs.all.values():
-        digest = sha256(each.folder.evidence) if each.node in fetched else ""
+        digest = sha256(each.folder.evidence) if each.node in fetched or each.taken_over else ""
         if not digest:
             _note(each)
-        name = each.ended.run if each.ended else ""
+        name = run.earlier_names.get(each.node, "") if each.taken_over else each.ended.run if each.ended else ""
         run.record_event("node_finished", **node_verdicts.finished(each.node, name, each.record, digest))
 
 
@@ -50,7 +50,7 @@ def _fetched(cluster: Cluster, runs: Iterable[NodeRun], seconds: float) -> set[i
     owed = {
         run.node: [(name, run.ended.files[name]) for name in BROUGHT if run.ended.files.get(name)]
         for run in runs
-        if run.ended is not None
+        if run.ended is not None and not run.taken_over
     }
     folders, offsets, whole = {run.node: run.folder for run in runs}, dict.fromkeys(owed, 0), set()
     while owed and time.monotonic() < until:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -22,7 +23,8 @@ START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
 @dataclass
 class NodeRun:
     """The run of a node alone. `folder`: where the controller keeps what it has of it. `record`: of what it has told
-    so far, which has no telemetry. `damage`: why the rest of what it told counts for nothing."""
+    so far, which has no telemetry. `damage`: why the rest of what it told counts for nothing. `taken_over`: it was
+    made when an earlier run on all nodes was, which this one goes on with."""
 
     node: int
     host: str
@@ -31,6 +33,7 @@ class NodeRun:
     ended: SuiteEnded | None = None
     lost: Lost | None = None
     damage: str = ""
+    taken_over: bool = False
     told: bool = False  # how it ended
 
     @property
@@ -66,17 +69,33 @@ class NodeRuns:
         self._cluster = cluster
         self.all: dict[int, NodeRun] = {}
 
+    def take_over(
+        self, earlier: Mapping[int, RunFolder], nodes: Iterable[NodeFound], folder: RunFolder, checks: Collection[str]
+    ) -> None:
+        """Have the runs in these folders count as those of their nodes, if they did all of these checks. `folder`: of
+        the run of all, which gets a copy of each."""
+        for node in nodes:
+            if node.index not in earlier:
+                continue
+            record = earlier[node.index].as_written()
+            if record.checks.keys() >= {*checks}:
+                own = folder.of_node(node)
+                shutil.copytree(earlier[node.index].path, own.path)
+                ended = SuiteEnded(record.exit_status or 0, "", "", {})
+                self.all[node.index] = NodeRun(node.index, node.host, own, record, ended, taken_over=True)
+
     def start(
         self, arguments: Mapping[int, tuple[str, ...]], nodes: Iterable[NodeFound], folder: RunFolder
     ) -> dict[int, str]:
         """Start a run on each of these nodes, with these arguments of pytest. `folder`: of the run of all. Why it could
         not be started, of those nodes of which that is so."""
         for node in nodes:
-            if node.index in arguments:
+            if node.index in arguments and node.index not in self.all:
                 own = folder.of_node(node)
                 own.path.mkdir(parents=True)
                 self.all[node.index] = NodeRun(node.index, node.host, own)
-        questions = {node: RunSuite(given, os.getcwd()) for node, given in arguments.items()}
+        started = [node for node, run in self.all.items() if not run.taken_over]
+        questions = {node: RunSuite(arguments[node], os.getcwd()) for node in started}
         answers = self._cluster.ask_each(questions, START_SECONDS)
         lost = self._cluster.lost
         return {

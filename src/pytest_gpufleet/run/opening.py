@@ -87,4 +87,5 @@ def _resumed(run: Run, header: dict[str, Any]) -> tuple[list[dict[str, Any]], Ca
     folder = RunFolder(run.options.resume)
     then = resume.load(folder)
     resume.check_same(folder, then, header, run.ground.topology)
+    run.take_up(folder, then)
     return resume.history(folder, then), resume.events(folder, then)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.machine import Machine
     from pytest_gpufleet.model.measurement import Measurement
+    from pytest_gpufleet.model.record import Record
     from pytest_gpufleet.nodes.health_watch import Guard
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import RunFolder
@@ -158,6 +159,9 @@ class Run:
     def cluster_header(self) -> dict[str, Any]:
         """What evidence says first of a run on many nodes."""
         return {}
+
+    def take_up(self, folder: RunFolder, then: Record) -> None:
+        """Go on with the run in this folder beyond what its events say."""
 
     def machines(self) -> tuple[Machine, ...]:
         """Those that take part, with the facts that do not change."""
