@@ -111,7 +111,9 @@ def check_same(folder: RunFolder, then: Record, run: dict[str, Any], topology: G
         if before != now
     ]
     differences += _variables(then.run.environment, run["environment"])
-    hosts, hosts_now = (", ".join(names) for names in (then.hosts.values(), (node["host"] for node in run.get("nodes", ()))))
+    hosts, hosts_now = (
+        ", ".join(names) for names in (then.hosts.values(), (node["host"] for node in run.get("nodes", ())))
+    )
     if then.of_cluster and hosts != hosts_now:
         differences.append(_differs("nodes", hosts, hosts_now))
     differences += _gpus(then.topology.gpus, topology.gpus, then.hosts if then.of_cluster else {})

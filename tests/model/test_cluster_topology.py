@@ -1,0 +1,100 @@
+"""The GPUs of several nodes as those of one run: how places are called, and which are held against which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_gpufleet.model.cluster_topology import ClusterTopology, joined
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import WORLD, Pair, Place, Where, gpu, on_node, read
+from pytest_gpufleet.verdict.judgement import judge
+from tests import clusters, runs
+
+THREE = clusters.topology("gf1", "gf2", "gf3")
+
+
+@pytest.mark.parametrize(
+    ("place", "beginning"),
+    [
+        ("gpu3", "gf1 GPU 3 NVIDIA X9000, serial gf1-S3"),
+        ("node2/gpu0", "gf3 GPU 0 NVIDIA X9000, serial gf3-S0"),
+        ("node", "gf1"),
+        ("node1", "gf2"),
+        ("node1/rail2", "gf2 rail 2"),
+        ("node1/cpu1", "gf2 CPU rank 1"),
+        ("node1-node2", "gf2 and gf3"),
+        ("world", "world"),
+        ("node7", "node 7"),
+    ],
+)
+def test_places_are_called_by_the_host(place: str, beginning: str) -> None:
+    assert THREE.identity(read(place)).startswith(beginning)
+
+
+def test_a_node_describes_itself_as_if_it_were_alone_and_is_numbered_by_the_run() -> None:
+    assert [gpu.place for gpu in THREE.gpus][3:6] == [gpu(3), gpu(0, node=1), gpu(1, node=1)]
+    alone = runs.topology("gf1")
+    assert joined({0: alone}, {0: "gf1"}) is alone
+
+
+def test_what_nodes_have_in_common_is_told_as_such() -> None:
+    newer = replace(runs.topology("gf2"), driver="590.1", fabric="pcie")
+    both = joined({0: runs.topology("gf1"), 1: newer}, {0: "gf1", 1: "gf2"})
+    assert (THREE.driver, THREE.fabric) == ("580.159.04", "nvswitch")
+    assert (both.driver, both.fabric, both.nccl) == ("580.159.04 and 590.1", "mixed", "2.28.9")
+
+
+def test_a_node_that_was_never_heard_takes_nothing_from_the_others() -> None:
+    missing = GpuTopology(absent="its agent was never heard")
+    rest = joined({0: runs.topology("gf1"), 1: missing}, {0: "gf1", 1: "gf2"})
+    assert (rest.driver, rest.fabric, rest.absent, len(rest.gpus)) == ("580.159.04", "nvswitch", "", 4)
+
+
+def peers(topology: GpuTopology, *places: str) -> bool:
+    return len({topology.kind(read(place)) for place in places}) == 1
+
+
+def test_only_like_places_are_peers() -> None:
+    other = joined(
+        {0: runs.topology("gf1"), 1: runs.topology("gf2"), 2: runs.topology("gf3", runs.H200)},
+        dict(enumerate(("gf1", "gf2", "gf3"))),
+    )
+    assert isinstance(other, ClusterTopology)
+    assert peers(other, "gpu0", "node1/gpu3")
+    assert peers(other, "node", "node1")
+    assert peers(other, "rail0", "node1/rail3")
+    assert peers(other, "gpu0-gpu1", "node1/gpu2-node1/gpu3")
+    assert peers(THREE, "node-node1", "node1-node2")
+    for one, another in (
+        ("gpu0", "node2/gpu0"),
+        ("node", "node2"),
+        ("rail0", "node2/rail0"),
+        ("gpu0", "rail0"),
+        ("node", "rail0"),
+        ("gpu0-gpu1", "gpu0-node1/gpu1"),
+        ("node-node1", "node1-node2"),
+    ):
+        assert not peers(other, one, another), (one, another)
+
+
+def rails(**worse: float) -> dict[Where, float]:
+    values: dict[Where, float] = {Place(node, "rail", index): 48.0 for node in range(3) for index in range(4)}
+    return {**values, **{read(place.replace("_", "/")): value for place, value in worse.items()}}
+
+
+@pytest.mark.parametrize(
+    ("worse", "named"),
+    [({}, []), ({"node2_rail1": 40.0}, [Place(2, "rail", 1)]), ({"node2_rail1": 46.0}, [])],
+)
+def test_a_slow_rail_among_those_of_all_nodes_is_named(worse: dict[str, float], named: list[Where]) -> None:
+    under = {"at_once": "one", "bytes": 1 << 30}
+    finding = judge(Measurement("rail_bandwidth", rails(**worse), under), None, THREE, "x.py::y", rehearsal=False)
+    assert [*(finding.slower_than_peers or {})] == named
+
+
+def test_all_ranks_of_a_machine_are_its_node_among_others() -> None:
+    assert on_node(WORLD, 2) == Place(2, "node")
+    assert on_node(Pair(gpu(0), gpu(3)), 2) == Pair(gpu(0, node=2), gpu(3, node=2))
