@@ -111,6 +111,10 @@ def _prepare(rank: Rank, direction: HostDirection, nbytes: int) -> str:
 def _samples(rank: Rank, way: HostDirection, at_once: bool, lines: list[str]) -> tuple[float, ...]:
     """Of one direction, while this rank's others are busy."""
     link: _Link = rank.kept[LINK]
+    if rank.gpu is not None:
+        # A link that rests runs at a lower generation. It speeds up within a second or two: an H200's first sample had
+        # half its bandwidth, the second four fifths.
+        pcie_generation_under_load(rank)
     ends = [link.ways[way], *(others for other, others in link.ways.items() if other != way)]
     copies = [Copy(sink.address, source.address, sink.words.nbytes) for source, sink in ends]
     with rank.phase(f"copies between host and device: {way}"):
