@@ -9,11 +9,13 @@ import pytest
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
+from pytest_gpufleet.model.place import Pair, Place
+from pytest_gpufleet.model.place import read as read_place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.groups import groups
 from pytest_gpufleet.report.page.figure_tables import figure_tables
+from pytest_gpufleet.report.page.heat_tables import heat_tables
 from pytest_gpufleet.report.page.limit_sources import Sources
-from pytest_gpufleet.report.page.pair_matrix import pair_matrices
 from pytest_gpufleet.report.plots.curves import curves
 from pytest_gpufleet.verdict import basis
 from tests.report.page import Page
@@ -133,8 +135,8 @@ def test_of_a_figure_measured_twice_the_judged_one_counts(standard: Record) -> N
 
 def test_matrix_of_pairs_shows_numbers_heat_and_what_missed(bad_gpu: Record, page_of: object) -> None:
     assert callable(page_of)
-    read = next(matrix for matrix in pair_matrices(bad_gpu.findings) if matrix.conditions.startswith("read"))
-    assert read.places == tuple(f"GPU {index}" for index in range(8))
+    read = next(matrix for matrix in heat_tables(bad_gpu.findings) if matrix.conditions.startswith("read"))
+    assert read.columns == tuple(f"GPU {index}" for index in range(8))
     for row, (_, cells) in enumerate(read.rows):
         for column, cell in enumerate(cells):
             assert cell.missed == (row != column and 5 in (row, column))
@@ -147,7 +149,27 @@ def test_matrix_of_pairs_shows_numbers_heat_and_what_missed(bad_gpu: Record, pag
 
 @pytest.mark.parametrize("value", [float("nan"), 0.0, -1.0])
 def test_matrix_of_broken_figures_and_of_one_direction(value: float) -> None:
-    (matrix,) = pair_matrices([figures({"gpu0-gpu1": value, "gpu0-gpu10": 5.0}, "pair_bandwidth")])
-    assert matrix.places == ("GPU 0", "GPU 1", "GPU 10")
+    (matrix,) = heat_tables([figures({"gpu0-gpu1": value, "gpu0-gpu10": 5.0}, "pair_bandwidth")])
+    assert matrix.columns == ("GPU 0", "GPU 1", "GPU 10")
     assert [cell.text for cell in matrix.rows[2][1]] == ["5", "", ""]  # measured once, for both directions
-    assert pair_matrices([figures({"gpu0": 1.0})]) == []
+    assert heat_tables([figures({"gpu0": 1.0})]) == []
+
+
+def test_rails_of_nodes_are_a_table_with_a_row_a_node_and_a_column_a_rail() -> None:
+    values = {"rail0": 48.0, "rail1": 47.0, "node1/rail0": 46.0, "node1/rail1": 24.0}
+    (table,) = heat_tables([replace(figures(values), missed=(read_place("node1/rail1"),))], {0: "gf1", 1: "gf2"})
+    assert table.columns == ("rail 0", "rail 1")
+    assert [name for name, _ in table.rows] == ["gf1", "gf2"]
+    assert [[cell.missed for cell in cells] for _, cells in table.rows] == [[False, False], [False, True]]
+    assert figure_tables([figures(values)], Sources(), {0: "gf1", 1: "gf2"})[0].columns[:2] == ("Measured", "Where")
+
+
+def test_few_pairs_of_many_nodes_stand_beside_each_node_the_lowest_first() -> None:
+    names = {node: f"n{node}" for node in range(60)}
+    pairs = {Pair(Place(node, "node"), Place(node + 1, "node")): 400.0 - node for node in range(59)}
+    measured = replace(figures({"gpu0": 1.0}).measurement, values=pairs)
+    tables = heat_tables([replace(figures({"gpu0": 1.0}), measurement=measured)], names)
+    assert [len(table.rows) for table in tables] == [25, 25, 10]
+    first, *_ = tables
+    assert first.rows[1][1][0].told == "with n2"
+    assert [[cell.text for cell in cells] for _, cells in first.rows[:2]] == [["400", ""], ["399", "400"]]

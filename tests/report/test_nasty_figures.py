@@ -20,7 +20,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.plugin import html_columns
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page import comparison_section, drift_section, several_runs, summary_html
-from pytest_gpufleet.report.page.pair_matrix import PairMatrix, pair_matrices
+from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.plots.telemetry_plots import svgs
 from pytest_gpufleet.report.terminal import summary_lines
 from pytest_gpufleet.verdict.across_runs.drift import drift
@@ -101,9 +101,9 @@ def test_any_mixture_of_figures_can_be_shown(values: list[float]) -> None:
     assert_shown_everywhere(endless(values))
 
 
-def matrix_of(*values: float) -> PairMatrix:
+def matrix_of(*values: float) -> HeatTable:
     measurement = Measurement("pair_bandwidth", dict(zip(PAIRS, values, strict=True)), {})
-    (matrix,) = pair_matrices([Finding(CHECK, measurement, "for information")])
+    (matrix,) = heat_tables([Finding(CHECK, measurement, "for information")])
     return matrix
 
 

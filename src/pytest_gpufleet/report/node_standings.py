@@ -20,6 +20,7 @@ from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind
 
 MOST_SAID = 6  # of a node, by checks between them
+FIGURES = ("limit_missed", "slower_than_peers")
 SECURED = {
     "token": "which nobody reads or sends without the cluster's token",
     "loopback": "which never leave this machine",
@@ -108,8 +109,13 @@ def _said(record: Record, between: Sequence[Group]) -> dict[int, list[str]]:
     ours = {check for group in between for check in group.checks}
     name = partial(wording.place, hosts=record.hosts)
     found: dict[int, list[str]] = defaultdict(list)
-    for fault in told(record):
+    explained: set[tuple[int, str]] = set()  # by a check that also says what makes its figures miss
+    for fault in sorted(told(record), key=lambda fault: fault.code in FIGURES):
         if fault.code != "node_lost" and (fault.check in ours or fault.watched):
             for node in dict.fromkeys(part.node for at in fault.subjects for part in at.parts if part.is_on_node):
+                if fault.code not in FIGURES:
+                    explained.add((node, fault.check))
+                elif (node, fault.check) in explained:
+                    continue
                 found[node].append(f"{wording.capitalised(fault.kind.message)}: {fault.told(name)}")
     return found

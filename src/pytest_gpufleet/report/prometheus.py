@@ -39,7 +39,7 @@ def write(path: Path, record: Record) -> None:
     OSError if it cannot be written.
     """
     registry = CollectorRegistry()
-    for name, text, series in (*_of_the_run(record), *_of_places(record)):
+    for name, text, series in (*_of_the_run(record), *_of_nodes(record), *_of_places(record)):
         _gauge(registry, name, text, series)
     safe_files.write_text(path, generate_latest(registry).decode())
 
@@ -83,12 +83,35 @@ def _of_the_run(record: Record) -> Metrics:
     )
 
 
+def _of_nodes(record: Record) -> Metrics:
+    """Of a run on many nodes what the own run of each came to; of one on its own machine nothing."""
+    hosts = record.hosts if record.of_cluster else {}
+    ends = {node: end.verdict for node, end in record.finished.items()}
+    yield (
+        "gpufleet_node_verdict",
+        "Whether the own run of a node came to this verdict in the last acceptance run of many; all 0 without one.",
+        [
+            ({"verdict": verdict, "node": host}, float(verdict == ends.get(node)))
+            for node, host in hosts.items()
+            for verdict in STAMPS
+        ],
+    )
+    yield (
+        "gpufleet_node_lost",
+        "Whether a node was lost in the last acceptance run of many.",
+        [({"node": host}, float(node in record.lost)) for node, host in hosts.items()],
+    )
+
+
 def _of_places(record: Record) -> Metrics:
     serials = {gpu.place: gpu.serial or "" for gpu in record.topology.gpus}
 
     def at(where: Where) -> dict[str, str]:
         serial = "-".join(serials[part] for part in where.parts if part in serials)
-        return {"place": str(where), "serial": serial}
+        if not record.of_cluster:
+            return {"place": str(where), "serial": serial}
+        nodes = dict.fromkeys(record.hosts.get(part.node, "") for part in where.parts if part.is_on_node)
+        return {"place": str(where), "serial": serial, "node": "-".join(nodes)}
 
     yield (
         "gpufleet_figure",

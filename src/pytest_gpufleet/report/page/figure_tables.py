@@ -17,6 +17,7 @@ from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD, Place, Where
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.page.heat_tables import spans_nodes
 from pytest_gpufleet.report.page.limit_sources import Sources
 
 FEWEST_SIZES = 3
@@ -88,9 +89,13 @@ def figure_tables(
 
 
 def per_gpu(finding: Finding) -> bool:
-    """Whether several GPUs (or CPU ranks) have a figure of their own."""
+    """Whether several GPUs (or CPU ranks) of one machine have a figure of their own."""
     values = finding.measurement.values
-    return len(values) > 1 and all(isinstance(place, Place) and place.is_device for place in values)
+    return (
+        len(values) > 1
+        and not spans_nodes(finding)
+        and all(isinstance(place, Place) and place.is_device for place in values)
+    )
 
 
 def for_information(finding: Finding) -> bool:

@@ -23,10 +23,10 @@ from pytest_gpufleet.report.node_standings import groups_between, nodes_in_words
 from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
 from pytest_gpufleet.report.page import health_section, machine_section, rendering
 from pytest_gpufleet.report.page.figure_tables import LIKE_PEERS, FigureTable, figure_tables, state
+from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.page.hosts_part import HostsPart
 from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.report.page.method_table import MethodComparison, compares_methods, method_comparison
-from pytest_gpufleet.report.page.pair_matrix import PairMatrix, pair_matrices
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.verdict import basis
 
@@ -48,7 +48,7 @@ class Section:
     group: groups.Group
     lines: list[groups.CheckLine]
     plots: Plots
-    matrices: list[PairMatrix]
+    heats: list[HeatTable]
     tables: list[FigureTable]
     methods: MethodComparison | None
 
@@ -132,7 +132,7 @@ def _section(
         group,
         groups.check_lines(group, accused),
         _drawn(group.findings, hosts) if drawn else [],
-        pair_matrices(findings, hosts),
+        heat_tables(findings, hosts),
         figure_tables(findings, sources, hosts),
         methods,
     )

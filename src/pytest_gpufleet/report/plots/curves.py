@@ -18,8 +18,10 @@ from pytest_gpufleet.report.plots import canvas
 SIZES: dict[str, tuple[int, str, Callable[[float], str]]] = {
     "bytes": (3, "message size", wording.size),
     "batch": (3, "batch of each GPU", wording.number),
+    "nodes": (2, "number of nodes", wording.number),
 }
-ALONG: dict[str, Collection[str]] = {"bytes": ALONG_BYTES, "batch": ("batch",)}  # conditions that change along a curve
+# Conditions that change along a curve.
+ALONG: dict[str, Collection[str]] = {"bytes": ALONG_BYTES, "batch": ("batch",), "nodes": ("nodes", "ranks")}
 PANEL = ("collective", "operation", "recipe")  # the first of these that a figure has gives it its panel
 COLUMNS = 3
 HEIGHT = 1.35
