@@ -210,7 +210,8 @@ class Agent:
         suite, node = self._suite, self._node
         readings = suite.readings if suite and not suite.over else node.readings if node else ()
         hottest, watts = (
-            [gpu[name] for gpu in readings if gpu[name] is not None] for name in ("temperature_c", "power_watts")
+            [told for gpu in readings if isinstance(told := gpu.get(name), float | int)]
+            for name in ("temperature_c", "power_watts")
         )
         check = suite.check if suite and not suite.over else ""
         self._send(say.Pulse(time.time(), max(hottest, default=None), sum(watts) if watts else None, check))

@@ -25,12 +25,16 @@ ADDED_OPTIONS = "PYTEST_ADDOPTS"  # those of the run of all nodes, and what is m
 OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
 
 
+class _Sample(msgspec.Struct):
+    gpus: tuple[dict[str, Any], ...] = ()
+
+
 class _Line(msgspec.Struct):
     """What is looked at in a line of the evidence."""
 
     event: str
     check: Any = None  # its name, of one that begins
-    sample: Any = None
+    sample: _Sample = msgspec.field(default_factory=_Sample)
 
 
 class SuiteProcess:
@@ -115,7 +119,7 @@ class SuiteProcess:
         if known.event == "check_started":
             self.check = str(known.check)
         if known.event == "telemetry":
-            self.readings = known.sample["gpus"]
+            self.readings = known.sample.gpus
         return known.event != "telemetry"
 
     def _ended(self, status: int) -> SuiteEnded:

@@ -1,0 +1,99 @@
+"""What a growing file of evidence tells, whoever writes into it."""
+
+import json
+import os
+
+import pytest
+
+from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
+from pytest_gpufleet.nodes.suite_process import SuiteProcess
+
+# In the place of pytest: it ends when somebody has opened the FIFO and closed it again. The test writes its evidence.
+STAND_IN = """
+import sys
+open("end").read()
+print("the end", sys.argv[1:])
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def suite(tmp_path):
+    (tmp_path / "pytest.py").write_text(STAND_IN)
+    (tmp_path / "node").mkdir()
+    os.mkfifo(tmp_path / "end")
+    return SuiteProcess(RunSuite(("-x",), str(tmp_path)), tmp_path / "node", {})
+
+
+@pytest.fixture
+def evidence(suite, tmp_path):
+    assert suite.news() == []  # it has no folder yet
+    (reports,) = (path for path in (tmp_path / "node").iterdir() if path.is_dir())
+    (reports / "host-1").mkdir()
+    (reports / "host-1" / "evidence.jsonl").touch()
+    return reports / "host-1" / "evidence.jsonl"
+
+
+def line(event, **content):
+    return json.dumps({"event": event, **content}).encode()
+
+
+def write(evidence, *parts):
+    with evidence.open("ab") as file:
+        file.writelines(parts)
+
+
+def end(suite, tmp_path):
+    (tmp_path / "end").write_text("")
+    told = []
+    while not suite.over:
+        told += suite.news()
+    return told
+
+
+def test_complete_lines_are_told_once_and_telemetry_is_not(suite, evidence, tmp_path):
+    started, finished = line("check_started", check="a.py::test_a"), line("check_finished", check={"id": "a"})
+    telemetry = line("telemetry", sample={"time": 1.0, "gpus": [{"temperature_c": 61}]})
+    write(evidence, started, b"\n", telemetry, b"\n", finished[:10])
+    assert suite.news() == [SuiteNews((started,))]
+    assert (suite.check, suite.readings) == ("a.py::test_a", ({"temperature_c": 61},))
+    assert suite.news() == []
+    write(evidence, finished[10:], b"\n")
+    assert suite.news() == [SuiteNews((finished,))]
+    write(evidence, started, b"\n")
+    *news, ended = end(suite, tmp_path)
+    assert news == [SuiteNews((started,))]
+    assert isinstance(ended, SuiteEnded)
+    assert (ended.exit_status, ended.run, ended.files) == (3, "host-1", {"evidence.jsonl": evidence.stat().st_size})
+    assert ended.output.startswith("the end ['-x', '--fleet-dir=")
+    assert suite.news() == []
+
+
+def test_evidence_that_was_removed_and_written_again_goes_on(suite, evidence, tmp_path):
+    first, second = line("run"), line("suite")
+    write(evidence, first, b"\n")
+    assert suite.news() == [SuiteNews((first,))]
+    evidence.unlink()
+    assert suite.news() == []
+    write(evidence, first, b"\n", second, b"\n")
+    assert suite.news() == [SuiteNews((second,))]
+    end(suite, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"no JSON", b"[]", b"{}", b"\xff", line("telemetry", sample=7), line("telemetry", sample={"gpus": [7]}), b""],
+)
+def test_what_somebody_else_wrote_is_no_news(suite, evidence, tmp_path, damage):
+    good = line("run")
+    write(evidence, damage, b"\n", good, b"\n")
+    assert suite.news() == [SuiteNews((good,))]
+    end(suite, tmp_path)
+
+
+def test_evidence_that_is_a_link_is_not_followed(suite, evidence, tmp_path):
+    (tmp_path / "secret").write_bytes(line("secret") + b"\n")
+    evidence.unlink()
+    evidence.symlink_to(tmp_path / "secret")
+    assert suite.news() == []
+    end(suite, tmp_path)
