@@ -12,10 +12,31 @@ import pytest
 
 from pytest_gpufleet.model.record import read, sha256
 from pytest_gpufleet.world.engines.processes import descendants
-from tests.conftest import INNER, KEPT, REPORTS, ROOT, FleetRun, as_on_a_terminal, lay_out
+from tests.conftest import INNER, KEPT, REPORTS, ROOT, SECONDS, FleetRun, as_on_a_terminal, lay_out
 
 ON_THREE = ("--nodes=3", f"--fleet-dir={REPORTS}")
 WHOLE = {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(*arguments): a run on three nodes in a session of its own, whose folder is tmp_path."""
+    started = []
+
+    def start(*arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rehearse=1", *ON_THREE, *arguments]
+        with (tmp_path / "log").open("w") as log:
+            run = subprocess.Popen(
+                command, cwd=tmp_path, env={**KEPT, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=as_on_a_terminal,
+            )  # fmt: skip
+        started.append(run)
+        return run
+
+    yield start
+    for run in started:
+        run.kill()  # its nodes end by themselves
+        run.wait()
 
 
 @pytest.fixture(scope="module")
@@ -137,19 +158,14 @@ def test_never(): pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_when_the_controller_ends(tmp_path, number):
+def test_nothing_is_left_when_the_controller_ends(start, tmp_path, number):
     lay_out(tmp_path, {"test_inner.py": ENDLESS})
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rehearse=1", *ON_THREE]
-    with (tmp_path / "log").open("w") as log:
-        run = subprocess.Popen(
-            command, cwd=tmp_path, env={**KEPT, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=as_on_a_terminal,
-        )  # fmt: skip
+    run = start()
     assert wait_until(lambda: len([*tmp_path.glob("pid*")]) == 3), (tmp_path / "log").read_text()
     started = descendants(run.pid)
     assert len(started) >= 9  # agents, their pytest, ranks
     run.send_signal(number)
-    assert run.wait(60) == (2 if number == signal.SIGINT else -number), (tmp_path / "log").read_text()
+    assert run.wait(SECONDS) == (2 if number == signal.SIGINT else -number), (tmp_path / "log").read_text()
     assert wait_until(lambda: not any(map(alive, started)))
     (folder,) = (tmp_path / REPORTS).iterdir()
     left = {path.name for path in folder.iterdir()}
@@ -164,9 +180,52 @@ def alive(pid: int) -> bool:
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + SECONDS
     while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
     return True
+
+
+STUCK_ON_ONE = """
+import os, time
+from pathlib import Path
+
+def test_quick():
+    Path(f"ran.{os.getpid()}").touch()
+
+def test_last():
+    try:
+        os.mkdir("one is stuck")
+    except FileExistsError:
+        return
+    time.sleep(3600)
+"""
+ENDING = """
+import os
+from pathlib import Path
+
+def pytest_unconfigure():
+    Path(f"ended.{os.getpid()}").touch()
+"""
+
+
+def test_nodes_that_came_to_their_end_are_not_run_again(start, tmp_path):
+    lay_out(tmp_path, {"test_inner.py": STUCK_ON_ONE, "conftest.py": ENDING})
+    run = start()
+    assert wait_until(lambda: len([*tmp_path.glob("ended.*")]) == 2), (tmp_path / "log").read_text()
+    ended = [int(path.suffix[1:]) for path in tmp_path.glob("ended.*")]
+    assert wait_until(lambda: not any(map(alive, ended)))
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(SECONDS) == -signal.SIGTERM, (tmp_path / "log").read_text()
+    (first,) = (tmp_path / REPORTS).iterdir()
+    whole = {node: end.sha256 for node, end in read(first / "evidence.jsonl").finished.items() if end.sha256}
+    assert len(whole) == 2
+    ran = {*tmp_path.glob("ran.*")}
+    assert start(f"--fleet-resume={first}").wait(SECONDS) == 0, (tmp_path / "log").read_text()
+    assert len({*tmp_path.glob("ran.*")} - ran) == 1
+    second = next(path for path in (tmp_path / REPORTS).iterdir() if path != first)
+    record = read(second / "evidence.jsonl")
+    assert {check.outcome for check in record.checks.values()} == {"passed"}
+    assert whole.items() <= {node: end.sha256 for node, end in record.finished.items()}.items()
