@@ -11,13 +11,14 @@ from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid, wording
-from pytest_gpufleet.report.accused import Accused, accused_nodes
+from pytest_gpufleet.report.accused import Accused, accused_nodes, times_named
 from pytest_gpufleet.report.fleet_hosts import BetweenHosts, HostRow, host_rows
 from pytest_gpufleet.report.groups import Group, group_title, groups
 from pytest_gpufleet.verdict.accusations import told
 from pytest_gpufleet.verdict.fleet.among_nodes import NodeRuns
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind
+from pytest_gpufleet.verdict.node_verdicts import unaccepted
 
 MOST_SAID = 6  # of a node, by checks between them
 FIGURES = ("limit_missed", "slower_than_peers")
@@ -77,6 +78,18 @@ def _network(machine: HostFound) -> str:
     known = [port for port in ports if isinstance(port, dict)] if isinstance(ports, list) else []
     kinds = Counter(" ".join(str(port[key]) for key in ("adapter", "rate") if port.get(key)) for port in known)
     return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()) if kind)
+
+
+def to_look_at(record: Record) -> dict[int, str]:
+    """The nodes that somebody has to look at, by their numbers, and why in a word: those that reject the run, then
+    those that checks name most often."""
+    numbers = {host: node for node, host in record.hosts.items()}
+    found: dict[int, str] = {
+        numbers[host]: each.state for each in unaccepted(record) if each.rejects for host in each.hosts
+    }
+    for where, _ in times_named(accused_nodes(record).values()).most_common():
+        found.setdefault(where.node, "named by checks")
+    return found
 
 
 def _gap(record: Record, kind: GapKind, node: int, what: str) -> Gap:

@@ -9,13 +9,13 @@ from functools import partial
 from pytest_gpufleet.model.finding import distinct
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.accused import Accused, accused, accused_nodes, times_named
+from pytest_gpufleet.report.accused import Accused, accused, times_named
 from pytest_gpufleet.report.banner import STAMPS, stamp
 from pytest_gpufleet.report.failures import explanations
+from pytest_gpufleet.report.node_standings import to_look_at
 from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import own_limits
-from pytest_gpufleet.verdict.node_verdicts import unaccepted
 from pytest_gpufleet.verdict.verdict import RESUMABLE, remarks
 
 MOST_GPUS = 3
@@ -78,12 +78,10 @@ def _of_nodes(record: Record, word: str) -> str:
     if word == "ACCEPTED":
         all_of_them = f"Every check that level {level} requires ran on {nodes} and between them, and met its limits."
         return " ".join([all_of_them, *told])
-    found: dict[str, str] = {host: each.state for each in unaccepted(record) if each.rejects for host in each.hosts}
-    for where, _ in times_named(accused_nodes(record).values()).most_common():
-        found.setdefault(record.hosts[where.node], "named by checks")
+    found = to_look_at(record)
     if not found:
         return "No node is named: look at what all nodes share (switches, network, software, settings)."
-    first = ", ".join(f"{host} ({why})" for host, why in list(found.items())[:MOST_GPUS])
+    first = ", ".join(f"{record.hosts[node]} ({why})" for node, why in list(found.items())[:MOST_GPUS])
     more = f" and {len(found) - MOST_GPUS} more" if len(found) > MOST_GPUS else ""
     return f"{len(found)} of {nodes} {'needs' if len(found) == 1 else 'need'} a look: {first}{more}."
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS
 from pytest_gpufleet.report.fleet_hosts import HostRow, counts, host_rows
 from pytest_gpufleet.report.reason_texts import why
-from pytest_gpufleet.report.terminal.summary_lines import BAD, HEADING, Line, wrapped
+from pytest_gpufleet.report.terminal.screen_lines import BAD, HEADING, Line, wrapped
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
 
@@ -40,7 +41,7 @@ def _host(row: HostRow) -> list[Line]:
     lines += [line for gpu in row.named for line in wrapped(gpu.identity, "    ", BAD)]
     lines += [line for gap in row.gaps for line in wrapped(gap.what, "    ")]
     for each in row.slow[:1]:
-        where = "all of its places" if each.everywhere else wording.places(list(each.worse))
+        where = "all of its places" if each.everywhere else wording.places([on_node(place, 0) for place in each.worse])
         more = f", and {wording.count(len(row.slow) - 1, 'figure')} more" if len(row.slow) > 1 else ""
         what = f"{each.figure.metric.title} of {where} {wording.percent(each.worst)} worse than the fleet's peers"
         lines += wrapped(f"{what}{more}", "    ")

@@ -13,21 +13,19 @@ from pytest_gpufleet.report.failures import Failure, failures
 from pytest_gpufleet.report.misses import Miss
 from pytest_gpufleet.report.open_points import counted, gaps, inapplicable
 from pytest_gpufleet.report.reason_texts import why
+from pytest_gpufleet.report.terminal.node_lines import node_lines
+from pytest_gpufleet.report.terminal.screen_lines import BAD, HEADING, Line, wrapped
 
-Line = tuple[str, dict[str, bool]]
-
-WIDTH = 80
 MOST_MISSES = 3  # of one check
 MOST_LINES = 8  # of what it said: a line a GPU
-PLAIN: dict[str, bool] = {}
-BAD = {"red": True}
-HEADING = {"bold": True}
 # Many a serial console knows ASCII only.
 SPOKEN = {"≥ ": "at least ", "≤ ": "at most "}
 
 
 def summary_lines(record: Record) -> list[Line]:
     """The lines of the summary, each with pytest's markup; 80 columns wide where that cuts no identity."""
+    if record.of_cluster:
+        return node_lines(record)
     verdict = stamp(record)
     result: list[Line] = [*wrapped(headline(record), "", verdict.markup), *wrapped(why(record), "  ")]
     for reason in reasons(record):
@@ -82,15 +80,3 @@ def _miss(miss: Miss) -> list[Line]:
     if miss.kind != "peers" and miss.source:
         result += wrapped(f"source of the limit: {miss.kind}, {miss.source}", "      ")
     return result
-
-
-def wrapped(text: str, indent: str, markup: dict[str, bool] = PLAIN) -> list[Line]:
-    texts = textwrap.wrap(
-        wording.clean(text),
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=" " * len(indent),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [(line, markup) for line in texts]

@@ -1,0 +1,72 @@
+"""What a run on many nodes says on the terminal and to Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report import prometheus
+from pytest_gpufleet.report.terminal.node_lines import SCREEN
+from pytest_gpufleet.report.terminal.summary_lines import summary_lines
+from tests.fleets import fleet_of, healthy, rejected
+from tests.node_records import Between, of_nodes
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Record:
+    """3 is slow with everybody, rail 1 of 5 is, 4 is rejected by its own run and left out, 7 is lost."""
+    hosts = fleet_of(8, node_004=rejected("node-004"))
+    between = Between(nodes=(2,), rails=((4, 1),), lost={6: "nothing heard"}, left_out={3: "REJECTED"})
+    return of_nodes(hosts, between)[0]
+
+
+def text_of(record: Record) -> str:
+    return " ".join(" ".join(text.split()) for text, _ in summary_lines(record))
+
+
+def test_the_terminal_names_nodes_by_host_and_serial(faulty: Record) -> None:
+    text = text_of(faulty)
+    assert text.startswith("REJECTED")
+    for told in (
+        "8 nodes of 8 asked for, 1 lost, 1 left out", "Nodes to look at: 4", "node-003, serial SN-node-003: named",
+        "node-007, serial SN-node-007: lost", "node-005 rail 1: with 3 others",
+        "node-004, serial SN-node-004: rejected",
+    ):  # fmt: skip
+        assert told in text
+    assert "node2" not in text
+
+
+def test_the_terminal_takes_one_screen_however_many_nodes_are_bad() -> None:
+    bad = of_nodes([rejected(f"n{number:03}") for number in range(60)], Between(nodes=tuple(range(30))))[0]
+    lines = summary_lines(bad)
+    assert len(lines) <= SCREEN
+    assert any("more nodes, which the report lists" in text for text, _ in lines)
+    assert max(len(text) for text, _ in lines) <= 80 or "serial" in max((text for text, _ in lines), key=len)
+
+
+def series(record: Record, folder: Path) -> dict[str, list[tuple[dict[str, str], float]]]:
+    prometheus.write(folder / "x.prom", record)
+    families = text_string_to_metric_families((folder / "x.prom").read_text())
+    return {family.name: [(dict(each.labels), each.value) for each in family.samples] for family in families}
+
+
+def test_prometheus_tells_the_node_of_each_verdict_figure_and_fault(faulty: Record, tmp_path: Path) -> None:
+    told = series(faulty, tmp_path)
+    verdicts = {labels["node"]: labels["verdict"] for labels, value in told["gpufleet_node_verdict"] if value}
+    assert verdicts["node-004"] == "REJECTED"
+    assert verdicts["node-001"] == "ACCEPTED"
+    assert "node-007" not in verdicts
+    assert [labels["node"] for labels, value in told["gpufleet_node_lost"] if value] == ["node-007"]
+    rails = {(labels["node"], labels["place"]) for labels, _ in told["gpufleet_figure"] if "rail" in labels["place"]}
+    assert ("node-005", "node4/rail1") in rails
+    faults = {(labels["name"], labels["node"]) for labels, _ in told["gpufleet_fault"]}
+    assert {("node_slow", "node-003"), ("rail_slow", "node-005")} <= faults
+
+
+def test_of_one_machine_prometheus_has_no_label_of_a_node(tmp_path: Path) -> None:
+    told = series(healthy(), tmp_path)
+    assert not [name for name in told if "node" in name]
+    assert not [labels for samples in told.values() for labels, _ in samples if "node" in labels]
