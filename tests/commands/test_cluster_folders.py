@@ -221,6 +221,15 @@ def test_its_nodes_are_hosts_of_a_fleet(folder: Path, gpufleet: Told) -> None:
     assert [host["host"] for host in document["hosts"]] == ["gf1", "gf2", "gf10"]
 
 
+def test_nodes_are_called_as_the_run_over_all_calls_them(folder: Path, gpufleet: Told) -> None:
+    """Nodes that are processes of one machine have its name in their own evidence."""
+    changed(folder / "evidence.jsonl", lambda events: events[0]["nodes"][1].update(host="elsewhere"))
+    with_reports(folder)
+    (folder / "nodes" / "1-gf2").rename(folder / "nodes" / "1-elsewhere")
+    _, text = gpufleet("fleet", folder, "--json")
+    assert [host["host"] for host in json.loads(text)["hosts"]] == ["elsewhere", "gf1", "gf10"]
+
+
 def test_a_fleet_says_which_nodes_left_nothing_and_that_the_run_between_them_is_not_accepted(
     tmp_path: Path, limits: Path, gpufleet: Told
 ) -> None:

@@ -6,8 +6,11 @@ import argparse
 import json
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
+
+import msgspec
 
 from pytest_gpufleet.commands import hosts_file
 from pytest_gpufleet.commands.command import Command, print_lines, printing, tell
@@ -68,9 +71,9 @@ class _Found:
         self.gaps: list[Gap] = []
         self._suites: list[Suite] = []
 
-    def take(self, folder: RunFolder, stated: str = "") -> None:
-        """The run of a host, or those of all nodes of one on many. `stated`: the SHA-256 that its evidence must have,
-        where a run on many nodes says so."""
+    def take(self, folder: RunFolder, stated: str = "", host: str = "") -> None:
+        """The run of a host, or those of all nodes of one on many, which says what SHA-256 the evidence of each must
+        have, and its name: nodes that are processes of one machine have no other."""
         try:
             with folder.of_anybody():
                 record, digest = unaltered(folder)
@@ -79,7 +82,9 @@ class _Found:
                 if record.of_cluster:
                     self._take_nodes(folder, record)
                 else:
-                    self.runs.append(HostRun(str(folder), digest, kept(record, self._suites)))
+                    header = msgspec.structs.replace(record.run, host=host or record.run.host)
+                    record = kept(replace(record, run=header), self._suites)
+                    self.runs.append(HostRun(str(folder), digest, record))
         except Refused as refused:
             self.unusable.append(Unusable(str(folder), _host_of(folder), str(refused).removeprefix(f"{folder}: ")))
 
@@ -87,7 +92,7 @@ class _Found:
         for number, host in record.hosts.items():
             own, end = folder.of_node(record.node(number)), record.finished.get(number)
             if end and end.sha256:
-                self.take(own, end.sha256)
+                self.take(own, end.sha256, host)
             else:
                 why = (
                     f"lost: {record.lost[number].why}" if number in record.lost else "its evidence was not brought here"
