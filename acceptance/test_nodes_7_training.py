@@ -38,7 +38,8 @@ pytestmark = [
 ]
 
 STEPS = 5
-# How far sums in another order may drift apart in so many steps: see test_7_training.py.
+# How far sums in another order may drift apart in so many steps, relative and absolute: 512 times 32 images, one after
+# the other and all at once, drifted by 9e-7 on a CPU.
 TOLERANCE = 1e-5
 
 
@@ -102,8 +103,8 @@ Files = dict[str, bytes]
 
 
 def train_and_save(rank: Rank) -> tuple[Files, dict[str, Tensor], list[float]]:
-    """Train with FSDP and save a checkpoint: what this rank has written, the weights in it, and the losses of the steps
-    that follow."""
+    """Train with FSDP and save a checkpoint: what this rank has written, and the losses of the steps that follow; of
+    the first rank also the weights in it."""
     model = fully_sharded(rank, network(rank))
     optimizer = sgd(model)
     for step in range(STEPS):
@@ -113,7 +114,7 @@ def train_and_save(rank: Rank) -> tuple[Files, dict[str, Tensor], list[float]]:
         files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
     sharded: dict[str, Any] = dict(model.named_parameters())
     weights = {name: parameter.full_tensor().detach().cpu() for name, parameter in sharded.items()}
-    return files, weights, next_losses(rank, model, optimizer)
+    return files, {} if rank.index else weights, next_losses(rank, model, optimizer)
 
 
 def load_and_go_on(rank: Rank, files: Files, weights: dict[str, Tensor], losses: list[float]) -> None:

@@ -65,7 +65,11 @@ Every check of the suite, in the order in which they run. Report and terminal na
 - **Limits** come from the profile of the GPU model; [the shipped ones](#limits-of-the-shipped-profiles) are below. If
   one is required and there is none, the figure is shown and the verdict is INCOMPLETE.
 - **Peers** are the GPUs of one model in this machine, if there are three or more, and on machines with an NVSwitch the
-  pairs of them. They need no limit.
+  pairs of them; between nodes all GPUs of that model on all nodes, their rails, and pairs and groups of such nodes.
+  They need no limit.
+- Checks of `test_nodes_*.py` are **between nodes**: they take two, and do not apply to one machine. Published limits
+  hold for the number of nodes and the network of their source. Where there is none, a figure is judged by its peers,
+  and is for information where it has none, as with two nodes: no verdict waits for it.
 - A judged figure whose samples differ by more than {wording.percent(STEADY)} fails its check too ("spread of ..."):
   something else uses the GPU, or it throttles. Find out which, and run the check again.
 - The health of all GPUs is read around every check. An error that comes up meanwhile fails the check during which it

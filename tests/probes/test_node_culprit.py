@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.probes.pairing import Pair, rounds, some_rounds
 from pytest_gpufleet.probes.search.node_culprit import (
     FIRST_ROUNDS,
@@ -21,6 +22,7 @@ from pytest_gpufleet.probes.search.node_culprit import (
     culprits,
     narrowed,
 )
+from pytest_gpufleet.probes.search.slow_between_nodes import of_rails
 
 
 @dataclass
@@ -198,6 +200,34 @@ def test_what_was_slow_once_is_no_slow_link() -> None:
 def test_a_pair_without_a_figure_is_slow(figure: float) -> None:
     seen = {pair: figure if 3 in pair else 48.0 for pair in combinations(range(6), 2)}
     assert culprits(range(6), Fabric(6).measure, seen).nodes == (3,)
+
+
+@given(st.integers(4, 60), st.integers(2, 8), SEEDS, st.data())
+@settings(max_examples=60, deadline=None)
+def test_slow_rails_are_named_and_no_other(nodes: int, rails: int, seed: int, data: st.DataObject) -> None:
+    each = st.tuples(st.integers(0, nodes - 1), st.integers(0, rails - 1))
+    bad = data.draw(st.sets(each, min_size=1, max_size=nodes // 4))
+    whole = data.draw(st.integers(0, nodes - 1))
+    bad |= {(whole, rail) for rail in range(rails)}
+    found = {}
+    for rail in range(rails):
+        fabric = Fabric(nodes, {node: 0.5 for node, other in bad if other == rail}, seed=seed + rail)
+        found[rail] = fabric.searched()
+    named = {where for fault in of_rails(found) for where in fault.subjects}
+    slow = {node for node in range(nodes) if all((node, rail) in bad for rail in range(rails))}
+    assert whole in slow
+    alone = {Place(node, "rail", rail) for node, rail in bad if node not in slow}
+    assert named == alone | {Place(node, "node") for node in slow}
+
+
+def test_a_rail_that_is_slow_on_all_nodes_and_a_slow_switch_of_a_rail_are_told() -> None:
+    healthy = Fabric(8).searched()
+    (fault,) = of_rails({0: healthy, 1: Fabric(8, dict.fromkeys(range(8), 0.5)).searched(), 2: healthy})
+    assert (fault.code, fault.subjects) == ("network_between_nodes_slow", ())
+    assert fault.what.startswith("rail 1 is slow on all nodes: ")
+    split = Fabric(8, racks=[range(4), range(4, 8)], between=0.5).searched()
+    (fault,) = of_rails({0: healthy, 1: split})
+    assert fault.what.startswith("nodes 0, 1, 2, 3 and nodes 4, 5, 6, 7 are fast among themselves, and reach ")
 
 
 # ---------------------------------------------------------------- what shows in groups only

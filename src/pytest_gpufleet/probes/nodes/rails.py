@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+import torch
+
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Condition
@@ -98,5 +100,7 @@ def rail_pairs(
 ) -> tuple[dict[Pair, Samples], dict[str, Condition]]:
     """GB/s of this rank's pairs in some rounds, by indices of the group, and the conditions."""
     taken = swaps(rank, rounds, nbytes, RUN_SECONDS)
+    if rank.device.type == "cuda":
+        torch.cuda.empty_cache()  # the next check may need all memory
     rates = {pair: tuple(nbytes / each / 1e9 for each in samples) for pair, samples in taken.items()}
     return rates, network.conditions(rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median
 
@@ -47,7 +47,7 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
 
 
 def who_slows_rails(world: World, rails: Rails, nbytes: int) -> list[Fault]:
-    """Whose rails are slow, or what lies between two nodes on a rail. A node of which all are is slow itself."""
+    """Whose rails are slow, or what lies between two nodes on a rail."""
     deadline, found = Deadline(), dict[int, Culprits]()
     try:
         for rail, seen in rails.pairs.items():
@@ -55,15 +55,25 @@ def who_slows_rails(world: World, rails: Rails, nbytes: int) -> list[Fault]:
             found[rail] = culprits(numbers(world), measure, seen, _share(world))
     except Exception as error:
         return [Fault("network_between_nodes_slow", (), failed(error))]
-    whole = set.intersection(*({*each.nodes} for each in found.values())) if len(found) > 1 else set[int]()
-    faults = [
-        Fault("node_slow", (Place(node, "node"),), f"each of its {len(found)} rails is") for node in sorted(whole)
-    ]
-    for rail, each in found.items():
-        of_rail = _named(each, "rail_slow", partial(Place, kind="rail", index=rail))
-        faults += [fault for fault in of_rail if not {part.node for at in fault.subjects for part in at.parts} <= whole]
     none = f"no single rail: {_pairs(figure for each in found.values() for figure in each.seen.values())}"
-    return faults or [Fault("network_between_nodes_slow", (), none)]
+    return of_rails(found, _share(world)) or [Fault("network_between_nodes_slow", (), none)]
+
+
+def of_rails(found: Mapping[int, Culprits], share: float = SLOW) -> list[Fault]:
+    """What was found on each rail, as faults: a node of which all rails are slow is one, and so is a rail that is slow
+    on all nodes."""
+    whole = set.intersection(*({*each.nodes} for each in found.values())) if len(found) > 1 else set[int]()
+    what = f"each of its {len(found)} rails is"
+    faults = [Fault("node_slow", (Place(node, "node"),), what) for node in sorted(whole)]
+    best = max(each.usual for each in found.values())
+    for rail, each in found.items():
+        if each.usual < share * best:
+            what = f"rail {rail} is slow on all nodes: {gigabytes([each.usual])} is usual there, {gigabytes([best])} on"
+            faults.append(Fault("network_between_nodes_slow", (), f"{what} another one"))
+        for fault in _named(each, "rail_slow", partial(Place, kind="rail", index=rail)):
+            ends = {part.node for where in fault.subjects for part in where.parts}
+            faults += [] if ends and ends <= whole else [fault]
+    return faults
 
 
 def _share(world: World) -> float:
