@@ -145,12 +145,16 @@ class ClusterRun(Run):
         return faults
 
     def lock(self) -> None:
-        """Make the GPUs of all nodes this run's own, when the nodes' own runs have let them go."""
-        new = set(self.cluster.alive) - self._locked
-        held = self.cluster.ask(Lock(), new, LOCK_SECONDS)
-        if taken := {node: holder for node, holder in held.items() if holder}:
-            raise Refused("; ".join(f"{self.ground.hosts[node]}: {holder}" for node, holder in taken.items()))
-        self._locked |= held.keys()
+        """Make the GPUs of all nodes this run's own, when the nodes' own runs have let them go. Without nodes on which
+        somebody else was faster."""
+        held = self.cluster.ask(Lock(), set(self.cluster.alive) - self._locked, LOCK_SECONDS)
+        for node, holder in held.items():
+            if holder:
+                fault = Fault("node_unfit", (Place(node, "node"),), holder)
+                self.record_event("fault", fault=fault.to_json())
+                self._leave_out(node, holder)
+            else:
+                self._locked.add(node)
 
     # ------------------------------------------------------------ one after the other
 
@@ -188,8 +192,11 @@ class ClusterRun(Run):
         }
         for node, why in {**minority(self.runs_of_nodes()), **unfit}.items():
             if node in self.cluster.alive:
-                self.cluster.leave_out(node, why)
-                self.record_event("node_left_out", node=node, why=why)
+                self._leave_out(node, why)
+
+    def _leave_out(self, node: int, why: str) -> None:
+        self.cluster.leave_out(node, why)
+        self.record_event("node_left_out", node=node, why=why)
 
     def finish(self, cut_short: bool) -> None:
         """`cut_short`: what the nodes are still at is not waited for."""
