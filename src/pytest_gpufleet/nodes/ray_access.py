@@ -65,7 +65,7 @@ def find(address: str | None) -> Access:
     without, own = (_begin(wanted, mode) for mode in ("disabled", "token"))
     stranger, ours = _outcome(without), _outcome(own)
     if not stranger.refused and stranger.why:
-        raise Refused(f"no cluster of Ray answers ({wanted}): {stranger.why}")
+        raise Refused(f"no cluster of Ray answers ({stranger.address or wanted}): {stranger.why}")
     if stranger.refused and ours.why:
         raise Refused(
             f"the cluster of Ray at {stranger.address} asks for a token, and this process has none or another one: "

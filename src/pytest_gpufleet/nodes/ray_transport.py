@@ -101,7 +101,10 @@ class RayTransport:
         # A node whose driver is dead has no GPUs for Ray: its agent can say why. A head often has none.
         others = [node for node in there if node not in usable and HEAD not in node["Resources"]]
         usable += others[: max(0, (self._wanted or 0) - len(usable))]
-        return sorted(usable, key=lambda node: (node["NodeID"] != own, natural(node["NodeManagerHostname"])))
+        by_name = sorted(
+            usable, key=lambda node: natural(f"{node['NodeManagerHostname']} {node['NodeManagerAddress']}")
+        )
+        return sorted(by_name, key=lambda node: node["NodeID"] != own)
 
     def _in_use(self, nodes: Sequence[Mapping[str, Any]]) -> set[str]:
         """Of these nodes, by their ids, those with GPUs that Ray has given to others, and gets back from no job that
