@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
@@ -57,10 +58,15 @@ class AllMachines(Ground):
         hello = self._hellos.get(node)
         facts: Mapping[str, Any] = hello.machine if hello else {}
         serial = hello.serial if hello else None
-        return NodeStanding(node, self.hosts[node], serial, self.topologies[node], facts, "")
+        return NodeStanding(node, self.hosts[node], serial, self.topologies[node], facts, _taken(hello))
 
     def machine(self, node: int) -> Machine:
         """One of those that are there, with the facts that do not change. What its kernel log held, its own run has
         judged."""
         hello = self._hellos[node]
-        return Machine(self.topology_of(node).gpus, hello.machine, present=hello.present, node=node)
+        return Machine(self.topology_of(node).gpus, hello.machine, _taken(hello), present=hello.present, node=node)
+
+
+def _taken(hello: Hello | None) -> str:
+    """When a node was read, by its own clock."""
+    return "" if hello is None else datetime.fromtimestamp(hello.clock, timezone.utc).isoformat(timespec="seconds")

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
 from pytest_gpufleet.nodes.roll import Lost
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.verdict.fleet.host_runs import kept
 from pytest_gpufleet.verdict.node_verdicts import faults_of
 
 START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
@@ -68,6 +70,7 @@ class NodeRuns:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.all: dict[int, NodeRun] = {}
+        self._suites: list[Suite] = []  # that their records share
 
     def take_over(
         self, earlier: Mapping[int, RunFolder], nodes: Iterable[NodeFound], folder: RunFolder, checks: Collection[str]
@@ -113,6 +116,8 @@ class NodeRuns:
                     run.hear(lines)
                 case SuiteEnded():
                     run.ended = news
+                    if run.record.verdict is not None:  # what it measured in all its samples is in its own evidence
+                        run.record = kept(run.record, self._suites)
                 case Lost():
                     run.lost = news
 
