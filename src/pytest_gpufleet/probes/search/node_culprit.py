@@ -11,7 +11,9 @@ Nobody is blamed for a lone pair, nor where nothing is better than anything else
 looked for by halves: the slower half of a group is halved again, and where both are alike, halves that mix them tell
 whether it is what lies between.
 
-If healthy pairs differ by less than 4 % (NOISE to either side), no healthy node is ever named.
+If healthy pairs differ by less than 4 % (NOISE to either side), no healthy node is named because others are slow, or
+because a switch is. Both together can do it: of a few nodes behind a slow switch, one that met none of its neighbours
+but slow ones looks like them.
 """
 
 from __future__ import annotations
