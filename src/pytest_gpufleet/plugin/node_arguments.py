@@ -37,6 +37,7 @@ def arguments(config: pytest.Config, options: Options, items: Sequence[pytest.It
         f"--rootdir={config.rootpath}",
         *ini_file,
         "-o=addopts=",
+        "--maxfail=0",  # -x may stand in one piece with other letters
         *(_absolute(item) for item in items),
     )
 

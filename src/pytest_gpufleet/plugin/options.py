@@ -135,7 +135,7 @@ OPTIONS = (
         f"{_DEFAULT['interval']:g})",
         site=True,
     ),
-    Option("--fleet-monitor", "monitor", bool, None, "show what the GPUs do below pytest's own output"),
+    Option("--fleet-monitor", "monitor", bool, None, "show what the GPUs, or nodes, do below pytest's own output"),
     Option(
         "--fleet-prometheus", "prometheus", Path, "FILE",
         "write verdict and figures to FILE for the textfile collector of node_exporter, which reads *.prom",
