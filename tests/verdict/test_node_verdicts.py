@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.model.events import NodeFinished
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.node_verdicts import Nodes, State, faults_of, hosts_blamed, unaccepted
 from tests import clusters
@@ -131,6 +134,14 @@ def test_a_node_that_is_gone_is_told_once(
 ) -> None:
     record = ended(tmp_path, limits, ends, wanted=wanted, more=[told])
     assert (record.verdict, len(record.reasons)) == ("REJECTED", reasons)
+
+
+def test_a_verdict_stands_on_the_lowest_grade_of_all_nodes() -> None:
+    grades: tuple[Grade, ...] = ("calibrated", "physical", "published")
+    ends = {node: NodeFinished(node=node, run="", verdict="ACCEPTED", basis=grade) for node, grade in enumerate(grades)}
+    record = Record(finished=ends)
+    assert basis.lowest(record) == "physical"
+    assert basis.PHYSICAL in basis.told(record)
 
 
 def test_many_nodes_are_told_by_their_number_and_the_first_names() -> None:
