@@ -41,7 +41,7 @@ from pytest_gpufleet.nodes.messages import (
 )  # fmt: skip
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.call import Call
-from pytest_gpufleet.world.engines import processes
+from pytest_gpufleet.world.engines import held_folders, processes
 from pytest_gpufleet.world.engines.protocol import Trace
 from tests.conftest import KEPT, ROOT
 from tests.nodes.controller import controlled, started_by, wait_until_gone
@@ -217,7 +217,11 @@ def test_its_own_run_is_told_while_it_goes_on_and_its_files_are_read_in_parts(ag
 
 
 def test_its_folder_is_removed_when_all_was_read(tmp_path):
-    """And the options that somebody has in the environment are for the run of all nodes."""
+    """And that of an agent that was killed long ago. Options in the environment are for the run of all nodes."""
+    left = tmp_path / "gpufleet-node-left"
+    left.mkdir()
+    (left / held_folders.MARKER).touch()
+    os.utime(left, (0, 0))
     with controlled(settings(tmp_path), {**os.environ, "PYTEST_ADDOPTS": "--nodes=3 --collect-only"}) as agent:
         run_suite(agent, tmp_path, "-k", "test_plain")
         _, ended = lines_of(agent)

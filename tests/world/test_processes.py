@@ -11,7 +11,7 @@ import time
 import pytest
 
 from pytest_gpufleet.world import shipping
-from pytest_gpufleet.world.engines import processes, scratch
+from pytest_gpufleet.world.engines import held_folders, processes, scratch
 from pytest_gpufleet.world.engines.channel import RankEnd, message
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from tests.conftest import rehearsal
@@ -322,12 +322,12 @@ def test_only_what_a_killed_controller_left_is_swept(shared):
         os.utime(made, (0, 0))
         return made
 
-    left = folder("gpufleet-world-left", scratch.MARKER, "rank0.output")
-    held = folder("gpufleet-world-held", scratch.MARKER)
-    young = folder("gpufleet-world-young", scratch.MARKER)
+    left = folder("gpufleet-world-left", held_folders.MARKER, "rank0.output")
+    held = folder("gpufleet-world-held", held_folders.MARKER)
+    young = folder("gpufleet-world-young", held_folders.MARKER)
     os.utime(young)
     mine = folder("gpufleet-world-model-results", "weights.pt")
-    outside = folder("outside", scratch.MARKER, "kept")
+    outside = folder("outside", held_folders.MARKER, "kept")
     (shared / "gpufleet-world-link").symlink_to(outside)
     os.mkfifo(shared / "gpufleet-world-fifo")
     os.utime(shared / "gpufleet-world-fifo", (0, 0))
@@ -347,7 +347,7 @@ def test_only_what_a_killed_controller_left_is_swept(shared):
 def test_what_another_user_made_is_not_swept(shared, monkeypatch):
     left = shared / "gpufleet-world-left"
     left.mkdir()
-    (left / scratch.MARKER).touch()
+    (left / held_folders.MARKER).touch()
     os.utime(left, (0, 0))
     monkeypatch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
     scratch.sweep()

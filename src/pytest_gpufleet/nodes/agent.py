@@ -34,7 +34,7 @@ from pytest_gpufleet.nodes.frames import Frames, Garbled
 from pytest_gpufleet.nodes.own_node import OwnNode
 from pytest_gpufleet.nodes.ranks_here import RanksHere
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
-from pytest_gpufleet.world.engines import processes
+from pytest_gpufleet.world.engines import held_folders, processes
 from pytest_gpufleet.world.engines.forkserver import PR_SET_CHILD_SUBREAPER
 from pytest_gpufleet.world.engines.local import LocalEngine
 
@@ -44,6 +44,7 @@ KILL_SECONDS = 5.0  # for all that was started here to be gone
 TURN_SECONDS = 0.02  # between two looks at whether it is
 FAREWELL_SECONDS = 1.0  # for its last message to be taken
 PREFIX, LOG = "gpufleet-node-", "agent.log"
+KEPT_SECONDS = 24 * 3600.0  # the folder of an agent that was killed: it says why, and what its node had done by then
 # One thread each: the driver may keep for ever who asks for the state of a GPU, and ranks must be killed all the same.
 NODE, RANKS = "node", "ranks"
 
@@ -55,7 +56,7 @@ def main(descriptor: int, settings: str) -> NoReturn:
     status = 1
     try:
         told = msgspec.json.decode(settings, type=AgentSettings)
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=told.keep_in or None))
+        folder = _own_folder(told.keep_in or tempfile.gettempdir())
         _write_to(folder / LOG)
         _settle_in(told)
         Agent(told, connection, folder).live()
@@ -67,6 +68,13 @@ def main(descriptor: int, settings: str) -> NoReturn:
         _kill_all()
         _farewell(connection)
         os._exit(status)  # a thread may be stuck in the driver
+
+
+def _own_folder(base: str) -> Path:
+    """Held until this process ends. What others have left there long ago is removed."""
+    held_folders.sweep(PREFIX, [base], KEPT_SECONDS)
+    folder, _ = held_folders.make(PREFIX, base)
+    return folder
 
 
 def _write_to(log: Path) -> None:
