@@ -6,7 +6,7 @@ CHECK = "acceptance/test_5_links.py::test_pairs"
 
 
 def nodes(count: int, late: set[int]) -> NodesNow:
-    return NodesNow(CHECK, [NodeNow(f"gf{n}", CHECK, n in late, 60.0 + n, 700.0) for n in range(count)])
+    return NodesNow(CHECK, [NodeNow(f"gf{n}", CHECK, "", n in late, 60.0 + n, 700.0) for n in range(count)])
 
 
 def test_who_is_waited_for_is_named():
@@ -25,9 +25,17 @@ def test_of_many_nodes_as_many_as_there_is_room_for():
     told = lines(nodes(500, {400}), 20, 40)
     assert len(told) == 21
     assert told[1].startswith("gf400")
-    assert told[-1] == "and 481 more nodes"
+    assert told[-1] == "and 481 more nodes, none not fine"
     assert max(map(len, told)) == 40
 
 
+def test_nodes_that_are_not_fine_come_first():
+    wrong = [NodeNow("gf7", "", "lost"), NodeNow("gf9", CHECK, "2 failed")]
+    told = lines(NodesNow(CHECK, [*nodes(4, {1}).nodes, *wrong]), 4, 200)
+    assert [line.split()[0] for line in told[1:4]] == ["gf7", "gf9", "gf1"]
+    assert told[4] == "and 3 more nodes, none not fine"
+    assert lines(NodesNow(CHECK, wrong * 2), 2, 200)[-1] == "and 3 more nodes, 3 of them not fine"
+
+
 def test_what_nobody_has_told_is_left_empty():
-    assert lines(NodesNow(CHECK, [NodeNow("gf1", "lost")]), 1, 80)[1].split() == ["gf1", "lost"]
+    assert lines(NodesNow(CHECK, [NodeNow("gf1", "", "lost")]), 1, 80)[1].split() == ["gf1", "lost"]

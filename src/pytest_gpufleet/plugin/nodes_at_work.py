@@ -19,9 +19,17 @@ def nodes_now(run: ClusterRun) -> NodesNow:
     nodes = []
     for node, host in run.ground.hosts.items():
         pulse = pulses.get(node, Pulse())
-        doing = gone.get(node) or pulse.check or _without_a_check(run, node)
-        nodes.append(NodeNow(host, doing, node in late and node not in gone, pulse.hottest_c, pulse.watts))
+        doing = "" if node in gone else pulse.check or _without_a_check(run, node)
+        wrong = gone.get(node) or _failed(run, node)
+        nodes.append(NodeNow(host, doing, wrong, node in late and node not in gone, pulse.hottest_c, pulse.watts))
     return NodesNow(check, nodes)
+
+
+def _failed(run: ClusterRun, node: int) -> str:
+    """How many checks of its own run have failed so far."""
+    own = run.node_runs.all.get(node)
+    count = sum(check.outcome == "failed" for check in list(own.record.checks.values())) if own else 0
+    return f"{count} failed" if count else ""
 
 
 def _without_a_check(run: ClusterRun, node: int) -> str:

@@ -19,10 +19,12 @@ TURN_SECONDS = 1.0  # as often as nodes tell what they are at
 
 @dataclass(frozen=True)
 class NodeNow:
-    """`waited_for`: all others have done what it is at. None for what nobody has told."""
+    """`wrong`: what is not fine with it, in a word or two. `waited_for`: all others have done what it is at. None for
+    what nobody has told."""
 
     host: str
     doing: str
+    wrong: str = ""
     waited_for: bool = False
     hottest_c: float | None = None
     watts: float | None = None
@@ -37,23 +39,25 @@ class NodesNow:
 
 
 def lines(now: NodesNow, rows: int, columns: int) -> list[str]:
-    """One on the check and who is waited for, and below it `rows` nodes, first those that are."""
+    """One on the check and who is waited for, and below it `rows` nodes, first those that are not fine, then those
+    that are waited for."""
     late = [node.host for node in now.nodes if node.waited_for]
     more = f" and {len(late) - MOST_NAMES} more" if len(late) > MOST_NAMES else ""
     waiting = f", waiting for {', '.join(late[:MOST_NAMES])}{more}" if late else ""
-    shown = sorted(now.nodes, key=lambda node: not node.waited_for)
+    shown = sorted(now.nodes, key=lambda node: (not node.wrong, not node.waited_for))
     if len(shown) > rows > 0:
         shown = shown[: rows - 1]
     told = [f"{now.check or 'no check is on'}{waiting}", *(map(_row, shown) if rows else ())]
     if rows and len(shown) < len(now.nodes):
-        told.append(f"and {len(now.nodes) - len(shown)} more nodes")
+        wrong = sum(bool(node.wrong) for node in now.nodes) - sum(bool(node.wrong) for node in shown)
+        told.append(f"and {len(now.nodes) - len(shown)} more nodes, {f'{wrong} of them' if wrong else 'none'} not fine")
     return [wording.clean(line)[:columns] for line in told]
 
 
 def _row(node: NodeNow) -> str:
     hottest = "" if node.hottest_c is None else f"{node.hottest_c:.0f} C"
     power = "" if node.watts is None else f"{node.watts:.0f} W"
-    return f"{node.host:<16} {hottest:>5} {power:>8}  {node.doing}"
+    return f"{node.host:<16} {node.wrong:<9} {hottest:>5} {power:>8}  {node.doing}"
 
 
 class LiveNodes:
