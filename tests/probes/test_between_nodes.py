@@ -183,4 +183,4 @@ def test_groups_are_equally_large_and_everybody_is_in_one(n: int, sizes: list[li
 
 def test_groups_say_which_nodes_they_are(four_nodes: World) -> None:
     (groups,) = groups_of_nodes(four_nodes, SMALL)  # of two: too few for a check, and quick
-    assert {groups.details["group0"], groups.details["group1"]} == {"nodes 0, 1", "nodes 2, 3"}
+    assert {groups.details["group0"], groups.details["group1"]} == {"node 0, node 1", "node 2, node 3"}

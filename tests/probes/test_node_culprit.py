@@ -69,6 +69,7 @@ class Fabric:
         return culprits(range(self.n), self.measure, seen)
 
 
+NAMES = {node: f"gf{node}" for node in range(500)}
 SEEDS = st.integers(0, 2**20)
 SIZES = st.one_of(st.integers(4, 20), st.integers(21, 500))
 FACTORS = st.floats(0.01, 0.8)
@@ -213,7 +214,7 @@ def test_slow_rails_are_named_and_no_other(nodes: int, rails: int, seed: int, da
     for rail in range(rails):
         fabric = Fabric(nodes, {node: 0.5 for node, other in bad if other == rail}, seed=seed + rail)
         found[rail] = fabric.searched()
-    named = {where for fault in of_rails(found) for where in fault.subjects}
+    named = {where for fault in of_rails(found, NAMES) for where in fault.subjects}
     slow = {node for node in range(nodes) if all((node, rail) in bad for rail in range(rails))}
     assert whole in slow
     alone = {Place(node, "rail", rail) for node, rail in bad if node not in slow}
@@ -222,12 +223,12 @@ def test_slow_rails_are_named_and_no_other(nodes: int, rails: int, seed: int, da
 
 def test_a_rail_that_is_slow_on_all_nodes_and_a_slow_switch_of_a_rail_are_told() -> None:
     healthy = Fabric(8).searched()
-    (fault,) = of_rails({0: healthy, 1: Fabric(8, dict.fromkeys(range(8), 0.5)).searched(), 2: healthy})
+    (fault,) = of_rails({0: healthy, 1: Fabric(8, dict.fromkeys(range(8), 0.5)).searched(), 2: healthy}, NAMES)
     assert (fault.code, fault.subjects) == ("network_between_nodes_slow", ())
     assert fault.what.startswith("rail 1 is slow on all nodes: ")
     split = Fabric(8, racks=[range(4), range(4, 8)], between=0.5).searched()
-    (fault,) = of_rails({0: healthy, 1: split})
-    assert fault.what.startswith("nodes 0, 1, 2, 3 and nodes 4, 5, 6, 7 are fast among themselves, and reach ")
+    (fault,) = of_rails({0: healthy, 1: split}, NAMES)
+    assert fault.what.startswith("gf0, gf1, gf2, gf3 and gf4, gf5, gf6, gf7 are fast among themselves, and reach ")
 
 
 # ---------------------------------------------------------------- what shows in groups only

@@ -56,6 +56,7 @@ class ClusterRanks(Ranks):
                 gpu=None if self._run.options.rehearse else ground.topology_of(node).gpus[local],
                 cpu_threads=self._threads(node, size, len(here[node])),
                 prepare=self._run.prepare_rank or nothing,
+                host=ground.hosts[node],
             )
             for index, (node, local) in enumerate(places)
         ]

@@ -18,7 +18,7 @@ def nothing() -> None:
 class RankSpec:
     """Rank `index` of `size`, which is rank `local_index` of the `local_size` on its node. `device` is a torch device
     of that node ("cuda:3", "cpu"), `gpu` the GPU behind it; None in a rehearsal. `prepare` is called on the
-    rank when it starts."""
+    rank when it starts. `host`: the name of its node, where there are several."""
 
     index: int
     size: int
@@ -29,6 +29,7 @@ class RankSpec:
     gpu: Gpu | None
     cpu_threads: int | None = None
     prepare: Callable[[], None] = nothing
+    host: str = ""
 
     @property
     def place(self) -> Place:
@@ -37,4 +38,4 @@ class RankSpec:
     @property
     def name(self) -> str:
         where = self.gpu.identity if self.gpu else "CPU"
-        return f"rank {self.index} of {self.size}, {where}"
+        return f"rank {self.index} of {self.size}, {self.host and f'{self.host} '}{where}"

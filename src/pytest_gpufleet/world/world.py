@@ -49,6 +49,11 @@ class World:
         """The place of each rank's own figures: its GPU, in a rehearsal "cpu3"."""
         return tuple(spec.place for spec in self._specs)
 
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The names of the nodes, by their numbers, where there are several."""
+        return {spec.node: spec.host or f"node {spec.node}" for spec in self._specs}
+
     def name_of(self, index: int) -> str:
         """ "rank 3 of 8, GPU 3 NVIDIA H200, serial ..." """
         return self._specs[index].name

@@ -55,7 +55,8 @@ def groups_of_nodes(world: World, nbytes: int) -> list[Measurement]:
     """Bus bandwidth of groups of about sqrt(N) nodes in the order of their numbers; `details` say which."""
     rounds = squares(numbers(world))
     groups = [group for each in rounds for group in each]
-    names = {f"group{index}": f"nodes {', '.join(map(str, group))}" for index, group in enumerate(groups)}
+    hosts = world.hosts
+    names = {f"group{index}": ", ".join(hosts[node] for node in group) for index, group in enumerate(groups)}
     return _measured(world, rounds, nbytes, names)
 
 

@@ -16,6 +16,7 @@ from pytest_gpufleet.probes.search.node_culprit import SLOW, Culprits, Group, cu
 from pytest_gpufleet.probes.search.slow_collective import gigabytes
 from pytest_gpufleet.world.world import World
 
+Hosts = Mapping[int, str]  # the names of nodes, by their numbers
 SHOWN = 8  # numbers of nodes in a sentence
 FEW = 4  # nodes of which halves are no groups
 SLOW_CPU = 0.5  # of CPU ranks, whose machine does other things too
@@ -38,10 +39,10 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
 
     try:
         found = culprits(nodes, measure, seen, _share(world))
-        if named := _named(found, "node_slow", partial(Place, kind="node")):
+        if named := _named(found, "node_slow", partial(Place, kind="node"), world.hosts):
             return named
         parts = narrowed(nodes, measure, _share(world)) if len(nodes) >= FEW else ()
-        return [Fault("network_between_nodes_slow", (), _of_all(parts, found))]
+        return [Fault("network_between_nodes_slow", (), _of_all(parts, found, world.hosts))]
     except Exception as error:  # whatever it is, the miss comes first
         return [Fault("network_between_nodes_slow", (), failed(error))]
 
@@ -56,10 +57,10 @@ def who_slows_rails(world: World, rails: Rails, nbytes: int) -> list[Fault]:
     except Exception as error:
         return [Fault("network_between_nodes_slow", (), failed(error))]
     none = f"no single rail: {_pairs(figure for each in found.values() for figure in each.seen.values())}"
-    return of_rails(found, _share(world)) or [Fault("network_between_nodes_slow", (), none)]
+    return of_rails(found, world.hosts, _share(world)) or [Fault("network_between_nodes_slow", (), none)]
 
 
-def of_rails(found: Mapping[int, Culprits], share: float = SLOW) -> list[Fault]:
+def of_rails(found: Mapping[int, Culprits], hosts: Hosts, share: float = SLOW) -> list[Fault]:
     """What was found on each rail, as faults: a node of which all rails are slow is one, and so is a rail that is slow
     on all nodes."""
     whole = set.intersection(*({*each.nodes} for each in found.values())) if len(found) > 1 else set[int]()
@@ -70,7 +71,7 @@ def of_rails(found: Mapping[int, Culprits], share: float = SLOW) -> list[Fault]:
         if each.usual < share * best:
             what = f"rail {rail} is slow on all nodes: {gigabytes([each.usual])} is usual there, {gigabytes([best])} on"
             faults.append(Fault("network_between_nodes_slow", (), f"{what} another one"))
-        for fault in _named(each, "rail_slow", partial(Place, kind="rail", index=rail)):
+        for fault in _named(each, "rail_slow", partial(Place, kind="rail", index=rail), hosts):
             ends = {part.node for where in fault.subjects for part in where.parts}
             faults += [] if ends and ends <= whole else [fault]
     return faults
@@ -95,7 +96,7 @@ def _on_rail(
     return measure
 
 
-def _named(found: Culprits, code: str, at: Callable[[int], Place]) -> list[Fault]:
+def _named(found: Culprits, code: str, at: Callable[[int], Place], hosts: Hosts) -> list[Fault]:
     usual = f"{gigabytes([found.usual])} is usual"
     slow = []
     for node in found.nodes:
@@ -106,19 +107,21 @@ def _named(found: Culprits, code: str, at: Callable[[int], Place]) -> list[Fault
         slow.append(Fault("node_link_slow", (Pair(at(a), at(b)),), what))
     for one, other in found.between:
         across = [found.seen[pair] for pair in found.seen if {*pair} & {*one} and {*pair} & {*other}]
-        among = f"{_nodes(one)} and {_nodes(other)} are fast among themselves"
+        among = f"{_nodes(one, hosts)} and {_nodes(other, hosts)} are fast among themselves"
         what = f"{among}, and reach {gigabytes(across)} with each other; {usual}"
         slow.append(Fault("network_between_nodes_slow", (), what))
     return slow
 
 
-def _of_all(parts: Sequence[Group], found: Culprits) -> str:
+def _of_all(parts: Sequence[Group], found: Culprits, hosts: Hosts) -> str:
     """What is known where no node and no pair is to blame."""
     match parts:
         case [one, other]:
-            return f"{_nodes(one)} and {_nodes(other)} are fast by themselves, and groups of both are slow"
+            return (
+                f"{_nodes(one, hosts)} and {_nodes(other, hosts)} are fast by themselves, and groups of both are slow"
+            )
         case [part]:
-            return f"every pair is fast, and groups with {_nodes(part)} are slow"
+            return f"every pair is fast, and groups with {_nodes(part, hosts)} are slow"
         case _:
             return f"no single node: {_pairs(found.seen.values())}"
 
@@ -130,6 +133,6 @@ def _pairs(figures: Iterable[float]) -> str:
     return f"{len(values)} pairs reach {gigabytes(values)}"
 
 
-def _nodes(group: Group) -> str:
+def _nodes(group: Group, hosts: Hosts) -> str:
     more = f" and {len(group) - SHOWN} more" if len(group) > SHOWN else ""
-    return f"nodes {', '.join(map(str, group[:SHOWN]))}{more}"
+    return f"{', '.join(hosts[node] for node in group[:SHOWN])}{more}"

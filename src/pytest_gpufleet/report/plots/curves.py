@@ -56,7 +56,8 @@ def _panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[str, dic
     for finding, name in zip(findings, names, strict=True):
         conditions = finding.measurement.conditions
         panel = next((str(conditions[each]) for each in PANEL if each in conditions), "")
-        line = ", ".join(part for part in name.split(", ") if part != panel)
+        told_already = {panel, *_of_nodes(finding)}
+        line = ", ".join(part for part in name.split(", ") if part not in told_already)
         value = _value(finding)
         assert value is not None  # filtered before
         points = panels.setdefault(panel, {}).setdefault(line, {})
@@ -70,6 +71,12 @@ def _panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[str, dic
         for panel, lines in panels.items()
     }
     return canvas.first({panel: lines for panel, lines in curves.items() if lines})
+
+
+def _of_nodes(finding: Finding) -> list[str]:
+    """What is true of every figure of so many nodes: the names of their lines are long enough."""
+    conditions = finding.measurement.conditions
+    return wording.words({key: conditions[key] for key in ("ranks", "in_place") if {key, "nodes"} <= {*conditions}})
 
 
 def _svg(panels: dict[str, dict[str, list[Point]]], key: str, caption: str, unit: str) -> str:
