@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -229,3 +230,13 @@ def test_nodes_that_came_to_their_end_are_not_run_again(start, tmp_path):
     record = read(second / "evidence.jsonl")
     assert {check.outcome for check in record.checks.values()} == {"passed"}
     assert whole.items() <= {node: end.sha256 for node, end in record.finished.items()}.items()
+
+
+def test_checks_of_an_installed_package_have_the_same_names_on_the_nodes(run_pytest, tmp_path):
+    """They are outside of pytest's own folder, so that their names count from what it was told."""
+    lay_out(tmp_path, {"elsewhere/__init__.py": "", "elsewhere/inner/test_a.py": "def test_a(): pass"})
+    run = run_pytest(
+        "--rehearse=1", "--nodes=1", f"--fleet-dir={REPORTS}", "--pyargs", "elsewhere",
+        PYTHONPATH=os.pathsep.join([str(ROOT), str(tmp_path)]),
+    )  # fmt: skip
+    assert run.outcomes == {"test_a": "passed"}, run.text

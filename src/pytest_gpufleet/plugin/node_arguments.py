@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -34,8 +35,9 @@ def arguments(config: pytest.Config, options: Options, items: Sequence[pytest.It
     return (
         *kept(given, paths),
         ground,
-        f"--rootdir={config.rootpath}",
+        f"--rootdir={_root(items[0])}",
         *ini_file,
+        *_cache(config),
         "-o=addopts=",
         "--maxfail=0",  # -x may stand in one piece with other letters
         *(_absolute(item) for item in items),
@@ -58,6 +60,20 @@ def kept(given: Sequence[str], paths: Collection[str]) -> Iterator[str]:
 def _is_short(argument: str) -> bool:
     """Whether it is an option of one letter with its value in one piece: -kslow."""
     return any(len(option) == 2 and argument.startswith(option) for option in WITH_A_VALUE)
+
+
+def _root(item: pytest.Item) -> Path:
+    """The folder from which the path in a node id counts: pytest's own, but for what --pyargs finds elsewhere. Those
+    count from what pytest was told, which on a node is each file by itself."""
+    file = PurePath(item.nodeid.partition("::")[0])
+    counts_from = item.path.parents[len(file.parts) - 1]
+    return counts_from if counts_from / file == item.path else item.config.rootpath
+
+
+def _cache(config: pytest.Config) -> Iterator[str]:
+    """Where pytest's cache is here, whichever folder ids count from: there it would be another file of a package."""
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        yield f"-o=cache_dir={config.rootpath / config.getini('cache_dir')}"
 
 
 def _absolute(item: pytest.Item) -> str:
