@@ -73,7 +73,8 @@ def test_what_is_told_of_a_node_names_places_by_hosts(rows: dict[str, HostRow]) 
     told = " ".join(rows["node-041"].said)
     assert "node-041 rail 2: with 3 others" in told
     assert "node40" not in told
-    assert "lost" in rows["node-045"].gone
+    assert rows["node-045"].gone == "lost"
+    assert rows["node-045"].gaps[0].what == "lost: nothing heard; serial of the machine: SN-node-045"
 
 
 def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows, shown: Page) -> None:

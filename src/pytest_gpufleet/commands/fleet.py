@@ -6,11 +6,8 @@ import argparse
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
-
-import msgspec
 
 from pytest_gpufleet.commands import hosts_file
 from pytest_gpufleet.commands.command import Command, print_lines, printing, tell
@@ -82,9 +79,7 @@ class _Found:
                 if record.of_cluster:
                     self._take_nodes(folder, record)
                 else:
-                    header = msgspec.structs.replace(record.run, host=host or record.run.host)
-                    record = kept(replace(record, run=header), self._suites)
-                    self.runs.append(HostRun(str(folder), digest, record))
+                    self.runs.append(HostRun(str(folder), digest, kept(record, self._suites, host)))
         except Refused as refused:
             self.unusable.append(Unusable(str(folder), _host_of(folder), str(refused).removeprefix(f"{folder}: ")))
 

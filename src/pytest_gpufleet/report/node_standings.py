@@ -93,7 +93,9 @@ def to_look_at(record: Record) -> dict[int, str]:
 
 
 def _gap(record: Record, kind: GapKind, node: int, what: str) -> Gap:
-    return Gap(kind, (record.hosts[node],), what)
+    found = {each.index: each.serial for each in record.run.nodes}
+    serial = f"; serial of the machine: {found[node]}" if found.get(node) else ""
+    return Gap(kind, (record.hosts[node],), what + serial)
 
 
 def _between(record: Record, between: Sequence[Group]) -> dict[str, BetweenHosts]:
