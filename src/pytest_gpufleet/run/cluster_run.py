@@ -12,7 +12,7 @@ from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes import same_install
-from pytest_gpufleet.nodes.cluster import Cluster
+from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.nodes.messages import CheckHealth, Greeting, Hello, Lock, ReadHost
 from pytest_gpufleet.run import node_folders, resume
 from pytest_gpufleet.run.cluster_ground import AllMachines
@@ -48,6 +48,7 @@ class ClusterRun(Run):
         self.earlier: dict[int, RunFolder] = {}  # nodes' own runs that need not be made again
         self.earlier_names: dict[int, str] = {}
         self._locked: set[int] = set()
+        self._told_left_out: set[int] = set()
 
     # ------------------------------------------------------------ who is there
 
@@ -136,25 +137,31 @@ class ClusterRun(Run):
         if self.evidence is None:
             return []
         faults = self.losses(check)
-        if self._locked and self.ground.topology.gpus:
-            for node, health in self.cluster.ask(CheckHealth(failed), self._locked, HEALTH_SECONDS).items():
+        self._note_left_out()
+        watched = self._locked & {*self.cluster.alive} if self.ground.topology.gpus else set()
+        for node, health in self.cluster.ask_each(dict.fromkeys(watched, CheckHealth(failed)), HEALTH_SECONDS).items():
+            if isinstance(health, Trouble):
+                unseen = f"what got worse may have gone unseen: {health}"
+            else:
+                unseen = health.unseen
                 faults += [_of_node(fault, node, check) for fault in health.faults]
-                self.evidence.spoil(health.unseen and f"{self.ground.hosts[node]}: {health.unseen}")
+            self.evidence.spoil(unseen and f"{self.ground.hosts[node]}: {unseen}")
         for fault in faults:
             self.record_event("fault", fault=fault.to_json())
         return faults
 
     def lock(self) -> None:
         """Make the GPUs of all nodes this run's own, when the nodes' own runs have let them go. Without nodes on which
-        somebody else was faster."""
-        held = self.cluster.ask(Lock(), set(self.cluster.alive) - self._locked, LOCK_SECONDS)
-        for node, holder in held.items():
-            if holder:
-                fault = Fault("node_unfit", (Place(node, "node"),), holder)
-                self.record_event("fault", fault=fault.to_json())
-                self._leave_out(node, holder)
-            else:
+        somebody else was faster, or which do not answer."""
+        asked = dict.fromkeys({*self.cluster.alive} - self._locked, Lock())
+        for node, why_not in self.cluster.ask_each(asked, LOCK_SECONDS).items():
+            if not why_not:
                 self._locked.add(node)
+            elif node in self.cluster.alive:  # else its loss is told
+                told = f"its GPUs could not be locked: {why_not}" if isinstance(why_not, Trouble) else why_not
+                fault = Fault("node_unfit", (Place(node, "node"),), told)
+                self.record_event("fault", fault=fault.to_json())
+                self._leave_out(node, told)
 
     # ------------------------------------------------------------ one after the other
 
@@ -196,7 +203,14 @@ class ClusterRun(Run):
 
     def _leave_out(self, node: int, why: str) -> None:
         self.cluster.leave_out(node, why)
-        self.record_event("node_left_out", node=node, why=why)
+        self._note_left_out()
+
+    def _note_left_out(self) -> None:
+        """Put on record who is left out by now: by this run, or by its ranks' engine."""
+        for node, why in self.cluster.left_out.items():
+            if node not in self._told_left_out:
+                self._told_left_out.add(node)
+                self.record_event("node_left_out", node=node, why=why)
 
     def finish(self, cut_short: bool) -> None:
         """`cut_short`: what the nodes are still at is not waited for."""

@@ -1,0 +1,90 @@
+"""Nodes that take no part, or do not answer any more, after their own runs."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.nodes.cluster import Trouble
+from pytest_gpufleet.nodes.messages import CheckHealth, Health, Lock
+from pytest_gpufleet.run.cluster_run import ClusterRun
+from pytest_gpufleet.run.settings import Options
+
+
+class Answering:
+    """A Cluster of these nodes, each with its answer to every kind of question. `asked`: who was asked last."""
+
+    def __init__(self, alive):
+        self.alive, self.lost, self.left_out = list(alive), {}, {}
+        self.answers = {Lock: dict.fromkeys(alive, ""), CheckHealth: dict.fromkeys(alive, Health())}
+
+    def ask_each(self, questions, timeout):
+        self.asked = sorted(questions)
+        return {node: self.answers[type(question)][node] for node, question in questions.items()}
+
+    def leave_out(self, node, why):
+        self.alive.remove(node)
+        self.left_out[node] = why
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    made = Answering(range(3))
+    monkeypatch.setattr(ClusterRun, "cluster", made)
+    return made
+
+
+@pytest.fixture
+def run(cluster, monkeypatch):
+    """`said`: what it has put on record; `spoiled`: why that is not all."""
+    made = ClusterRun(Options(nodes=3))
+    made.said, made.spoiled = [], []
+    hosts = {node: f"gf{node}" for node in range(3)}
+    ground = SimpleNamespace(topology=SimpleNamespace(gpus=(0,)), hosts=hosts)
+    monkeypatch.setattr(ClusterRun, "ground", ground)
+    made.evidence = SimpleNamespace(spoil=lambda why: made.spoiled.extend(filter(None, [why])), close=lambda: None)
+    monkeypatch.setattr(made, "record_event", lambda name, **content: made.said.append((name, content)))
+    return made
+
+
+TAKEN = "GPU 3 is in use by another run: process 4711"
+
+
+@pytest.mark.parametrize("answer", [TAKEN, Trouble("no answer within 30 s")])
+def test_a_node_that_cannot_be_locked_is_named_and_left_out(cluster, run, answer):
+    cluster.answers[Lock][1] = answer
+    run.lock()
+    assert cluster.alive == [0, 2]
+    (told, content), (left_out, of) = run.said
+    assert (told, content["fault"]["name"], content["fault"]["subjects"]) == ("fault", "node_unfit", ["node1"])
+    assert (left_out, of["node"], str(answer) in of["why"]) == ("node_left_out", 1, True)
+
+
+def test_nodes_that_the_run_has_are_not_asked_again(cluster, run):
+    run.lock()
+    run.lock()
+    assert (cluster.asked, run.said) == ([], [])
+
+
+def test_what_got_worse_is_at_its_node_and_only_those_that_take_part_are_asked(cluster, run):
+    run.lock()
+    cluster.alive.remove(1)  # it is lost, and would be waited for
+    cluster.answers[CheckHealth][2] = Health((Fault("pcie_replays", (gpu(3),), "17"),))
+    (fault,) = run.check_health("a check")
+    assert (cluster.asked, fault.subjects, fault.check, run.spoiled) == ([0, 2], (gpu(3, node=2),), "a check", [])
+
+
+def test_health_that_a_node_does_not_tell_may_have_got_worse(cluster, run):
+    run.lock()
+    cluster.answers[CheckHealth][2] = Trouble("no answer within 30 s")
+    assert run.check_health("a check") == []
+    (why,) = run.spoiled
+    assert why.startswith("gf2: ")
+
+
+def test_who_was_left_out_by_the_engine_of_the_ranks_is_on_record_once(cluster, run):
+    cluster.leave_out(1, "2 of its ranks could not be killed")
+    run.check_health("a check")
+    run.check_health("another")
+    assert run.said == [("node_left_out", {"node": 1, "why": "2 of its ranks could not be killed"})]
