@@ -13,6 +13,10 @@ LONGEST_LINE = 64 << 20  # bytes
 DEEPEST = 64  # lists and objects within each other
 
 
+class NotJson(ValueError):
+    """A line that holds nothing, such as one that was cut short."""
+
+
 def read(path: Path) -> Iterator[tuple[int, Any]]:
     """What each line holds, with its number. A last line that a dying machine cut short is left out.
 
@@ -25,24 +29,33 @@ def read(path: Path) -> Iterator[tuple[int, Any]]:
             if len(line) > LONGEST_LINE:
                 raise ValueError(f"{path}, line {number}: it is longer than {LONGEST_LINE >> 20} MiB")
             try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+                event = parsed(line)
+            except NotJson as wrong:
                 if line.endswith(b"\n") or ended:
-                    raise ValueError(f"{path}, line {number}: not JSON") from None
+                    raise ValueError(f"{path}, line {number}: {wrong}") from None
                 return
-            if wrong := _too_deep(line, event):
-                raise ValueError(f"{path}, line {number}: not an event of a run ({wrong})")
+            except ValueError as wrong:
+                raise ValueError(f"{path}, line {number}: not an event of a run ({wrong})") from None
             ended = isinstance(event, dict) and event.get("event") == "verdict"
             yield number, event
 
 
-def _too_deep(line: bytes, event: Any) -> str:
-    if line.count(b"[") + line.count(b"{") <= DEEPEST:  # as in nearly all
-        return ""
+def parsed(line: bytes) -> Any:
+    """What one line holds. NotJson, or a ValueError for what is beyond all bounds."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        raise NotJson("not JSON") from None
+    if line.count(b"[") + line.count(b"{") > DEEPEST:  # as in nearly none
+        _check_depth(event)
+    return event
+
+
+def _check_depth(event: Any) -> None:
     level = [event]
     for _ in range(DEEPEST):
         nested = [each for each in level if isinstance(each, dict | list)]
         level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
         if not level:
-            return ""
-    return f"more than {DEEPEST} lists and objects are within each other"
+            return
+    raise ValueError(f"more than {DEEPEST} lists and objects are within each other")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -63,11 +64,16 @@ def _fetched(cluster: Cluster, runs: Iterable[NodeRun], seconds: float) -> set[i
                 continue
             name, size = owed[node][0]
             temporary = folders[node] / f"{name}{UNFETCHED}"
-            with temporary.open("ab") as file:
-                file.write(part)
             offsets[node] += len(part)
+            try:
+                with temporary.open("ab") as file:
+                    file.write(part)
+                if offsets[node] >= size:
+                    temporary.replace(folders[node] / name)
+            except OSError:  # a full disk: the verdict says that it is not here
+                del owed[node]
+                continue
             if offsets[node] >= size:
-                temporary.replace(folders[node] / name)
                 whole |= {node} if name == EVIDENCE else set()
                 offsets[node] = 0
                 del owed[node][0]
@@ -83,5 +89,5 @@ def _note(run: NodeRun) -> None:
     told = f"{why}; this is what it had told by then, without telemetry"
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     if run.record.verdict is None and run.record.began:
-        with run.folder.evidence.open("a") as file:
+        with suppress(OSError), run.folder.evidence.open("a") as file:
             file.write(json.dumps({"t": now, "event": "spoiled", "why": told}) + "\n")

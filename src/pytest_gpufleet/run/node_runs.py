@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pytest_gpufleet.model import event_lines
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.record import Record
@@ -49,13 +50,14 @@ class NodeRun:
         return self.ended is not None and self.record.verdict is not None and self.record.exit_status != 1
 
     def hear(self, lines: Collection[bytes]) -> None:
-        """Take in more of its evidence. It is kept as it came: a node that is lost leaves nothing else."""
-        with self.folder.evidence.open("ab") as file:
-            file.writelines(line.rstrip(b"\n") + b"\n" for line in lines)
+        """Take in more of its evidence. It is kept as it came: a node that is lost leaves nothing else. If it cannot be
+        kept (a full disk), the file of the node itself may still come in the end."""
+        with suppress(OSError), self.folder.evidence.open("ab") as file:
+            file.writelines(line + b"\n" for line in lines)
         for line in lines:
             try:
                 if not self.damage:
-                    self.record.add(json.loads(line))
+                    self.record.add(event_lines.parsed(line))
             except ValueError as error:
                 self.damage = f"it told what is no event of a run ({error})"
 

@@ -1,0 +1,69 @@
+"""The runs of nodes as their controller has them: what it keeps of them, and what it is told that is none."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_gpufleet.model.record import sha256
+from pytest_gpufleet.nodes.messages import SuiteEnded
+from pytest_gpufleet.run import node_folders
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.node_runs import NodeRun
+
+BEGIN = json.dumps({"t": "2026-11-22T00:00:00+00:00", "event": "run", "host": "gf1"}).encode()
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Its number -> its run, of which nothing is known yet."""
+
+    def made(number=0):
+        folder = RunFolder(tmp_path / str(number))
+        folder.path.mkdir()
+        return NodeRun(number, f"gf{number}", folder)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    "line", [b"{", b"[" * 100_000, b"[" * 70 + b"]" * 70, b"\xff", b"7", b'{"event": "check_started"}']
+)
+def test_what_is_no_event_of_a_run_is_damage_and_kept(node, line):
+    run = node()
+    run.hear([BEGIN, line])
+    run.hear([b"more"])
+    assert (bool(run.damage), run.at_work, run.record.run.host) == (True, False, "gf1")
+    assert run.folder.evidence.read_bytes() == b"\n".join([BEGIN, line, b"more", b""])
+
+
+def test_a_run_goes_on_whose_evidence_cannot_be_kept(node):
+    run = node()
+    run.folder.path.rmdir()
+    run.hear([BEGIN])
+    assert (run.damage, run.record.run.host) == ("", "gf1")
+
+
+def test_of_all_nodes_is_brought_what_can_be(node):
+    """The folder of the first is gone, which costs the second nothing, whose evidence comes in two parts."""
+    whole = {"evidence.jsonl": b"e" * (node_folders.PART_BYTES + 1), "report.html": b"r"}
+    runs = [node(number) for number in range(2)]
+    for run in runs:
+        run.ended = SuiteEnded(0, "", "a-run", {name: len(content) for name, content in whole.items()})
+    runs[0].folder.path.rmdir()
+    said = []
+    node_folders.collect(
+        SimpleNamespace(
+            node_runs=SimpleNamespace(all=dict(enumerate(runs)), at_work=list, listen=lambda timeout: None),
+            cluster=SimpleNamespace(
+                ask_each=lambda questions, timeout: {
+                    number: whole[asked.name][asked.offset :][: asked.most] for number, asked in questions.items()
+                }
+            ),
+            record_event=lambda name, **content: said.append(content["sha256"]),
+        ),
+        1.0,
+    )
+    kept = runs[1].folder
+    assert {path.name: path.read_bytes() for path in kept.path.iterdir()} == whole
+    assert said == ["", sha256(kept.evidence)]
