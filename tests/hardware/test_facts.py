@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from pytest_gpufleet import expect
-from pytest_gpufleet.hardware import fact_tables, link_facts, local_node
+from pytest_gpufleet.hardware import fact_tables, link_facts, local_node, network_ports
 from pytest_gpufleet.hardware import nvml as driver
 from pytest_gpufleet.hardware.link_facts import NVLINK_5_COUNTERS, NVLINK_COUNTERS
 from pytest_gpufleet.model.gpu import Gpu
@@ -208,6 +208,15 @@ def slot(tmp_path, monkeypatch, gpu, port):
 def test_lanes_of_gpu_and_port_are_told_apart(tmp_path, monkeypatch, gpu, port, told):
     able = slot(tmp_path, monkeypatch, gpu, port).ask(0, "pcie_width_able")
     assert (able["gpu"], able["port"]) == told
+
+
+def test_the_network_adapter_next_to_a_gpu(tmp_path, monkeypatch):
+    node = slot(tmp_path, monkeypatch, 16, 16)
+    (tmp_path / "0000:15:01.0" / "0000:1c:00.0").mkdir()
+    (tmp_path / "infiniband" / "mlx5_3").mkdir(parents=True)
+    (tmp_path / "infiniband" / "mlx5_3" / "device").symlink_to(tmp_path / "0000:15:01.0" / "0000:1c:00.0")
+    monkeypatch.setattr(network_ports, "ADAPTERS", tmp_path / "infiniband")
+    assert node.ask(0, "network_adapters") == ["mlx5_3"]
 
 
 def test_lanes_that_no_system_tells_are_absent(tmp_path, monkeypatch):

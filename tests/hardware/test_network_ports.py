@@ -68,3 +68,28 @@ def test_a_counter_that_cannot_be_read_is_no_zero(adapter):
     assert port["errors"]["symbol_error"] is None
     assert port["errors"]["link_downed"] is None
     assert port["errors"]["port_rcv_errors"] == 14
+
+
+SWITCH = "pci0000:15/0000:15:01.0/0000:16:00.0"  # a root port, and the switch behind it
+
+
+@pytest.mark.parametrize(
+    ("places", "near"),
+    [
+        ({"mlx5_0": f"{SWITCH}/0000:17:00.0/0000:18:00.0", "mlx5_1": "pci0000:37/0000:38:00.0"}, ["mlx5_0"]),
+        ({"mlx5_0": f"{SWITCH}/0000:17:00.0", "mlx5_1": "pci0000:15/0000:15:02.0"}, ["mlx5_0"]),
+        ({"mlx5_0": f"{SWITCH}/0000:17:00.0", "mlx5_1": f"{SWITCH}/0000:17:00.1", "mlx5_2": "pci0000:37"},
+         ["mlx5_0", "mlx5_1"]),
+        ({"mlx5_0": "pci0000:15/0000:18:00.0"}, ["mlx5_0"]),
+        ({"mlx5_0": "pci0000:15/0000:18:00.0", "mlx5_1": "pci0000:15/0000:19:00.0"}, []),  # in a virtual machine
+        ({"mlx5_0": "pci0000:37/0000:38:00.0"}, []),
+        ({}, []),
+    ],
+)  # fmt: skip
+def test_the_adapter_next_to_a_device_shares_most_of_its_way(tmp_path, monkeypatch, places, near):
+    for name, place in places.items():
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "infiniband" / name).mkdir(parents=True)
+        (tmp_path / "infiniband" / name / "device").symlink_to(tmp_path / place)
+    monkeypatch.setattr(network_ports, "ADAPTERS", tmp_path / "infiniband")
+    assert network_ports.nearest(tmp_path / SWITCH / "0000:19:00.0") == near

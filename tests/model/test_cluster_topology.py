@@ -34,6 +34,14 @@ def test_places_are_called_by_the_host(place: str, beginning: str) -> None:
     assert THREE.identity(read(place)).startswith(beginning)
 
 
+def test_a_rail_is_called_by_the_network_adapter_next_to_its_gpu() -> None:
+    alone = runs.topology("gf2")
+    gpus = [replace(gpu, facts={**gpu.facts, "network_adapters": [f"mlx5_{gpu.index}"]}) for gpu in alone.gpus]
+    both = joined({0: runs.topology("gf1"), 1: replace(alone, gpus=tuple(gpus))}, {0: "gf1", 1: "gf2"})
+    assert both.identity(read("node1/rail2")) == "gf2 rail 2 (mlx5_2 next to GPU 2)"
+    assert both.identity(read("node1/rail9")) == "gf2 rail 9"
+
+
 def test_a_node_describes_itself_as_if_it_were_alone_and_is_numbered_by_the_run() -> None:
     assert [gpu.place for gpu in THREE.gpus][3:6] == [gpu(3), gpu(0, node=1), gpu(1, node=1)]
     alone = runs.topology("gf1")

@@ -136,6 +136,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "pcie_width": lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h),
     "pcie_width_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkWidth(h),
     "pcie_width_able": link_facts.pcie_width_able,
+    "network_adapters": link_facts.network_adapters,
     "ecc_mode": lambda n, h: list(n.nvmlDeviceGetEccMode(h)),
     "ecc_mode_default": lambda n, h: n.nvmlDeviceGetDefaultEccMode(h),
     "mig_mode": lambda n, h: list(n.nvmlDeviceGetMigMode(h)),

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.hardware.nvml_answers import NOT_HERE, field_values, named, text
 
 NVLINK_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
@@ -95,12 +96,22 @@ def _fabric_info(nvml: Any, handle: Any) -> Any:
 
 def pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
     """By the system, which asks device and port apart. A virtual machine shows no port, or one that is none."""
-    domain, _, rest = str(text(nvml.nvmlDeviceGetPciInfo(handle).busId)).lower().partition(":")
-    device = (PCI_DEVICES / f"{int(domain, 16):04x}:{rest}").resolve()
+    device = _pci_device(nvml, handle)
     widths = {"gpu": _lanes(device), "port": _lanes(device.parent)}
     if not widths["gpu"]:
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
     return widths
+
+
+def network_adapters(nvml: Any, handle: Any) -> list[str]:
+    """Those next to the GPU, by the system."""
+    return network_ports.nearest(_pci_device(nvml, handle))
+
+
+def _pci_device(nvml: Any, handle: Any) -> Path:
+    """Where the system has it, below the ports and switches on its way."""
+    domain, _, rest = str(text(nvml.nvmlDeviceGetPciInfo(handle).busId)).lower().partition(":")
+    return (PCI_DEVICES / f"{int(domain, 16):04x}:{rest}").resolve()
 
 
 def _lanes(device: Path) -> int:

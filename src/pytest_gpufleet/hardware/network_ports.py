@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ ROCE = (
     "np_cnp_sent", "rp_cnp_handled", "rx_icrc_encapsulated",
 )  # fmt: skip
 NOT_COUNTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
+PCI_STEP = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # a port or switch on the way of a device
 LANES = (1, 2, 4, 8, 12, 16, 32)
 
 
@@ -46,6 +48,21 @@ def read() -> list[dict[str, Any]]:
         }
         for port in sorted(ADAPTERS.glob("*/ports/*"))
     ]
+
+
+def nearest(device: Path) -> list[str]:
+    """The adapters that share most of their way over PCIe with this device: "mlx5_3". None if none shares any, or if
+    that is true of all of several, as where a virtual machine shows no switches."""
+    shared = {each.name: _shared(device, (each / "device").resolve()) for each in sorted(ADAPTERS.glob("*"))}
+    most = max(shared.values(), default=0)
+    near = [name for name, steps in shared.items() if steps == most]
+    return near if most and (len(near) < len(shared) or len(near) == 1) else []
+
+
+def _shared(one: Path, other: Path) -> int:
+    """How many steps from the root of a PCIe hierarchy ("pci0000:15") on two devices have in common."""
+    common = os.path.commonpath([one, other])
+    return sum(part.startswith("pci") or PCI_STEP.fullmatch(part) is not None for part in Path(common).parts)
 
 
 def _pcie(device: Path) -> dict[str, float]:

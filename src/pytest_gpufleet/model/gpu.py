@@ -133,12 +133,17 @@ class GpuTopology:
         return replace(self, gpus=tuple(replace(gpu, node=number) for gpu in self.gpus))
 
     def identity(self, where: Where) -> str:
-        """What stands behind a place: the identity of every GPU in it."""
+        """What stands behind a place: the identity of every GPU in it, and the network adapter of a rail."""
         by_place = {gpu.place: gpu.identity for gpu in self.gpus}
-        return " and ".join(
-            by_place.get(part) or (f"{CALLED[part.kind]} {part.index}" if part.kind in CALLED else str(part))
-            for part in where.parts
-        )
+        return " and ".join(by_place.get(part) or self._called(part) for part in where.parts)
+
+    def _called(self, part: Place) -> str:
+        if part.kind not in CALLED:
+            return str(part)
+        name = f"{CALLED[part.kind]} {part.index}"
+        gpu = self.gpus[part.index] if part.kind == "rail" and part.index < len(self.gpus) else None
+        near = gpu.get("network_adapters") if gpu else None
+        return f"{name} ({', '.join(near)} next to GPU {gpu.index})" if gpu and near else name
 
     def kind(self, where: Where) -> tuple[str, ...]:
         """What a place has to be compared with: GPUs of its model; pairs of such GPUs with its kind of link.
