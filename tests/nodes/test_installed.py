@@ -38,6 +38,13 @@ def test_other_files_are_another_suite(folder, change):
     assert installed.suite(folder, ["checks::test_it"]) == installed.suite(folder, ["checks"])
 
 
+@pytest.mark.parametrize("place", ["conftest.py", "checks/conftest.py"])
+def test_another_conftest_on_the_way_to_a_file_is_another_suite(folder, place):
+    before = installed.suite(folder, ["checks/test_a.py"])
+    (folder / place).write_text("fixtures")
+    assert installed.suite(folder, ["checks/test_a.py"]) != before
+
+
 def test_what_pytest_does_not_look_at_is_no_part_of_it(folder):
     before = installed.suite(folder, ["checks"])
     (folder / "checks" / ".venv").mkdir()

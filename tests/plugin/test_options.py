@@ -33,6 +33,7 @@ def test_a_site_says_its_settings_in_an_ini_file(run_pytest):
         "prometheus": '"/var/lib/gpufleet.prom"',
         "profile": f'"{run.root}/site.toml"',
         "asked": "false",
+        "paths": f'["deep", "{run.root}/pytest.ini", "{run.root}/site.toml"]',
     }.items():
         assert f'"{name}": {value}' in told, run.text
 

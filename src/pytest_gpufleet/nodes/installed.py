@@ -21,9 +21,18 @@ def package() -> str:
 
 def suite(folder: Path, sources: Iterable[str]) -> str:
     """Of the files, and of all Python files below the folders, that `sources` name as pytest is told them, seen from
-    `folder`. What is not there on a node makes it another one."""
+    `folder`, and of the conftest files that pytest reads on the way to them. What is not there on a node makes it
+    another one."""
     found = {folder / source.partition("::")[0] for source in sources}
-    return _sum_of(folder, (path for place in found for path in ([*_python_files(place)] or [place])))
+    files = [path for place in found for path in ([*_python_files(place)] or [place])]
+    return _sum_of(folder, [*files, *(path for place in found for path in _conftest_files(folder, place))])
+
+
+def _conftest_files(folder: Path, place: Path) -> Iterator[Path]:
+    """Those beside and above a place, as far as `folder`."""
+    for parent in place.parents:
+        if parent.is_relative_to(folder) or parent == place.parent:
+            yield from parent.glob("conftest.py")
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

@@ -20,7 +20,7 @@ PARTS = {
     "transport": "{}",
     "version": "pytest-gpufleet {}",
     "package": "other files of pytest-gpufleet",
-    "suite": "other checks",
+    "suite": "other checks, conftest, ini file or limits",
 }
 
 

@@ -203,7 +203,7 @@ def from_config(config: pytest.Config) -> Options:
     if asked and not listing and sys.flags.optimize:
         raise pytest.UsageError("python -O and PYTHONOPTIMIZE leave out assertions, so no check could fail: unset it")
     known = {name: value for name, value in given.items() if value is not None}
-    options = Options(**known, asked=asked, listing=listing, paths=_paths(config))
+    options = Options(**known, asked=asked, listing=listing, paths=_paths(config, known.get("profile")))
     if options.makes_a_run:
         _check_launcher(options)
     if options.deadline is not None and options.makes_a_run:
@@ -211,11 +211,13 @@ def from_config(config: pytest.Config) -> Options:
     return options
 
 
-def _paths(config: pytest.Config) -> tuple[str, ...]:
-    """The files and folders of the checks; none where pytest was given none and looks into the whole folder."""
+def _paths(config: pytest.Config, profile: Path | None) -> tuple[str, ...]:
+    """The files and folders of the checks (none where pytest was given none and looks into the whole folder), and the
+    files by which they are run and judged: pytest's ini file and the limits."""
     given = (argument.partition("::")[0] for argument in config.args)
     here = config.invocation_params.dir
-    return tuple(dict.fromkeys(path for path in given if here / path != here))
+    beside = (str(path) for path in (config.inipath, profile) if path is not None)
+    return tuple(dict.fromkeys([*(path for path in given if here / path != here), *beside]))
 
 
 def _check_launcher(options: Options) -> None:

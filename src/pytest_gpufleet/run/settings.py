@@ -26,7 +26,7 @@ class Options:
     nodes: Nodes | None = None
     address: str | None = None
     insecure: bool = False
-    paths: tuple[str, ...] = ()  # of the checks, as they were given
+    paths: tuple[str, ...] = ()  # of the checks, and of what they are run and judged by
     level: str = "standard"
     profile: Path | None = None
     folder: Path = Path("reports")
