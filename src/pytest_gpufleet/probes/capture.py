@@ -12,6 +12,14 @@ import torch
 END_OF_CAPTURE = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
 
 
+def _let_go_of_random_numbers(device: torch.device) -> None:
+    """A capture that failed leaves the generator of the GPU as if it went on (torch 2.11): nobody gets another random
+    number of it. A copy of its state has nothing of that."""
+    generator = torch.cuda.default_generators[device.index]
+    with suppress(RuntimeError):  # then whoever wants a random number is told
+        generator.graphsafe_set_state(generator.clone_state())
+
+
 def captured(
     do: Callable[[], object], stream: torch.cuda.Stream | None = None, pool: Any = None
 ) -> torch.cuda.CUDAGraph:
@@ -26,6 +34,7 @@ def captured(
         # Until torch 2.12 its allocator takes a capture that failed for one that goes on, and frees no memory any more
         # (pytorch/pytorch#180395).
         torch.cuda.set_stream(before)
+        _let_go_of_random_numbers(before.device)
         for end in filter(None, (getattr(torch._C, name, None) for name in END_OF_CAPTURE)):
             with suppress(RuntimeError):  # it was told
                 end(before.device_index, pool)
