@@ -29,6 +29,7 @@ LONGEST = (
     "probes/test_culprit.py",
     "probes/test_training.py",
     "plugin/test_plugin.py",
+    "nodes/test_faults_of_nodes.py",
     "run/test_hard_end.py",
     "run/test_orphans.py",
     "world/test_faults.py",

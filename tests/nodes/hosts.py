@@ -1,0 +1,184 @@
+"""Hosts that are not there: each a network, process, host name and mount namespace of its own, with cables to a switch.
+
+Nothing of them has a name outside: they end with the processes that hold them, and so with whoever made them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+READY_SECONDS = 10.0
+TURN_SECONDS = 0.1  # a look at all processes takes 0.01 s
+# Of a host: its name, its own folders for Ray and for shared memory, its loopback.
+BEGIN = """
+mount --make-rprivate / && hostname {name} && mkdir -p /tmp/ray {own} && mount --bind {own} /tmp/ray \
+&& mount -t tmpfs tmpfs /dev/shm && ip link set lo up && echo ready && exec sleep infinity
+"""
+SWITCH = "ip link set lo up && echo ready && exec sleep infinity"
+
+
+def possible() -> str:
+    """Why there can be no hosts here; "" if there can."""
+    if os.geteuid() != 0:
+        return "namespaces need root"
+    for tool in ("ip", "tc", "unshare", "nsenter", "setpriv"):
+        if shutil.which(tool) is None:
+            return f"there is no {tool}"
+    tried = subprocess.run(
+        ["unshare", "-n", "-u", "-p", "-m", "-f", "--mount-proc", "sh", "-c", "ip link add x type veth peer name y"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return f"no namespaces with networks: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+def _do(*command: object) -> None:
+    subprocess.run([str(each) for each in command], check=True, capture_output=True, text=True)
+
+
+@dataclass
+class Namespace:
+    """Something that holds namespaces: `holder` has started `pid`, the first process in them."""
+
+    holder: subprocess.Popen[str]
+    pid: int
+
+    @classmethod
+    def begin(cls, script: str, *kinds: str) -> Namespace:
+        holder = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "unshare", *kinds, "-f", "--kill-child", "sh", "-c", script],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
+        return cls(holder, int(children[0]))
+
+    def end(self) -> None:
+        """As when the power fails: every process in it is gone at once."""
+        self.holder.kill()
+        self.holder.wait()
+
+
+@dataclass
+class Host:
+    """`addresses`: one on each network, which it reaches through the interfaces "rail0", "rail1" ... `folder`: what it
+    finds as /tmp/ray."""
+
+    index: int
+    name: str
+    addresses: tuple[str, ...]
+    space: Namespace
+    switch: Namespace
+    folder: Path
+
+    def inside(self, *command: object, folder: Path = Path("/")) -> list[str]:
+        """A command, as it is started on this host from outside."""
+        into = ("nsenter", "-t", self.space.pid, "-n", "-u", "-p", "-m", "env", "-C", folder)
+        return [str(word) for word in (*into, *command)]
+
+    def do(self, *command: object) -> None:
+        _do(*self.inside(*command))
+
+    def start(
+        self, *command: object, environment: Mapping[str, str], output: Path, folder: Path
+    ) -> subprocess.Popen[bytes]:
+        """A process of this host, whose output goes into a file."""
+        with output.open("ab") as file:
+            return subprocess.Popen(
+                self.inside(*command, folder=folder), env=environment, stdout=file, stderr=file,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def processes(self) -> dict[int, str]:
+        """All of this host but its first, by their number outside, with their command lines."""
+        namespace = os.readlink(f"/proc/{self.space.pid}/ns/pid")
+        found = {}
+        for each in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.readlink(each / "ns/pid") == namespace and int(each.name) != self.space.pid:
+                    line = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                    if line:  # else it is dead
+                        found[int(each.name)] = line
+            except OSError:
+                pass
+        return found
+
+    def signal(self, number: signal.Signals, *words: str) -> list[int]:
+        """Send a signal to the processes in whose command line all these words are; to all, without any."""
+        meant = [pid for pid, line in self.processes().items() if all(word in line for word in words)]
+        for pid in meant:
+            os.kill(pid, number)
+        return meant
+
+    def slow(self, megabits: int, rail: int = 0) -> None:
+        """Let no more through in a second, in both directions: out of the host, and out of its port of the switch."""
+        limit = ("root", "tbf", "rate", f"{megabits}mbit", "burst", "64kb", "latency", "400ms")
+        self.do("tc", "qdisc", "replace", "dev", f"rail{rail}", *limit)
+        _do(*self._at_switch("tc", "qdisc", "replace", "dev", self._port(rail), *limit))
+
+    def pull_cable(self, rail: int = 0) -> None:
+        _do(*self._at_switch("ip", "link", "set", self._port(rail), "down"))
+
+    def put_cable_back(self, rail: int = 0) -> None:
+        _do(*self._at_switch("ip", "link", "set", self._port(rail), "up"))
+
+    def put_over(self, folder: Path, other: Path) -> None:
+        """Let this host alone find `other` where `folder` is."""
+        self.do("mount", "--bind", other, folder)
+
+    def take_off(self, folder: Path) -> None:
+        self.do("umount", folder)
+
+    def connect(self, rail: int) -> None:
+        port, inside = self._port(rail), f"rail{rail}"
+        _do(
+            *self._at_switch("ip", "link", "add", port, "type", "veth", "peer", "name", inside, "netns", self.space.pid)
+        )
+        _do(*self._at_switch("ip", "link", "set", port, "master", f"bridge{rail}", "up"))
+        self.do("ip", "addr", "add", f"{self.addresses[rail]}/24", "dev", inside)
+        self.do("ip", "link", "set", inside, "up")
+
+    def _port(self, rail: int) -> str:
+        return f"port{self.index}r{rail}"
+
+    def _at_switch(self, *command: object) -> tuple[object, ...]:
+        return ("nsenter", "-t", self.switch.pid, "-n", *command)
+
+
+@contextmanager
+def hosts(count: int, folder: Path, rails: int = 1) -> Iterator[list[Host]]:
+    """Hosts "gf0", "gf1" ... that reach each other on `rails` networks 10.99.0.0/24, 10.99.1.0/24 ... `folder` is for
+    what each has of its own."""
+    with ExitStack() as stack:
+        switch = Namespace.begin(SWITCH, "-n")
+        stack.callback(switch.end)
+        for rail in range(rails):
+            _do("nsenter", "-t", switch.pid, "-n", "ip", "link", "add", f"bridge{rail}", "type", "bridge")
+            _do("nsenter", "-t", switch.pid, "-n", "ip", "link", "set", f"bridge{rail}", "up")
+        made = []
+        for index in range(count):
+            own = folder / f"gf{index}"
+            space = Namespace.begin(BEGIN.format(name=own.name, own=own), "-n", "-u", "-p", "-m", "--mount-proc")
+            stack.callback(space.end)
+            addresses = tuple(f"10.99.{rail}.{10 + index}" for rail in range(rails))
+            made.append(Host(index, own.name, addresses, space, switch, own))
+            for rail in range(rails):
+                made[index].connect(rail)
+        yield made
+
+
+def until(what: str, holds: Callable[[], object], seconds: float) -> None:
+    """Wait for something that another process does. AssertionError that says what, after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(TURN_SECONDS)
