@@ -464,3 +464,14 @@ def test_hook_hears_of_every_finding(fleet):
     assert "heard of busbw not judged" in run.text
     (finding,) = run.record.findings
     assert finding.measurement.values == {WORLD: 1.5}
+
+
+def test_a_failure_that_was_expected_and_did_not_come_is_told_as_such(fleet):
+    run = fleet("""
+        import pytest
+
+        @pytest.mark.xfail(strict=True, reason="it has to fail")
+        def test_passes(): pass
+    """)
+    assert run.outcomes == {"test_passes": "failed"}
+    assert [fault.what for fault in run.record.faults] == ["[XPASS(strict)] it has to fail"]

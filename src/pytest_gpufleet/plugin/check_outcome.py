@@ -57,6 +57,8 @@ def faults(item: pytest.Item, report: pytest.TestReport, error: BaseException | 
             found = [error.fault([spec.place for spec in item.config.stash[RUN].ranks.pool.specs])]
         case Faults():
             found = [fault for fault in error.faults if not fault.watched]
+        case None:  # nothing was raised, as where a failure was expected and had to be
+            found = [Fault("check_failed", (), report.longreprtext.partition("\n")[0])]
         case _:
             found = [Fault("check_failed", (), f"{type(error).__name__}: {error}".partition("\n")[0])]
     return [
