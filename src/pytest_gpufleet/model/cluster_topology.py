@@ -47,7 +47,7 @@ class ClusterTopology(GpuTopology):
 
     def _on(self, where: Where) -> list[GpuTopology]:
         """The nodes of a place, each once."""
-        numbers = dict.fromkeys(part.node for part in where.parts if part.kind != "world")
+        numbers = dict.fromkeys(part.node for part in where.parts if part.is_on_node)
         return [self.nodes.get(number, GpuTopology()) for number in numbers]
 
     def _named(self, part: Place) -> str:

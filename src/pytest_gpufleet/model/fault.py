@@ -35,7 +35,7 @@ class Fault:
     def nodes(self) -> frozenset[int]:
         """The numbers of the nodes that its subjects are on."""
         parts = (part for subject in self.subjects for part in subject.parts)
-        return frozenset(part.node for part in parts if part.kind != "world")
+        return frozenset(part.node for part in parts if part.is_on_node)
 
     def told(self, named: Callable[[Where], str] = str) -> str:
         """ "GPU 3: 17 PCIe replays", if `named` calls a place so."""

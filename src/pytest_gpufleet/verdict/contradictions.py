@@ -149,7 +149,7 @@ def _places(record: Record) -> Iterator[str]:
     for finding in record.findings:
         parts = {part for place in finding.measurement.values for part in place.parts}
         strangers = {part for part in parts if part.kind == "gpu"} - known
-        strangers |= {part for part in parts if part.kind != "world" and part.node not in record.hosts}
+        strangers |= {part for part in parts if part.is_on_node and part.node not in record.hosts}
         if strangers:
             yield f"{_told(finding)} was measured on {min(strangers)}, which is not there"
         # What is only shown may be of one GPU alone.
