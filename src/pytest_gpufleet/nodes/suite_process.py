@@ -88,10 +88,12 @@ class SuiteProcess:
 
     def news(self) -> list[SuiteNews | SuiteEnded]:
         """What has happened since the last time."""
+        if self._over:
+            return []
         status = self._process.poll()  # asked first: what it wrote before it ended comes before its end
         lines = self._lines()
         told: list[SuiteNews | SuiteEnded] = [SuiteNews(lines)] if lines else []
-        if status is not None and not self._over:
+        if status is not None:
             self._over = True
             os.close(self._lifeline)
             told.append(self._ended(status))
