@@ -61,3 +61,8 @@ def test_a_file_that_is_not_there_makes_another_one(folder):
 
 def test_the_package_has_a_sum():
     assert len(installed.package()) == 64
+
+
+def test_each_node_says_which_version_carries_its_messages(monkeypatch):
+    monkeypatch.setattr(installed, "version", {"ray": "2.59.0"}.__getitem__)
+    assert [installed.transport(name) for name in ("local", "ray")] == ["local", "ray 2.59.0"]

@@ -19,10 +19,7 @@ from pytest_gpufleet.nodes.messages import (
     FromAgent,
     Health,
     Lock,
-    ReadFacts,
     ReadHost,
-    ReadKernelLog,
-    ReadPresent,
     Reply,
     answer_of,
 )
@@ -88,10 +85,7 @@ def test_a_machine_with_gpus_arrives_as_it_is(node, own):
     said = own.hello(AgentSettings("."), Interface("10.0.0.7", "eth0"), 4711)
     hello = codec.unpacked(codec.packed(said), FromAgent)
     assert (hello.topology, hello.machine, hello.present) == (node.topology, node.host(), node.present())
-    assert asked(own, ReadFacts(("uuid",))) == node.facts(())
     assert asked(own, ReadHost()) == node.host()
-    assert asked(own, ReadPresent()) == node.present()
-    assert asked(own, ReadKernelLog()).xids[0].number == 79
 
 
 def test_what_got_worse_is_told_once_and_what_was_before_is_not(node, own):

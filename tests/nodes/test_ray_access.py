@@ -1,13 +1,11 @@
 """Who is let into a cluster of Ray, and in which order its nodes are numbered; without Ray."""
 
-import random
-
 import pytest
 
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes import ray_access
 from pytest_gpufleet.nodes.ray_access import Access, Knock
-from pytest_gpufleet.nodes.ray_transport import names_of, natural
+from pytest_gpufleet.nodes.ray_transport import names_of
 
 OPEN, CLOSED = Access("10.0.0.1:6379", asks=False), Access("10.0.0.1:6379", asks=True)
 
@@ -82,12 +80,6 @@ def test_a_cluster_that_lets_in_everybody_is_refused(monkeypatch, addresses, oth
     monkeypatch.setattr(ray_access, "_other_interfaces", lambda: others)
     with pytest.raises(Refused, match="--fleet-insecure"):
         ray_access.secured(OPEN, addresses, insecure=False)
-
-
-def test_hosts_are_numbered_as_people_count():
-    names = ["gf1", "gf2", "gf9", "gf10", "gf10a", "rack2-node1", "rack10-node1"]
-    mixed = random.Random(1).sample(names, len(names))
-    assert sorted(mixed, key=natural) == names
 
 
 def node(host: str, address: str) -> dict[str, str]:

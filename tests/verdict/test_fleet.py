@@ -303,5 +303,6 @@ def test_one_host_is_held_against_nobody():
 
 def test_names_are_sorted_as_people_count():
     assert natural("node-9") < natural("node-10") < natural("node-100")
+    assert natural("gf10") < natural("gf10a")
     assert natural("rack2-node1") < natural("rack10-node1")
     assert natural("9" * 5000) > natural("8" * 5000)

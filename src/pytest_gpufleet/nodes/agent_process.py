@@ -25,9 +25,9 @@ class AgentSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     `rehearse`: so many CPU ranks; else `gpus` of the node's GPUs, None for all. `run_folder`: where the run was
     started; the agent and its ranks work there. `keep_in`: where it makes the folder of its node, "" for that of
     temporary files. `towards`: the controller's address, by which the node's own address and interface are found;
-    loopback if all nodes are on one machine. `suite`: files and folders that decide what is checked, for their hash.
-    `likely`: modules that ranks will need, imported while the node waits for others. `name`: instead of the host's own.
-    `alone_seconds`: without a Beat for so long, it ends.
+    loopback if all nodes are on one machine. `transport`: "local" or "ray". `suite`: files and folders that decide what
+    is checked, for their hash. `likely`: modules that ranks will need, imported while the node waits for others.
+    `name`: instead of the host's own. `alone_seconds`: without a Beat for so long, it ends.
     """
 
     run_folder: str

@@ -1,10 +1,11 @@
-"""What is installed on a node, as one SHA-256 each: all nodes of a run have the same."""
+"""What is installed on a node: all nodes of a run have the same."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest_gpufleet
@@ -33,6 +34,11 @@ def _conftest_files(folder: Path, place: Path) -> Iterator[Path]:
     for parent in place.parents:
         if parent.is_relative_to(folder) or parent == place.parent:
             yield from parent.glob("conftest.py")
+
+
+def transport(name: str) -> str:
+    """What carries messages, with the version of it that is here where it is a package: "local", "ray 2.60.0"."""
+    return name if name == "local" else f"{name} {version(name)}"
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

@@ -13,8 +13,7 @@ import msgspec
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.xid_catalogue import Logged
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.world.engines.protocol import Trace
 
 
@@ -71,20 +70,8 @@ class Rendezvous(Question, frozen=True, tag="rendezvous"):
     """An address of this node, with a port that is free, at which the ranks of all nodes can meet: "tcp://..."."""
 
 
-class ReadFacts(Question, frozen=True, tag="facts"):
-    names: tuple[str, ...]
-
-
 class ReadHost(Question, frozen=True, tag="host"):
-    pass
-
-
-class ReadKernelLog(Question, frozen=True, tag="kernel log"):
-    pass
-
-
-class ReadPresent(Question, frozen=True, tag="present"):
-    pass
+    """The facts of the host at this moment: see Node.host."""
 
 
 class Lock(Question, frozen=True, tag="lock"):
@@ -115,10 +102,7 @@ class ReadFile(Question, frozen=True, tag="read file"):
     most: int
 
 
-Asked = (
-    Examine | KillRanks | Rendezvous | ReadFacts | ReadHost | ReadKernelLog | ReadPresent | Lock | CheckHealth
-    | RunSuite | ReadFile
-)  # fmt: skip
+Asked = Examine | KillRanks | Rendezvous | ReadHost | Lock | CheckHealth | RunSuite | ReadFile
 
 
 class Ask(Message, frozen=True, tag="ask"):
@@ -223,10 +207,7 @@ ANSWERS: dict[type[Question], Any] = {
     Examine: dict[int, Trace],
     KillRanks: dict[int, str],
     Rendezvous: str,
-    ReadFacts: tuple[Gpu, ...],
     ReadHost: dict[str, Any],
-    ReadKernelLog: Logged,
-    ReadPresent: tuple[str, ...],
     Lock: str,
     CheckHealth: Health,
     RunSuite: int,  # the number of its process

@@ -56,10 +56,7 @@ class OwnNode:
         self._sampler: Sampler | None = None
         self.readings: Sequence[Mapping[str, Any]] = ()  # of each GPU, the latest, while ranks work on them
         self._answers: dict[type[say.Question], Callable[[Any], Any]] = {
-            say.ReadFacts: lambda question: node.facts(question.names),
             say.ReadHost: lambda question: node.host(),
-            say.ReadKernelLog: lambda question: node.kernel_log(),
-            say.ReadPresent: lambda question: node.present(),
             say.Lock: lambda question: self._lock(),
             say.CheckHealth: lambda question: self._check_health(question.failed),
         }
@@ -73,7 +70,7 @@ class OwnNode:
             package=installed.package(),
             suite=installed.suite(Path(settings.run_folder), settings.suite),
             python=platform.python_version(),
-            transport=settings.transport,
+            transport=installed.transport(settings.transport),
             address=reached.address,
             interface=reached.name,
             topology=self._node.topology,

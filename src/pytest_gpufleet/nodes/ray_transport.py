@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import re
 import threading
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.ray_actor import Relay
 from pytest_gpufleet.nodes.ray_line import Line, in_short
 from pytest_gpufleet.nodes.transport import Arrived, Gone
+from pytest_gpufleet.verdict.fleet.host_runs import natural
 
 JOIN_SECONDS = 30.0  # for nodes that are started together with this run
 JOIN_TURN_SECONDS = 0.5
@@ -80,7 +80,7 @@ class RayTransport:
             raise Refused(f"the GPUs of {', '.join(in_use)} are in use by another job of this cluster of Ray")
         towards = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
         for number, (node, name) in enumerate(zip(nodes, names, strict=True)):
-            told = {"name": name if name != node["NodeManagerHostname"] else "", "transport": self.name}
+            told = {"name": name if name != node["NodeManagerHostname"] else "", "transport": "ray"}
             actor = _actor(ray, node, msgspec.structs.replace(self._settings, towards=towards, **told))
             line = self._lines[number] = Line(number, actor, self._call_ended, ray.exceptions.ActorUnavailableError)
             line.go_on()
@@ -171,11 +171,6 @@ class RayTransport:
         ending.start()
         ending.join(timeout)
         return dict.fromkeys(left, "nobody says that its agent has ended")
-
-
-def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
-    """By which names are sorted so that gf2 stands before gf10."""
-    return tuple((part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name))
 
 
 def names_of(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
