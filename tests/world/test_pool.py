@@ -239,6 +239,16 @@ def test_groups_are_joined_once_in_the_order_of_their_use_and_again_in_a_fresh_w
     assert engine.joined[4:] == [(1, 3), (0,)]
 
 
+def test_other_ranks_start_where_one_could_not_be_killed(engine):
+    world = world_of(engine, 2)
+    engine.unkillable = {1: "(in a system call that cannot be interrupted)"}
+    with pytest.raises(ZeroDivisionError):
+        world.run(lambda rank: 1 / 0)
+    engine.unkillable = {}
+    world._pool.start_on(specs(2))
+    assert world.run(lambda rank: rank.index) == [0, 1]
+
+
 def test_a_rank_that_cannot_be_killed_ends_the_use_of_its_gpu(engine):
     world = world_of(engine, 2)
     engine.unkillable = {1: "(in a system call that cannot be interrupted)"}

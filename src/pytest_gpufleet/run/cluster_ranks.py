@@ -27,7 +27,7 @@ class ClusterRanks(Ranks):
         if pool is not None and {spec.node for spec in pool.specs} - {*self._run.cluster.alive}:
             pool.stop()
             self._run.lock()
-            pool.specs = tuple(self._specs())
+            pool.start_on(self._specs())
 
     def get_ready(self) -> None:
         """The agents start what ranks need, and only after their nodes' own runs."""

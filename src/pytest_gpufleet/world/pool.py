@@ -90,6 +90,12 @@ class Pool:
             with self._killing_on_error():
                 return {rank: self._result(rank, outcomes[rank], call.name) for rank in call.ranks}
 
+    def start_on(self, specs: Sequence[RankSpec]) -> None:
+        """From the next start on have these ranks, after `stop`. What kept others from starting says nothing of
+        them."""
+        self.specs = tuple(specs)
+        self._starts = Attempts()
+
     def stop(self) -> None:
         """Kill the ranks; the next use starts fresh ones, unless one could not be killed. The call of a thread that a
         test has left behind ends with them."""
