@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,11 @@ def read(path: Path) -> Iterator[tuple[int, Any]]:
             yield number, event
 
 
-def parsed(line: bytes) -> Any:
-    """What one line holds. NotJson, or a ValueError for what is beyond all bounds."""
+def parsed(line: bytes, made: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """What one line holds, of each object what is `made` of it. NotJson, or a ValueError for what is beyond all
+    bounds."""
     try:
-        event = json.loads(line)
+        event = json.loads(line, object_hook=made)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         raise NotJson("not JSON") from None
     if line.count(b"[") + line.count(b"{") > DEEPEST:  # as in nearly none

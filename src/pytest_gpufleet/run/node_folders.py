@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pytest_gpufleet.run.cluster_run import ClusterRun
 
 BROUGHT = (EVIDENCE, SUMMARY, JUNIT, REPORT)  # what proves most comes first
-PART_BYTES = 1 << 20
+PART_BYTES = 1 << 20  # of a file at most
+ALL_PARTS_BYTES = 4 << 20  # of all nodes: they come at the same time, and fill the memory three times over
+LEAST_BYTES = 32 << 10
 PART_SECONDS = 10.0
 FETCH_SECONDS = 120.0  # for all of all nodes: about 2 MB each at level standard
 HASTE_SECONDS = 8.0  # of a run that was told to end
@@ -55,7 +57,8 @@ def _fetched(cluster: Cluster, runs: Iterable[NodeRun], seconds: float) -> set[i
     }
     folders, offsets, whole = {run.node: run.folder for run in runs}, dict.fromkeys(owed, 0), set()
     while owed and time.monotonic() < until:
-        questions = {node: ReadFile(files[0][0], offsets[node], PART_BYTES) for node, files in owed.items() if files}
+        most = max(LEAST_BYTES, min(PART_BYTES, ALL_PARTS_BYTES // len(owed)))
+        questions = {node: ReadFile(files[0][0], offsets[node], most) for node, files in owed.items() if files}
         answers = cluster.ask_each(questions, min(PART_SECONDS, until - time.monotonic()))
         for node in list(owed):
             part = answers.get(node)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from pytest_gpufleet.model import event_lines
 from pytest_gpufleet.model.events import NodeFound
@@ -21,6 +23,7 @@ from pytest_gpufleet.verdict.fleet.host_runs import kept
 from pytest_gpufleet.verdict.node_verdicts import faults_of
 
 START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
+OF_ITS_OWN = ("samples", "details")  # of a figure: nobody asks for them before its node's own evidence is here
 
 
 @dataclass
@@ -57,13 +60,22 @@ class NodeRun:
         for line in lines:
             try:
                 if not self.damage:
-                    self.record.add(event_lines.parsed(line))
+                    self.record.add(event_lines.parsed(line, _of_one_of_many))
             except ValueError as error:
                 self.damage = f"it told what is no event of a run ({error})"
 
     def faults(self, check: str) -> list[Fault]:
         """What this check found there, at its places among all nodes."""
         return faults_of(self.node, self.record, check)
+
+
+def _of_one_of_many(told: dict[str, Any]) -> dict[str, Any]:
+    """What one node tells, most tell in the same words: each text is kept once. It is half of the memory."""
+    return {
+        name: sys.intern(value) if isinstance(value, str) else value
+        for name, value in told.items()
+        if name not in OF_ITS_OWN
+    }
 
 
 class NodeRuns:

@@ -21,22 +21,21 @@ class Answers:
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     deaths: dict[int, Death] = field(default_factory=dict)
+    failed: bool = False  # on any rank
 
     @property
     def ranks(self) -> set[int]:
         return self.outcomes.keys() | self.deaths.keys()
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.deaths) or any(outcome.kind == "raised" for outcome in self.outcomes.values())
 
     def take(self, event: Answer | Death, number: int) -> None:
         """One more. An outcome of another call than this one is of a call that is over."""
         ending = event if isinstance(event, Death) else _ending(event)
         if isinstance(ending, Death):
             self.deaths[event.rank] = ending
+            self.failed = True
         elif ending.call == number:
             self.outcomes[event.rank] = ending
+            self.failed = self.failed or ending.kind == "raised"
 
 
 def _ending(answer: Answer) -> Outcome | Death:
@@ -63,17 +62,19 @@ def collect(
     """Wait until every rank has answered the call of this number, one has failed, or `timeout` seconds have passed.
     RuntimeError if `stopped`."""
     __tracebackhide__ = True
-    answers = Answers()
+    answers, missing = Answers(), set(ranks)
     until = clock() + timeout
     graceful = True
     remaining = timeout
     # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
-    while not answers.ranks.issuperset(ranks) and remaining > 0:
+    while missing and remaining > 0:
         if stopped():
             raise RuntimeError("the world was stopped by another thread")
         remaining = until - clock()
         for event in engine.wait(min(remaining, TURN_SECONDS)):
             answers.take(event, number)
+            if event.rank in answers.outcomes or event.rank in answers.deaths:
+                missing.discard(event.rank)
         if answers.failed and graceful:
             graceful = False
             until = min(until, clock() + GRACE_SECONDS)
