@@ -7,7 +7,7 @@ import pytest
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.nodes.cluster import Trouble
-from pytest_gpufleet.nodes.messages import CheckHealth, Health, Lock
+from pytest_gpufleet.nodes.messages import CheckHealth, Health, Lock, ReadHost
 from pytest_gpufleet.run.cluster_run import ClusterRun
 from pytest_gpufleet.run.settings import Options
 
@@ -17,7 +17,8 @@ class Answering:
 
     def __init__(self, alive):
         self.alive, self.lost, self.left_out = list(alive), {}, {}
-        self.answers = {Lock: dict.fromkeys(alive, ""), CheckHealth: dict.fromkeys(alive, Health())}
+        healthy = {Lock: "", CheckHealth: Health(), ReadHost: {"network_ports": ()}}
+        self.answers = {kind: dict.fromkeys(alive, answer) for kind, answer in healthy.items()}
 
     def ask_each(self, questions, timeout):
         self.asked = sorted(questions)
@@ -75,12 +76,13 @@ def test_what_got_worse_is_at_its_node_and_only_those_that_take_part_are_asked(c
     assert (cluster.asked, fault.subjects, fault.check, run.spoiled) == ([0, 2], (gpu(3, node=2),), "a check", [])
 
 
-def test_health_that_a_node_does_not_tell_may_have_got_worse(cluster, run):
+def test_what_a_node_does_not_tell_is_not_known_to_be_fine(cluster, run):
     run.lock()
-    cluster.answers[CheckHealth][2] = Trouble("no answer within 30 s")
+    silent = Trouble("no answer within 30 s")
+    cluster.answers[CheckHealth][2] = cluster.answers[ReadHost][1] = silent
     assert run.check_health("a check") == []
-    (why,) = run.spoiled
-    assert why.startswith("gf2: ")
+    assert run.hosts_now("network_ports") == {0: (), 2: ()}
+    assert [why.partition(":")[0] for why in run.spoiled] == ["gf2", "gf1"]
 
 
 def test_who_was_left_out_by_the_engine_of_the_ranks_is_on_record_once(cluster, run):

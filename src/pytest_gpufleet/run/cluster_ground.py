@@ -14,7 +14,7 @@ from pytest_gpufleet.nodes.messages import Hello
 from pytest_gpufleet.run.ground import Ground, NodeStanding
 
 
-class AllMachines(Ground):
+class ClusterGround(Ground):
     """`names`: of all nodes, by their numbers, `hellos` of those that are there. `rehearsed`: ranks of each, 0 with
     GPUs."""
 

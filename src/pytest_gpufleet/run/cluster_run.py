@@ -13,9 +13,9 @@ from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
-from pytest_gpufleet.nodes.messages import CheckHealth, Greeting, Hello, Lock, ReadHost
+from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Greeting, Hello, Lock, ReadHost
 from pytest_gpufleet.run import node_folders, resume
-from pytest_gpufleet.run.cluster_ground import AllMachines
+from pytest_gpufleet.run.cluster_ground import ClusterGround
 from pytest_gpufleet.run.cluster_ranks import ClusterRanks
 from pytest_gpufleet.run.folder import NODES
 from pytest_gpufleet.run.node_runs import NodeRuns
@@ -67,8 +67,8 @@ class ClusterRun(Run):
         return cluster
 
     @cached_property
-    def ground(self) -> AllMachines:
-        return AllMachines(self.cluster.names, self.cluster.hellos, self.options.rehearse or 0)
+    def ground(self) -> ClusterGround:
+        return ClusterGround(self.cluster.names, self.cluster.hellos, self.options.rehearse or 0)
 
     @cached_property
     def node_runs(self) -> NodeRuns:
@@ -101,7 +101,17 @@ class ClusterRun(Run):
         }
 
     def hosts_now(self, fact: str) -> dict[int, Any]:
-        return {node: host[fact] for node, host in self.cluster.ask(ReadHost(), timeout=HEALTH_SECONDS).items()}
+        answers = self._answers(ReadHost(), self.cluster.alive, f"changes of {fact}")
+        return {node: host[fact] for node, host in answers.items()}
+
+    def _answers(self, question: Asked, nodes: Iterable[int], what: str) -> dict[int, Any]:
+        """What these nodes answer. One that does not keeps the run from being complete: `what` may have gone unseen."""
+        assert self.evidence is not None
+        answers = self.cluster.ask_each(dict.fromkeys(nodes, question), HEALTH_SECONDS)
+        silent = {node: answer for node, answer in answers.items() if isinstance(answer, Trouble)}
+        for node, why in silent.items():
+            self.evidence.spoil(f"{self.ground.hosts[node]}: {what} may have gone unseen: {why}")
+        return {node: answer for node, answer in answers.items() if node not in silent}
 
     @property
     def clocks_ahead(self) -> Mapping[int, float]:
@@ -139,13 +149,9 @@ class ClusterRun(Run):
         faults = self.losses(check)
         self._note_left_out()
         watched = self._locked & {*self.cluster.alive} if self.ground.topology.gpus else set()
-        for node, health in self.cluster.ask_each(dict.fromkeys(watched, CheckHealth(failed)), HEALTH_SECONDS).items():
-            if isinstance(health, Trouble):
-                unseen = f"what got worse may have gone unseen: {health}"
-            else:
-                unseen = health.unseen
-                faults += [_of_node(fault, node, check) for fault in health.faults]
-            self.evidence.spoil(unseen and f"{self.ground.hosts[node]}: {unseen}")
+        for node, health in self._answers(CheckHealth(failed), watched, "what got worse").items():
+            faults += [_of_node(fault, node, check) for fault in health.faults]
+            self.evidence.spoil(health.unseen and f"{self.ground.hosts[node]}: {health.unseen}")
         for fault in faults:
             self.record_event("fault", fault=fault.to_json())
         return faults
