@@ -4,6 +4,7 @@
     python benchmarks/faults.py --gpus 4        4 GPUs (and the faults that only GPUs have)
     python benchmarks/faults.py --repeat 200    the whole table 200 times; stops at the first one that is not caught
     python benchmarks/faults.py --freezes 200   2 CPU ranks, one of them stopped at a random moment of its answer
+    python benchmarks/faults.py --nodes 30      every fault of a node 30 times, on hosts of namespaces; as root
 
 "Detected after" counts from the moment the ranks get the call (for a hang: from its deadline) to the error in the
 controller, with the 0.4 s that the other ranks get to tell their own story. "Working again" is a fresh world with its
@@ -17,10 +18,14 @@ import collections
 import os
 import random
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
+from statistics import median
+from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "world"))
 
@@ -94,14 +99,39 @@ def freezes(count):
     )
 
 
+NODES = Path(__file__).parents[1] / "tests" / "nodes"
+
+
+def of_nodes(count):
+    """How often each fault was not as it should be, and how long its test took. Each round is a pytest of its own."""
+    seconds, flakes = collections.defaultdict(list), collections.Counter()
+    files = [str(NODES / name) for name in ("test_faults_of_nodes.py", "test_slow_nodes.py")]
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.xml"
+        for number in range(1, count + 1):
+            subprocess.run([sys.executable, "-m", "pytest", "-q", *files, f"--junitxml={results}"], check=False)
+            for case in ElementTree.parse(results).iter("testcase"):
+                name = case.get("name").removeprefix("test_").replace("_", " ")
+                seconds[name].append(float(case.get("time")))
+                flakes[name] += any(case.find(end) is not None for end in ("failure", "error", "skipped"))
+            print(f"{number} of {count}: {flakes.total()} not as expected", flush=True)
+    print("\n| what | times | not as expected | median | longest |\n| --- | ---: | ---: | ---: | ---: |")
+    for name, took in seconds.items():
+        print(f"| {name} | {len(took)} | {flakes[name]} | {median(took):.0f} s | {max(took):.0f} s |")
+    sys.exit(1 if flakes.total() else 0)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--freezes", type=int)
     parser.add_argument("--gpus", type=int, choices=[RANKS])
+    parser.add_argument("--nodes", type=int, metavar="TIMES")
     parser.add_argument("--repeat", type=int, default=1)
     asked = parser.parse_args()
     if asked.freezes:
         freezes(asked.freezes)
+    elif asked.nodes:
+        of_nodes(asked.nodes)
     else:
         table(asked)
 

@@ -99,7 +99,9 @@ class Host:
             )  # fmt: skip
 
     def processes(self) -> dict[int, str]:
-        """All of this host but its first, by their number outside, with their command lines."""
+        """All of this host but its first, by their number outside, with their command lines; none without power."""
+        if self.space.holder.poll() is not None:
+            return {}
         namespace = os.readlink(f"/proc/{self.space.pid}/ns/pid")
         found = {}
         for each in Path("/proc").glob("[0-9]*"):

@@ -3,19 +3,29 @@ named, costs one check at most, and leaves nothing running anywhere."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import FleetRun
+from tests.conftest import ACCEPTANCE, ROOT, FleetRun
 from tests.nodes.hosts import hosts, possible, until
 from tests.nodes.ray_on_hosts import AGENT, PATIENCE_SECONDS, RAYLET, RayCluster, of_a_run
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
 OUT_SECONDS = 5.0  # that a cable may be out
+ALONE_SECONDS = 60.0  # an agent alone ends after 30, and this machine may be busy
+# A clock that is two seconds ahead, for all Python on a host: namespaces have no clock of their own.
+SHIFTED = """
+import time
+
+genuine = time.time
+time.time = lambda: genuine() + 2.0
+"""
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +147,56 @@ def test_a_raylet_that_is_killed_costs_its_node_and_one_check(cluster: RayCluste
     assert run.who == ["gf0", "gf0", "gf1", "gf1"]
     nothing_runs(cluster)
     cluster.stop(third)
+
+
+# ---------------------------------------------------------------- nodes that differ
+
+
+def test_a_node_with_other_files_of_the_package_is_refused(cluster: RayCluster, tmp_path: Path) -> None:
+    package = ROOT / "src" / "pytest_gpufleet"
+    other = shutil.copytree(package, tmp_path / "package", ignore=shutil.ignore_patterns("__pycache__"))
+    with (other / "__init__.py").open("a") as file:
+        file.write("# changed\n")
+    second = cluster.hosts[1]
+    second.put_over(package, other)
+    ended = cluster.rehearse("then").end()
+    second.take_off(package)
+    assert (ended.status, ended.folders) == (4, []), ended.text
+    assert "gf1: other files of pytest-gpufleet" in ended.text
+    assert "gf2" not in ended.text
+    nothing_runs(cluster)
+
+
+def test_another_environment_and_another_clock_are_named(cluster: RayCluster, tmp_path: Path) -> None:
+    _, second, third = cluster.hosts
+    (tmp_path / "sitecustomize.py").write_text(SHIFTED)  # which Python imports when it starts
+    cluster.start([second, third], {"gf1": {"NCCL_ALGO": "Ring"}, "gf2": {"PYTHONPATH": str(tmp_path)}})
+    ended = cluster.rehearse("then", f"{ACCEPTANCE}/test_nodes_1_alike.py", "last").end()
+    found = {(fault.code, ended.record.hosts[fault.subjects[0].node]): fault.what for fault in ended.record.faults}
+    assert (ended.status, found.keys()) == (1, {("host_unlike_others", "gf1"), ("clock_off", "gf2")}), ended.text
+    assert "NCCL_ALGO" in found["host_unlike_others", "gf1"]
+    assert failed(ended) == {"nodes_are_alike", "clocks_agree"}
+    nothing_runs(cluster)
+    cluster.stop(second)
+    cluster.stop(third)
+
+
+def test_another_token_is_told_in_one_sentence(cluster: RayCluster) -> None:
+    ended = cluster.rehearse("then", environment={"RAY_AUTH_TOKEN": "0" * 48}).end()
+    assert (ended.status, ended.folders) == (4, []), ended.text
+    (line,) = filter(None, ended.text.splitlines())
+    assert "asks for a token" in line
+
+
+def test_nothing_runs_when_the_controller_was_killed(cluster: RayCluster) -> None:
+    run = cluster.rehearse("alone_on_ranks", held=["alone on ranks"])
+    run.at("alone on ranks", *cluster.hosts, ranks=2)
+    cluster.hosts[0].signal(signal.SIGKILL, "--nodes=3")
+    nothing_runs(cluster, ALONE_SECONDS)
+
+
+def test_the_head_without_power_takes_the_run_with_it_and_nothing_else_stays(cluster: RayCluster) -> None:
+    run = cluster.rehearse("together", held=["together"])
+    run.at("together", *cluster.hosts, ranks=2)
+    cluster.hosts[0].space.end()
+    nothing_runs(cluster, ALONE_SECONDS)

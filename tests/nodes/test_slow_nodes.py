@@ -1,0 +1,52 @@
+"""Slow cables between hosts that are separate, with a network for each rail: the node or the rail is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pytest_gpufleet.model.place import Place
+from tests.nodes.hosts import hosts, possible
+from tests.nodes.ray_on_hosts import RayCluster
+
+pytest.importorskip("ray", reason="Ray is not installed")
+
+# Slower than what processes of one machine reach, however busy it is: else its processors would be measured.
+MEGABITS, SLOW_MEGABITS = 100, 20
+RAILS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """Four hosts with a network for each of the two ranks that each has."""
+    if why := possible():
+        pytest.skip(why)
+    folder = tmp_path_factory.mktemp("hosts")
+    with hosts(4, folder, rails=len(RAILS)) as made:
+        cluster = RayCluster(made, folder)
+        cluster.start(made, {host.name: {"GLOO_SOCKET_IFNAME": "rail0,rail1"} for host in made})
+        for host in made:
+            for rail in RAILS:
+                host.slow(MEGABITS, rail)
+        yield cluster
+
+
+def test_a_slow_rail_and_a_slow_node_are_named(cluster: RayCluster) -> None:
+    _, second, third, _ = cluster.hosts
+    third.slow(SLOW_MEGABITS, rail=1)
+    run = cluster.rehearse("then", "rails", "pairs", held=["pairs"])
+    run.at("pairs", *cluster.hosts, ranks=2)
+    third.slow(MEGABITS, rail=1)
+    for rail in RAILS:
+        second.slow(SLOW_MEGABITS, rail)
+    run.go("pairs")
+    ended = run.end()
+    found = [(fault.check.partition("::test_")[2], fault.code, fault.subjects) for fault in ended.record.faults]
+    assert found == [
+        ("rails", "rail_slow", (Place(2, "rail", 1),)),
+        ("pairs", "node_slow", (Place(1, "node"),)),
+    ], ended.text
+    assert ended.status == 1
+    assert "gf2 rail 1" in ended.text
+    assert "gf1" in ended.text
