@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from pytest_gpufleet.model.refused import Refused
@@ -64,7 +65,7 @@ def harm(address: str, folder: str) -> dict:
         told = {
             "started": list(cluster.alive), "names": list(cluster.names.values()), "secured": transport.secured,
             "transport": {hello.transport for hello in cluster.hellos.values()} == {transport.name},
-            "answers": sorted(cluster.ask(Rendezvous(), timeout=LONG)),
+            "answers": answering(cluster, range(NODES)),
         }  # fmt: skip
         actor = parent(agents[1])
         os.kill(actor, signal.SIGKILL)
@@ -74,12 +75,17 @@ def harm(address: str, folder: str) -> dict:
         os.kill(agents[0], signal.SIGSTOP)
         told["agent frozen"] = next_loss()
         os.kill(agents[0], signal.SIGCONT)
-        told["answers when it is back"] = sorted(cluster.ask(Rendezvous(), [0], timeout=LONG))
+        told["answers when it is back"] = answering(cluster, [0])
         told["takes part when it is back"] = list(cluster.alive)
         os.kill(agents[0], signal.SIGSTOP)
     finally:
         unknown = cluster.close(20.0)
     return {**told, "unknown": sorted(unknown), "left": [pid for pid in agents if processes.look(pid)]}
+
+
+def answering(cluster: Cluster, nodes: Iterable[int]) -> list[int]:
+    told = cluster.ask_each(dict.fromkeys(nodes, Rendezvous()), LONG)
+    return [node for node, answer in told.items() if isinstance(answer, str)]
 
 
 def parent(pid: int) -> int:

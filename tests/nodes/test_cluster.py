@@ -146,11 +146,11 @@ def test_files_of_a_node_that_is_back_can_be_read():
         silence(fake, of=1, seconds=11)
         fake.happens((1, PULSE))
         fence = asked(fake, 1)
-        with in_the_background(cluster.ask, ReadFile("evidence.jsonl", 0, 10), [1]) as answers:
+        with in_the_background(cluster.ask_one, 1, ReadFile("evidence.jsonl", 0, 10)) as answers:
             while (number := asked(fake, 1)) == fence:
                 pass
             fake.happens((1, Reply(fence, codec.packed({}))), (1, Reply(number, codec.packed(b"{}"))))
-        assert answers == [{1: b"{}"}]
+        assert answers == [b"{}"]
 
 
 def test_a_node_that_is_left_out_is_fenced_and_not_lost():
@@ -221,10 +221,10 @@ def test_questions_are_answered_by_those_that_can():
 def test_a_question_is_not_waited_for_once_its_node_is_gone():
     fake = FakeTransport(1)
     with running(fake) as cluster:
-        with in_the_background(cluster.ask, Rendezvous(), None, LONG) as answers:
+        with in_the_background(cluster.ask_each, {0: Rendezvous()}, LONG) as answers:
             asked(fake, 0)
             fake.happens(Gone(0, "its agent died by SIGKILL"))
-        assert answers == [{}]
+        assert isinstance(answers[0][0], Trouble)
         with pytest.raises(Trouble, match="SIGKILL"):
             cluster.ask_one(0, Rendezvous())
 
@@ -261,8 +261,8 @@ def test_all_are_told_to_end_and_those_that_do_not_are_named():
 def test_a_transport_that_breaks_loses_all_nodes_and_lets_nobody_wait():
     fake = FakeTransport()
     with running(fake) as cluster:
-        with in_the_background(cluster.ask, Rendezvous(), None, LONG) as answers:
+        with in_the_background(cluster.ask_each, dict.fromkeys(range(3), Rendezvous()), LONG) as answers:
             asked(fake, 2)
             fake._steps.put((0.0, None))
-        assert answers == [{}]
+        assert [isinstance(answer, Trouble) for answer in answers[0].values()] == [True] * 3
         assert (cluster.alive, list(cluster.lost)) == ((), [0, 1, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pytest_gpufleet.model import codec
@@ -159,12 +159,6 @@ class Cluster:
             self._changed.wait_for(settled, timeout)
             replies = {node: self._asked.pop(number) for node, number in numbers.items()}
             return {node: self._answer(node, each, replies.get(node), timeout) for node, each in questions.items()}
-
-    def ask(self, question: say.Asked, nodes: Iterable[int] | None = None, timeout: float = 10.0) -> dict[int, Any]:
-        """What these nodes answer (None: all that take part), without those that do not."""
-        asked = self.alive if nodes is None else nodes
-        answers = self.ask_each(dict.fromkeys(asked, question), timeout)
-        return {node: answer for node, answer in answers.items() if not isinstance(answer, Trouble)}
 
     def ask_one(self, node: int, question: say.Asked, timeout: float = 10.0) -> Any:
         """What a node answers. Trouble if it does not."""
