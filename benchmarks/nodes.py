@@ -17,15 +17,17 @@ import os
 import re
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import msgspec
@@ -38,6 +40,7 @@ from pytest_gpufleet.nodes import cluster, local_transport
 from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings
 from pytest_gpufleet.nodes.frames import Frames
 from pytest_gpufleet.plugin import html_report, mirrored
+from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.run import cluster_run, node_folders, node_runs, node_transport
 from pytest_gpufleet.run.settings import Options
 
@@ -47,18 +50,19 @@ RECORDED = ROOT / "tests" / "recorded" / "h200x4-a" / "evidence.jsonl"
 REPORT = ROOT / "docs" / "results" / "2026-11-22-2x-h200" / "report.html"
 IDLE_SECONDS = 10.0
 TO = 500
+ONE, HEALTH = "a check of one machine", "health around a check"
 # What is measured while the controller runs: the function that does it, by what it is called here.
 WATCHED: dict[str, tuple[Any, str]] = {
     "start": (cluster.Cluster, "start"),
     "start the nodes' own runs": (cluster_run.ClusterRun, "start_alone"),
-    "a check of one machine": (mirrored.Mirrors, "pytest_runtest_protocol"),
+    ONE: (mirrored.Mirrors, "pytest_runtest_protocol"),
     "take in what nodes tell": (node_runs.NodeRun, "hear"),
     "leave out who is unlike": (cluster_run.ClusterRun, "begin_between"),
-    "health around a check": (cluster_run.ClusterRun, "check_health"),
+    HEALTH: (cluster_run.ClusterRun, "check_health"),
     "bring the folders": (node_folders, "collect"),
     "page of the report": (html_report.HtmlReport, "pytest_html_results_summary"),
 }
-"""Tests of the benchmark between nodes, beside those that the suite has for what its nodes told."""
+# Tests between nodes, beside those that the suite has for what its nodes told.
 BETWEEN = """
 import pytest
 import nodes
@@ -66,7 +70,7 @@ import nodes
 pytestmark = pytest.mark.needs(nodes=2)
 
 def test_lock(pytestconfig):
-    pytestconfig.stash[nodes.RUN].lock()
+    nodes.lock(pytestconfig)
 
 @pytest.mark.parametrize("number", range(20))
 def test_health(number):
@@ -110,6 +114,11 @@ class Figures:
 FIGURES = Figures()
 
 
+def lock(config: pytest.Config) -> None:
+    """As the first rank of all nodes does it: from here on their health is asked for around each check."""
+    config.stash[RUN].lock()
+
+
 def idle() -> None:
     with FIGURES.of("idle"):
         time.sleep(IDLE_SECONDS)
@@ -120,8 +129,6 @@ def idle() -> None:
 
 def begin(settings: AgentSettings) -> AgentProcess:
     """As agent_process.start does it, with a recorded machine."""
-    import socket
-
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -243,9 +250,41 @@ def measured(nodes: int) -> dict[str, Any]:
             subprocess.run(command, stdout=output, stderr=output, check=False)
             if not result.exists():
                 sys.exit(Path(parent, "output").read_text())
-        if os.environ.get("SHOW"):
-            print(Path(parent, "output").read_text()[: int(os.environ["SHOW"])])
         return json.loads(result.read_text())
+
+
+# What is told of each number of nodes, and of TO by a line through them: a label, and how it is found.
+ROWS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "start of the agents until all have said Hello, s": lambda told: told["wall"]["start"],
+    "CPU of it, ms": lambda told: 1e3 * told["cpu"]["start"],
+    "pulses and beats, CPU ms/s": lambda told: 1e3 * told["cpu"]["idle"] / IDLE_SECONDS,
+    "a check of one machine, CPU ms": lambda told: 1e3 * told["cpu"][ONE] / told["calls"][ONE],
+    "all that the nodes' own runs tell, CPU s": lambda told: told["cpu"]["take in what nodes tell"],
+    "who is unlike or left out, CPU s": lambda told: told["cpu"]["leave out who is unlike"],
+    "health around a check, CPU ms": lambda told: 1e3 * told["cpu"][HEALTH] / told["calls"][HEALTH],
+    "the same by the clock, ms": lambda told: 1e3 * told["wall"][HEALTH] / told["calls"][HEALTH],
+    "folders of the nodes, CPU s": lambda told: told["cpu"]["bring the folders"],
+    "page of the report, CPU s": lambda told: told["cpu"]["page of the report"],
+    "all of the run, CPU s": lambda told: told["cpu"]["all"],
+    "memory when all nodes have told all, MiB": lambda told: told["memory"][HEALTH],
+    "memory at most, MiB": lambda told: told["memory"]["all"],
+    "report, MB": lambda told: told["page"],
+}
+
+
+def table(found: dict[int, dict[str, Any]]) -> Iterator[str]:
+    last = f"{TO} by the line" if len(found) > 1 else ""
+    yield f"| nodes | {' | '.join(map(str, found))} | {last} |"
+    yield f"| --- |{' ---: |' * (len(found) + 1)}"
+    for label, row in ROWS.items():
+        values = [row(told) for told in found.values()]
+        line = f"{_on_the_line(found, values):,.3g}" if last else ""
+        yield f"| {label} | {' | '.join(f'{value:,.3g}' for value in values)} | {line} |"
+
+
+def _on_the_line(nodes: Collection[int], values: Sequence[float]) -> float:
+    slope, at_0 = linear_regression([*nodes], values)
+    return slope * TO + at_0
 
 
 def main() -> None:
@@ -256,10 +295,7 @@ def main() -> None:
     if asked.controller:
         controller(asked.nodes[0], *asked.controller)
         return
-    found = {}
-    for nodes in asked.nodes:
-        found[nodes] = measured(nodes)
-        print(nodes, json.dumps(found[nodes]), flush=True)
+    print(*table({nodes: measured(nodes) for nodes in asked.nodes}), sep="\n")
 
 
 if __name__ == "__main__":
