@@ -7,6 +7,7 @@ import pytest
 from pytest_gpufleet.model import levels, suite
 from pytest_gpufleet.plugin import ownership
 from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.run.settings import Options
 
 
 @pytest.hookimpl(trylast=True)
@@ -17,10 +18,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.get_closest_marker("at_the_end") is not None)
     if run.options.nodes is not None:  # each node by itself first
         items.sort(key=ownership.is_between_nodes)
-    above = [item for item in items if not levels.includes(run.options.level, level_of(item))]
-    if above:
-        config.hook.pytest_deselected(items=above)
-        items[:] = [item for item in items if item not in above]
+    asked_for = [item for item in items if _is_asked_for(item, run.options)]
+    # Whoever names nothing but checks between nodes is told by each what it needs.
+    others = [item for item in items if item not in asked_for] if asked_for else []
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = asked_for
+
+
+def _is_asked_for(item: pytest.Item, options: Options) -> bool:
+    """What belongs to this level, and on one machine is about one machine. The rest is not missing."""
+    of_several = options.nodes is None and ownership.is_between_nodes(item)
+    return levels.includes(options.level, level_of(item)) and not of_several
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -31,8 +40,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for config in {item.config for item in items}:
         run = config.stash[RUN]
-        wanted = [item.nodeid for item in items if levels.includes(run.options.level, level_of(item))]
-        if wanted:  # what the level does not ask for is not missing
+        if wanted := [item.nodeid for item in items if _is_asked_for(item, run.options)]:
             run.record_event("deselected", checks=wanted)
 
 
