@@ -50,7 +50,8 @@ class RayCluster:
 
     hosts: Sequence[Host]
     folder: Path
-    started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # by the names of the hosts
+    # By the names of the hosts: Ray there, and its own variables.
+    started: dict[str, tuple[subprocess.Popen[bytes], Mapping[str, str]]] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -60,21 +61,21 @@ class RayCluster:
         """Start Ray on these hosts, anew where it runs. `extra`: variables of single hosts, by their names."""
         for host in hosts:
             self.stop(host)
-            where = ["--address", self.address]
+            self._begin(host, (extra or {}).get(host.name, {}))
             if host is self.hosts[0]:
-                where = ["--head", "--port", str(PORT), "--include-dashboard", "false", "--disable-usage-stats"]
-            own = ["--node-ip-address", host.addresses[0], "--num-cpus", "4", "--object-store-memory", MEMORY]
-            self.started[host.name] = host.start(
-                sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where, *own,
-                environment={**KEPT, **RAY, **(extra or {}).get(host.name, {})},
-                output=self.folder / f"ray-{host.name}.txt",
-                folder=self.folder,
-            )  # fmt: skip
-            if host is self.hosts[0]:
-                self._wait_for(host)
-        for host in hosts:
-            self._wait_for(host)
+                until("the head is there", lambda: self._has_joined(self.hosts[0]), PATIENCE_SECONDS)
         self._count()
+
+    def _begin(self, host: Host, extra: Mapping[str, str]) -> None:
+        where = ["--address", self.address]
+        if host is self.hosts[0]:
+            where = ["--head", "--port", str(PORT), "--include-dashboard", "false", "--disable-usage-stats"]
+        own = ["--node-ip-address", host.addresses[0], "--num-cpus", "4", "--object-store-memory", MEMORY]
+        process = host.start(
+            sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where, *own,
+            environment={**KEPT, **RAY, **extra}, output=self.folder / f"ray-{host.name}.txt", folder=self.folder,
+        )  # fmt: skip
+        self.started[host.name] = process, extra
 
     def stop(self, host: Host) -> None:
         """End all that runs there. A raylet that is asked to says good-bye to the cluster."""
@@ -86,28 +87,30 @@ class RayCluster:
         for session in host.folder.glob("session_2*"):
             shutil.rmtree(session)
 
-    def _wait_for(self, host: Host) -> None:
-        until(f"{host.name} has joined", lambda: self._has_joined(host), PATIENCE_SECONDS)
+    def _has_joined(self, host: Host) -> bool:
+        """If not, it is begun again where Ray has given up: it waits 30 s for its raylet, however busy the machine."""
+        process, extra = self.started[host.name]
+        if process.poll() is not None:
+            self.stop(host)
+            self._begin(host, extra)
+        return any(host.folder.glob("session_2*/sockets/raylet"))
 
     def _count(self) -> None:
         """Wait until Ray knows of as many nodes as there are: it may need 15 s to see that an earlier one is dead."""
         with (self.folder / "count.txt").open("ab") as output:
-            subprocess.run(
+            counting = subprocess.Popen(
                 self.hosts[0].inside(sys.executable, "-c", COUNT, self.address, len(self.hosts), folder=self.folder),
-                env={**KEPT, **RAY}, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True,
-                timeout=PATIENCE_SECONDS,
+                env={**KEPT, **RAY}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
 
-    def _has_joined(self, host: Host) -> bool:
-        ended = self.started[host.name].poll()
-        assert ended is None, f"Ray has ended on {host.name} with {ended}"
-        return any(host.folder.glob("session_*/sockets/raylet"))
+        def all_are_there() -> bool:
+            return all(self._has_joined(host) for host in self.hosts) and counting.poll() is not None
+
+        until("Ray runs on all hosts", all_are_there, PATIENCE_SECONDS)
+        assert counting.returncode == 0, (self.folder / "count.txt").read_text()
 
     def rehearse(
-        self,
-        *checks: str,
-        held: Iterable[str] = (),
-        environment: Mapping[str, str] | None = None,
+        self, *checks: str, held: Iterable[str] = (), environment: Mapping[str, str] | None = None
     ) -> Rehearsal:
         """Start a run of these checks of tests/inner/stations.py, or of the suite, with two ranks a node, when Ray runs
         on all hosts (again). `held`: the stations where nobody may go on."""
