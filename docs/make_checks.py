@@ -101,7 +101,8 @@ class Collected:
 def collected() -> dict[str, list[pytest.Function]]:
     """The cases of each check of acceptance/ as it is, by the check's name."""
     collected = Collected()
-    options = ("--collect-only", "-qqq", "--fleet-level=burnin", "--import-mode=importlib", "-p", "no:cacheprovider")
+    of_all = ("--fleet-level=burnin", "--rehearse", "--nodes=2")  # on one machine those between nodes are not asked for
+    options = ("--collect-only", "-qqq", *of_all, "--import-mode=importlib", "-p", "no:cacheprovider")
     if status := pytest.main([*options, str(ACCEPTANCE)], plugins=[collected]):
         raise SystemExit(f"{ACCEPTANCE} cannot be collected: pytest ends with {status!r}")
     cases: dict[str, list[pytest.Function]] = defaultdict(list)
