@@ -1,5 +1,6 @@
 # make accept   the acceptance suite on all GPUs of this machine, or a rehearsal on CPU ranks; ARGS="--gpus 4" adds options
 # make test     the project's own tests
+# make hosts    faults of nodes, on hosts made of namespaces with Ray on them: as root, and with nothing else at work
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -8,13 +9,16 @@ BIN    := $(VENV)/bin
 WORKERS := $(if $(wildcard /dev/nvidia0),0,$(shell expr $$(nproc) + 1))
 READY  := $(VENV)/.ready
 
-.PHONY: accept test lint
+.PHONY: accept test hosts lint
 
 accept: $(READY)
 	$(BIN)/pytest acceptance/ $(ARGS)
 
 test: $(READY)
 	$(BIN)/pytest tests/ -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+hosts: $(READY)
+	GPUFLEET_ALONE=1 $(BIN)/pytest tests/nodes/test_faults_of_nodes.py tests/nodes/test_slow_nodes.py tests/nodes/test_ray.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -29,12 +29,13 @@ LONGEST = (
     "probes/test_culprit.py",
     "probes/test_training.py",
     "plugin/test_plugin.py",
-    "nodes/test_faults_of_nodes.py",
     "run/test_hard_end.py",
     "run/test_orphans.py",
     "world/test_faults.py",
     "acceptance/test_burn_in.py",
 )
+# Clusters of Ray, which takes a busy machine's silence for death: they have the machine to themselves (`make hosts`).
+ALONE = tuple(f"nodes/{name}" for name in ("test_faults_of_nodes.py", "test_slow_nodes.py", "test_ray.py"))
 REPORTS = "runs"  # not pytest-gpufleet's own default, so that a report in a wrong place shows
 SECONDS = 600  # far more than any run takes: a run that hangs must not hang the tests
 # Not what would change results, but where NVLink multicast is switched off it must stay so.
@@ -86,6 +87,12 @@ def disks_are_not_waited_for() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest come first: one that came last would run beside workers with nothing to do."""
+    if not os.environ.get("GPUFLEET_ALONE"):
+        skipped = pytest.mark.skip(reason="needs the machine to itself: make hosts")
+        alone = {ROOT / "tests" / name for name in ALONE}
+        for item in items:
+            if item.path in alone:
+                item.add_marker(skipped)
     order = {ROOT / "tests" / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
