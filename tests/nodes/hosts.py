@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 READY_SECONDS = 10.0
@@ -79,6 +79,7 @@ class Host:
     space: Namespace
     switch: Namespace
     folder: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)  # the other ends, outside
 
     def inside(self, *command: object, folder: Path = Path("/")) -> list[str]:
         """A command, as it is started on this host from outside."""
@@ -93,10 +94,12 @@ class Host:
     ) -> subprocess.Popen[bytes]:
         """A process of this host, whose output goes into a file."""
         with output.open("ab") as file:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self.inside(*command, folder=folder), env=environment, stdout=file, stderr=file,
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
+        self.started.append(process)
+        return process
 
     def processes(self) -> dict[int, str]:
         """All of this host but its first, by their number outside, with their command lines; none without power."""
@@ -119,6 +122,9 @@ class Host:
         meant = [pid for pid, line in self.processes().items() if all(word in line for word in words)]
         for pid in meant:
             os.kill(pid, number)
+        if number == signal.SIGCONT:  # nsenter stops when what it has started is stopped, and does not go on with it
+            for process in self.started:
+                process.send_signal(number)
         return meant
 
     def slow(self, megabits: int, rail: int = 0) -> None:
