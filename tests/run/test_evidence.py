@@ -17,6 +17,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Condition, metric_under
 from pytest_gpufleet.model.record import Record, read, sha256
+from pytest_gpufleet.report.page import standalone
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict.contradictions import contradictions
 from tests import runs
@@ -307,7 +308,7 @@ def test_a_damaged_summary_gets_one_sentence(folder: Path, capsys: pytest.Captur
 def test_what_no_reader_foresaw_gets_one_sentence_and_leaves_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_gpufleet.report.page.standalone.page", lambda *_: {}["unforeseen"])
+    monkeypatch.setattr(standalone, "page", lambda *_: {}["unforeseen"])
     (folder / "summary.json").unlink()
     assert cli.main(["report", str(folder)]) == 1
     assert capsys.readouterr().err.endswith("which no run wrote so: KeyError('unforeseen')\n")

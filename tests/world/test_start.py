@@ -3,7 +3,7 @@
 import fcntl
 import os
 
-from pytest_gpufleet.world.engines.scratch import MARKER
+from pytest_gpufleet.world.engines.held_folders import MARKER
 from tests.conftest import rehearsal
 
 SICK_DEVICE = """
