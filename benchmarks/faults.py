@@ -109,7 +109,9 @@ def of_nodes(count):
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
         for number in range(1, count + 1):
-            subprocess.run([sys.executable, "-m", "pytest", "-q", *files, f"--junitxml={results}"], check=False)
+            command = [sys.executable, "-m", "pytest", "-q", *files, f"--junitxml={results}"]
+            # Else they skip themselves: they want the machine to themselves.
+            subprocess.run(command, env={**os.environ, "GPUFLEET_ALONE": "1"}, check=False)
             for case in ElementTree.parse(results).iter("testcase"):
                 name = case.get("name").removeprefix("test_").replace("_", " ")
                 seconds[name].append(float(case.get("time")))
