@@ -10,7 +10,8 @@ from typing import Any
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.cluster_topology import joined
-from pytest_gpufleet.model.events import SCHEMA, NodeFound
+from pytest_gpufleet.model.event_values import NodeFound
+from pytest_gpufleet.model.events import SCHEMA
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB

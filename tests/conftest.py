@@ -38,8 +38,9 @@ LONGEST = (
 ALONE = tuple(f"nodes/{name}" for name in ("test_faults_of_nodes.py", "test_slow_nodes.py", "test_ray.py"))
 REPORTS = "runs"  # not pytest-gpufleet's own default, so that a report in a wrong place shows
 SECONDS = 600  # far more than any run takes: a run that hangs must not hang the tests
-# Not what would change results, but where NVLink multicast is switched off it must stay so.
-DROPPED = ("PYTEST_", "CUDA_", "NCCL_", "COV_")
+# Not what would change results, but where NVLink multicast is switched off it must stay so. Where CI is set, pytest
+# writes whole messages into its summary.
+DROPPED = ("PYTEST_", "CUDA_", "NCCL_", "COV_", "CI", "BUILD_NUMBER")
 KEPT = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED) or name == "NCCL_NVLS_ENABLE"}
 
 

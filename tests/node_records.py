@@ -11,7 +11,8 @@ import msgspec
 
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.cluster_topology import joined
-from pytest_gpufleet.model.events import NodeFinished, NodeFound, NodeLeftOut, NodeLost
+from pytest_gpufleet.model.event_values import NodeFound
+from pytest_gpufleet.model.events import NodeFinished, NodeLeftOut, NodeLost
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.limit import Limit

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.plugin.expectations import expect as expect
     from pytest_gpufleet.plugin.expectations import expect_host as expect_host
     from pytest_gpufleet.plugin.expectations import grave_xids as grave_xids
+    from pytest_gpufleet.plugin.expectations import of_host as of_host
     from pytest_gpufleet.plugin.expectations import require_any as require_any
     from pytest_gpufleet.plugin.expectations import require_told as require_told
     from pytest_gpufleet.plugin.judging import Judge as Judge
@@ -80,7 +81,16 @@ _NAMES = {
     "model.metric": ("GiB", "KiB", "Metric", "MiB"),
     "model.place": ("THIS_NODE", "WORLD", "Pair", "Place", "Where"),
     "model.size": ("Size",),
-    "plugin.expectations": ("Wanted", "at_least", "expect", "expect_host", "grave_xids", "require_any", "require_told"),
+    "plugin.expectations": (
+        "Wanted",
+        "at_least",
+        "expect",
+        "expect_host",
+        "grave_xids",
+        "of_host",
+        "require_any",
+        "require_told",
+    ),
     "plugin.judging": ("Judge",),
     "probes.collectives.speed": ("bus_bandwidth",),
     "probes.measure": ("measure", "measure_all", "scaling_efficiency"),

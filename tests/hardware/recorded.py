@@ -46,8 +46,8 @@ class Recorded:
 
 
 class RecordedNode(LocalNode):
-    def host(self):
-        return dict(recorded.host)
+    def host(self, names=None):
+        return dict(recorded.host) if names is None else {name: recorded.host.get(name) for name in names}
 
 
 @contextmanager

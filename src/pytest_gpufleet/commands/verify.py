@@ -14,7 +14,7 @@ from pytest_gpufleet.commands.openssh import AllowedSigners
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.run import summary
+from pytest_gpufleet.run import summary, summary_parts
 from pytest_gpufleet.run.folder import EVIDENCE, NODES, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.node_contradictions import with_node
@@ -105,8 +105,8 @@ def _of_node(folder: RunFolder, record: Record, number: int, stated: str) -> Ite
 
 def _contradictions(given: dict[str, object], record: Record, digest: str) -> Iterator[str]:
     """What a summary that was made of this very evidence says differently: somebody changed it by hand."""
-    if (schema := codec.typed(given, summary.Stated).schema) != summary.SCHEMA:
-        yield f"{SUMMARY} has schema {schema}, but this version of the program knows {summary.SCHEMA}"
+    if (schema := codec.typed(given, summary_parts.Stated).schema) != summary_parts.SCHEMA:
+        yield f"{SUMMARY} has schema {schema}, but this version of the program knows {summary_parts.SCHEMA}"
         return
     expected = json.loads(summary.text(record, digest))
     if record.run.schema == 1:  # by a version before 0.3, which told of none of these

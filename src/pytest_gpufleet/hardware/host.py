@@ -8,13 +8,15 @@ import re
 import resource
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.hardware.environment import relevant
+from pytest_gpufleet.hardware.tools import Untold
+from pytest_gpufleet.model.facts import Unavailable
 
 CAP_IPC_LOCK = 14  # linux/capability.h
 
@@ -139,6 +141,9 @@ FACTS: dict[str, Callable[[], Any]] = {
     "environment": relevant,
 }
 
+# What takes programs of the system or long: read when a check asks for it, and on record from then on.
+ON_REQUEST: dict[str, Callable[[], Any]] = {}
+
 
 def serial() -> str | None:
     """The serial number of this machine by its firmware (DMI), which only root may read; None if it does not tell."""
@@ -148,12 +153,17 @@ def serial() -> str | None:
         return None
 
 
-def read() -> dict[str, Any]:
-    """Every fact of the host; None where this system does not tell."""
-    facts: dict[str, Any] = {}
-    for name, fact in FACTS.items():
-        try:
-            facts[name] = fact()
-        except (OSError, ValueError, KeyError):
-            facts[name] = None
-    return facts
+def read(names: Sequence[str] | None = None) -> dict[str, Any]:
+    """These facts of the host, of FACTS or ON_REQUEST; without names, all of FACTS. None where this system does not
+    tell, Unavailable where it is known why. KeyError for a name that no fact has."""
+    known = {**FACTS, **ON_REQUEST}
+    return {name: _fact(known[name]) for name in (FACTS if names is None else names)}
+
+
+def _fact(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except Untold as why:
+        return Unavailable(str(why), applicable=False)
+    except (OSError, ValueError, KeyError):
+        return None

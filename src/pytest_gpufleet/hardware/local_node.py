@@ -34,8 +34,8 @@ class LocalNode:
         now = nvml.read_all(self._driver, names)
         return tuple(Gpu(gpu.index, {**gpu.facts, **told}) for gpu, told in zip(self.topology.gpus, now, strict=True))
 
-    def host(self) -> dict[str, Any]:
-        return host.read()
+    def host(self, names: Sequence[str] | None = None) -> dict[str, Any]:
+        return host.read(names)
 
     def sample(self, slow: bool = True) -> Sample:
         """The GPUs are asked at the same time, for some calls block for tens of milliseconds."""

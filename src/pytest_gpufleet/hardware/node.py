@@ -37,8 +37,9 @@ class Node(Protocol):
     def facts(self, names: Sequence[str]) -> tuple[Gpu, ...]:
         """The GPUs as the topology has them, and these facts as they are now."""
 
-    def host(self) -> dict[str, Any]:
-        """Every fact of the host; None where the system does not tell."""
+    def host(self, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """These facts of the host, by default all that cost little (host.FACTS); None where the system does not tell,
+        Unavailable where it is known why."""
 
     def sample(self, slow: bool = True) -> Sample:
         """The readings of all GPUs now. `slow`: also facts.SLOW_READINGS, which are None otherwise."""

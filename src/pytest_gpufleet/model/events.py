@@ -8,32 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.codec import Amount, Moment
-from pytest_gpufleet.model.codes import CODES
-from pytest_gpufleet.model.facts import Unavailable
-from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.event_values import (
+    Count,
+    Earlier,
+    FactsFound,
+    FaultTold,
+    HostFound,
+    NodeFound,
+    OfNodes,
+    Sample,
+    Secured,
+    Sum,
+    VerdictWord,
+)
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
-from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.session_facts import Conftest, Interference, Plugin
 from pytest_gpufleet.model.suite import Suite
 
 SCHEMA = 2  # 1, of versions before 0.3, knows one node and no faults: see old_evidence
-Count = Annotated[int, Meta(ge=0, le=10**15)]
-T = TypeVar("T")
-OfNodes = Annotated[list[T], Meta(min_length=1)]
-VerdictWord = Literal["ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL"]
-Secured = Literal["token", "loopback", "insecure"]
-Sum = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]  # SHA-256; "" of what is not there
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -50,24 +52,6 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     @property
     def where(self) -> str:
         return f" (in run {self.in_run})" if self.in_run else ""
-
-
-class Earlier(msgspec.Struct, frozen=True):
-    """A run that this one goes on with, and the checks that failed there."""
-
-    run: str
-    utc: Moment
-    failed: tuple[str, ...]
-
-
-class NodeFound(msgspec.Struct, frozen=True):
-    """A machine of the run: its number in places, its name, the serial number of its board (None if the system does not
-    tell), and the UUIDs of its GPUs."""
-
-    index: Count
-    host: str
-    serial: str | None = None
-    gpus: tuple[str, ...] = ()
 
 
 class RunHeader(Event, frozen=True, tag="run"):
@@ -105,15 +89,6 @@ class RunHeader(Event, frozen=True, tag="run"):
     interfaces: tuple[str, ...] = ()
 
 
-class FactsFound(msgspec.Struct, frozen=True):
-    """What must be right of a GPU, whatever else is told of it."""
-
-    index: Count
-    name: str | Unavailable | None = None
-    uuid: str | Unavailable | None = None
-    compute_capability: tuple[Count, Count] | Unavailable | None = None
-
-
 class TopologyFound(Event, frozen=True, tag="topology"):
     """Of each node, in the order of the run's, as it describes itself, with all facts of its GPUs as they were when the
     run began."""
@@ -132,16 +107,15 @@ class ProfileGiven(Event, frozen=True, tag="profile"):
     profile: GivenLimits
 
 
-class HostFound(msgspec.Struct, frozen=True):
-    """The facts of a host, and when all were read. `gpus`: of schema 1; later ones have them in the topology."""
-
-    taken: str = ""
-    host: Mapping[str, Any] = {}
-    gpus: tuple[Gpu, ...] = ()
-
-
 class MachineRead(Event, frozen=True, tag="machine"):
     nodes: OfNodes[HostFound]
+
+
+class HostFact(Event, frozen=True, tag="host_fact"):
+    """A fact of the host that is read only when a check asks for it."""
+
+    fact: str
+    value: Any
 
 
 class NodeLost(Event, frozen=True, tag="node_lost"):
@@ -189,38 +163,12 @@ class Progress(Event, frozen=True, tag="progress"):
     of: Amount
 
 
-class Sample(TypedDict):
-    """`gpus`: what telemetry reads of each, by name; None where one did not tell."""
-
-    time: Amount
-    gpus: list[dict[str, Amount | None]]
-
-
 class Telemetry(Event, frozen=True, tag="telemetry"):
     sample: Sample
 
 
 class Judged(Event, frozen=True, tag="finding"):
     finding: Finding
-
-
-class FaultTold(msgspec.Struct, frozen=True):
-    """A fault as Fault.to_json writes it. `code`: the number, `name`: the key of CODES."""
-
-    check: str
-    code: Count
-    name: str
-    subjects: tuple[Where, ...]
-    what: str
-    story: str
-    watched: bool
-
-    def of_this_version(self) -> Fault:
-        """ValueError if it is none that this version knows."""
-        known = CODES.get(self.name)
-        if known is None or known.number != self.code:
-            raise ValueError(f"there is no fault {self.name} with code {self.code}")
-        return Fault(self.name, self.subjects, self.what, self.story, self.check, self.watched)
 
 
 class FaultFound(Event, frozen=True, tag="fault"):

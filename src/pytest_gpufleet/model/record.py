@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from pytest_gpufleet.model import event_lines, old_evidence
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.cluster_topology import joined
+from pytest_gpufleet.model.event_values import HostFound, NodeFound, Sample
 from pytest_gpufleet.model.events import (
     CheckFinished,
     CheckStarted,
@@ -18,18 +21,16 @@ from pytest_gpufleet.model.events import (
     Event,
     FaultFound,
     HealthWorsened,
-    HostFound,
+    HostFact,
     InterferenceSeen,
     Judged,
     MachineRead,
     NodeFinished,
-    NodeFound,
     NodeLeftOut,
     NodeLost,
     ProfileGiven,
     Progress,
     RunHeader,
-    Sample,
     Session,
     Spoiled,
     SuiteSeen,
@@ -139,8 +140,8 @@ class Record:
                 self._place(event.nodes)
             case ProfileGiven(profile=profile):
                 self.profile = profile
-            case MachineRead():
-                self._read(event.nodes)
+            case MachineRead() | HostFact():
+                self._learn(event)
             case NodeLost() | NodeLeftOut() | NodeFinished():
                 self._note(event)
             case WorldStarted():
@@ -195,10 +196,16 @@ class Record:
             raise ValueError(f"it tells of {len(told)} nodes, and the run has {len(self.hosts)}")
         return dict(zip(self.hosts, told, strict=True))
 
-    def _read(self, machines: list[HostFound]) -> None:
-        self.machines = self._by_node(machines)
-        if self.run.schema == 1:
-            self._place([old_evidence.with_facts(self.topology, machines[0].gpus)])
+    def _learn(self, event: MachineRead | HostFact) -> None:
+        if isinstance(event, MachineRead):
+            self.machines = self._by_node(event.nodes)
+            if self.run.schema == 1:
+                self._place([old_evidence.with_facts(self.topology, event.nodes[0].gpus)])
+            return
+        if len(self.machines) != 1:
+            raise ValueError("nobody knows of which node it is")
+        ((node, found),) = self.machines.items()
+        self.machines[node] = msgspec.structs.replace(found, host={**found.host, event.fact: event.value})
 
     def _note(self, event: NodeLost | NodeLeftOut | NodeFinished) -> None:
         if event.node not in self.hosts:

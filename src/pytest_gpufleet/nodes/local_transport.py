@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from pytest_gpufleet.model.events import Secured
+from pytest_gpufleet.model.event_values import Secured
 from pytest_gpufleet.nodes import agent_process
 from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings
 from pytest_gpufleet.nodes.frames import Garbled

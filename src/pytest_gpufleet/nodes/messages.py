@@ -71,7 +71,9 @@ class Rendezvous(Question, frozen=True, tag="rendezvous"):
 
 
 class ReadHost(Question, frozen=True, tag="host"):
-    """The facts of the host at this moment: see Node.host."""
+    """These facts of the host at this moment: see Node.host."""
+
+    names: tuple[str, ...]
 
 
 class Lock(Question, frozen=True, tag="lock"):

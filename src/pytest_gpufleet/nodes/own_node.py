@@ -56,7 +56,7 @@ class OwnNode:
         self._sampler: Sampler | None = None
         self.readings: Sequence[Mapping[str, Any]] = ()  # of each GPU, the latest, while ranks work on them
         self._answers: dict[type[say.Question], Callable[[Any], Any]] = {
-            say.ReadHost: lambda question: node.host(),
+            say.ReadHost: lambda question: node.host(question.names),
             say.Lock: lambda question: self._lock(),
             say.CheckHealth: lambda question: self._check_health(question.failed),
         }

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_gpufleet.model.events import Secured
+from pytest_gpufleet.model.event_values import Secured
 from pytest_gpufleet.model.refused import Refused
 
 MODE = "RAY_AUTH_MODE"

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpufleet.model.events import Secured
+from pytest_gpufleet.model.event_values import Secured
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes import ray_access
 from pytest_gpufleet.nodes.agent_process import AgentSettings

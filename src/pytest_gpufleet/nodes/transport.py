@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_gpufleet.model.events import Secured
+from pytest_gpufleet.model.event_values import Secured
 
 
 @dataclass(frozen=True)

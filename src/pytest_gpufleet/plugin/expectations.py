@@ -88,7 +88,15 @@ def grave_xids(machine: Machine) -> list[Fault]:
 def expect_host(machine: Machine, fact: str, wanted: Any, *, code: str) -> None:
     """Fail the check if a fact of the host is not `wanted`, a value or a Wanted; not applicable where it is unknown."""
     __tracebackhide__ = True
-    if (value := machine.host.get(fact)) is None:
-        not_applicable(f"this system does not tell its {fact}")
-    if told := _told(value, wanted):
+    if told := _told(of_host(machine.host.get, fact), wanted):
         expect_none([Fault(code, (place.THIS_NODE,), f"{fact} {told}")])
+
+
+def of_host(read: Callable[[str], Any], fact: str) -> Any:
+    """A fact of the host: `read` is host_now or machine.host.get. Ends the check as not applicable where the system
+    does not tell it, with the reason if that is known."""
+    __tracebackhide__ = True
+    value = read(fact)
+    if value is None or isinstance(value, Unavailable):
+        not_applicable(f"this system does not tell its {fact}{f': {value}' if value else ''}")
+    return value

@@ -91,7 +91,8 @@ def machine_now(pytestconfig: pytest.Config) -> Callable[[str], list[Any]]:
 @pytest.fixture(scope="session")
 def host_now(pytestconfig: pytest.Config) -> Callable[[str], Any]:
     """host_now(fact): a fact of the host as it is at this moment."""
-    return _own_machine(pytestconfig, "host_now", "the ranks: world.run(...)").host_now
+    _own_machine(pytestconfig, "host_now", "the ranks: world.run(...)")
+    return cast("Callable[[str], Any]", pytestconfig.stash[RUN].host_now)
 
 
 @pytest.fixture

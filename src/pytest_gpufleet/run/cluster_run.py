@@ -101,7 +101,7 @@ class ClusterRun(Run):
         }
 
     def hosts_now(self, fact: str) -> dict[int, Any]:
-        answers = self._answers(ReadHost(), self.cluster.alive, f"changes of {fact}")
+        answers = self._answers(ReadHost((fact,)), self.cluster.alive, f"changes of {fact}")
         return {node: host[fact] for node, host in answers.items()}
 
     def _answers(self, question: Asked, nodes: Iterable[int], what: str) -> dict[int, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from pytest_gpufleet.hardware import host, local_node
 from pytest_gpufleet.hardware.node import Node, NoGpus, take
 from pytest_gpufleet.hardware.software import software
-from pytest_gpufleet.model.events import NodeFound
+from pytest_gpufleet.model.event_values import NodeFound
 from pytest_gpufleet.model.facts import check_name
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.machine import Machine
@@ -117,8 +117,8 @@ class OwnMachine(Ground):
         return [gpu[fact] for gpu in self.node.facts((fact,))]
 
     def host_now(self, fact: str) -> Any:
-        """A fact of the host at this moment; None where the system does not tell."""
-        return self.node.host()[fact]
+        """A fact of the host at this moment; None where the system does not tell, Unavailable where it is known why."""
+        return self.node.host((fact,))[fact]
 
     @classmethod
     def without_gpus(cls, *why: str, ranks: int = 0) -> OwnMachine:

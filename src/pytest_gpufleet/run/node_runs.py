@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_gpufleet.model import event_lines
-from pytest_gpufleet.model.events import NodeFound
+from pytest_gpufleet.model.event_values import NodeFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite

@@ -171,6 +171,17 @@ class Run:
         """What each node has come to by itself, also those that were lost or left out since."""
         return {}
 
+    def host_now(self, fact: str) -> Any:
+        """A fact of the host at this moment; None where the system does not tell, Unavailable where it is known why.
+        What is not read at the begin of a run is on record from now on."""
+        from pytest_gpufleet.hardware import host
+        from pytest_gpufleet.model.facts import Unavailable
+
+        value = self.own_machine.host_now(fact)
+        if fact in host.ON_REQUEST and value is not None and not isinstance(value, Unavailable):
+            self.record_event("host_fact", fact=fact, value=value)
+        return value
+
     def hosts_now(self, fact: str) -> dict[int, Any]:
         """A fact of the host of each node that takes part, at this moment; None where its system does not tell."""
         return {0: self.own_machine.host_now(fact)}

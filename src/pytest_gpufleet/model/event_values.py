@@ -1,0 +1,84 @@
+"""What the events of the evidence hold that the model has no other word for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from pytest_gpufleet.model.codec import Amount, Moment
+from pytest_gpufleet.model.codes import CODES
+from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.place import Where
+
+Count = Annotated[int, Meta(ge=0, le=10**15)]
+T = TypeVar("T")
+OfNodes = Annotated[list[T], Meta(min_length=1)]
+VerdictWord = Literal["ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL"]
+Secured = Literal["token", "loopback", "insecure"]
+Sum = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]  # SHA-256; "" of what is not there
+
+
+class Earlier(msgspec.Struct, frozen=True):
+    """A run that this one goes on with, and the checks that failed there."""
+
+    run: str
+    utc: Moment
+    failed: tuple[str, ...]
+
+
+class NodeFound(msgspec.Struct, frozen=True):
+    """A machine of the run: its number in places, its name, the serial number of its board (None if the system does not
+    tell), and the UUIDs of its GPUs."""
+
+    index: Count
+    host: str
+    serial: str | None = None
+    gpus: tuple[str, ...] = ()
+
+
+class FactsFound(msgspec.Struct, frozen=True):
+    """What must be right of a GPU, whatever else is told of it."""
+
+    index: Count
+    name: str | Unavailable | None = None
+    uuid: str | Unavailable | None = None
+    compute_capability: tuple[Count, Count] | Unavailable | None = None
+
+
+class HostFound(msgspec.Struct, frozen=True):
+    """The facts of a host, and when all were read. `gpus`: of schema 1; later ones have them in the topology."""
+
+    taken: str = ""
+    host: Mapping[str, Any] = {}
+    gpus: tuple[Gpu, ...] = ()
+
+
+class Sample(TypedDict):
+    """`gpus`: what telemetry reads of each, by name; None where one did not tell."""
+
+    time: Amount
+    gpus: list[dict[str, Amount | None]]
+
+
+class FaultTold(msgspec.Struct, frozen=True):
+    """A fault as Fault.to_json writes it. `code`: the number, `name`: the key of CODES."""
+
+    check: str
+    code: Count
+    name: str
+    subjects: tuple[Where, ...]
+    what: str
+    story: str
+    watched: bool
+
+    def of_this_version(self) -> Fault:
+        """ValueError if it is none that this version knows."""
+        known = CODES.get(self.name)
+        if known is None or known.number != self.code:
+            raise ValueError(f"there is no fault {self.name} with code {self.code}")
+        return Fault(self.name, self.subjects, self.what, self.story, self.check, self.watched)
