@@ -349,12 +349,11 @@ def test_no_gpu_is_told_first_and_its_consequences_once(run_pytest):
     ours = run.text.partition("= gpufleet =")[2].partition("\nreport: ")[0]
     page = unescape((run.folders[0] / "report.html").read_text())
     for text in (" ".join(ours.split()), page):
-        assert "No GPU is here: the driver sleeps. 7 of 7 checks failed." in text
+        assert "No GPU is here: the driver sleeps. 2 of 7 checks failed." in text
         assert "None of them points to a single GPU" not in text
-        assert text.count("6 checks failed with one and the same message") == 1
-    assert "test_inner.py: test_a, test_b, test_c test_other.py: test_a, test_b, test_c" in " ".join(ours.split())
-    assert ours.count("there is no GPU to run on") == 1
-    assert "<code>test_other.py</code>: test_a, test_b, test_c" in page
+    assert run.outcomes == {
+        "test_a": "skipped", "test_b": "skipped", "test_c": "skipped", "test_fails": "failed",
+    }  # fmt: skip
     assert page.count('<article class="fleet-failure"') == 2
 
 

@@ -58,6 +58,7 @@ class Run:
         self.interruption = Interruption(self._tell_interruption, until)
         self.carried: set[str] = set()  # checks that an earlier run has done, by the names by which they are known
         self.not_imported: list[str] = []  # test files of which nothing could be collected
+        self.told_absent = False  # that no GPU is here
         self.exited = ""  # by pytest.exit(), and why
         self.exit_status: int | None = None  # that of the verdict
         self.no_report = False  # there is no room for it
