@@ -1,7 +1,8 @@
 """Recorded parts of /sys and /proc, and what programs of the system printed there.
 
 A tree is a text file of trees/. What stands before the first "==" says where it comes from. "== proc/version" begins a
-file, "== sys/class/nvme/nvme0/device -> ../../0000:01:00.0" is a link, "== $ nvme list -o json" begins what a program
+file, "== sys/firmware/dmi/entries/17-0/raw : hex" one whose bytes are written in hexadecimal,
+"== sys/class/nvme/nvme0/device -> ../../0000:01:00.0" is a link, "== $ nvme list -o json" begins what a program
 printed, and "== $ ipmitool sel list ! ipmitool failed: no device" is one that failed.
 """
 
@@ -37,9 +38,12 @@ def laid_out(name: str, root: Path, change: Callable[[str], str] = str) -> Tree:
             (failed if why else printed)[command] = why or content
             continue
         path, _, target = head.partition(" -> ")
+        path, in_hex, _ = path.partition(" : hex")
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         if target:
             (root / path).symlink_to(target)
+        elif in_hex:
+            (root / path).write_bytes(bytes.fromhex(content))
         else:
             (root / path).write_text(content)
 

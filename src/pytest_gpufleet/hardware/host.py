@@ -15,6 +15,7 @@ from typing import Any
 
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.hardware.environment import relevant
+from pytest_gpufleet.hardware.host_parts import dmi, nvme
 from pytest_gpufleet.hardware.tools import Untold
 from pytest_gpufleet.model.facts import Unavailable
 
@@ -137,6 +138,9 @@ FACTS: dict[str, Callable[[], Any]] = {
     "open_files_hard_limit": lambda: _limit(resource.RLIMIT_NOFILE, hard=True),
     "fabric_manager": _fabric_manager,
     "network_ports": network_ports.read,
+    "dmi": dmi.read,
+    "memory_modules": dmi.memory_modules,
+    "nvme": nvme.read,
     "nccl_net_plugin": _nccl_net_plugin,
     "environment": relevant,
 }

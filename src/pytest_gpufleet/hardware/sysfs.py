@@ -1,0 +1,20 @@
+"""What the kernel writes into the small files of /sys."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+
+def text(path: Path) -> str | None:
+    """Without the blanks around it; None if there is no such file, nobody may read it, or it is empty."""
+    with suppress(OSError):
+        return path.read_text(errors="replace").strip() or None
+    return None
+
+
+def number(path: Path) -> float | None:
+    """The number that a file begins with: of "16" or "32.0 GT/s PCIe". None if it begins with none."""
+    found = re.match(r"-?\d+(\.\d+)?", text(path) or "")
+    return float(found[0]) if found else None
