@@ -18,7 +18,9 @@ from pytest_gpufleet import (
     corrected_rows,
     expect_none,
     link_errors,
+    memory_errors_grown,
     not_applicable,
+    of_host,
     pcie_errors,
     port_errors,
     require_any,
@@ -97,6 +99,18 @@ def test_network_ports_stayed_clean(machine: Machine, host_now: Callable[[str], 
     if not any(port.get("errors") for port in in_use):
         not_applicable("no active network port of this system counts errors")
     expect_none(port_errors(before, host_now("network_ports") or (), machine.seconds_ago))
+
+
+@pytest.mark.at_the_end
+@pytest.mark.needs(gpus=True)
+def test_host_memory_errors_stayed_rare(machine: Machine, host_now: Callable[[str], Any]) -> None:
+    """The host's memory had no uncorrected errors while this run used it, and no module many that were corrected
+
+    A module that has errors under load only has none when the run begins. Reseat the one that is named, and replace it
+    if they come back: `edac-util -v`, `ras-mc-ctl --error-count`.
+    """
+    before = of_host(machine.host.get, "memory_errors")
+    expect_none(memory_errors_grown(before, of_host(host_now, "memory_errors"), machine.seconds_ago))
 
 
 def expect_clean(machine: Machine, machine_now: Now, counter: str, rule: Rule) -> None:

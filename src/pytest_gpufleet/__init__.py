@@ -54,6 +54,11 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.health_rules import corrected_rows as corrected_rows
     from pytest_gpufleet.verdict.health_rules import held_clocks as held_clocks
     from pytest_gpufleet.verdict.health_rules import recorded_errors as recorded_errors
+    from pytest_gpufleet.verdict.host_rules.memory_rules import memory_errors_grown as memory_errors_grown
+    from pytest_gpufleet.verdict.host_rules.memory_rules import recorded_memory_errors as recorded_memory_errors
+    from pytest_gpufleet.verdict.host_rules.processor_rules import nodes_with_less_memory as nodes_with_less_memory
+    from pytest_gpufleet.verdict.host_rules.processor_rules import offline_processors as offline_processors
+    from pytest_gpufleet.verdict.host_rules.processor_rules import slow_clock as slow_clock
     from pytest_gpufleet.verdict.judgement import LimitMissed as LimitMissed
     from pytest_gpufleet.verdict.link_rules import fabric_ills as fabric_ills
     from pytest_gpufleet.verdict.link_rules import link_errors as link_errors
@@ -98,6 +103,8 @@ _NAMES = {
     "verdict.fleet.host_runs": ("HostRun",),
     "verdict.gpu_faults": ("unreadable",),
     "verdict.health_rules": ("corrected_errors", "corrected_rows", "held_clocks", "recorded_errors"),
+    "verdict.host_rules.memory_rules": ("memory_errors_grown", "recorded_memory_errors"),
+    "verdict.host_rules.processor_rules": ("nodes_with_less_memory", "offline_processors", "slow_clock"),
     "verdict.judgement": ("LimitMissed",),
     "verdict.link_rules": ("fabric_ills", "link_errors", "pcie_errors", "pcie_lanes"),
     "verdict.port_rules": ("port_errors", "port_traffic", "ports_behind_slow_pcie"),

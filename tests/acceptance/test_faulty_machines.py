@@ -52,6 +52,18 @@ def port(i, **more):
 ports = host['network_ports'] = [port(i) for i in range(4)]
 """
 
+# A host with two sockets.
+SETUP = """
+memory = {'0': 1 << 40, '1': 1 << 40}
+setup = host['processor_setup'] = dict(clock_source='tsc', offline=[], smt='on', numa_memory=memory)
+"""
+ERRORS_OF_MEMORY = """
+module = dict(label='DIMM_A1', location='channel 0 slot 0', corrected=3, uncorrected=0)
+errors = host['memory_errors'] = [
+    dict(controller='mc0', driver='', corrected=3, uncorrected=0, seconds=900, modules=[module])
+]
+"""
+
 NOBODY: set[str] = set()
 NODE, GPU_2, ALL = {"node"}, {"gpu2"}, {"gpu0", "gpu1", "gpu2", "gpu3"}
 # By name: the change, the check that fails, the code of its faults, the places that they name, a word of what they say.
@@ -339,6 +351,33 @@ FAULTS = {
         GPU_2,
         "serial",
     ),
+    "a slow clock source": (
+        SETUP + "setup['clock_source'] = 'hpet'",
+        "test_clock_source_is_fast",
+        "clock_source_slow",
+        NODE,
+    ),
+    "processors switched off": (
+        SETUP + "setup['offline'] = [5, 13]",
+        "test_processors_are_online",
+        "processors_offline",
+        NODE,
+        "5, 13",
+    ),
+    "a socket with less memory": (
+        SETUP + "setup['numa_memory']['1'] -= 64 << 30",
+        "test_every_socket_has_as_much_memory",
+        "memory_uneven",
+        NODE,
+        "NUMA node 1",
+    ),
+    "host memory with an uncorrected error": (
+        ERRORS_OF_MEMORY + "errors[0]['modules'][0]['uncorrected'] = errors[0]['uncorrected'] = 1",
+        "test_host_memory_had_few_errors",
+        "host_memory_uncorrected",
+        NODE,
+        "DIMM_A1",
+    ),
     "recovery pending": ("gpus[2]['recovery_action'] = 2", "test_no_recovery_is_pending", "recovery_pending", GPU_2),
 }
 
@@ -456,6 +495,26 @@ HEALTHY = {
     "sold with error correction off": (
         "for gpu in gpus: gpu['ecc_mode'], gpu['ecc_mode_default'] = [0, 0], 0",
         {"test_ecc_is_on": "not applicable"},
+    ),
+    "a host with two sockets and a few corrected errors": (
+        SETUP + ERRORS_OF_MEMORY,
+        {
+            "test_clock_source_is_fast": "passed",
+            "test_processors_are_online": "passed",
+            "test_every_socket_has_as_much_memory": "passed",
+            "test_host_memory_had_few_errors": "passed",
+            "test_host_memory_errors_stayed_rare": "passed",
+        },
+    ),
+    "a virtual machine with one NUMA node, where nobody counts errors of memory": (
+        SETUP + "setup.update(clock_source='kvm-clock', smt='notsupported', numa_memory={'0': 1 << 40})\n"
+        "host['memory_errors'] = Unavailable('no EDAC driver counts the errors of host memory', False)",
+        {
+            "test_clock_source_is_fast": "passed",
+            "test_every_socket_has_as_much_memory": "not applicable",
+            "test_host_memory_had_few_errors": "not applicable",
+            "test_host_memory_errors_stayed_rare": "not applicable",
+        },
     ),
     "a cloud's topology file": (
         "host['environment']['NCCL_TOPO_FILE'] = '/opt/microsoft/ndv5-topo.xml'",

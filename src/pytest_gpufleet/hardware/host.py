@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.hardware.environment import relevant
-from pytest_gpufleet.hardware.host_parts import dmi, nvme
+from pytest_gpufleet.hardware.host_parts import dmi, edac, nvme, processors
 from pytest_gpufleet.hardware.tools import Untold
 from pytest_gpufleet.model.facts import Unavailable
 
@@ -141,6 +141,8 @@ FACTS: dict[str, Callable[[], Any]] = {
     "dmi": dmi.read,
     "memory_modules": dmi.memory_modules,
     "nvme": nvme.read,
+    "memory_errors": edac.read,
+    "processor_setup": processors.read,
     "nccl_net_plugin": _nccl_net_plugin,
     "environment": relevant,
 }

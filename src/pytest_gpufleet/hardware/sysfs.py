@@ -14,6 +14,12 @@ def text(path: Path) -> str | None:
     return None
 
 
+def whole(path: Path) -> int | None:
+    """The whole number that a file begins with; None if it begins with none."""
+    found = number(path)
+    return None if found is None else int(found)
+
+
 def number(path: Path) -> float | None:
     """The number that a file begins with: of "16" or "32.0 GT/s PCIe". None if it begins with none."""
     found = re.match(r"-?\d+(\.\d+)?", text(path) or "")

@@ -109,6 +109,14 @@ _ALL = (
          "Do what its message says, then run again"),
     Code(138, "clock_off", "setting", "CONFIG", "the clock of this node is off",
          "Look at its time service: `chronyc tracking` or `timedatectl timesync-status`"),
+    Code(155, "clock_source_slow", "setting", "CONFIG", "programs of this node ask a slow clock for the time",
+         "Look why the kernel gave up the fast one (`dmesg | grep -i clocksource`): often firmware or a BIOS setting",
+         ("performance",)),
+    Code(156, "processors_offline", "setting", "CONFIG", "processors of this node are switched off",
+         "Bring them back: `echo 1 > /sys/devices/system/cpu/cpuN/online`; if they stay away, look at the kernel log "
+         "and the BIOS"),
+    Code(157, "memory_uneven", "presence", "TRIAGE", "a socket has less memory than another one",
+         "Compare `dmidecode -t memory` with the order: reseat or replace the module that is missing there"),
     # ---------------------------------------------------------------- 2xx health
     Code(201, "ecc_uncorrected", "error", "ISOLATE", "uncorrectable memory errors", "Replace the GPU"),
     Code(202, "row_remapping_pending", "error", "RESET", "row remapping is pending", "Reset the GPU"),
@@ -165,6 +173,10 @@ _ALL = (
          "Look at its cable, transceiver and switch port: `ibstat`, `perfquery`, `mlxlink`"),
     Code(230, "node_lost", "presence", "TRIAGE", "a node was lost during the run",
          "Look at its power, its network and its kernel log, then run again", ("process",)),
+    Code(250, "host_memory_uncorrected", "error", "ISOLATE", "host memory had errors that could not be corrected",
+         "Replace the memory module that is named"),
+    Code(251, "host_memory_corrected", "error", "TRIAGE", "a memory module of the host has many errors, all corrected",
+         "Reseat the module that is named; replace it if they come back"),
     # ---------------------------------------------------------------- 3xx wrong data
     Code(301, "product_wrong", "data", "ISOLATE", "this GPU computes wrongly",
          "Replace the GPU; if all GPUs do it, look at the driver and the CUDA libraries first"),

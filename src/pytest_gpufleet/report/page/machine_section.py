@@ -76,6 +76,26 @@ def _host(host: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("Shared memory (/dev/shm)", _size(host.get("shared_memory_bytes"))),
         ("Locked memory (memlock)", _size(host.get("locked_memory_limit"))),
         ("Open files, soft / hard", _both(host.get("open_files_limit"), host.get("open_files_hard_limit"))),
+        *_setup(host.get("processor_setup") or {}),
+    ]
+
+
+def _setup(setup: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """What is shown and not judged: NVIDIA's and AMD's guides for tuning advise against NUMA balancing and deep idle
+    states, systems have both as they come, and machines that are healthy have been seen with either."""
+    balancing = setup.get("numa_balancing")
+    deepest = max(
+        (each for each in setup.get("idle_states", ()) if not each["disabled"]),
+        key=lambda state: state["microseconds"] or 0,
+        default=None,
+    )
+    return [
+        ("Clock source", setup.get("clock_source")),
+        ("Second threads (SMT)", setup.get("smt")),
+        ("NUMA balancing", None if balancing is None else "off" if balancing == 0 else f"on ({balancing})"),
+        ("Transparent hugepages", setup.get("transparent_hugepages")),
+        ("Deepest idle state", deepest and f"{deepest['name']}, {deepest['microseconds']} µs to leave"),
+        ("Swap in use", _size(setup.get("swap_used_bytes"))),
     ]
 
 

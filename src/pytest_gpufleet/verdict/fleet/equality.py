@@ -40,6 +40,13 @@ OF_HOST = {
     "locked memory": "locked_memory_limit",
     "open files": "open_files_hard_limit",
 }
+OF_PROCESSORS = {
+    "sockets": "sockets",
+    "clock source": "clock_source",
+    "second threads (SMT)": "smt",
+    "NUMA balancing": "numa_balancing",
+    "transparent hugepages": "transparent_hugepages",
+}
 # Variables whose values name what is on one host.
 OF_ONE_HOST = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_HOSTID", "NCCL_COMM_ID")
 
@@ -136,6 +143,7 @@ def _machine(record: Record) -> dict[str, str]:
         **{what: getattr(topology, fact) or UNKNOWN for fact, what in SOFTWARE.items()},
         "Python": record.run.python or UNKNOWN,
         **{what: _text(host.get(fact)) for what, fact in OF_HOST.items()},
+        **{what: _text((host.get("processor_setup") or {}).get(fact)) for what, fact in OF_PROCESSORS.items()},
         "network ports": _ports(host.get("network_ports")),
         **{f"variable {name}": value for name, value in record.run.environment.items() if name not in OF_ONE_HOST},
     }

@@ -1,0 +1,73 @@
+"""How the processors and the memory beside them are set up: clock source, idle states, what is offline, swap."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet.hardware import sysfs
+from pytest_gpufleet.hardware.tools import Run, output
+
+CPU = Path("sys/devices/system/cpu")
+KIB = 1 << 10
+
+
+def read(root: Path = Path("/"), run: Run = output) -> dict[str, Any]:
+    """What the system does not tell is None, or empty.
+
+    `sockets`: how many; `offline`: the processors that are there and switched off; `smt`: what controls their second
+    threads ("on", "off", "forceoff", "notsupported"); `clock_source` in use; `idle_states` of processor 0: `name`,
+    `microseconds` that leaving it takes, whether it is `disabled`; `numa_balancing` (0: off, 1: on, 2 and 3: between
+    tiers of memory), `transparent_hugepages` ("madvise"), `swap_bytes` and `swap_used_bytes`; `numa_memory`: bytes of
+    each NUMA node with processors, by its number; `virtual`: whether a hypervisor is below."""
+    present, online = (_numbers(sysfs.text(root / CPU / name)) for name in ("present", "online"))
+    packages = {sysfs.text(each) for each in (root / CPU).glob("cpu[0-9]*/topology/physical_package_id")}
+    hugepages = re.search(r"\[(\w+)\]", sysfs.text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
+    return {
+        "sockets": len(packages - {None, "-1"}) or None,  # -1: the firmware does not tell (drivers/base/topology.c)
+        "offline": sorted(present - online) if online else [],
+        "smt": sysfs.text(root / CPU / "smt/control"),
+        "clock_source": sysfs.text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "idle_states": [_idle_state(state) for state in sorted((root / CPU / "cpu0/cpuidle").glob("state*"))],
+        "numa_balancing": sysfs.whole(root / "proc/sys/kernel/numa_balancing"),
+        "transparent_hugepages": hugepages[1] if hugepages else None,
+        **_swap(root),
+        "numa_memory": _numa_memory(root),
+        "virtual": bool(
+            re.search(r"^flags\s*:.*\bhypervisor\b", sysfs.text(root / "proc/cpuinfo") or "", re.MULTILINE)
+        ),
+    }
+
+
+def _idle_state(state: Path) -> dict[str, Any]:
+    return {
+        "name": sysfs.text(state / "name"),
+        "microseconds": sysfs.whole(state / "latency"),
+        "disabled": bool(sysfs.whole(state / "disable")),
+    }
+
+
+def _swap(root: Path) -> dict[str, int | None]:
+    """proc(5), /proc/swaps: name, type, size and what of it is used, in KiB."""
+    told = sysfs.text(root / "proc/swaps")
+    if told is None:
+        return {"swap_bytes": None, "swap_used_bytes": None}
+    columns = [line.split()[2:4] for line in told.splitlines()[1:]]
+    size, used = (sum(int(each[index]) for each in columns) * KIB for index in (0, 1))
+    return {"swap_bytes": size, "swap_used_bytes": used}
+
+
+def _numa_memory(root: Path) -> dict[str, int]:
+    memory = {}
+    for node in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        total = re.search(r"MemTotal:\s*(\d+) kB", sysfs.text(node / "meminfo") or "")
+        if total and sysfs.text(node / "cpulist"):
+            memory[node.name[4:]] = int(total[1]) * KIB
+    return memory
+
+
+def _numbers(text: str | None) -> set[int]:
+    """What the kernel writes as "0-3,8" """
+    ranges = [each.partition("-") for each in (text or "").split(",") if each]
+    return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}
