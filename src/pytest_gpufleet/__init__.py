@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.health_rules import recorded_errors as recorded_errors
     from pytest_gpufleet.verdict.host_rules.memory_rules import memory_errors_grown as memory_errors_grown
     from pytest_gpufleet.verdict.host_rules.memory_rules import recorded_memory_errors as recorded_memory_errors
+    from pytest_gpufleet.verdict.host_rules.optics_rules import links_with_errors as links_with_errors
+    from pytest_gpufleet.verdict.host_rules.optics_rules import module_faults as module_faults
     from pytest_gpufleet.verdict.host_rules.processor_rules import nodes_with_less_memory as nodes_with_less_memory
     from pytest_gpufleet.verdict.host_rules.processor_rules import offline_processors as offline_processors
     from pytest_gpufleet.verdict.host_rules.processor_rules import slow_clock as slow_clock
@@ -105,6 +107,7 @@ _NAMES = {
     "verdict.health_rules": ("corrected_errors", "corrected_rows", "held_clocks", "recorded_errors"),
     "verdict.host_rules.memory_rules": ("memory_errors_grown", "recorded_memory_errors"),
     "verdict.host_rules.processor_rules": ("nodes_with_less_memory", "offline_processors", "slow_clock"),
+    "verdict.host_rules.optics_rules": ("links_with_errors", "module_faults"),
     "verdict.judgement": ("LimitMissed",),
     "verdict.link_rules": ("fabric_ills", "link_errors", "pcie_errors", "pcie_lanes"),
     "verdict.port_rules": ("port_errors", "port_traffic", "ports_behind_slow_pcie"),

@@ -22,7 +22,7 @@ from pytest_gpufleet.world.world import World
 from tests.conftest import ACCEPTANCE
 from tests.machines import Recorded
 
-MODULES = ("test_1_inventory", "test_2_health", "test_2_host", "test_9_endurance")
+MODULES = ("test_1_inventory", "test_2_health", "test_2_host", "test_6_network", "test_9_endurance")
 pytest.register_assert_rewrite(*MODULES)
 sys.path.append(str(ACCEPTANCE))
 
@@ -63,7 +63,7 @@ def outcomes(here: Recorded, asked: int = 4, **more: Any) -> dict[str, Outcome]:
         "machine": here.machine,
         "gpu_topology": here.topology,
         "gpu_profile": profile.choose(None, (gpu.name for gpu in here.topology.gpus)),
-        "host_now": here.machine.host.__getitem__,
+        "host_now": here.machine.host.get,
         "pytestconfig": SimpleNamespace(getoption={"gpus": asked}.get),
         **more,
     }

@@ -13,7 +13,7 @@ SRC = ROOT / "src" / "pytest_gpufleet"
 # One check of each file, none of which takes long.
 ONE_OF_EACH = (
     "harmful or grave or at_once or (product_is_exact and bf16) or pair_latency or (latency and broadcast) or phase_1 "
-    "or batch_sizes or pcie_links_stayed"
+    "or batch_sizes or pcie_links_stayed or transceivers"
 )
 
 
@@ -37,7 +37,7 @@ def test_a_wheel_holds_the_suite(run_fresh: Callable[..., FleetRun], tmp_path: P
 
 
 def test_every_file_is_a_start_for_ones_own_checks(run_pytest: Callable[..., FleetRun]) -> None:
-    files = {f"checks/test_own_{path.stem[5]}.py": path for path in ACCEPTANCE.glob("test_[0-9]*.py")}
+    files = {f"checks/test_own_{path.stem[5:]}.py": path for path in ACCEPTANCE.glob("test_[0-9]*.py")}
     options = ("--rehearse", f"--fleet-dir={REPORTS}", "--fleet-level=burnin", "-k", ONE_OF_EACH)
     run = run_pytest("checks", *options, files=files)
     assert run.status == 0, run.text

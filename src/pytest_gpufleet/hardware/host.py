@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.hardware.environment import relevant
-from pytest_gpufleet.hardware.host_parts import dmi, edac, nvme, processors
+from pytest_gpufleet.hardware.host_parts import dmi, edac, nvme, optics, processors
 from pytest_gpufleet.hardware.tools import Untold
 from pytest_gpufleet.model.facts import Unavailable
 
@@ -148,7 +148,9 @@ FACTS: dict[str, Callable[[], Any]] = {
 }
 
 # What takes programs of the system or long: read when a check asks for it, and on record from then on.
-ON_REQUEST: dict[str, Callable[[], Any]] = {}
+ON_REQUEST: dict[str, Callable[[], Any]] = {
+    "optics": optics.read,
+}
 
 
 def serial() -> str | None:

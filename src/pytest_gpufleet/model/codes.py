@@ -177,6 +177,12 @@ _ALL = (
          "Replace the memory module that is named"),
     Code(251, "host_memory_corrected", "error", "TRIAGE", "a memory module of the host has many errors, all corrected",
          "Reseat the module that is named; replace it if they come back"),
+    Code(280, "network_module_fault", "network", "TRIAGE", "the transceiver of a network port is not well",
+         "Clean its connector, reseat it and look at its cooling; then exchange it: `mlxlink -d DEVICE -m`"),
+    Code(281, "network_link_errors", "network", "TRIAGE", "a network link has more bit errors than a healthy one",
+         "Clean and reseat the connectors at both ends, then exchange the cable: `mlxlink -d DEVICE -c`"),
+    Code(282, "network_link_flaps", "network", "TRIAGE", "a network link goes down again and again",
+         "Reseat the cable at both ends, then exchange it; then look at the switch port"),
     # ---------------------------------------------------------------- 3xx wrong data
     Code(301, "product_wrong", "data", "ISOLATE", "this GPU computes wrongly",
          "Replace the GPU; if all GPUs do it, look at the driver and the CUDA libraries first"),
