@@ -29,7 +29,7 @@ def _run(given: argparse.Namespace) -> int:
         taken = take(node)
     # Of the environment it holds what environment.relevant() shows.
     topology = codec.plain(replace(node.topology, gpus=taken.gpus))
-    document = {"schema": SCHEMA, "taken": taken.taken, "host": taken.host, "topology": topology}
+    document = {"schema": SCHEMA, "taken": taken.taken, "host": codec.plain(dict(taken.host)), "topology": topology}
     print(json.dumps(_anonymous(document) if given.anonymous else document, indent=1))
     return 0
 

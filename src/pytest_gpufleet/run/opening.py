@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -15,6 +15,7 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware.environment import of_this_process, relevant
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import SCHEMA
+from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.redaction import command
 from pytest_gpufleet.run import conclusion, disk_space, early_exit, resume
@@ -44,12 +45,17 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     if profile and run.options.profile:
         given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
         run.record_event("profile", profile=asdict(given))
-    run.record_event("machine", nodes=[{"taken": node.taken, "host": dict(node.facts)} for node in standing])
+    run.record_event("machine", nodes=[{"taken": node.taken, "host": _told(node.facts)} for node in standing])
     run.record_event("suite", manifest=shipped().to_json())
     for name, content in carried:
         run.record_event(name, **content)
     run.carried = set(map(shipped().known_as, run.evidence.record.checks))
     run.last_things.enter_context(early_exit.noticed(lambda: conclusion.exited_early(run)))
+
+
+def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of a host for the record, without those that it does not tell."""
+    return {name: None if isinstance(value, Unavailable) else value for name, value in facts.items()}
 
 
 def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, Any]:
