@@ -54,10 +54,19 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.health_rules import corrected_rows as corrected_rows
     from pytest_gpufleet.verdict.health_rules import held_clocks as held_clocks
     from pytest_gpufleet.verdict.health_rules import recorded_errors as recorded_errors
+    from pytest_gpufleet.verdict.host_rules.gpudirect_rules import adapters_by_gpu as adapters_by_gpu
+    from pytest_gpufleet.verdict.host_rules.gpudirect_rules import adapters_far as adapters_far
+    from pytest_gpufleet.verdict.host_rules.gpudirect_rules import gpudirect_ills as gpudirect_ills
+    from pytest_gpufleet.verdict.host_rules.gpudirect_rules import redirecting_ports as redirecting_ports
     from pytest_gpufleet.verdict.host_rules.memory_rules import memory_errors_grown as memory_errors_grown
     from pytest_gpufleet.verdict.host_rules.memory_rules import recorded_memory_errors as recorded_memory_errors
     from pytest_gpufleet.verdict.host_rules.optics_rules import links_with_errors as links_with_errors
     from pytest_gpufleet.verdict.host_rules.optics_rules import module_faults as module_faults
+    from pytest_gpufleet.verdict.host_rules.pcie_rules import counts_errors as counts_errors
+    from pytest_gpufleet.verdict.host_rules.pcie_rules import path_errors as path_errors
+    from pytest_gpufleet.verdict.host_rules.pcie_rules import reduced_links as reduced_links
+    from pytest_gpufleet.verdict.host_rules.pcie_rules import tells_links as tells_links
+    from pytest_gpufleet.verdict.host_rules.pcie_rules import uncorrected_errors as uncorrected_errors
     from pytest_gpufleet.verdict.host_rules.processor_rules import nodes_with_less_memory as nodes_with_less_memory
     from pytest_gpufleet.verdict.host_rules.processor_rules import offline_processors as offline_processors
     from pytest_gpufleet.verdict.host_rules.processor_rules import slow_clock as slow_clock
@@ -108,6 +117,19 @@ _NAMES = {
     "verdict.host_rules.memory_rules": ("memory_errors_grown", "recorded_memory_errors"),
     "verdict.host_rules.processor_rules": ("nodes_with_less_memory", "offline_processors", "slow_clock"),
     "verdict.host_rules.optics_rules": ("links_with_errors", "module_faults"),
+    "verdict.host_rules.gpudirect_rules": (
+        "adapters_by_gpu",
+        "adapters_far",
+        "gpudirect_ills",
+        "redirecting_ports",
+    ),
+    "verdict.host_rules.pcie_rules": (
+        "counts_errors",
+        "path_errors",
+        "reduced_links",
+        "tells_links",
+        "uncorrected_errors",
+    ),
     "verdict.judgement": ("LimitMissed",),
     "verdict.link_rules": ("fabric_ills", "link_errors", "pcie_errors", "pcie_lanes"),
     "verdict.port_rules": ("port_errors", "port_traffic", "ports_behind_slow_pcie"),

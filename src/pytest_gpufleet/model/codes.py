@@ -117,6 +117,20 @@ _ALL = (
          "and the BIOS"),
     Code(157, "memory_uneven", "presence", "TRIAGE", "a socket has less memory than another one",
          "Compare `dmidecode -t memory` with the order: reseat or replace the module that is missing there"),
+    Code(145, "pcie_path_reduced", "link", "TRIAGE", "a PCIe link above a device has lost lanes or speed",
+         "Reseat riser or cable between the two addresses that are named (`lspci -tv`); if it stays, the retimer, the "
+         "switch board or the slot is bad"),
+    Code(146, "adapter_far", "setting", "CONFIG", "a GPU has no network adapter under its PCIe switch, as others have",
+         "Compare `nvidia-smi topo -m` with another machine of this kind: the adapter is in the wrong slot, has no "
+         "link or is gone", ("performance",)),
+    Code(147, "gpudirect_module_missing", "setting", "CONFIG", "network adapters cannot reach the memory of GPUs",
+         "Load the module (`modprobe nvidia_peermem`), or install NVIDIA's open driver with kernel 5.12 or newer",
+         ("performance",)),
+    Code(148, "iommu_translates", "setting", "CONFIG", "an IOMMU stands between a GPU and its network adapter",
+         "Boot with `iommu=pt`, or turn the IOMMU off in the BIOS", ("performance",)),
+    Code(149, "acs_redirects", "setting", "CONFIG", "a PCIe switch keeps a GPU and its network adapter apart",
+         "Turn Access Control Services off in the BIOS, or at every boot: `setpci -s ADDRESS ECAP_ACS+0x6.w=0000`",
+         ("performance",)),
     # ---------------------------------------------------------------- 2xx health
     Code(201, "ecc_uncorrected", "error", "ISOLATE", "uncorrectable memory errors", "Replace the GPU"),
     Code(202, "row_remapping_pending", "error", "RESET", "row remapping is pending", "Reset the GPU"),
@@ -183,6 +197,12 @@ _ALL = (
          "Clean and reseat the connectors at both ends, then exchange the cable: `mlxlink -d DEVICE -c`"),
     Code(282, "network_link_flaps", "network", "TRIAGE", "a network link goes down again and again",
          "Reseat the cable at both ends, then exchange it; then look at the switch port"),
+    Code(231, "pcie_uncorrected", "link error", "TRIAGE", "a PCIe link lost data",
+         "Reseat what is at the two addresses that are named (`lspci -tv`), look at riser, cable and retimer; a "
+         "restart clears the counters"),
+    Code(232, "pcie_corrected", "link error", "TRIAGE", "a PCIe link has many errors, all corrected",
+         "Reseat what is at the two addresses that are named (`lspci -tv`), look at riser, cable and retimer; if "
+         "errors come back in another slot, the device is bad"),
     # ---------------------------------------------------------------- 3xx wrong data
     Code(301, "product_wrong", "data", "ISOLATE", "this GPU computes wrongly",
          "Replace the GPU; if all GPUs do it, look at the driver and the CUDA libraries first"),

@@ -48,11 +48,15 @@ def searched(record: Record, check_id: str) -> list[Fault]:
 
 def causes(record: Record) -> list[Fault]:
     """What has to be mended before what it explains says anything: settings, and who else used the GPUs of this run,
-    whether or not a check looked."""
-    found = [fault for fault in record.faults if is_cause(fault)]
+    whether or not a check looked. What slows rails down explains nothing on one machine, which uses none."""
+    found = [fault for fault in record.faults if is_cause(fault) and (record.of_cluster or not _of_rails(fault))]
     told = {subject for fault in found if fault.code == NEIGHBOUR for subject in fault.subjects}
     there = [(gpu.place, ", ".join(gpu.processes)) for gpu in record.topology.gpus if gpu.processes]
     return [*(Fault(NEIGHBOUR, (where,), processes) for where, processes in there if where not in told), *found]
+
+
+def _of_rails(fault: Fault) -> bool:
+    return any(part.kind == "rail" for subject in fault.subjects for part in subject.parts)
 
 
 def is_cause(fault: Fault) -> bool:

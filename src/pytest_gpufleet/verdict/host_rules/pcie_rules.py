@@ -1,0 +1,184 @@
+"""What counts as healthy of the PCIe links between GPUs, network adapters, NVMe drives and the root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.place import THIS_NODE, Where
+from pytest_gpufleet.verdict.link_rules import REPLAYS
+
+Device = Mapping[str, Any]
+Devices = Mapping[str, Device]  # by address, as hardware/host_parts/pci_devices.py reads them
+
+GENERATIONS = {8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # by GT/s
+# Corrected errors that are no sign of a bad link, as the kernel calls them today and did before 5.9: requests that the
+# device does not know, and errors inside it.
+NO_LINK_ERRORS = (
+    "NonFatalErr", "CorrIntErr", "HeaderOF",
+    "Advisory Non-Fatal", "Corrected Internal Error", "Header Log Overflow",
+)  # fmt: skip
+UNCORRECTED = ("nonfatal", "fatal")
+
+
+@dataclass(frozen=True)
+class Link:
+    """From a port to what it leads to, by their addresses: of a device with several functions the first."""
+
+    upper: str
+    lower: str
+
+
+def links(devices: Devices) -> list[Link]:
+    """Every link between these devices. On the way from the root a link begins at every second step: what is between
+    are the two sides of a switch, so it is counted from the device that the way ends at."""
+    found: dict[str, Link] = {}
+    for address, device in devices.items():
+        if device["kind"] != "port":
+            way = [*_above(devices, address), address]
+            for at in range(len(way) % 2, len(way), 2):
+                found.setdefault(way[at], Link(way[at], way[at + 1]))
+    return list(found.values())
+
+
+def _ends(devices: Devices, link: Link) -> list[str]:
+    """The port, and all functions of what it leads to."""
+    return [link.upper, *(address for address, device in devices.items() if device["above"] == link.upper)]
+
+
+def _above(devices: Devices, address: str) -> list[str]:
+    """The ports above a device, from the root."""
+    above = devices[address]["above"]
+    return [] if above is None or above not in devices else [*_above(devices, above), above]
+
+
+def shared_port(devices: Devices, one: str, other: str) -> str | None:
+    """The last port above both devices: that of the switch that they have in common. None if they have none."""
+    of_other = set(_above(devices, other))
+    return next((port for port in reversed(_above(devices, one)) if port in of_other), None)
+
+
+def below(devices: Devices, port: str, address: str) -> str | None:
+    """The port by which a device is connected to the switch that begins with `port`."""
+    return next((each for each in _above(devices, address) if devices[each]["above"] == port), None)
+
+
+def reduced_links(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
+    """Links between ports, and to NVMe drives, that run with fewer lanes or slower than both their ends can. Those that
+    end at a GPU or a network adapter are judged elsewhere: theirs may rest at a lower speed."""
+    return [
+        _fault("pcie_path_reduced", devices, gpus, link, what)
+        for link in links(devices)
+        if devices[link.lower]["kind"] in ("port", "nvme")
+        for what in _reduced(devices[link.upper], devices[link.lower])
+    ]
+
+
+def tells_links(devices: Devices) -> bool:
+    """Whether there is a link that `reduced_links` can judge."""
+    ends = (devices[link.lower] for link in links(devices))
+    return any(end["kind"] in ("port", "nvme") and end["lanes"] for end in ends)
+
+
+def _reduced(upper: Device, lower: Device) -> Iterator[str]:
+    lanes, speed = (lower[key] or upper[key] for key in ("lanes", "speed"))
+    lanes_able, speed_able = (_both(upper, lower, key) for key in ("lanes_able", "speed_able"))
+    fewer, slower = bool(lanes and lanes < lanes_able), bool(speed and speed < speed_able)
+    if fewer or slower:
+        able = f"{speed_able:g} GT/s on {lanes_able:g}"
+        yield f"it runs at {speed or 0:g} GT/s on {lanes or 0:g} lanes, both its ends can {able}"
+
+
+def _both(upper: Device, lower: Device, key: str) -> float:
+    """What both ends can; 0 if one of them does not tell."""
+    ends = [end[key] for end in (upper, lower)]
+    return min(ends) if all(ends) else 0.0
+
+
+def counts_errors(devices: Devices) -> bool:
+    return any(device["errors"] is not None for device in devices.values())
+
+
+def uncorrected_errors(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
+    """Links with errors since boot that could not be corrected."""
+    return _uncorrected({}, devices, gpus, "since the machine was started")
+
+
+def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> list[Fault]:
+    """Links with errors between two readings so many seconds apart: any that could not be corrected, more corrected
+    ones than a healthy link has, and devices that are gone."""
+    gone = [
+        _fault("pcie_uncorrected", before, gpus, link, f"{link.lower} is gone")
+        for link in links(before)
+        if link.lower not in now
+    ]
+    return [*gone, *_uncorrected(before, now, gpus, f"in {seconds:.0f} s"), *_corrected(before, now, gpus, seconds)]
+
+
+def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) -> list[Fault]:
+    """Ports above what is broken see that answers stay away, and count that too: only the deepest link is named."""
+    counted: dict[Link, list[str]] = {}
+    for link in links(now):
+        told = [
+            f"{end} counted {count} {kind} {name} {when}"
+            for end in _ends(now, link)
+            for kind in UNCORRECTED
+            for name, count in _grown(before, now, end, kind).items()
+        ]
+        if told:
+            counted[link] = told
+    deeper = {port for link in counted for port in _above(now, link.upper)}
+    return [
+        _fault("pcie_uncorrected", now, gpus, link, "; ".join(told))
+        for link, told in counted.items()
+        if link.lower not in deeper
+    ]
+
+
+def _corrected(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> Iterator[Fault]:
+    for link in links(now):
+        allowed = corrected_allowed(now[link.upper], now[link.lower], seconds / 60)
+        for end in _ends(now, link):
+            for name, count in _grown(before, now, end, "corrected").items():
+                if count > allowed and name not in NO_LINK_ERRORS:
+                    told = f"{end} counted {count} {name} in {seconds:.0f} s, a healthy link has at most {allowed:.0f}"
+                    yield _fault("pcie_corrected", now, gpus, link, told)
+
+
+def corrected_allowed(upper: Device, lower: Device, minutes: float) -> float:
+    """How many errors of one name a healthy link may have. DCGM's rates of replays are one wrong bit in 10^12, what the
+    PCIe specification allows a link: 32 GT/s are 1.92 a minute and lane. Each error counted here is a wrong bit too."""
+    generation = GENERATIONS.get(_both(upper, lower, "speed_able"))
+    rate = min(REPLAYS.values()) if generation is None else REPLAYS[generation]
+    return rate * (lower["lanes"] or upper["lanes"] or 1) * max(minutes, 1.0)
+
+
+def _grown(before: Devices, now: Devices, address: str, kind: str) -> dict[str, int]:
+    """What was counted between, by name. Counters that begin again, as those of a device that was taken out and put
+    back, have counted what they show."""
+    counts = (now[address]["errors"] or {}).get(kind, {})
+    earlier = ((before.get(address) or {}).get("errors") or {}).get(kind, {})
+    grown = {name: count - earlier.get(name, 0) for name, count in counts.items()}
+    return {name: counts[name] if more < 0 else more for name, more in grown.items() if more}
+
+
+def _fault(code: str, devices: Devices, gpus: Sequence[Gpu], link: Link, what: str) -> Fault:
+    behind = [address for address in devices if link.upper in _above(devices, address)]
+    known = gpus_by_address(gpus)
+    there = [known[address].place for address in behind if address in known]
+    leads = ", ".join(called(devices, address, known) for address in behind if devices[address]["kind"] != "port")
+    subject: Where = there[0] if len(there) == 1 else THIS_NODE
+    return Fault(code, (subject,), f"link from {link.upper} to {link.lower} (it leads to {leads}): {what}")
+
+
+def gpus_by_address(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
+    """As /sys has them: NVML writes a domain with eight digits."""
+    told = ((gpu, str(gpu.get("pci_bus_id") or "").lower().partition(":")) for gpu in gpus)
+    return {f"{int(domain, 16):04x}:{rest}": gpu for gpu, (domain, _, rest) in told if domain}
+
+
+def called(devices: Devices, address: str, gpus: Mapping[str, Gpu]) -> str:
+    return f"GPU {gpus[address].index}" if address in gpus else str(devices[address]["name"])

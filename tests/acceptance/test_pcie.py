@@ -1,0 +1,275 @@
+"""The checks of PCIe on a recorded server with switches, with one thing wrong, and on its virtual machine."""
+
+import pytest
+
+from pytest_gpufleet.hardware.host_parts import gpudirect, pci_devices
+from tests.acceptance.checks import outcomes
+from tests.hardware.test_pci_devices import BOARD, VIRTUAL, config_space
+from tests.hardware.trees import laid_out
+from tests.machines import recorded
+
+ADDRESSES = {BOARD: ["18", "2a", "3a", "5d"], VIRTUAL: ["05", "06"]}
+FULL, RECORDED, CLEAN = (
+    "test_links_to_the_root_are_full",
+    "test_no_uncorrected_pcie_error_is_recorded",
+    "test_pcie_paths_stayed_clean",
+)
+NEAR, GPUDIRECT, SWITCHES = (
+    "test_adapters_are_next_to_gpus",
+    "test_gpudirect_rdma_can_work",
+    "test_switches_let_adapters_reach_gpus",
+)
+CHECKS = (FULL, RECORDED, CLEAN, NEAR, GPUDIRECT, SWITCHES)
+
+UP = "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0"
+TO_GPU, TO_ADAPTER = f"{UP}/0000:17:00.0", f"{UP}/0000:17:01.0"
+GPU = f"{TO_GPU}/0000:18:00.0"
+
+
+def port(number, state="4: ACTIVE"):
+    return {"port": f"mlx5_{number}/1", "state": state, "rate": "400 Gb/sec (4X NDR)"}
+
+
+def machine(tmp_path, name=BOARD, change=str, control=0, host=""):
+    """The recorded server after a change of its tree, with this control register at all its ports."""
+    root = laid_out(name, tmp_path, change).root
+    for folder in (root / "sys/devices").rglob("0000:*"):
+        (folder / "config").write_bytes(config_space(control(folder.name) if callable(control) else control))
+    buses = ADDRESSES[name]
+    return recorded(
+        f"machine.count = {len(buses)}\n"
+        f"for gpu, bus in zip(gpus, {buses!r}): gpu['pci_bus_id'] = f'00000000:{{bus}}:00.0'\n"
+        f"host['pci_devices'] = {pci_devices.read(root)!r}\nhost['pcie_acs'] = {pci_devices.acs(root)!r}\n"
+        f"host['gpudirect'] = {gpudirect.read(root)!r}\nhost['kernel'] = '6.8.0-54-generic'\n"
+        f"host['network_ports'] = {[port(number) for number in range(len(buses))]!r}\n{host}"
+    )
+
+
+def told(here, now=None):
+    later = {} if now is None else {"host_now": now.machine.host.__getitem__}
+    return {name: each for name, each in outcomes(here, **later).items() if name in CHECKS}
+
+
+def failed(outcomes):
+    return {
+        name: [(fault.code, [str(subject) for subject in fault.subjects]) for fault in each.faults]
+        for name, each in outcomes.items()
+        if each.what == "failed"
+    }
+
+
+def set_to(path, old, new):
+    def change(text):
+        before, after = f"== {path}\n{old}", f"== {path}\n{new}"
+        assert before in text
+        return text.replace(before, after)
+
+    return change
+
+
+def counted(path, kind, name, count):
+    """This many errors of a device, in its file of this kind."""
+
+    def change(text):
+        head, file, rest = text.partition(f"== {path}/aer_dev_{kind}\n")
+        assert file
+        return head + file + rest.replace(f"{name} 0\n", f"{name} {count}\n", 1)
+
+    return change
+
+
+def test_a_server_as_it_was_recorded(tmp_path):
+    assert {name: each.what for name, each in told(machine(tmp_path)).items()} == dict.fromkeys(CHECKS, "passed")
+
+
+def test_a_virtual_machine_shows_none_of_it_but_the_modules(tmp_path):
+    outcome = told(machine(tmp_path, VIRTUAL, host="host['gpudirect'] = dict(peer_module=None, open_modules=True)"))
+
+    assert {name: each.what for name, each in outcome.items()} == {
+        **dict.fromkeys(CHECKS, "not applicable"),
+        GPUDIRECT: "passed",
+    }
+    assert "as a virtual machine does" in outcome[FULL].message
+    assert "a virtual machine" in outcome[RECORDED].message
+    assert "as in a virtual machine" in outcome[NEAR].message
+
+
+def test_without_a_network_there_is_nothing_to_reach(tmp_path):
+    outcome = told(machine(tmp_path, VIRTUAL, host="host['network_ports'] = []"))
+    assert {each.what for each in outcome.values()} == {"not applicable"}
+    assert outcome[GPUDIRECT].message == "not applicable: no InfiniBand or RoCE port is active here"
+
+
+def test_evidence_of_before_has_no_such_facts():
+    assert {each.what for each in told(recorded("host['pcie_acs'] = None")).values()} == {"not applicable"}
+
+
+# ---------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize(
+    ("path", "file", "old", "new", "words"),
+    [
+        (UP, "current_link_width", "16", "8", "it runs at 32 GT/s on 8 lanes, both its ends can 32 GT/s on 16"),
+        (UP, "current_link_speed", "32.0", "16.0", "it runs at 16 GT/s on 16 lanes, both its ends can 32 GT/s on 16"),
+    ],
+)
+def test_a_riser_that_costs_lanes_or_speed(tmp_path, path, file, old, new, words):
+    outcome = told(machine(tmp_path, change=set_to(f"{path}/{file}", old, new)))
+
+    assert failed(outcome) == {FULL: [("pcie_path_reduced", ["gpu0"])]}
+    assert f"link from 0000:15:01.0 to 0000:16:00.0 (it leads to GPU 0, mlx5_0): {words}" in outcome[FULL].message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_to(f"{GPU}/current_link_speed", "32.0", "2.5"),  # it rests
+        set_to(f"{GPU}/current_link_width", "16", "8"),  # test_pcie_width_is_full says that
+        set_to(f"{UP}/current_link_width", "16", "255"),  # nobody tells
+        lambda text: text.replace(f"{UP}/max_link_width\n16", f"{UP}/max_link_width\n8").replace(
+            f"{UP}/current_link_width\n16", f"{UP}/current_link_width\n8"
+        ),  # a switch that has no more
+    ],
+)
+def test_links_that_are_none_of_it(tmp_path, change):
+    assert failed(told(machine(tmp_path, change=change))) == {}
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_an_error_since_boot_that_could_not_be_corrected(tmp_path):
+    """As switches told it above an H20: Data Link Protocol Error, fatal (NVIDIA/open-gpu-kernel-modules, issue 937)."""
+    outcome = told(machine(tmp_path, change=counted(TO_GPU, "fatal", "DLP", 1)))
+
+    assert failed(outcome) == {RECORDED: [("pcie_uncorrected", ["gpu0"])]}
+    assert "link from 0000:17:00.0 to 0000:18:00.0" in outcome[RECORDED].message
+
+
+def test_only_the_deepest_link_with_errors_is_named(tmp_path):
+    """The root port waits for an answer that the link below the switch has lost."""
+
+    def change(text):
+        root = "sys/devices/pci0000:15/0000:15:01.0"
+        return counted(root, "nonfatal", "CmpltTO", 2)(counted(TO_GPU, "fatal", "SDES", 1)(text))
+
+    (fault,) = told(machine(tmp_path, change=change))[RECORDED].faults
+    assert "link from 0000:17:00.0 to 0000:18:00.0" in fault.what
+
+
+def test_an_error_of_the_adapter_below_blames_no_gpu(tmp_path):
+    outcome = told(machine(tmp_path, change=counted(TO_ADAPTER, "nonfatal", "TLP", 1)))
+    assert failed(outcome) == {RECORDED: [("pcie_uncorrected", ["node"])]}
+    assert "0000:19:00.0 (it leads to mlx5_0)" in outcome[RECORDED].message
+
+
+# One wrong bit in 10^12 on 16 lanes of 32 GT/s are 30.7 a minute; the recorded machine was read a moment ago.
+@pytest.mark.parametrize(
+    ("kind", "name", "count", "code"),
+    [
+        ("correctable", "BadTLP", 31, "pcie_corrected"),
+        ("correctable", "BadTLP", 30, None),
+        ("correctable", "NonFatalErr", 4000, None),  # a request that the device does not know
+        ("fatal", "DLP", 1, "pcie_uncorrected"),
+    ],
+)
+def test_errors_while_the_run_lasted(tmp_path, kind, name, count, code):
+    before = machine(tmp_path / "before", change=counted(TO_GPU, "correctable", "BadDLLP", 9000))
+    then = counted(TO_GPU, kind, name, count)
+    now = machine(tmp_path / "now", change=lambda text: then(counted(TO_GPU, "correctable", "BadDLLP", 9000)(text)))
+
+    assert failed(told(before, now)) == ({CLEAN: [(code, ["gpu0"])]} if code else {})
+
+
+def test_a_device_that_is_gone_at_the_end(tmp_path):
+    before = machine(tmp_path / "before")
+    now = machine(tmp_path / "now", change=lambda text: text.replace("infiniband/mlx5_2/device", "nobody/a/device"))
+    del now.machine.host["pci_devices"]["0000:3b:00.0"]
+
+    outcome = told(before, now)
+    assert failed(outcome)[CLEAN] == [("pcie_uncorrected", ["node"])]
+    assert "0000:3b:00.0 is gone" in outcome[CLEAN].message
+
+
+# ---------------------------------------------------------------- GPUDirect RDMA
+
+
+CLOSED = "host['gpudirect'] = dict(peer_module=None, open_modules=False)\n"
+OPEN = "host['gpudirect'] = dict(peer_module=None, open_modules=True)\n"
+OLD = "host['kernel'] = '5.4.0-200-generic'\n"
+RAILS = ["rail0", "rail1", "rail2", "rail3"]
+
+
+@pytest.mark.parametrize(("host", "wrong"), [(CLOSED, True), (OPEN + OLD, True), (OPEN, False), (OLD, False)])
+def test_a_way_to_the_memory_of_gpus(tmp_path, host, wrong):
+    outcome = told(machine(tmp_path, host=host))
+    assert failed(outcome) == ({GPUDIRECT: [("gpudirect_module_missing", RAILS)]} if wrong else {})
+
+
+@pytest.mark.parametrize("mode", ["DMA", "DMA-FQ"])
+def test_an_iommu_that_translates(tmp_path, mode):
+    outcome = told(machine(tmp_path, change=lambda text: text.replace("\nidentity\n", f"\n{mode}\n")))
+    assert failed(outcome) == {GPUDIRECT: [("iommu_translates", [rail]) for rail in RAILS]}
+
+
+def test_an_iommu_that_is_off_or_only_before_others_harms_nobody(tmp_path):
+    off = machine(tmp_path / "off", change=lambda text: text.replace("/iommu_group -> ", "/no_group -> "))
+    assert failed(told(off)) == {}
+    ports = [number for number in range(24) if number % 6 < 4]  # of each six the last are GPU and adapter
+
+    def change(text):
+        for number in ports:
+            text = set_to(f"sys/kernel/iommu_groups/{number}/type", "identity", "DMA-FQ")(text)
+        return text
+
+    assert failed(told(machine(tmp_path / "ports", change=change))) == {}
+
+
+def test_ports_of_a_switch_that_redirect(tmp_path):
+    outcome = told(machine(tmp_path, control=lambda address: 0x1D if address.startswith("0000:17") else 0))
+
+    assert failed(outcome) == {SWITCHES: [("acs_redirects", ["rail0"]), ("acs_redirects", ["rail0"])]}
+    assert "0000:17:00.0 redirects (ACS control 0x001d)" in outcome[SWITCHES].message
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        0x01,  # SrcValid+ alone redirects nothing (NVIDIA/nccl, issue 606)
+        0x5D,  # DirectTrans+: on a host of virtual machines, with ATS
+        None,
+        lambda address: (
+            0x1D if address.endswith(":01.0") and address[5:7] in ("15", "26", "37", "59") else 0
+        ),  # at roots
+    ],
+)
+def test_ports_that_let_peers_meet(tmp_path, control):
+    assert failed(told(machine(tmp_path, control=control))) == {}
+
+
+def elsewhere(text):
+    """The adapter of GPU 3 is under a switch of the other socket."""
+    its, there = (
+        "pci0000:59/0000:59:01.0/0000:5a:00.0/0000:5b:00.0/0000:5c:00.0",
+        "pci0000:04/0000:04:01.0/0000:05:00.0",
+    )
+    assert its in text
+    return set_to(f"sys/devices/{there}/numa_node", "1", "0")(text.replace(its, there))
+
+
+def test_an_adapter_on_the_other_socket(tmp_path):
+    outcome = told(machine(tmp_path, change=elsewhere))
+
+    assert failed(outcome) == {NEAR: [("adapter_far", ["rail3"])]}
+    assert "(NUMA node 1); under no GPU's switch are: mlx5_3 (NUMA node 0)" in outcome[NEAR].message
+
+
+def test_an_adapter_whose_port_is_down_is_not_in_use(tmp_path):
+    down = f"host['network_ports'][3] = {port(3, '1: DOWN')!r}"
+    assert failed(told(machine(tmp_path, host=down))) == {NEAR: [("adapter_far", ["rail3"])]}
+
+
+def test_a_machine_that_was_built_with_few_adapters(tmp_path):
+    few = "host['network_ports'] = host['network_ports'][:2]"
+    assert failed(told(machine(tmp_path, host=few))) == {}
