@@ -109,14 +109,6 @@ _ALL = (
          "Do what its message says, then run again"),
     Code(138, "clock_off", "setting", "CONFIG", "the clock of this node is off",
          "Look at its time service: `chronyc tracking` or `timedatectl timesync-status`"),
-    Code(155, "clock_source_slow", "setting", "CONFIG", "programs of this node ask a slow clock for the time",
-         "Look why the kernel gave up the fast one (`dmesg | grep -i clocksource`): often firmware or a BIOS setting",
-         ("performance",)),
-    Code(156, "processors_offline", "setting", "CONFIG", "processors of this node are switched off",
-         "Bring them back: `echo 1 > /sys/devices/system/cpu/cpuN/online`; if they stay away, look at the kernel log "
-         "and the BIOS"),
-    Code(157, "memory_uneven", "presence", "TRIAGE", "a socket has less memory than another one",
-         "Compare `dmidecode -t memory` with the order: reseat or replace the module that is missing there"),
     Code(145, "pcie_path_reduced", "link", "TRIAGE", "a PCIe link above a device has lost lanes or speed",
          "Reseat riser or cable between the two addresses that are named (`lspci -tv`); if it stays, the retimer, the "
          "switch board or the slot is bad"),
@@ -131,6 +123,14 @@ _ALL = (
     Code(149, "acs_redirects", "setting", "CONFIG", "a PCIe switch keeps a GPU and its network adapter apart",
          "Turn Access Control Services off in the BIOS, or at every boot: `setpci -s ADDRESS ECAP_ACS+0x6.w=0000`",
          ("performance",)),
+    Code(155, "clock_source_slow", "setting", "CONFIG", "programs of this node ask a slow clock for the time",
+         "Look why the kernel gave up the fast one (`dmesg | grep -i clocksource`): often firmware or a BIOS setting",
+         ("performance",)),
+    Code(156, "processors_offline", "setting", "CONFIG", "processors of this node are switched off",
+         "Bring them back: `echo 1 > /sys/devices/system/cpu/cpuN/online`; if they stay away, look at the kernel log "
+         "and the BIOS"),
+    Code(157, "memory_uneven", "presence", "TRIAGE", "a socket has less memory than another one",
+         "Compare `dmidecode -t memory` with the order: reseat or replace the module that is missing there"),
     # ---------------------------------------------------------------- 2xx health
     Code(201, "ecc_uncorrected", "error", "ISOLATE", "uncorrectable memory errors", "Replace the GPU"),
     Code(202, "row_remapping_pending", "error", "RESET", "row remapping is pending", "Reset the GPU"),
@@ -187,6 +187,12 @@ _ALL = (
          "Look at its cable, transceiver and switch port: `ibstat`, `perfquery`, `mlxlink`"),
     Code(230, "node_lost", "presence", "TRIAGE", "a node was lost during the run",
          "Look at its power, its network and its kernel log, then run again", ("process",)),
+    Code(231, "pcie_uncorrected", "link error", "TRIAGE", "a PCIe link lost data",
+         "Reseat what is at the two addresses that are named (`lspci -tv`), look at riser, cable and retimer; a "
+         "restart clears the counters"),
+    Code(232, "pcie_corrected", "link error", "TRIAGE", "a PCIe link has many errors, all corrected",
+         "Reseat what is at the two addresses that are named (`lspci -tv`), look at riser, cable and retimer; if "
+         "errors come back in another slot, the device is bad"),
     Code(250, "host_memory_uncorrected", "error", "ISOLATE", "host memory had errors that could not be corrected",
          "Replace the memory module that is named"),
     Code(251, "host_memory_corrected", "error", "TRIAGE", "a memory module of the host has many errors, all corrected",
@@ -197,12 +203,6 @@ _ALL = (
          "Clean and reseat the connectors at both ends, then exchange the cable: `mlxlink -d DEVICE -c`"),
     Code(282, "network_link_flaps", "network", "TRIAGE", "a network link goes down again and again",
          "Reseat the cable at both ends, then exchange it; then look at the switch port"),
-    Code(231, "pcie_uncorrected", "link error", "TRIAGE", "a PCIe link lost data",
-         "Reseat what is at the two addresses that are named (`lspci -tv`), look at riser, cable and retimer; a "
-         "restart clears the counters"),
-    Code(232, "pcie_corrected", "link error", "TRIAGE", "a PCIe link has many errors, all corrected",
-         "Reseat what is at the two addresses that are named (`lspci -tv`), look at riser, cable and retimer; if "
-         "errors come back in another slot, the device is bad"),
     # ---------------------------------------------------------------- 3xx wrong data
     Code(301, "product_wrong", "data", "ISOLATE", "this GPU computes wrongly",
          "Replace the GPU; if all GPUs do it, look at the driver and the CUDA libraries first"),
