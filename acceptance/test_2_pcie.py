@@ -34,7 +34,7 @@ NO_ERRORS_TOLD = (
 
 
 def test_links_to_the_root_are_full(machine: Machine) -> None:
-    """Every PCIe link between a processor, its switches and NVMe drives has all lanes and the speed of both its ends
+    """Every PCIe link between processors and switches has all lanes and the full speed, every NVMe drive's as others'
 
     A riser, retimer or cable that is bad costs lanes or speed above the GPU, where the GPU's own link shows nothing,
     and everything below that switch shares what is left. Reseat riser or cable at the two addresses that are named

@@ -1,5 +1,7 @@
 """The checks of PCIe on a recorded server with switches, with one thing wrong, and on its virtual machine."""
 
+import re
+
 import pytest
 
 from pytest_gpufleet.hardware.host_parts import gpudirect, pci_devices
@@ -110,8 +112,8 @@ def test_evidence_of_before_has_no_such_facts():
 @pytest.mark.parametrize(
     ("path", "file", "old", "new", "words"),
     [
-        (UP, "current_link_width", "16", "8", "it runs at 32 GT/s on 8 lanes, both its ends can 32 GT/s on 16"),
-        (UP, "current_link_speed", "32.0", "16.0", "it runs at 16 GT/s on 16 lanes, both its ends can 32 GT/s on 16"),
+        (UP, "current_link_width", "16", "8", "it runs at 32 GT/s on 8 lanes, and can 32 GT/s on 16"),
+        (UP, "current_link_speed", "32.0", "16.0", "it runs at 16 GT/s on 16 lanes, and can 32 GT/s on 16"),
     ],
 )
 def test_a_riser_that_costs_lanes_or_speed(tmp_path, path, file, old, new, words):
@@ -119,6 +121,10 @@ def test_a_riser_that_costs_lanes_or_speed(tmp_path, path, file, old, new, words
 
     assert failed(outcome) == {FULL: [("pcie_path_reduced", ["gpu0"])]}
     assert f"link from 0000:15:01.0 to 0000:16:00.0 (it leads to GPU 0, mlx5_0): {words}" in outcome[FULL].message
+
+
+def inside_a_switch(found):
+    return found[0].replace("32.0", "5.0" if found[1] == "max" else "2.5")
 
 
 @pytest.mark.parametrize(
@@ -130,10 +136,38 @@ def test_a_riser_that_costs_lanes_or_speed(tmp_path, path, file, old, new, words
         lambda text: text.replace(f"{UP}/max_link_width\n16", f"{UP}/max_link_width\n8").replace(
             f"{UP}/current_link_width\n16", f"{UP}/current_link_width\n8"
         ),  # a switch that has no more
+        lambda text: re.sub(rf"== {UP}/(max|current)_link_speed\n32.0", inside_a_switch, text),
     ],
 )
 def test_links_that_are_none_of_it(tmp_path, change):
     assert failed(told(machine(tmp_path, change=change))) == {}
+
+
+def with_drives(*speeds):
+    """Drives of generation 5 below ports of their own, which run at these speeds."""
+
+    def change(text):
+        for number, speed in enumerate(speeds):
+            above = f"sys/devices/pci0000:64/0000:64:0{number + 1}.0"
+            drive = f"{above}/0000:{65 + number}:00.0"
+            text += f"== sys/class/nvme/nvme{number}/device -> ../../../{drive[4:]}\n"
+            for path in (above, drive):
+                text += f"== {path}/current_link_width\n4\n== {path}/max_link_width\n4\n"
+                text += f"== {path}/current_link_speed\n{speed} GT/s PCIe\n== {path}/max_link_speed\n32.0 GT/s PCIe\n"
+        return text
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("speeds", "slow"), [((32.0, 16.0, 32.0), True), ((16.0, 16.0, 16.0), False), ((16.0,), False)]
+)
+def test_a_drive_is_held_against_others_of_its_kind(tmp_path, speeds, slow):
+    """A backplane of generation 4 is what all drives have then."""
+    outcome = told(machine(tmp_path, change=with_drives(*speeds)))
+
+    assert failed(outcome) == ({FULL: [("pcie_path_reduced", ["node"])]} if slow else {})
+    assert not slow or "(it leads to nvme1): it runs at 16 GT/s" in outcome[FULL].message
 
 
 # ---------------------------------------------------------------- errors

@@ -20,6 +20,8 @@ from pytest_gpufleet.report.groups import groups
 from pytest_gpufleet.report.page.summary_html import summary as html
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.run.summary import summary as document
+from pytest_gpufleet.verdict.accusations import causes, explaining
+from tests.report.conftest import RUN
 from tests.report.page import Page
 
 LINKS = "acceptance/test_5_links.py::test_pair_bandwidth[read]"
@@ -209,6 +211,28 @@ def test_a_cause_outranks_its_effects_at_the_same_place(
     record = record_of(checks=checks, faults=[found(cause, *at, check=inventory), effect], verdict="REJECTED")
     assert accused(record)[LINKS].is_explained == explained
     assert bool(accused(record)[LINKS].named) == (not explained)
+
+
+RAIL = Place(0, "rail", 3)
+
+
+@pytest.mark.parametrize(
+    ("transport", "effect", "explained"),
+    [
+        ("local", found("rail_slow", RAIL), True),
+        ("local", found("node_slow", Place(0, "node")), True),
+        ("local", found("limit_missed", Pair(RAIL, Place(1, "rail", 3))), True),
+        ("local", found("rail_slow", Place(1, "rail", 3)), False),
+        ("local", found("limit_missed", gpu(3)), False),  # what a GPU does by itself
+        ("", found("limit_missed", WORLD), False),  # one machine uses no rail
+    ],
+)
+@pytest.mark.parametrize("cause", ["acs_redirects", "iommu_translates", "gpudirect_module_missing", "adapter_far"])
+def test_what_keeps_an_adapter_from_its_gpu_explains_a_slow_rail(
+    record_of: RecordOf, cause: str, transport: str, effect: Fault, explained: bool
+) -> None:
+    record = record_of(run={**RUN, "transport": transport}, faults=[found(cause, RAIL), effect])
+    assert bool(explaining(effect, causes(record))) == explained
 
 
 def test_what_did_not_run_is_not_ok(incomplete: Record, rehearsal: Record) -> None:

@@ -145,6 +145,8 @@ def _machine(record: Record) -> dict[str, str]:
         **{what: _text(host.get(fact)) for what, fact in OF_HOST.items()},
         **{what: _text((host.get("processor_setup") or {}).get(fact)) for what, fact in OF_PROCESSORS.items()},
         "network ports": _ports(host.get("network_ports")),
+        "IOMMU of the GPUs": _iommu(host.get("pci_devices")),
+        "open NVIDIA driver": _open_driver(host.get("gpudirect")),
         **{f"variable {name}": value for name, value in record.run.environment.items() if name not in OF_ONE_HOST},
     }
 
@@ -179,6 +181,18 @@ def _ports(ports: Any) -> str:
         " ".join(_text(port.get(key)) for key in ("adapter", "firmware", "rate", "state")) for port in known
     )
     return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or "none"
+
+
+def _iommu(devices: Any) -> str:
+    """How the addresses of GPUs are translated: "none" is no IOMMU."""
+    if not isinstance(devices, dict):
+        return UNKNOWN
+    gpus = (device for device in devices.values() if isinstance(device, dict) and device.get("kind") == "gpu")
+    return " and ".join(sorted({str(gpu.get("iommu") or "none") for gpu in gpus})) or "none"
+
+
+def _open_driver(gpudirect: Any) -> str:
+    return _text(gpudirect.get("open_modules")) if isinstance(gpudirect, dict) else UNKNOWN
 
 
 def _text(value: Any) -> str:

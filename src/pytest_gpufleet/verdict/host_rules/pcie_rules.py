@@ -21,6 +21,8 @@ NO_LINK_ERRORS = (
     "NonFatalErr", "CorrIntErr", "HeaderOF",
     "Advisory Non-Fatal", "Corrected Internal Error", "Header Log Overflow",
 )  # fmt: skip
+# What is inside a switch looks like a link of 5 GT/s above an H100 of 32 (NVIDIA/nccl, issue 1866), and is none.
+INSIDE = 5.0
 UNCORRECTED = ("nonfatal", "fatal")
 
 
@@ -67,29 +69,47 @@ def below(devices: Devices, port: str, address: str) -> str | None:
 
 
 def reduced_links(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
-    """Links between ports, and to NVMe drives, that run with fewer lanes or slower than both their ends can. Those that
-    end at a GPU or a network adapter are judged elsewhere: theirs may rest at a lower speed."""
-    return [
-        _fault("pcie_path_reduced", devices, gpus, link, what)
-        for link in links(devices)
-        if devices[link.lower]["kind"] in ("port", "nvme")
-        for what in _reduced(devices[link.upper], devices[link.lower])
-    ]
+    """Links between ports that run with fewer lanes or slower than both their ends can, and those of NVMe drives that
+    do so where others of their kind run with more: if none does, the machine was built so. Links that end at a GPU or a
+    network adapter are judged elsewhere: theirs may rest at a lower speed."""
+    faults = []
+    for link in _judged(devices):
+        runs, wanted = _runs(devices, link), _wanted(devices, link)
+        if any(0 < now < full for now, full in zip(runs, wanted, strict=True)):
+            what = f"it runs at {runs[1]:g} GT/s on {runs[0]:g} lanes, and can {wanted[1]:g} GT/s on {wanted[0]:g}"
+            faults.append(_fault("pcie_path_reduced", devices, gpus, link, what))
+    return faults
 
 
 def tells_links(devices: Devices) -> bool:
     """Whether there is a link that `reduced_links` can judge."""
-    ends = (devices[link.lower] for link in links(devices))
-    return any(end["kind"] in ("port", "nvme") and end["lanes"] for end in ends)
+    return any(_runs(devices, link)[0] for link in _judged(devices))
 
 
-def _reduced(upper: Device, lower: Device) -> Iterator[str]:
-    lanes, speed = (lower[key] or upper[key] for key in ("lanes", "speed"))
-    lanes_able, speed_able = (_both(upper, lower, key) for key in ("lanes_able", "speed_able"))
-    fewer, slower = bool(lanes and lanes < lanes_able), bool(speed and speed < speed_able)
-    if fewer or slower:
-        able = f"{speed_able:g} GT/s on {lanes_able:g}"
-        yield f"it runs at {speed or 0:g} GT/s on {lanes or 0:g} lanes, both its ends can {able}"
+def _judged(devices: Devices) -> list[Link]:
+    ends = ((link, devices[link.lower]["kind"]) for link in links(devices))
+    return [link for link, kind in ends if kind == "nvme" or (kind == "port" and _able(devices, link)[1] > INSIDE)]
+
+
+def _runs(devices: Devices, link: Link) -> tuple[float, float]:
+    """Lanes and GT/s; 0 for what neither end tells."""
+    upper, lower = devices[link.upper], devices[link.lower]
+    return lower["lanes"] or upper["lanes"] or 0.0, lower["speed"] or upper["speed"] or 0.0
+
+
+def _able(devices: Devices, link: Link) -> tuple[float, float]:
+    """The lanes and GT/s that both ends can; 0 for what one of them does not tell."""
+    upper, lower = devices[link.upper], devices[link.lower]
+    return _both(upper, lower, "lanes_able"), _both(upper, lower, "speed_able")
+
+
+def _wanted(devices: Devices, link: Link) -> tuple[float, float]:
+    able = _able(devices, link)
+    if devices[link.lower]["kind"] == "port":
+        return able
+    alike = [each for each in links(devices) if devices[each.lower]["kind"] == "nvme" and _able(devices, each) == able]
+    lanes, speeds = zip(*(_runs(devices, each) for each in alike), strict=True)
+    return max(lanes), max(speeds)
 
 
 def _both(upper: Device, lower: Device, key: str) -> float:
@@ -140,7 +160,7 @@ def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) 
 
 def _corrected(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> Iterator[Fault]:
     for link in links(now):
-        allowed = corrected_allowed(now[link.upper], now[link.lower], seconds / 60)
+        allowed = corrected_allowed(now, link, seconds / 60)
         for end in _ends(now, link):
             for name, count in _grown(before, now, end, "corrected").items():
                 if count > allowed and name not in NO_LINK_ERRORS:
@@ -148,12 +168,12 @@ def _corrected(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: floa
                     yield _fault("pcie_corrected", now, gpus, link, told)
 
 
-def corrected_allowed(upper: Device, lower: Device, minutes: float) -> float:
+def corrected_allowed(devices: Devices, link: Link, minutes: float) -> float:
     """How many errors of one name a healthy link may have. DCGM's rates of replays are one wrong bit in 10^12, what the
     PCIe specification allows a link: 32 GT/s are 1.92 a minute and lane. Each error counted here is a wrong bit too."""
-    generation = GENERATIONS.get(_both(upper, lower, "speed_able"))
+    generation = GENERATIONS.get(_able(devices, link)[1])
     rate = min(REPLAYS.values()) if generation is None else REPLAYS[generation]
-    return rate * (lower["lanes"] or upper["lanes"] or 1) * max(minutes, 1.0)
+    return rate * (_runs(devices, link)[0] or 1) * max(minutes, 1.0)
 
 
 def _grown(before: Devices, now: Devices, address: str, kind: str) -> dict[str, int]:
