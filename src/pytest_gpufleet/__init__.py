@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.health_rules import corrected_rows as corrected_rows
     from pytest_gpufleet.verdict.health_rules import held_clocks as held_clocks
     from pytest_gpufleet.verdict.health_rules import recorded_errors as recorded_errors
+    from pytest_gpufleet.verdict.host_rules.disk_rules import sick_drives as sick_drives
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import adapters_by_gpu as adapters_by_gpu
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import adapters_far as adapters_far
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import gpudirect_ills as gpudirect_ills
@@ -114,6 +115,7 @@ _NAMES = {
     "verdict.fleet.host_runs": ("HostRun",),
     "verdict.gpu_faults": ("unreadable",),
     "verdict.health_rules": ("corrected_errors", "corrected_rows", "held_clocks", "recorded_errors"),
+    "verdict.host_rules.disk_rules": ("sick_drives",),
     "verdict.host_rules.memory_rules": ("memory_errors_grown", "recorded_memory_errors"),
     "verdict.host_rules.processor_rules": ("nodes_with_less_memory", "offline_processors", "slow_clock"),
     "verdict.host_rules.optics_rules": ("links_with_errors", "module_faults"),

@@ -22,7 +22,15 @@ from pytest_gpufleet.world.world import World
 from tests.conftest import ACCEPTANCE
 from tests.machines import Recorded
 
-MODULES = ("test_1_inventory", "test_2_health", "test_2_host", "test_2_pcie", "test_6_network", "test_9_endurance")
+MODULES = (
+    "test_1_inventory",
+    "test_2_health",
+    "test_2_host",
+    "test_2_disks",
+    "test_2_pcie",
+    "test_6_network",
+    "test_9_endurance",
+)
 pytest.register_assert_rewrite(*MODULES)
 sys.path.append(str(ACCEPTANCE))
 

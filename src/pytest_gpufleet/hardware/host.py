@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.hardware.environment import relevant
-from pytest_gpufleet.hardware.host_parts import dmi, edac, gpudirect, nvme, optics, pci_devices, processors
+from pytest_gpufleet.hardware.host_parts import disk_health, dmi, edac, gpudirect, nvme, optics, pci_devices, processors
 from pytest_gpufleet.hardware.tools import Untold
 from pytest_gpufleet.model.facts import Unavailable
 
@@ -151,6 +151,7 @@ FACTS: dict[str, Callable[[], Any]] = {
 
 # What takes programs of the system or long: read when a check asks for it, and on record from then on.
 ON_REQUEST: dict[str, Callable[[], Any]] = {
+    "disk_health": disk_health.read,
     "optics": optics.read,
     "pcie_acs": pci_devices.acs,
 }

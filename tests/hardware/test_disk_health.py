@@ -1,0 +1,94 @@
+"""What drives say of themselves, and which of it is a sickness."""
+
+import pytest
+
+from pytest_gpufleet.hardware.host_parts import disk_health
+from pytest_gpufleet.hardware.tools import Untold
+from pytest_gpufleet.verdict.host_rules.disk_rules import sick_drives
+from tests.hardware.trees import laid_out
+
+
+def asked(tmp_path, change=str):
+    tree = laid_out("drives", tmp_path, change)
+    return disk_health.read(tree.root, tree.run)
+
+
+def test_every_drive_that_can_be_asked_is(tmp_path):
+    """Not one that is reached over a network, a removable one, or one that this user may not ask."""
+    drives = {drive["device"]: drive for drive in asked(tmp_path)}
+    assert set(drives) == {"nvme0", "nvme1", "nvme2", "sdb"}
+    assert drives["nvme1"] == {
+        "device": "nvme1", "model": "Samsung SSD 970 EVO 500GB", "passed": True, "rotating": False, "celsius": 35,
+        "critical_warning": 0, "spare": 99, "spare_threshold": 10, "used": 3, "media_errors": 0,
+        "unsafe_shutdowns": 10, "reallocated": None, "pending": None, "uncorrectable": None,
+    }  # fmt: skip
+    assert (drives["nvme2"]["celsius"], drives["nvme2"]["used"], drives["sdb"]["rotating"]) == (50, 12, True)
+
+
+def test_why_no_drive_could_be_asked(tmp_path):
+    def denied(text):
+        head, *programs = text.split("== $ ")
+        return head + "".join(f"== $ {each}" for each in programs if each.startswith("smartctl --json=c -a /dev/sda"))
+
+    with pytest.raises(Untold, match="no drive could be asked: nvme is not installed"):
+        asked(tmp_path, denied)
+    with pytest.raises(Untold, match="no drive of its own"):
+        disk_health.read(tmp_path / "none")
+
+
+def warning(bits, celsius=35):
+    """Of nvme1."""
+    return '"critical_warning":0,"temperature":35', f'"critical_warning":{bits},"temperature":{celsius}'
+
+
+def sectors(number, count):
+    """The attribute of sdb."""
+    table = {5: ("Reallocated_Sector_Ct", 1, 5), 197: ("Current_Pending_Sector", 100, 0)}
+    name, value, threshold = table[number]
+    about = f'"id":{number},"name":"{name}","value":{value},"worst":{value},"thresh":{threshold},"raw":{{"value":'
+    return f"{about}0", f"{about}{count}"
+
+
+# By name: what is changed, and the code of the fault.
+DRIVES = {
+    "healthy, with some wear and unsafe shutdowns": ([], []),
+    "warm": ([warning(0, 69)], []),
+    "spare blocks used up": ([warning(1)], ["drive_failing"]),
+    "hotter than its limit": ([warning(2, 87)], ["drive_too_hot"]),
+    "to be read only": ([warning(8)], ["drive_failing"]),
+    "reliability degraded": ([warning(4)], ["drive_failing"]),
+    "worn, which its maker takes for degraded": (
+        [
+            warning(4),
+            ('"percentage_used":3', '"percentage_used":100'),
+            ('"passed":true,"nvme":{"value":0}', '"passed":false,"nvme":{"value":4}'),
+        ],
+        ["drive_worn"],
+    ),
+    "media errors": ([('"unsafe_shutdowns":10,"media_errors":0', '"media_errors":7')], ["drive_errors"]),
+    "pending sectors": ([sectors(197, 8)], ["drive_errors"]),
+    "reallocated sectors of a rotating disk": ([sectors(5, 1975)], ["drive_errors"]),
+    "blocks that an SSD has replaced": ([sectors(5, 5), ('"rotation_rate":7200', '"rotation_rate":0')], []),
+    "SMART failed": ([('{"passed":true},"ata', '{"passed":false},"ata')], ["drive_failing"]),
+}
+
+
+@pytest.mark.parametrize("name", DRIVES)
+def test_sick_drives(tmp_path, name):
+    changes, codes = DRIVES[name]
+
+    def change(text):
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        return text
+
+    found = sick_drives(asked(tmp_path, change))
+    assert [fault.code for fault in found] == codes
+    assert all(fault.what.startswith(("nvme1 (Samsung", "sdb (Hitachi")) for fault in found)
+
+
+def test_a_later_nvme_takes_the_warnings_apart(tmp_path):
+    plain, apart = '"critical_warning":0,"temperature":323', '"critical_warning":{"value":8,"ro":1},"temperature":323'
+    (fault,) = sick_drives(asked(tmp_path, lambda text: text.replace(plain, apart)))
+    assert (fault.code, fault.what) == ("drive_failing", "nvme2: it can only be read")
