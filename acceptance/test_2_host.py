@@ -1,19 +1,33 @@
-"""What is around the GPUs: the processors and the memory of the host."""
+"""What is around the GPUs: its host, and what its management controller tells."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from pytest_gpufleet import (
     Machine,
+    cleared_since,
     expect_none,
+    fan_ills,
+    is_inlet,
+    logged_errors,
+    logged_since,
     nodes_with_less_memory,
     not_applicable,
+    not_judged,
     of_host,
     offline_processors,
+    power_ills,
     recorded_memory_errors,
     slow_clock,
+    supplies_lost,
+    temperature_ills,
 )
+
+Now = Callable[[str], Any]
 
 pytestmark = [
     pytest.mark.chapter("Host", "Is the machine around the GPUs whole, healthy, and set up as it should be?"),
@@ -66,3 +80,92 @@ def test_processors_are_online(machine: Machine) -> None:
     are all off (SMT) are left as they are.
     """
     expect_none(offline_processors(of_host(machine.host.get, "processor_setup")))
+
+
+# ---------------------------------------------------------------- power and cooling
+
+
+@pytest.mark.level("standard")
+def test_power_supplies_are_sound(host_before: Now, host_now: Now) -> None:
+    """Every power supply works and has mains, and together they are redundant, as far as the BMC tells
+
+    With a dead power supply the others carry its load: the machine runs, until a step of load or the next failure takes
+    it down, or GPUs are slowed down by the power brake. A bay that is empty shows as redundancy that is lost. Look at
+    cable and socket of the one that is named, then replace it; `ipmitool sdr type "Power Supply"` shows all.
+    """
+    bmc = bmc_of(host_before, host_now)
+    if not bmc["power"]:
+        not_applicable("the BMC has no sensor of power supplies")
+    expect_none(power_ills(bmc))
+
+
+@pytest.mark.level("standard")
+def test_fans_are_sound(host_before: Now, host_now: Now) -> None:
+    """Every fan turns as fast as the BMC asks for at least
+
+    A dead fan shows as GPUs or memory modules that become slow in one part of the machine only. Limits are the BMC's
+    own; a fan without a reading is taken for one that is not there. Replace the one that is named, and look for what
+    blocks it; `ipmitool sdr type Fan` shows all.
+    """
+    bmc = bmc_of(host_before, host_now)
+    if not bmc["fans"]:
+        not_applicable("the BMC has no sensor of fans, as where water or the rack cools the machine")
+    expect_none(fan_ills(bmc))
+
+
+@pytest.mark.level("standard")
+def test_air_comes_in_cool(host_before: Now, host_now: Now) -> None:
+    """The air that comes in is within the BMC's own limits, and no part of the host is beyond its critical ones
+
+    Where the air is warm already, GPUs run hotter and slower, and that is the room's fault and not theirs. Look at the
+    cooling of the room and the rack, at blanking panels and at what blocks the air. A part that is too hot: look at its
+    heat sink and at fans and ducts near it. `ipmitool sdr type Temperature` shows all.
+    """
+    bmc = bmc_of(host_before, host_now)
+    if not any(sensor["status"] != "ns" for sensor in bmc["temperatures"] if is_inlet(sensor)):
+        expect_none(temperature_ills(bmc))
+        not_applicable("no sensor of the BMC that has a reading is called inlet, intake or ambient")
+    expect_none(temperature_ills(bmc))
+
+
+@pytest.mark.level("standard")
+def test_bmc_logged_no_grave_error(host_before: Now, host_now: Now) -> None:
+    """The BMC's log holds no uncorrectable error of memory, processor or PCIe and no failed power of the last 30 days
+
+    The BMC remembers what the kernel forgets at a reboot: memory modules, processors, slots and power supplies that
+    failed before. What went away again does not count, nor what is older by the BMC's own clock. `ipmitool sel elist`
+    shows the log. Mend what is named, then save and clear the log (`ipmitool sel save FILE`, `ipmitool sel clear`).
+    """
+    bmc = bmc_of(host_before, host_now)
+    if bmc["log"] is None:
+        not_applicable(f"the BMC's log cannot be read: {bmc['log_untold']}")
+    expect_none(logged_errors(bmc["log"]))
+
+
+@pytest.mark.level("standard")
+@pytest.mark.at_the_end
+def test_bmc_logged_nothing_during_the_run(host_before: Now, host_now: Now) -> None:
+    """The BMC logged no error of power, cooling, memory or PCIe while this run lasted, and all is still sound
+
+    A power supply that drops out for a second under load, a fan that stalls or an error that was noticed below the
+    kernel leaves its trace here only, also where it went away again since. `ipmitool sel elist` shows the log. Look at
+    the part that is named. Where the log is full, or was cleared meanwhile, it proves nothing: save it and clear it
+    (`ipmitool sel save FILE`, `ipmitool sel clear`), then run again.
+    """
+    if host_before("bmc") is None:
+        not_applicable("nobody asked the BMC when this run began")
+    before, now = of_host(host_before, "bmc"), of_host(host_now, "bmc")
+    logs = before["log"], now["log"]
+    news = logged_since(*logs) if all(logs) else []
+    expect_none([*power_ills(now), *fan_ills(now), *temperature_ills(now), *supplies_lost(before, now), *news])
+    if not all(logs):
+        not_applicable(f"the BMC's log cannot be read: {now['log_untold'] or before['log_untold']}")
+    if now["log"]["full"]:
+        not_judged("the BMC's log is full and takes no more events: save and clear it")
+    if cleared_since(*logs):
+        not_judged("the BMC's log was cleared while this run lasted")
+
+
+def bmc_of(host_before: Now, host_now: Now) -> Any:
+    """What the BMC told first in this run: asking it takes seconds."""
+    return of_host(lambda fact: host_before(fact) or host_now(fact), "bmc")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.endings import not_applicable as not_applicable
+    from pytest_gpufleet.model.endings import not_judged as not_judged
     from pytest_gpufleet.model.fault import Fault as Fault
     from pytest_gpufleet.model.fault import Faults as Faults
     from pytest_gpufleet.model.fault import expect_none as expect_none
@@ -54,6 +55,14 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.health_rules import corrected_rows as corrected_rows
     from pytest_gpufleet.verdict.health_rules import held_clocks as held_clocks
     from pytest_gpufleet.verdict.health_rules import recorded_errors as recorded_errors
+    from pytest_gpufleet.verdict.host_rules.bmc_rules import cleared_since as cleared_since
+    from pytest_gpufleet.verdict.host_rules.bmc_rules import fan_ills as fan_ills
+    from pytest_gpufleet.verdict.host_rules.bmc_rules import is_inlet as is_inlet
+    from pytest_gpufleet.verdict.host_rules.bmc_rules import logged_errors as logged_errors
+    from pytest_gpufleet.verdict.host_rules.bmc_rules import logged_since as logged_since
+    from pytest_gpufleet.verdict.host_rules.bmc_rules import power_ills as power_ills
+    from pytest_gpufleet.verdict.host_rules.bmc_rules import supplies_lost as supplies_lost
+    from pytest_gpufleet.verdict.host_rules.bmc_rules import temperature_ills as temperature_ills
     from pytest_gpufleet.verdict.host_rules.disk_rules import sick_drives as sick_drives
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import adapters_by_gpu as adapters_by_gpu
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import adapters_far as adapters_far
@@ -88,7 +97,7 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 _NAMES = {
-    "model.endings": ("not_applicable",),
+    "model.endings": ("not_applicable", "not_judged"),
     "model.fault": ("Fault", "Faults", "expect_none"),
     "model.finding": ("Finding",),
     "model.gpu": ("Gpu", "GpuTopology"),
@@ -115,6 +124,16 @@ _NAMES = {
     "verdict.fleet.host_runs": ("HostRun",),
     "verdict.gpu_faults": ("unreadable",),
     "verdict.health_rules": ("corrected_errors", "corrected_rows", "held_clocks", "recorded_errors"),
+    "verdict.host_rules.bmc_rules": (
+        "cleared_since",
+        "fan_ills",
+        "is_inlet",
+        "logged_errors",
+        "logged_since",
+        "power_ills",
+        "supplies_lost",
+        "temperature_ills",
+    ),
     "verdict.host_rules.disk_rules": ("sick_drives",),
     "verdict.host_rules.memory_rules": ("memory_errors_grown", "recorded_memory_errors"),
     "verdict.host_rules.processor_rules": ("nodes_with_less_memory", "offline_processors", "slow_clock"),

@@ -72,6 +72,7 @@ def outcomes(here: Recorded, asked: int = 4, **more: Any) -> dict[str, Outcome]:
         "gpu_topology": here.topology,
         "gpu_profile": profile.choose(None, (gpu.name for gpu in here.topology.gpus)),
         "host_now": here.machine.host.get,
+        "host_before": {}.get,
         "pytestconfig": SimpleNamespace(getoption={"gpus": asked}.get),
         **more,
     }

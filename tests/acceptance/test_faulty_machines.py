@@ -718,7 +718,7 @@ def test_nvlinks_that_stayed_clean(more):
 )
 def test_network_ports_of_the_whole_run(change, what, words):
     here, now = recorded(PORTS_WITH_PCIE), recorded(PORTS_WITH_PCIE + change)
-    outcome = outcomes(here, host_now=now.machine.host.__getitem__)["test_network_ports_stayed_clean"]
+    outcome = outcomes(here, host_now=now.machine.host.get)["test_network_ports_stayed_clean"]
     assert outcome.what == what
     assert {fault.code for fault in outcome.faults} == ({"network_port_errors"} if words else set())
     assert words in outcome.message

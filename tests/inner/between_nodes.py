@@ -20,7 +20,7 @@ def test_ranks(world, machines, node_runs):
     assert world.run(lambda rank: (rank.node, rank.index)) == [(index // 2, index) for index in range(6)]
 
 
-@pytest.mark.parametrize("fixture", ["gpu_topology", "machine", "machine_now", "host_now"])
+@pytest.mark.parametrize("fixture", ["gpu_topology", "machine", "machine_now", "host_now", "host_before"])
 def test_no_machine_of_its_own(request, fixture):
     request.getfixturevalue(fixture)
 

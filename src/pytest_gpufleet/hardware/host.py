@@ -15,7 +15,17 @@ from typing import Any
 
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.hardware.environment import relevant
-from pytest_gpufleet.hardware.host_parts import disk_health, dmi, edac, gpudirect, nvme, optics, pci_devices, processors
+from pytest_gpufleet.hardware.host_parts import (
+    bmc,
+    disk_health,
+    dmi,
+    edac,
+    gpudirect,
+    nvme,
+    optics,
+    pci_devices,
+    processors,
+)
 from pytest_gpufleet.hardware.tools import Untold
 from pytest_gpufleet.model.facts import Unavailable
 
@@ -154,6 +164,7 @@ ON_REQUEST: dict[str, Callable[[], Any]] = {
     "disk_health": disk_health.read,
     "optics": optics.read,
     "pcie_acs": pci_devices.acs,
+    "bmc": bmc.read,
 }
 
 

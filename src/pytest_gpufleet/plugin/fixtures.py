@@ -95,6 +95,13 @@ def host_now(pytestconfig: pytest.Config) -> Callable[[str], Any]:
     return cast("Callable[[str], Any]", pytestconfig.stash[RUN].host_now)
 
 
+@pytest.fixture(scope="session")
+def host_before(pytestconfig: pytest.Config) -> Callable[[str], Any]:
+    """host_before(fact): a fact of the host as host_now has told it first in this run; None if nobody has asked."""
+    _own_machine(pytestconfig, "host_before", "the ranks: world.run(...)")
+    return cast("Callable[[str], Any]", pytestconfig.stash[RUN].host_before.get)
+
+
 @pytest.fixture
 def machines(pytestconfig: pytest.Config) -> tuple[Machine, ...]:
     """The machine of each node that takes part (Machines, with the number of their node), with what was read when the

@@ -65,6 +65,7 @@ class Run:
         self.unwritten: list[str] = []  # files that could not be written in the end, and why
         self.open_things = ExitStack()  # closed before the evidence
         self.last_things = ExitStack()  # closed after it
+        self.host_before: dict[str, Any] = {}  # facts of the host, as host_now has told them first
         self._locks: ExitStack | None = None
 
     @cached_property
@@ -181,6 +182,7 @@ class Run:
         value = self.own_machine.host_now(fact)
         if fact in host.ON_REQUEST and value is not None and not isinstance(value, Unavailable):
             self.record_event("host_fact", fact=fact, value=value)
+        self.host_before.setdefault(fact, value)
         return value
 
     def hosts_now(self, fact: str) -> dict[int, Any]:
