@@ -6,7 +6,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from pytest_gpufleet import HostRun, clocks_apart, expect_none, nodes_unlike_others, slower_than_other_nodes
+from pytest_gpufleet import (
+    HostRun,
+    clocks_apart,
+    expect_none,
+    fingerprints_in_common,
+    nodes_compute_otherwise,
+    nodes_unlike_others,
+    not_applicable,
+    slower_than_other_nodes,
+)
 
 pytestmark = [
     pytest.mark.chapter("Nodes alike", "Is every node like the others, and as good as they are?"),
@@ -34,6 +43,20 @@ def test_no_node_is_slower_than_the_others(node_runs: Mapping[int, HostRun]) -> 
     (`dmidecode -t memory`), and what else runs there.
     """
     expect_none(slower_than_other_nodes(node_runs))
+
+
+@pytest.mark.level("standard")
+def test_nodes_compute_the_same_bits(node_runs: Mapping[int, HostRun]) -> None:
+    """GPUs of one model with the same libraries compute the same bits on all nodes
+
+    Each node's own run has hashed what its GPUs compute of fixed data. A node on which all GPUs agree on wrong bits
+    passes every check by itself, and spoils what is trained on all. Compare its CUDA libraries and its environment with
+    the others' (`pip list`, LD_PRELOAD); if they are the same, its GPUs, or what they share, are bad. Of two nodes
+    nobody can say which is wrong: add a third. Nodes with other GPUs or versions are not compared.
+    """
+    if not fingerprints_in_common(node_runs):
+        not_applicable("no two nodes have fingerprints of the same GPU model and libraries")
+    expect_none(nodes_compute_otherwise(node_runs))
 
 
 def test_clocks_agree(clocks_ahead: Mapping[int, float]) -> None:

@@ -46,7 +46,11 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.measure import measure as measure
     from pytest_gpufleet.probes.measure import measure_all as measure_all
     from pytest_gpufleet.probes.measure import scaling_efficiency as scaling_efficiency
+    from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart as gpus_apart
+    from pytest_gpufleet.verdict.fingerprint_rules import nothing_repeats as nothing_repeats
     from pytest_gpufleet.verdict.fleet.among_nodes import clocks_apart as clocks_apart
+    from pytest_gpufleet.verdict.fleet.among_nodes import fingerprints_in_common as fingerprints_in_common
+    from pytest_gpufleet.verdict.fleet.among_nodes import nodes_compute_otherwise as nodes_compute_otherwise
     from pytest_gpufleet.verdict.fleet.among_nodes import nodes_unlike_others as nodes_unlike_others
     from pytest_gpufleet.verdict.fleet.among_nodes import slower_than_other_nodes as slower_than_other_nodes
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun as HostRun
@@ -120,7 +124,14 @@ _NAMES = {
     "plugin.judging": ("Judge",),
     "probes.collectives.speed": ("bus_bandwidth",),
     "probes.measure": ("measure", "measure_all", "scaling_efficiency"),
-    "verdict.fleet.among_nodes": ("clocks_apart", "nodes_unlike_others", "slower_than_other_nodes"),
+    "verdict.fingerprint_rules": ("gpus_apart", "nothing_repeats"),
+    "verdict.fleet.among_nodes": (
+        "clocks_apart",
+        "fingerprints_in_common",
+        "nodes_compute_otherwise",
+        "nodes_unlike_others",
+        "slower_than_other_nodes",
+    ),
     "verdict.fleet.host_runs": ("HostRun",),
     "verdict.gpu_faults": ("unreadable",),
     "verdict.health_rules": ("corrected_errors", "corrected_rows", "held_clocks", "recorded_errors"),

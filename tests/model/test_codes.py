@@ -91,6 +91,8 @@ FROZEN = {
     303: "memory_wrong",
     304: "collective_wrong",
     305: "copy_wrong",
+    309: "computes_otherwise",
+    310: "machine_computes_otherwise",
     401: "limit_missed",
     402: "slower_than_peers",
     403: "rank_comes_late",

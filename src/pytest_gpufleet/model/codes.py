@@ -244,6 +244,12 @@ _ALL = (
          "Look for NVLink and ECC errors of the GPUs that are named (`nvidia-smi nvlink -e`) and replace them"),
     Code(305, "copy_wrong", "data", "TRIAGE", "data arrived wrong over a link",
          "Look at the NVLink errors of the GPUs that are named and for XIDs; over PCIe at IOMMU and ACS settings"),
+    Code(309, "computes_otherwise", "data", "TRIAGE", "this GPU computes other bits than the others of its model",
+         "Run again: if it is the same GPU, replace it; if two differ and nobody can say which, run the suite on a "
+         "machine with the same GPUs and libraries and hold both against each other: `gpufleet compare`"),
+    Code(310, "machine_computes_otherwise", "data", "TRIAGE", "this machine computes other bits than its like",
+         "Compare its CUDA libraries and environment with the others' (`pip list`, LD_PRELOAD, LD_LIBRARY_PATH) and "
+         "install them anew; if its GPUs still compute otherwise, they, or what they share, are bad"),
     # ---------------------------------------------------------------- 4xx performance
     Code(401, "limit_missed", "performance", "TRIAGE", "a figure missed its limit", "Do what the check's text says"),
     Code(402, "slower_than_peers", "performance", "TRIAGE", "this place is slower than its peers",

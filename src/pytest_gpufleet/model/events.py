@@ -29,6 +29,7 @@ from pytest_gpufleet.model.event_values import (
     VerdictWord,
 )
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.fingerprint import Fingerprint
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
@@ -169,6 +170,13 @@ class Telemetry(Event, frozen=True, tag="telemetry"):
 
 class Judged(Event, frozen=True, tag="finding"):
     finding: Finding
+
+
+class FingerprintsTaken(Event, frozen=True, tag="fingerprint"):
+    """What the GPUs computed of fixed data in a check."""
+
+    check: str
+    fingerprints: tuple[Fingerprint, ...]
 
 
 class FaultFound(Event, frozen=True, tag="fault"):

@@ -20,6 +20,7 @@ from pytest_gpufleet.model.events import (
     Deselected,
     Event,
     FaultFound,
+    FingerprintsTaken,
     HealthWorsened,
     HostFact,
     InterferenceSeen,
@@ -42,6 +43,7 @@ from pytest_gpufleet.model.events import (
 )
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.fingerprint import Fingerprint
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import GivenLimits
 from pytest_gpufleet.model.session_facts import Interference
@@ -69,6 +71,7 @@ class Record:
     profile: GivenLimits | None = None  # the one that was given, if any was
     worlds: list[WorldStarted] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    fingerprints: dict[str, tuple[Fingerprint, ...]] = field(default_factory=dict)  # by the checks that took them
     checks: dict[str, Check] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     deselected: list[str] = field(default_factory=list)
@@ -155,11 +158,10 @@ class Record:
                 self._keep(sample)
             case Judged(finding=finding):
                 self.findings.append(finding)
-            case HealthWorsened():
-                self.faults += [old_evidence.worsened(event.check, problem) for problem in event.problems]
-            case FaultFound():
-                found = event.fault.of_this_version()
-                self.faults.append(replace(found, what=f"{found.what}{event.where}"))
+            case FingerprintsTaken():
+                self.fingerprints[event.check] = event.fingerprints
+            case HealthWorsened() | FaultFound():
+                self._accuse(event)
             case CheckFinished(check=check):
                 self._finish(check, event.seconds)
             case SuiteSeen():
@@ -174,6 +176,13 @@ class Record:
                 self.deselected += event.checks
             case Verdict():
                 self._end(event)
+
+    def _accuse(self, event: HealthWorsened | FaultFound) -> None:
+        if isinstance(event, HealthWorsened):
+            self.faults += [old_evidence.worsened(event.check, problem) for problem in event.problems]
+            return
+        found = event.fault.of_this_version()
+        self.faults.append(replace(found, what=f"{found.what}{event.where}"))
 
     def _end(self, verdict: Verdict) -> None:
         self.verdict, self.reasons = verdict.verdict, list(verdict.reasons)

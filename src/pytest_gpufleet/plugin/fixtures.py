@@ -5,7 +5,7 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +16,7 @@ from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.plugin.ownership import is_spmd, uses_ranks
 
 if TYPE_CHECKING:
+    from pytest_gpufleet.model.fingerprint import Fingerprint
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.machine import Machine
     from pytest_gpufleet.model.measurement import Measurement
@@ -178,6 +179,19 @@ def judge(request: pytest.FixtureRequest) -> Generator[Judge]:
     # Missed where no body could fail for it: while fixtures are torn down.
     if (error := limit_missed(request.node)) is not None:
         raise error
+
+
+@pytest.fixture
+def record_fingerprints(request: pytest.FixtureRequest) -> Callable[[Sequence[Fingerprint]], None]:
+    """record_fingerprints(found): what GPUs computed in this check, for comparisons with other machines."""
+
+    def record(found: Sequence[Fingerprint]) -> None:
+        from pytest_gpufleet.model.codec import plain
+
+        told = [plain(each) for each in found]
+        request.config.stash[RUN].record_event("fingerprint", check=request.node.nodeid, fingerprints=told)
+
+    return record
 
 
 @pytest.fixture

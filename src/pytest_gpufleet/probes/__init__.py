@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.collectives.table import COLLECTIVES as COLLECTIVES
     from pytest_gpufleet.probes.compute.corruption import dissenters as dissenters
     from pytest_gpufleet.probes.compute.corruption import exact_product as exact_product
+    from pytest_gpufleet.probes.compute.fixed_work import fingerprints as fingerprints
     from pytest_gpufleet.probes.compute.rate import PRECISIONS as PRECISIONS
     from pytest_gpufleet.probes.compute.rate import precisions_of as precisions_of
     from pytest_gpufleet.probes.compute.rate import product_rate as product_rate
@@ -87,6 +88,7 @@ _NAMES = {
     "collectives.speed": ("collective_latency", "fitting", "sweep"),
     "collectives.table": ("COLLECTIVES",),
     "compute.corruption": ("dissenters", "exact_product"),
+    "compute.fixed_work": ("fingerprints",),
     "compute.rate": ("PRECISIONS", "precisions_of", "product_rate", "relative_rate"),
     "compute.soak": ("Turn", "rate_of", "soak_figures", "soak_turn"),
     "links.copying": ("Copied",),

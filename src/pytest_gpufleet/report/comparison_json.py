@@ -11,6 +11,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.drift import Drift
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure
 from pytest_gpufleet.verdict.across_runs.run_comparison import RunComparison
+from pytest_gpufleet.verdict.fleet.equality import Difference
 
 
 def of_comparison(comparison: RunComparison) -> dict[str, Any]:
@@ -28,6 +29,7 @@ def of_comparison(comparison: RunComparison) -> dict[str, Any]:
             }
             for each in comparison.outliers
         ],
+        "fingerprints": [difference(each) for each in comparison.other_bits],
         "figures": [
             {
                 **_figure(row.figure),
@@ -63,6 +65,12 @@ def of_drift(drift: Drift) -> dict[str, Any]:
         ],
         "faults": [fault.to_json() for fault in drift.faults],
     }
+
+
+def difference(found: Difference) -> dict[str, Any]:
+    """In what machines differ: what most have, None if none has most, and who has what else."""
+    others = {value: list(machines) for value, machines in found.others.items()}
+    return {"fact": found.fact, "usual": found.usual, "others": others}
 
 
 def _runs(runs: Mapping[str, Record]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.report import comparison_json
 from pytest_gpufleet.report.fleet_hosts import HostRow, host_rows
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces
@@ -33,10 +34,7 @@ def document(fleet: Fleet) -> dict[str, Any]:
         "hosts": [_host(row.run, row) for row in host_rows(fleet) if row.run],
         "gaps": [{"kind": gap.kind, "hosts": list(gap.hosts), "what": gap.what} for gap in fleet.gaps],
         "unusable": [{"folder": each.folder, "host": each.host, "why": each.why} for each in fleet.unusable],
-        "differences": [
-            {"fact": each.fact, "usual": each.usual, "others": {value: list(at) for value, at in each.others.items()}}
-            for each in fleet.differences
-        ],
+        "differences": [comparison_json.difference(each) for each in fleet.differences],
         "slower_than_peers": [_slow(each, fleet.hosts) for each in fleet.slow],
         "odd_hosts": [_odd(each, fleet.hosts) for each in fleet.odd],
         "faults": [_fault(fault, fleet.hosts) for fault in fleet.faults],

@@ -22,6 +22,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import of_version
 from pytest_gpufleet.model.tolerance import Tolerance
 from pytest_gpufleet.verdict import node_contradictions
+from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart
 from pytest_gpufleet.verdict.heavy_load import held_back
 from pytest_gpufleet.verdict.judgement import deciding, held, tolerances_of, unsteady
 from pytest_gpufleet.verdict.profiles import profile
@@ -34,7 +35,17 @@ COUNT = "test_1_inventory.py::test_gpu_count"
 
 def contradictions(record: Record) -> list[str]:
     """A sentence for each thing that cannot be as the evidence says, if all else is."""
-    rules = (_suite, _machine, node_contradictions.of_itself, _findings, _spreads, _places, _limits, _verdict)
+    rules = (
+        _suite,
+        _machine,
+        node_contradictions.of_itself,
+        _fingerprints,
+        _findings,
+        _spreads,
+        _places,
+        _limits,
+        _verdict,
+    )
     return [*record.contradictions, *(told for rule in rules for told in rule(record))]
 
 
@@ -63,6 +74,13 @@ def _machine(record: Record) -> Iterator[str]:
         if gpus and asked.isdecimal() and counts != {int(asked)}:
             found = " or ".join(map(str, sorted(counts)))
             yield f"{asked} GPUs were asked for and {found} are there, but the count of GPUs passed"
+
+
+def _fingerprints(record: Record) -> Iterator[str]:
+    for check, taken in record.fingerprints.items():
+        passed = check in record.checks and record.checks[check].outcome == "passed"
+        if passed and gpus_apart(taken):
+            yield f"{check} passed, but its GPUs computed different bits"
 
 
 def _findings(record: Record) -> Iterator[str]:

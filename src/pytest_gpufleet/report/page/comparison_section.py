@@ -15,14 +15,25 @@ MOST_COLUMNS = 4
 
 def compared(comparison: RunComparison, most_columns: int) -> SeveralRuns:
     """What is to be told of a comparison; a column for each run only if they are at most so many."""
-    tables = (runs_table(comparison.runs), _outliers(comparison), _figures(comparison, most_columns))
-    bad = bool(comparison.outliers) or not comparison.rows
+    tables = (
+        runs_table(comparison.runs),
+        _other_bits(comparison),
+        _outliers(comparison),
+        _figures(comparison, most_columns),
+    )
+    bad = bool(comparison.outliers or comparison.other_bits) or not comparison.rows
     return SeveralRuns(headline(comparison), bad, comparison.notes, tables)
 
 
 def headline(comparison: RunComparison) -> str:
     """What the comparison found, in one line."""
     outliers = comparison.outliers
+    if comparison.other_bits:
+        apart = comparison.other_bits[0]
+        machines = ", ".join(apart.hosts)
+        if apart.usual is None:
+            return f"These compute other bits than each other, and nobody can say which are wrong: {machines}."
+        return f"Computes other bits than most with the same GPUs and libraries: {machines}."
     if not comparison.rows:
         return "There is nothing to compare: the runs have no figure in common."
     if not outliers:
@@ -32,6 +43,16 @@ def headline(comparison: RunComparison) -> str:
         f"{wording.count(len(outliers), 'outlier')}; the worst: {worst.figure.metric.title} of "
         f"{wording.place(worst.place)} in {worst.run}, {wording.percent(worst.worse)} worse."
     )
+
+
+def _other_bits(comparison: RunComparison) -> Table:
+    rows = (
+        (machine, each.fact, value, each.usual or "nobody can say")
+        for each in comparison.other_bits
+        for value, machines in each.others.items()
+        for machine in machines
+    )
+    return Table("Other bits from the same data", ("Run", "What", "Computed", "Most have"), tuple(rows))
 
 
 def _outliers(comparison: RunComparison) -> Table:

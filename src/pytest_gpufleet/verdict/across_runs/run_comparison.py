@@ -11,6 +11,8 @@ from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures, held_to_limits
+from pytest_gpufleet.verdict.fleet.equality import Difference
+from pytest_gpufleet.verdict.fleet.same_bits import not_compared, other_bits
 
 TOLERANCE = 0.03
 SIGMAS = 3
@@ -56,6 +58,7 @@ class RunComparison:
     notes: tuple[str, ...]
     rows: tuple[ComparedFigure, ...]
     outliers: tuple[Outlier, ...]  # the worst first
+    other_bits: tuple[Difference, ...] = ()  # in the fingerprints of machines that must have the same
 
 
 def compare(runs: Mapping[str, Record]) -> RunComparison:
@@ -64,8 +67,9 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
     A place is an outlier if it is worse than the median of the same place over all runs by more than 3 % (or the
     metric's own tolerance among peers, if that is wider) and by more than three standard deviations, estimated from the
     median absolute deviation, which one bad node does not spoil. Of two runs the second is held against the first.
-    A ratio is worse by the difference itself. Figures that have no limit in any run and require none, like the
-    bandwidth of small messages, are shown and never outliers.
+    Fingerprints are equal or not: who differs from more than half of the machines with the same GPUs and libraries is
+    known, of two nobody can say which. A ratio is worse by the difference itself. Figures that have no limit in any run
+    and require none, like the bandwidth of small messages, are shown and never outliers.
     """
     measured = {name: figures(record.findings) for name, record in runs.items()}
     to_compare = {figure for record in runs.values() for figure in figures(held_to_limits(record.findings))}
@@ -79,11 +83,11 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
         found = _outliers(figure, values, runs) if figure in to_compare else []
         outliers += found
         rows.append(_row(figure, values, runs, len(found)))
-    notes = [*differences(runs), *_exchanged(runs)]
+    notes = [*differences(runs), *_exchanged(runs), *not_compared(runs)]
     if alone:
         notes.append(f"{alone} {'figure is' if alone == 1 else 'figures are'} in one of the runs only: not compared")
     outliers.sort(key=lambda outlier: -outlier.worse)
-    return RunComparison(runs, tuple(notes), tuple(rows), tuple(outliers))
+    return RunComparison(runs, tuple(notes), tuple(rows), tuple(outliers), tuple(other_bits(runs)))
 
 
 def _outliers(figure: Figure, values: Mapping[str, Mapping[Where, float]], runs: Mapping[str, Record]) -> list[Outlier]:

@@ -9,9 +9,11 @@ from statistics import median
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.place import Place, on_node
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.fleet_peers import slow_places
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
+from pytest_gpufleet.verdict.fleet.same_bits import in_common, other_bits
 
 # Logs of several nodes can be put in order, certificates hold and leases of file systems last. It is where the rule
 # NodeClockSkewDetected of node_exporter begins.
@@ -27,6 +29,21 @@ def nodes_unlike_others(runs: NodeRuns) -> list[Fault]:
     """In what nodes differ from most of them: driver, firmware, kernel, libraries, environment, limits."""
     hosts = list(runs.values())
     return [_numbered(fault, runs) for fault in equality.faults(equality.unlike(hosts), hosts)]
+
+
+def nodes_compute_otherwise(runs: NodeRuns) -> list[Fault]:
+    """Nodes whose GPUs agree on other bits than those of the same model on most nodes; of two, nobody can say which."""
+    found = equality.faults(other_bits(_records(runs)), list(runs.values()))
+    return [_numbered(fault, runs) for fault in found]
+
+
+def fingerprints_in_common(runs: NodeRuns) -> bool:
+    """Whether any two nodes have fingerprints of the same GPUs and libraries."""
+    return in_common(_records(runs))
+
+
+def _records(runs: NodeRuns) -> dict[str, Record]:
+    return {run.host: run.record for run in runs.values()}
 
 
 def minority(runs: NodeRuns) -> dict[int, str]:

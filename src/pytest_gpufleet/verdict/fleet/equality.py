@@ -54,11 +54,12 @@ OF_ONE_HOST = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_HOSTID", 
 @dataclass(frozen=True)
 class Difference:
     """A fact in which hosts differ. `usual`: what more than half of them have, None if no value has so many. `others`:
-    the hosts that have another value, by that; all of them if nothing is usual."""
+    the hosts that have another value, by that; all of them if nothing is usual. `code`: what kind of fault it is."""
 
     fact: str
     usual: str | None
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    code: str = "host_unlike_others"
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -95,11 +96,11 @@ def faults(differences: Sequence[Difference], hosts: Sequence[HostRun]) -> list[
     found = []
     for each in differences:
         if each.usual is None:
-            found.append(Fault("host_unlike_others", (), str(each)))
+            found.append(Fault(each.code, (), str(each)))
             continue
         for value, names in each.others.items():
             what = f"{each.fact} is {value}, of most hosts {each.usual}"
-            found += [Fault("host_unlike_others", (node[name],), what) for name in names]
+            found += [Fault(each.code, (node[name],), what) for name in names]
     return found
 
 
@@ -113,11 +114,12 @@ def _within_models(hosts: Sequence[HostRun], facts_of: Callable[[Record], dict[s
 def _differences(hosts: Sequence[HostRun], facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
     every = {run.host: facts_of(run.record) for run in hosts}
     names = dict.fromkeys(name for facts in every.values() for name in facts)
-    found = (_difference(name, {host: facts.get(name, NOT_SET) for host, facts in every.items()}) for name in names)
+    found = (difference(name, {host: facts.get(name, NOT_SET) for host, facts in every.items()}) for name in names)
     return [each for each in found if each]
 
 
-def _difference(fact: str, values: Mapping[str, str]) -> Difference | None:
+def difference(fact: str, values: Mapping[str, str], code: str = "host_unlike_others") -> Difference | None:
+    """In what hosts differ, of which each has a value; None if they do not."""
     counts = Counter(values.values())
     if len(counts) < 2:
         return None
@@ -127,7 +129,7 @@ def _difference(fact: str, values: Mapping[str, str]) -> Difference | None:
     for host, value in values.items():
         if value != usual:
             others[value].append(host)
-    return Difference(fact, usual, {value: tuple(hosts) for value, hosts in others.items()})
+    return Difference(fact, usual, {value: tuple(hosts) for value, hosts in others.items()}, code)
 
 
 def _models(record: Record) -> str:

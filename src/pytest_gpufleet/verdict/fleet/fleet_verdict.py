@@ -13,6 +13,7 @@ from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces, odd_hosts, slow_places
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, Unusable, counted, muster
+from pytest_gpufleet.verdict.fleet.same_bits import not_compared, other_bits
 from pytest_gpufleet.verdict.node_verdicts import several
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
@@ -82,10 +83,11 @@ def judge_fleet(
         real, gaps = list(hosts), [gap for gap in gaps if gap.kind != "rehearsal"]
     for each in equality.run_otherwise(real):
         gaps.append(Gap("run otherwise", each.hosts, str(each)))
-    differences, odd = equality.unlike(real), odd_hosts(hosts)
+    records = {run.host: run.record for run in real}
+    differences, odd = [*equality.unlike(real), *other_bits(records)], odd_hosts(hosts)
     slow, without_peers = slow_places(hosts)
     faults = [*(each.fault for each in slow), *equality.faults(differences, hosts)]
-    notes += [f"not judged: {each}" for each in equality.other_boards(real)]
+    notes += [f"not judged: {each}" for each in equality.other_boards(real)] + not_compared(records)
     notes += _notes(without_peers, [hosts[each.node].host for each in odd], expected)
     counts = Counter[Grade]()
     for run in hosts:

@@ -1,0 +1,255 @@
+"""Fixed work on fixed data, and the hashes of what comes out: the fingerprint of a GPU.
+
+All data are whole random numbers of torch's generator on the CPU, divided by powers of two: drawn and scaled without
+rounding, they are the same bits on every machine. The work is made of what repeats to the bit: one stream, torch's
+deterministic algorithms, no search for the fastest one. cuBLAS promises the same bits for the same version on GPUs of
+one architecture with the same number of SMs (cuBLAS documentation, "Results Reproducibility"), cuDNN for the same
+version and GPU (cuDNN documentation, "Reproducibility").
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pytest_gpufleet.hardware.environment import of_this_process
+from pytest_gpufleet.hardware.software import software
+from pytest_gpufleet.model.fingerprint import Fingerprint, Part
+from pytest_gpufleet.model.place import THIS_NODE
+from pytest_gpufleet.probes.compute.corruption import kind
+from pytest_gpufleet.probes.compute.rate import (
+    PRECISIONS,
+    Shape,
+    multiplication,
+    precisions_of,
+    strictly,
+)
+from pytest_gpufleet.probes.training.small_network import full_precision
+from pytest_gpufleet.redaction import variable
+from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import World
+
+DIGITS = 23  # of a number behind the binary point: with its sign fp32 holds it exactly
+# Tiles for every SM of a large GPU; and edges that are no multiples of a tile, but of the 16 that fp8 needs.
+SHAPES: dict[str, tuple[Shape, ...]] = {
+    "cuda": ((4096, 4096, 4096), (1040, 2064, 528)),
+    "cpu": ((64, 96, 128), (48, 80, 112)),
+}
+MATRIX = {"cuda": (4096, 4096), "cpu": (128, 192)}
+IMAGES = {"cuda": (64, 64), "cpu": (4, 16)}  # how many, and their edge in pixels
+STEPS = 4
+CLASSES = 16
+ELEMENTS = {"cuda": 4_000_037, "cpu": 10_007}
+# Of whole numbers that a type holds: the sum of all ranks stays within, so no order of summing changes a bit.
+SUMMED = {torch.float32: 24, torch.float16: 11}
+# Variables by which libraries compute otherwise, of those that evidence has.
+STEERING = re.compile(r"(CUBLAS|CUDNN|MKL|TORCH_(CUBLAS|CUDNN|BLAS))\w*|NVIDIA_TF32_OVERRIDE|LD_PRELOAD")
+
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": Tensor.sum,
+    "sums of rows": lambda matrix: matrix.sum(1),
+    "sums of columns": lambda matrix: matrix.sum(0),
+    "softmax of rows": lambda matrix: matrix.softmax(1),
+    "layer norm of rows": lambda matrix: functional.layer_norm(matrix, matrix.shape[1:]),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A part of the fingerprint: `compute` does the work on the device, from data on the CPU."""
+
+    name: str
+    inputs: Sequence[Tensor]
+    compute: Callable[[], Tensor]
+
+
+def fingerprints(world: World, work: str) -> list[Fingerprint]:
+    """What each rank computes of one kind of WORK, each part done twice."""
+    taken: list[Fingerprint] = world.run(fingerprint, work)
+    return [msgspec.structs.replace(each, place=place) for each, place in zip(taken, world.places, strict=True)]
+
+
+def fingerprint(rank: Rank, work: str) -> Fingerprint:
+    """The same on one rank, which does not know its place."""
+    parts = {}
+    with repeatable():
+        for job in WORK[work](rank):
+            with rank.phase(job.name):
+                first, again = (_hash(job.compute()) for _ in range(2))
+                parts[job.name] = Part(_hash(*job.inputs), first if first == again else "")
+    return Fingerprint(THIS_NODE, _kind(rank.device), _software(rank.device), parts)
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Work that gives the same bits each time: deterministic algorithms, full precision, one thread. All is put back.
+
+    Each stream of a process has a workspace of its own for cuBLAS, which torch gives it; with that cuBLAS repeats to
+    the bit. torch looks for CUBLAS_WORKSPACE_CONFIG all the same, once, at the first product of a process: too early to
+    set it here, so without it torch may only warn. What warns and does not repeat is found by doing it twice.
+    """
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    threads = torch.get_num_threads()
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_num_threads(1)
+        with warnings.catch_warnings(), full_precision(), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+def fixed(*shape: int, seed: int) -> Tensor:
+    """Numbers from -1 to 1 of type fp32, on the CPU."""
+    return _whole(1 << DIGITS, *shape, seed=seed).float() / (1 << DIGITS)
+
+
+def _whole(most: int, *shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-most, most + 1, shape, generator=generator, dtype=torch.int32)
+
+
+def products(rank: Rank) -> Iterator[Job]:
+    """Matrix products at every precision that the device has."""
+    for m, n, k in SHAPES[rank.device.type]:
+        a, b = fixed(m, k, seed=0), fixed(n, k, seed=1)
+        for precision in precisions_of(rank):
+            yield Job(f"{precision} product {m} x {n} x {k}", (a, b), _product(rank, precision, a, b))
+
+
+def _product(rank: Rank, precision: str, a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+    def compute() -> Tensor:
+        first, second = (matrix.to(rank.device).to(PRECISIONS[precision].dtype) for matrix in (a, b))
+        with strictly(precision):
+            return multiplication(precision, first, second.t())()
+
+    return compute
+
+
+def reductions(rank: Rank) -> Iterator[Job]:
+    """Sums and what is made of them, on one device."""
+    matrix = fixed(*MATRIX[rank.device.type], seed=2)
+    for dtype in (torch.float32, torch.bfloat16):
+        on_device = matrix.to(rank.device).to(dtype)
+        for name, reduce in REDUCTIONS.items():
+            yield Job(f"{name}, {_name(dtype)}", (matrix,), lambda on=on_device, do=reduce: do(on))  # type: ignore[misc]
+
+
+def trainings(rank: Rank) -> Iterator[Job]:
+    """Steps of training on one device: the losses, and the weights at the end."""
+    count, edge = IMAGES[rank.device.type]
+    shapes = ((32, 3, 3, 3), (64, 32, 3, 3), (CLASSES, 64 * (edge // 4) ** 2))
+    weights = [fixed(*shape, seed=3 + number) / 8 for number, shape in enumerate(shapes)]
+    images, labels = fixed(count, 3, edge, edge, seed=6), _whole(CLASSES, count, seed=7).abs().long() % CLASSES
+    for precision in ("fp32", "bf16"):
+        if precision in precisions_of(rank):
+            name = f"{STEPS} steps of training, {precision}"
+            work = _training(rank, PRECISIONS[precision].dtype, weights, images, labels)
+            yield Job(name, (*weights, images, labels), work)
+
+
+def _training(
+    rank: Rank, dtype: torch.dtype, weights: Sequence[Tensor], images: Tensor, labels: Tensor
+) -> Callable[[], Tensor]:
+    def compute() -> Tensor:
+        first, second, last = own = [nn.Parameter(each.to(rank.device, dtype, copy=True)) for each in weights]
+        on_device, wanted = images.to(rank.device).to(dtype), labels.to(rank.device)
+        optimizer = torch.optim.SGD(own, lr=0.0625, momentum=0.5)
+        losses = []
+        for _ in range(STEPS):
+            hidden = functional.conv2d(on_device, first, stride=2, padding=1).relu()
+            hidden = functional.conv2d(hidden, second, stride=2, padding=1).relu()
+            loss = functional.cross_entropy(functional.linear(hidden.flatten(1), last).float(), wanted)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.detach())
+        return torch.cat([torch.stack(losses), *(each.detach().float().flatten() for each in own)])
+
+    return compute
+
+
+def all_reduces(rank: Rank) -> Iterator[Job]:
+    """Sums of all ranks that are exact, so that no algorithm, protocol or order of NCCL changes a bit of them."""
+    for dtype, digits in SUMMED.items():
+        most = max((1 << digits) // rank.size, 1)
+        each = [_whole(most, ELEMENTS[rank.device.type], seed=8 + index) for index in range(rank.size)]
+        own = each[rank.index].to(rank.device).to(dtype)
+        yield Job(f"all_reduce of {rank.size} ranks, {_name(dtype)}", each, lambda own=own: _sum(rank, own))  # type: ignore[misc]
+
+
+def _sum(rank: Rank, own: Tensor) -> Tensor:
+    result = own.clone()
+    dist.all_reduce(result, group=rank.group)
+    return result
+
+
+WORK: dict[str, Callable[[Rank], Iterator[Job]]] = {
+    "products": products,
+    "reductions": reductions,
+    "training": trainings,
+    "all_reduce": all_reduces,
+}
+
+
+def _hash(*tensors: Tensor) -> str:
+    """SHA-256 over the bits of tensors, in hexadecimal."""
+    digest = sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _kind(device: torch.device) -> str:
+    """Of a CPU its model and the instructions that torch uses of it."""
+    if device.type == "cpu":
+        return f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{kind(device)}, compute capability {major}.{minor}"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "CPU")
+    except OSError:
+        return "CPU"
+
+
+def _software(device: torch.device) -> dict[str, str]:
+    """Of NCCL nothing: what it sums here is exact in any way of summing."""
+    versions = {name: version for name, version in software().items() if name != "nccl" and version}
+    if device.type == "cuda":
+        versions["cublas"] = _cublas() or "unknown"
+    variables = {name: value for name, value in of_this_process().items() if STEERING.fullmatch(name)}
+    return {**versions, **{name: variable(name, value) for name, value in variables.items()}}
+
+
+def _cublas() -> str:
+    """The version of the cuBLAS that torch has loaded, as 120806 for 12.8.6; "" where it is part of another library."""
+    major = (torch.version.cuda or "").partition(".")[0]
+    try:
+        library: Any = ctypes.CDLL(f"libcublasLt.so.{major}")
+        library.cublasLtGetVersion.restype = ctypes.c_size_t
+        return str(library.cublasLtGetVersion())
+    except (OSError, AttributeError):
+        return ""

@@ -1,0 +1,74 @@
+"""GPUs of one machine that compute other bits than the others of their model, from the same data with the same
+libraries."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.fingerprint import Fingerprint
+from pytest_gpufleet.model.place import Where
+
+
+class Work(NamedTuple):
+    """What must be the same for the same bits to come out: the device, its libraries, and what it is to do."""
+
+    kind: str
+    software: tuple[tuple[str, str], ...]
+    part: str
+
+
+def computed(fingerprints: Iterable[Fingerprint]) -> dict[Work, dict[Where, str]]:
+    """The hashes of what each place computed, by the work that places have in common; "" of what did not repeat. Before
+    them those of the data that it began with, which its host made."""
+    found: dict[Work, dict[Where, str]] = defaultdict(dict)
+    for each in fingerprints:
+        software = tuple(sorted(each.software.items()))
+        for name, part in each.parts.items():
+            found[Work(each.kind, software, f"the data of {name}")][each.place] = part.inputs
+            found[Work(each.kind, software, name)][each.place] = part.output
+    return found
+
+
+def usual(hashes: Iterable[str]) -> str | None:
+    """What more than half of them are, None if there is no such. Of what did not repeat nothing is known."""
+    steady = [each for each in hashes if each]
+    most, count = Counter(steady).most_common(1)[0] if steady else ("", 0)
+    return most if 2 * count > len(steady) else None
+
+
+def gpus_apart(fingerprints: Sequence[Fingerprint]) -> list[Fault]:
+    """GPUs that differ from more than half of those of their kind; where there is no such majority, one fault of all
+    that differ, since nobody can say which are wrong. What repeats on less than half of them is not held against
+    anybody: it is the software that does not repeat it."""
+    wrong: dict[Where, list[str]] = defaultdict(list)
+    unclear: dict[tuple[Where, ...], list[str]] = defaultdict(list)
+    for (*_, part), hashes in computed(fingerprints).items():
+        steady = {place: each for place, each in hashes.items() if each}
+        if 2 * len(steady) < len(hashes):
+            continue
+        for place in hashes.keys() - steady.keys():
+            wrong[place].append(f"{part} (other bits each time)")
+        most = usual(steady.values())
+        if most is None and steady:
+            unclear[tuple(sorted(steady))].append(part)
+        for place, each in steady.items():
+            if most not in (None, each):
+                wrong[place].append(part)
+    faults = [Fault("computes_otherwise", (at,), f"other bits than most: {told(wrong[at])}") for at in sorted(wrong)]
+    return faults + [
+        Fault("computes_otherwise", places, f"they differ, and it cannot be told which is wrong: {told(parts)}")
+        for places, parts in unclear.items()
+    ]
+
+
+def nothing_repeats(fingerprints: Iterable[Fingerprint]) -> bool:
+    return not any(part.output for each in fingerprints for part in each.parts.values())
+
+
+def told(parts: Sequence[str], most: int = 3) -> str:
+    """ "bf16 product 4096 x 4096 x 4096, sum, float32 and 4 more" """
+    more = f" and {len(parts) - most} more" if len(parts) > most else ""
+    return "; ".join(parts[:most]) + more

@@ -1,0 +1,86 @@
+"""The fingerprint of ranks: the same on all of them and again, and a rank that computes otherwise is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+FINGERPRINT = Path(__file__).parents[2] / "acceptance" / "test_3_fingerprint.py"
+CASES = ("products", "reductions", "training")
+
+# On one rank one bit of each product is wrong, or of every second one.
+FAULT = """
+import pytest
+
+def plant(rank, fault):
+    import torch
+
+    genuine = torch.mm
+    products = 0
+
+    def mm(a, b):
+        nonlocal products
+        products += 1
+        result = genuine(a, b)
+        if fault == "always" or products % 2:
+            result.view(torch.uint8)[5, 9] ^= 1
+        return result
+
+    if rank.index == 1:
+        torch.mm = mm
+
+@pytest.fixture(autouse=True)
+def fault(world):
+    world.run(plant, os.environ["FAULT"])
+"""
+
+
+def taken(run):
+    events = [json.loads(line) for path in run.root.glob("runs/*/evidence.jsonl") for line in path.open()]
+    return {event["check"]: event["fingerprints"] for event in events if event["event"] == "fingerprint"}
+
+
+def test_all_ranks_compute_the_same_and_again_in_another_run(run_pytest):
+    first, second = (
+        run_pytest(FINGERPRINT, "--rehearse=2", "--fleet-dir=runs", OMP_NUM_THREADS=threads) for threads in ("1", "2")
+    )
+    assert (first.status, set(first.outcomes.values())) == (0, {"passed"}), first.text
+    assert len(taken(first)) == len(CASES) + 1
+    assert all(part["output"] for each in taken(first).values() for one in each for part in one["parts"].values())
+    assert taken(first) == taken(second)  # whatever the number of threads
+
+
+@pytest.mark.parametrize(("fault", "what"), [("always", "other bits than most"), ("at times", "other bits each time")])
+def test_a_rank_that_computes_otherwise_is_named(run_pytest, fault, what):
+    run = run_pytest(
+        FINGERPRINT, "-k", "same_bits", "--rehearse=3", "--fleet-dir=runs", "-p", "faulty",
+        files={"faulty.py": FAULT}, PYTHONPATH=".", FAULT=fault,
+    )  # fmt: skip
+    outcomes = {name.partition("[")[2][:-1]: outcome for name, outcome in run.outcomes.items()}
+    assert outcomes == {"products": "failed", "reductions": "passed", "training": "passed"}
+    faults = [
+        json.loads(line)["fault"]
+        for path in run.root.glob("runs/*/evidence.jsonl")
+        for line in path.open()
+        if json.loads(line)["event"] == "fault"
+    ]
+    assert [(each["name"], each["subjects"]) for each in faults] == [("computes_otherwise", ["cpu1"])]
+    assert what in faults[0]["what"]
+
+
+def test_settings_of_a_rank_are_put_back():
+    import torch
+
+    from pytest_gpufleet.probes.compute.fixed_work import repeatable
+
+    def settings():
+        return (
+            torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), torch.backends.cudnn.deterministic,
+            torch.backends.cuda.matmul.allow_tf32, torch.is_grad_enabled(),
+        )  # fmt: skip
+
+    before = settings()
+    with repeatable():
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.get_num_threads() == 1
+    assert settings() == before
