@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.host_rules.disk_rules import sick_drives as sick_drives
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import adapters_by_gpu as adapters_by_gpu
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import adapters_far as adapters_far
+    from pytest_gpufleet.verdict.host_rules.gpudirect_rules import built_for_gpudirect as built_for_gpudirect
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import gpudirect_ills as gpudirect_ills
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import redirecting_ports as redirecting_ports
     from pytest_gpufleet.verdict.host_rules.memory_rules import memory_errors_grown as memory_errors_grown
@@ -152,6 +153,7 @@ _NAMES = {
     "verdict.host_rules.gpudirect_rules": (
         "adapters_by_gpu",
         "adapters_far",
+        "built_for_gpudirect",
         "gpudirect_ills",
         "redirecting_ports",
     ),

@@ -241,6 +241,14 @@ def test_a_way_to_the_memory_of_gpus(tmp_path, host, wrong):
     assert failed(outcome) == ({GPUDIRECT: [("gpudirect_module_missing", RAILS)]} if wrong else {})
 
 
+def test_an_adapter_for_management_alone_asks_for_no_such_way(tmp_path):
+    """Two functions of one card, and no GPU next to it."""
+    both = "host['pci_devices']['0000:0d:00.1'] = {**host['pci_devices']['0000:0d:00.0'], 'name': 'mlx5_1'}\n"
+    other = "del host['pci_devices']['0000:0e:00.0']\n"
+    assert told(machine(tmp_path / "one", VIRTUAL, host=CLOSED + both + other))[GPUDIRECT].what == "not applicable"
+    assert told(machine(tmp_path / "two", VIRTUAL, host=CLOSED))[GPUDIRECT].what == "failed"
+
+
 @pytest.mark.parametrize("mode", ["DMA", "DMA-FQ"])
 def test_an_iommu_that_translates(tmp_path, mode):
     outcome = told(machine(tmp_path, change=lambda text: text.replace("\nidentity\n", f"\n{mode}\n")))
@@ -263,8 +271,8 @@ def test_an_iommu_that_is_off_or_only_before_others_harms_nobody(tmp_path):
 def test_ports_of_a_switch_that_redirect(tmp_path):
     outcome = told(machine(tmp_path, control=lambda address: 0x1D if address.startswith("0000:17") else 0))
 
-    assert failed(outcome) == {SWITCHES: [("acs_redirects", ["rail0"]), ("acs_redirects", ["rail0"])]}
-    assert "0000:17:00.0 redirects (ACS control 0x001d)" in outcome[SWITCHES].message
+    assert failed(outcome) == {SWITCHES: [("acs_redirects", ["rail0"])]}
+    assert "0000:17:00.0 (0x001d) and 0000:17:01.0 (0x001d)" in outcome[SWITCHES].message
 
 
 @pytest.mark.parametrize(

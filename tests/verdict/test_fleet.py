@@ -163,6 +163,8 @@ def test_runs_that_are_not_alike_are_named(run):
         ("GPU model", {"machine": with_facts(name="NVIDIA H100 80GB HBM3")}),
         ("ECC", {"machine": with_facts(ecc_mode=[0, 0])}),
         ("kernel", {"facts": {"kernel": "5.15.0"}}),
+        ("IOMMU of the GPUs", {"facts": {"pci_devices": {"0000:18:00.0": {"kind": "gpu", "iommu": "DMA-FQ"}}}}),
+        ("open NVIDIA driver", {"facts": {"gpudirect": {"peer_module": None, "open_modules": False}}}),
         ("variable NCCL_ALGO", {"run": {"environment": {"NCCL_ALGO": "Ring"}}}),
     ],
 )

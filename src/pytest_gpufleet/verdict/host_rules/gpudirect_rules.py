@@ -39,6 +39,13 @@ def adapters_by_gpu(gpus: Iterable[Gpu], devices: Devices, ports: Iterable[Port]
     return {gpu: [adapter for adapter in used if shared_port(devices, gpu, adapter)] for gpu in here}
 
 
+def built_for_gpudirect(gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port]) -> bool:
+    """Whether adapters are there for the GPUs: one is under a GPU's switch, or there are as many as GPUs and several,
+    as where a virtual machine shows no switch. An adapter for management alone is a RoCE port too."""
+    cards = {address.rpartition(".")[0] for address in adapters_in_use(devices, ports)}
+    return any(adapters_by_gpu(gpus, devices, ports).values()) or len(cards) >= max(2, len(gpus))
+
+
 def gpudirect_ills(
     gpus: Sequence[Gpu], devices: Devices, ports: Sequence[Port], ways: Mapping[str, Any], kernel: str
 ) -> list[Fault]:
@@ -47,8 +54,8 @@ def gpudirect_ills(
     known = gpus_by_address(gpus)
     faults = []
     if not ways["peer_module"] and not (ways["open_modules"] and _version(kernel) >= DMA_BUF_KERNEL):
-        driver = "the open" if ways["open_modules"] else "not the open"
-        what = f"nvidia_peermem is not loaded, and kernel {kernel} with {driver} NVIDIA driver has no DMA-BUF"
+        driver = "open" if ways["open_modules"] else "closed"
+        what = f"nvidia_peermem is not loaded, and kernel {kernel} with NVIDIA's {driver} driver knows no DMA-BUF"
         faults.append(Fault("gpudirect_module_missing", tuple(map(_rail, gpus)), what))
     for address, near in adapters_by_gpu(gpus, devices, ports).items():
         modes = {each: devices[each]["iommu"] for each in (address, *near) if near}
@@ -86,12 +93,13 @@ def redirecting_ports(
     """Ports of a switch that send what a GPU and an adapter below it say to each other over the root, by their control
     registers of Access Control Services."""
     known = gpus_by_address(gpus)
-    return [
-        Fault("acs_redirects", (_rail(known[gpu]),), f"{port} redirects (ACS control {control[port]:#06x})")
-        for gpu, adapters in adapters_by_gpu(gpus, devices, ports).items()
-        for port in dict.fromkeys(_between(devices, gpu, adapters))
-        if _redirects(control.get(port))
-    ]
+    faults = []
+    for gpu, adapters in adapters_by_gpu(gpus, devices, ports).items():
+        between = dict.fromkeys(_between(devices, gpu, adapters))
+        if told := [f"{port} ({control[port]:#06x})" for port in between if _redirects(control.get(port))]:
+            what = f"by the ACS control of {' and '.join(told)} requests are redirected"
+            faults.append(Fault("acs_redirects", (_rail(known[gpu]),), what))
+    return faults
 
 
 def _between(devices: Devices, gpu: str, adapters: Iterable[str]) -> Iterator[str]:
