@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_gpufleet import expect_none, of_host, sick_drives
+from pytest_gpufleet.probes import drive_read_faults
 
 pytestmark = [
     pytest.mark.chapter("Disks", "Are the host's drives healthy, and do they give back what is written?"),
@@ -25,3 +27,16 @@ def test_drives_are_healthy(host_now: Callable[[str], Any]) -> None:
     named; of a hot one look at the cooling first. Wear of a few per cent and many unsafe shutdowns are no fault.
     """
     expect_none(sick_drives(of_host(host_now, "disk_health")))
+
+
+@pytest.mark.level("burnin")
+@pytest.mark.needs(gpus=True)
+def test_drive_gives_back_what_is_written(disk_folder: Path | None) -> None:
+    """What is written to the folder of --fleet-disk-folder is read from its drive as it was, in order and at random
+
+    1 GiB with a checksum for every 4 KiB, past the page cache, in half a minute; the file has no name and leaves
+    nothing behind. Data that come back changed mean that the drive, its cable, its controller or memory on the way
+    corrupts them, and nobody notices until a checkpoint does not load: look at the kernel log and replace the drive.
+    Name a folder on each drive in turn to test them all. It needs fio, and room for 2 GiB.
+    """
+    expect_none(drive_read_faults(disk_folder))

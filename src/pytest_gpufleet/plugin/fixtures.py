@@ -16,6 +16,8 @@ from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.plugin.ownership import is_spmd, uses_ranks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_gpufleet.model.fingerprint import Fingerprint
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.machine import Machine
@@ -140,6 +142,12 @@ def gpu_profile(pytestconfig: pytest.Config) -> Profile | None:
 def fleet_level(pytestconfig: pytest.Config) -> str:
     """The level of this run: quick, standard or burnin."""
     return pytestconfig.stash[RUN].options.level
+
+
+@pytest.fixture(scope="session")
+def disk_folder(pytestconfig: pytest.Config) -> Path | None:
+    """The folder of --fleet-disk-folder, in which a drive may be tested; None if there is none."""
+    return pytestconfig.stash[RUN].options.disk_folder
 
 
 @pytest.fixture(scope="session")

@@ -114,6 +114,11 @@ OPTIONS = (
         site=True,
     ),
     Option(
+        "--fleet-disk-folder", "disk_folder", Path, "DIR",
+        "a folder on the drive that level burnin writes 1 GiB to and reads again, compared; nothing stays there",
+        site=True,
+    ),
+    Option(
         "--fleet-timeout", "timeout", seconds, "SECONDS",
         f"deadline of one call on the ranks (default: {_DEFAULT['timeout']:g})",
         site=True,

@@ -38,6 +38,7 @@ class Options:
     burn_in: float | None = None
     deadline: float | None = None
     basis: str = "physical"
+    disk_folder: Path | None = None  # where drives are written to and read
     asked: bool = False
     listing: bool = False
 

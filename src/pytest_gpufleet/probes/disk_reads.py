@@ -1,0 +1,114 @@
+"""What was written to a drive, read again and compared, by fio."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from errno import EILSEQ
+from pathlib import Path
+from typing import Any
+
+from pytest_gpufleet.hardware.tools import Run, Untold, output
+from pytest_gpufleet.model.endings import not_applicable
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.place import THIS_NODE
+
+READ_SECONDS = 10  # in order, and as long again at random
+SECONDS = 120  # in which 1 GiB is written at less than 15 MB/s
+IN_MEMORY = ("tmpfs", "ramfs")
+ANY_STATUS = tuple(range(256))
+# Around the page cache, which would give back what never reached the drive. Each 4 KiB has a checksum of its own, so
+# that blocks of either size can be compared. Threads end with fio, processes would stay.
+ALL_JOBS = (
+    "--output-format=json", "--thread", "--direct=1", "--ioengine=libaio", "--iodepth=32",
+    "--verify=crc32c", "--verify_interval=4k", "--verify_fatal=1",
+    "--verify_state_save=0",
+)  # fmt: skip
+JOBS = (
+    *("--name=written", "--rw=write", "--bs=1M", "--do_verify=0", "--end_fsync=1"),
+    *("--name=read in order", "--stonewall", "--rw=read", "--bs=1M", f"--runtime={READ_SECONDS}"),
+    *("--name=read at random", "--stonewall", "--rw=randread", "--bs=4k", f"--runtime={READ_SECONDS}"),
+)
+
+
+def drive_read_faults(folder: Path | None, nbytes: int = GiB, run: Run = output) -> list[Fault]:
+    """Write `nbytes` to a file in this folder, read them in order and at random past the page cache, and compare.
+
+    The file has no name, so that nothing of it is left, whatever becomes of this process. Not applicable without a
+    folder or fio, where the folder has no room for twice as much, or lies on no drive.
+    """
+    if folder is None:
+        not_applicable("no folder for it was named: --fleet-disk-folder DIR, on the drive that is to be tested")
+    if shutil.which("fio") is None:
+        not_applicable("fio is not installed")
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return _read_back(f"/proc/{os.getpid()}/fd/{file.fileno()}", _made_room(file.fileno(), nbytes), folder, run)
+    except OSError as error:
+        not_applicable(f"{folder} cannot be written past the page cache: {error.strerror}")
+
+
+def _made_room(file: int, nbytes: int) -> int:
+    """OSError if this file cannot be opened past the page cache."""
+    if (system := _file_system(os.fstat(file).st_dev)) in IN_MEMORY:
+        not_applicable(f"the folder lies in memory ({system}), and on no drive")
+    state = os.fstatvfs(file)
+    if state.f_bavail * state.f_frsize < 2 * nbytes:
+        not_applicable(f"the folder has less room than {2 * nbytes / GiB:g} GiB")
+    os.close(os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_DIRECT))
+    os.posix_fallocate(file, 0, nbytes)
+    return nbytes
+
+
+def _file_system(device: int) -> str:
+    """Of what is mounted as this device, by proc_pid_mountinfo(5); "" if that does not tell."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounted = (line.split() for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines())
+    return next((each[each.index("-") + 1] for each in mounted if each[2] == number), "")
+
+
+def _read_back(file: str, nbytes: int, folder: Path, run: Run) -> list[Fault]:
+    began = time.monotonic()
+    try:
+        printed = run(
+            "fio", f"--filename={file}", f"--size={nbytes}", *ALL_JOBS, *JOBS, seconds=SECONDS, statuses=ANY_STATUS
+        )
+        return faults_of(_jobs(printed), folder)
+    except Untold as why:
+        if time.monotonic() - began < SECONDS:
+            not_applicable(str(why))
+        what = f"{folder}: {nbytes / GiB:g} GiB could not be written and read within {SECONDS} s"
+        return [Fault("drive_unreadable", (THIS_NODE,), what)]
+
+
+def _jobs(printed: str) -> list[Any]:
+    """What fio says of each job. Before its JSON it prints a line for each that failed."""
+    begin = re.search(r"^\{", printed, re.MULTILINE)
+    try:
+        jobs = json.loads(printed[begin.start() :])["jobs"] if begin else None
+    except (ValueError, KeyError):
+        jobs = None
+    if not isinstance(jobs, list):
+        raise Untold("fio printed no JSON")
+    return jobs
+
+
+def faults_of(jobs: Iterable[Mapping[str, Any]], folder: Path) -> list[Fault]:
+    """By the error numbers that fio gives for jobs; EILSEQ is its own for data that are others than were written."""
+    return [
+        Fault("drive_data_wrong", (THIS_NODE,), f"{folder}: data {job['jobname']} are others than were written")
+        if job["error"] == EILSEQ
+        else Fault("drive_unreadable", (THIS_NODE,), f"{folder}: data could not be {job['jobname']}: {_error(job)}")
+        for job in jobs
+        if job["error"]
+    ]
+
+
+def _error(job: Mapping[str, Any]) -> str:
+    return os.strerror(job["error"])

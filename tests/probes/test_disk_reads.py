@@ -1,0 +1,114 @@
+"""A drive that does not give back what was written to it, by what fio 3.33 printed of a real one and of data that were
+changed behind its back."""
+
+import json
+import os
+from errno import EILSEQ, EIO
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.hardware.tools import Untold, output
+from pytest_gpufleet.model.endings import NotApplicable
+from pytest_gpufleet.probes import disk_reads
+
+MiB = 1 << 20
+# What stands before the JSON where a job failed.
+FAILED = "fio: pid=12186, err=84/file:io_u.c:2190, func=io_u_queued_complete, error=Invalid or incomplete multibyte or wide character\n"  # noqa: E501
+
+
+def printed(before="", **errors):
+    """What fio prints; the keys of a job are those that it has, without those that nobody reads."""
+    jobs = [
+        {"jobname": name, "groupid": 0, "error": errors.get(name.split()[-1], 0), "elapsed": 1}
+        for name in ("written", "read in order", "read at random")
+    ]
+    return before + json.dumps({"fio version": "fio-3.33", "timestamp": 1795368126, "jobs": jobs}, indent=2)
+
+
+@pytest.fixture
+def fio(monkeypatch):
+    monkeypatch.setattr(disk_reads.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(disk_reads, "IN_MEMORY", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        (printed(), None, ""),
+        (printed(FAILED, order=EILSEQ), "drive_data_wrong", "read in order"),
+        (printed(FAILED, random=EILSEQ), "drive_data_wrong", "read at random"),
+        (printed(written=EIO), "drive_unreadable", "Input/output error"),
+    ],
+    ids=["as it was written", "changed", "changed, read at random", "not written"],
+)
+def test_what_comes_back(tmp_path, fio, text, code, words):
+    found = disk_reads.drive_read_faults(tmp_path, MiB, lambda *command, **how: text)
+    assert [fault.code for fault in found] == ([code] if code else [])
+    assert all(words in fault.what and str(tmp_path) in fault.what for fault in found)
+
+
+def test_the_file_has_room_and_no_name(tmp_path, fio):
+    seen = {}
+
+    def run(*command, **how):
+        file = next(each for each in command if each.startswith("--filename=")).partition("=")[2]
+        seen.update(size=os.stat(file).st_size, names=os.listdir(tmp_path))
+        return printed()
+
+    disk_reads.drive_read_faults(tmp_path, MiB, run)
+    assert seen == {"size": MiB, "names": []}
+
+
+def untold(*command, **how):
+    raise Untold("fio failed with status 1")
+
+
+@pytest.mark.parametrize(
+    ("folder", "nbytes", "run", "why"),
+    [
+        (None, MiB, untold, "no folder for it was named: --fleet-disk-folder DIR"),
+        (Path("/nonexistent"), MiB, untold, "/nonexistent cannot be written"),
+        ("here", 1 << 60, untold, "the folder has less room"),
+        ("here", MiB, untold, "fio failed with status 1"),
+        ("here", MiB, lambda *command, **how: "fio: unrecognized option", "fio printed no JSON"),
+    ],
+)
+def test_why_nothing_was_read(tmp_path, fio, folder, nbytes, run, why):
+    with pytest.raises(NotApplicable, match=why):
+        disk_reads.drive_read_faults(tmp_path if folder == "here" else folder, nbytes, run)
+
+
+def test_without_fio_nothing_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_reads.shutil, "which", lambda name: None)
+    with pytest.raises(NotApplicable, match="fio is not installed"):
+        disk_reads.drive_read_faults(tmp_path)
+
+
+def test_a_folder_in_memory_is_on_no_drive(monkeypatch):
+    monkeypatch.setattr(disk_reads.shutil, "which", lambda name: f"/usr/bin/{name}")
+    if disk_reads._file_system(os.stat("/dev/shm").st_dev) != "tmpfs":
+        pytest.skip("/dev/shm is no tmpfs here")
+    with pytest.raises(NotApplicable, match="in memory"):
+        disk_reads.drive_read_faults(Path("/dev/shm"), MiB, untold)
+
+
+@pytest.mark.skipif(disk_reads.shutil.which("fio") is None, reason="fio is not installed")
+@pytest.mark.parametrize("changed", [False, True])
+def test_fio_itself(tmp_path, changed):
+    """Data that are changed between writing and reading are found: by a second fio that writes others there."""
+
+    def run(*command, **how):
+        file = next(each for each in command if each.startswith("--filename="))
+        begin = command.index("--name=read in order")
+        jobs = command.index("--name=written")
+        text = output(*command[:begin], **how)
+        if changed:
+            with open(file.partition("=")[2], "r+b") as written:
+                written.seek(300_000)
+                written.write(b"others")
+        return output(*command[:jobs], *command[begin:], **how) if changed else text
+
+    found = disk_reads.drive_read_faults(tmp_path, 4 * MiB, run)
+    assert {fault.code for fault in found} == ({"drive_data_wrong"} if changed else set())
+    assert os.listdir(tmp_path) == []
