@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from pytest_gpufleet import expect_none, links_with_errors, module_faults, of_host
+from pytest_gpufleet import (
+    Judge,
+    Machine,
+    World,
+    adapters_that_fail,
+    expect_none,
+    fastest_ports,
+    links_with_errors,
+    module_faults,
+    not_applicable,
+    of_host,
+    slow_adapters,
+)
+from pytest_gpufleet.probes import LOOPBACK, MESSAGE, adapter_bandwidth, adapter_loopback
 
 pytestmark = [
     pytest.mark.chapter("Network adapters", "Are adapters, cables and transceivers fast and free of errors?"),
@@ -38,3 +52,48 @@ def test_links_have_few_bit_errors(host_now: Callable[[str], Any]) -> None:
     judged once a link was up for 125 minutes. It needs `mlxlink` (MFT) or `mstlink`, and root.
     """
     expect_none(links_with_errors(of_host(host_now, "optics")))
+
+
+@needs_gpus
+@pytest.mark.figures("nic_bandwidth", required=("nic_bandwidth",), peers="which are the adapters at the highest rate")
+def test_adapters_write_to_themselves(machine: Machine, judge: Judge, host_now: Callable[[str], Any]) -> None:
+    """Each network adapter writes to itself as fast as its port can
+
+    By ib_write_bw of perftest, server and client on this machine: the adapter and its way to memory, without cable,
+    switch or another machine. Of the InfiniBand and RoCE ports that are up, those at the highest rate, which GPUs use.
+    Low for one: look at its PCIe link (`lspci -vv`), reseat or exchange it. Low for all: IOMMU and ACS, or processors
+    that save power. perftest from 23.07 on has to be installed.
+    """
+    ports = of_host(host_now, "rdma_writes")
+    wrote = [port for port in ports if "why" not in port]
+    figures = {port["port"]: [port["gigabits"] / 8] for port in wrote}
+    written = adapter_bandwidth(figures, machine.host["network_ports"] or (), "ib_write_bw", wrote[0]["bytes"])
+    judge(written, on_miss=partial(slow_adapters, written))
+    expect_none(adapters_that_fail(ports))
+
+
+@pytest.mark.level("burnin")
+@pytest.mark.needs(ranks=2)
+@pytest.mark.figures("nic_bandwidth", required=("nic_bandwidth",), peers="which are the adapters at the highest rate")
+def test_gpus_reach_each_other_through_each_adapter(machine: Machine, world: World, judge: Judge) -> None:
+    """GPUs of this machine exchange data through each network adapter as fast as its port can
+
+    NCCL between two GPUs to which one adapter alone is left, neither NVLink nor shared memory: out through the adapter
+    and back in, one adapter after the other, then as many as there are pairs of GPUs at once. So a slow adapter, a bad
+    PCIe way or missing GPUDirect RDMA is found without a second machine. A figure counts if the counters of the port
+    have grown by what was sent. Low for one: its PCIe link, then the adapter itself. Low for all: GPUDirect RDMA
+    (nvidia-peermem or dma-buf), IOMMU and ACS, NCCL_* variables. Ranks are started anew for it, so it is part of level
+    burnin. A rehearsal sends through the loopback interface.
+    """
+    every = machine.host["network_ports"] or () if world.gpus else [LOOPBACK]
+    ports = fastest_ports(every) if world.gpus else every
+    if not ports:
+        not_applicable("no InfiniBand or RoCE port is active")
+    found = adapter_loopback(world, ports)
+    for figures, method in ((found.alone, "nccl"), (found.at_once, "nccl at once")):
+        if figures:
+            sent = adapter_bandwidth(figures, every, method, MESSAGE.on(world))
+            judge(sent, on_miss=partial(slow_adapters, sent))
+    expect_none(adapters_that_fail(found.failed))
+    if not found.alone:
+        not_applicable(f"the counters of {', '.join(found.unseen)} did not grow by what was sent: nobody knows its way")

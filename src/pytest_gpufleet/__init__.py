@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_gpufleet.hardware.network_ports import fastest_ports as fastest_ports
     from pytest_gpufleet.model.endings import not_applicable as not_applicable
     from pytest_gpufleet.model.endings import not_judged as not_judged
     from pytest_gpufleet.model.fault import Fault as Fault
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.health_rules import corrected_rows as corrected_rows
     from pytest_gpufleet.verdict.health_rules import held_clocks as held_clocks
     from pytest_gpufleet.verdict.health_rules import recorded_errors as recorded_errors
+    from pytest_gpufleet.verdict.host_rules.adapter_rules import adapters_that_fail as adapters_that_fail
+    from pytest_gpufleet.verdict.host_rules.adapter_rules import slow_adapters as slow_adapters
     from pytest_gpufleet.verdict.host_rules.bmc_rules import cleared_since as cleared_since
     from pytest_gpufleet.verdict.host_rules.bmc_rules import fan_ills as fan_ills
     from pytest_gpufleet.verdict.host_rules.bmc_rules import is_inlet as is_inlet
@@ -102,6 +105,7 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 _NAMES = {
+    "hardware.network_ports": ("fastest_ports",),
     "model.endings": ("not_applicable", "not_judged"),
     "model.fault": ("Fault", "Faults", "expect_none"),
     "model.finding": ("Finding",),
@@ -147,6 +151,7 @@ _NAMES = {
         "temperature_ills",
     ),
     "verdict.host_rules.disk_rules": ("sick_drives",),
+    "verdict.host_rules.adapter_rules": ("adapters_that_fail", "slow_adapters"),
     "verdict.host_rules.memory_rules": ("memory_errors_grown", "recorded_memory_errors"),
     "verdict.host_rules.processor_rules": ("nodes_with_less_memory", "offline_processors", "slow_clock"),
     "verdict.host_rules.optics_rules": ("links_with_errors", "module_faults"),

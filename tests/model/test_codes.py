@@ -104,6 +104,8 @@ FROZEN = {
     409: "rail_slow",
     410: "node_link_slow",
     411: "network_between_nodes_slow",
+    412: "network_adapter_slow",
+    413: "network_adapter_fails",
     501: "rank_died",
     502: "rank_hung",
     503: "rank_raised",

@@ -26,7 +26,7 @@ from tests.conftest import INNER
 # What a burn-in measures, what only GPUs have, and what takes several nodes.
 NOT_HERE = {
     "burn_power", "burn_retention", "train_memory", "soak_temperature", "soak_clock", "soak_power",
-    "node_group_busbw", "rail_bandwidth", "port_events",
+    "node_group_busbw", "rail_bandwidth", "port_events", "nic_bandwidth",
 }  # fmt: skip
 BEFORE = {"burn_peak_power"}  # that this version measures no more
 # Nobody's limit depends on these.

@@ -25,6 +25,7 @@ from pytest_gpufleet.hardware.host_parts import (
     optics,
     pci_devices,
     processors,
+    rdma_writes,
 )
 from pytest_gpufleet.hardware.tools import Untold
 from pytest_gpufleet.model.facts import Unavailable
@@ -165,6 +166,7 @@ ON_REQUEST: dict[str, Callable[[], Any]] = {
     "optics": optics.read,
     "pcie_acs": pci_devices.acs,
     "bmc": bmc.read,
+    "rdma_writes": rdma_writes.read,
 }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 ADAPTERS = Path("/sys/class/infiniband")
+INTERFACES = Path("/sys/class/net")
 # Of the standard's port counters those that a bad cable, transceiver or adapter makes grow.
 ERRORS = (
     "link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors", "local_link_integrity_errors",
@@ -48,6 +50,33 @@ def read() -> list[dict[str, Any]]:
         }
         for port in sorted(ADAPTERS.glob("*/ports/*"))
     ]
+
+
+def carried(port: str) -> tuple[int, int] | None:
+    """Bytes that a port ("mlx5_0/1") has sent and received, by its own counters of words of 4 bytes, or a network
+    interface ("lo"); None where nobody tells."""
+    device, slash, number = port.partition("/")
+    counters = ADAPTERS / device / "ports" / number / "counters" if slash else INTERFACES / port / "statistics"
+    names, size = (("port_xmit_data", "port_rcv_data"), 4) if slash else (("tx_bytes", "rx_bytes"), 1)
+    with suppress(OSError, ValueError):
+        sent, received = (size * int((counters / name).read_text()) for name in names)
+        return sent, received
+    return None
+
+
+def fastest_ports(ports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The active InfiniBand and RoCE ports at the highest rate, as `read` gives them: those that GPUs use. Slower ones
+    are for storage and management."""
+    rdma = [port for port in ports if port.get("link_layer") in ("InfiniBand", "Ethernet")]
+    active = [port for port in rdma if "ACTIVE" in (port["state"] or "") and gigabits(port)]
+    most = max(map(gigabits, active), default=0)
+    return [port for port in active if gigabits(port) == most]
+
+
+def gigabits(port: Mapping[str, Any]) -> int:
+    """Gb/s of "400 Gb/sec (4X NDR)"; 0 if the system does not tell."""
+    found = re.match(r"\d+", port["rate"] or "")
+    return int(found[0]) if found else 0
 
 
 def nearest(device: Path) -> list[str]:

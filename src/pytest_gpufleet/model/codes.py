@@ -272,6 +272,10 @@ _ALL = (
          "Both are fast with others: look at the switches and cables between these two"),
     Code(411, "network_between_nodes_slow", "performance", "TRIAGE", "nothing points to a single node or its network",
          "Look at what all nodes share: switches, routing, congestion control, NCCL's settings"),
+    Code(412, "network_adapter_slow", "performance", "TRIAGE", "a network adapter is slow in loopback",
+         "Look at its PCIe link, at IOMMU and ACS, and whether GPUDirect RDMA works; then reseat or exchange it"),
+    Code(413, "network_adapter_fails", "network", "TRIAGE", "nothing can be sent through a network adapter",
+         "Look at the state of its port (`ibstat`), at /dev/infiniband and at the limit of locked memory"),
     # ---------------------------------------------------------------- 5xx processes
     Code(501, "rank_died", "process", "TRIAGE", "the process of this GPU died",
          "Look at the kernel log for XIDs and for the out-of-memory killer"),

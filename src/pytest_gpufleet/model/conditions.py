@@ -41,6 +41,12 @@ BOTH_WAYS: dict[Condition, str] = {
     "device to host both ways": "device to host, both ways busy",
     "write both ways": "write, both ways busy",
 }
+# How a network adapter sends to itself: by perftest, or by NCCL between two GPUs, one adapter at a time or several.
+LOOPBACKS: dict[Condition, str] = {
+    "ib_write_bw": "by ib_write_bw",
+    "nccl": "by NCCL, one adapter at a time",
+    "nccl at once": "by NCCL, several adapters at once",
+}
 LINKS = ("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host")
 METHODS: dict[Condition, str] = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
 # What several GPUs are held against: what each of them does alone, all at the same time, added up.
@@ -60,8 +66,19 @@ CONDITIONS: dict[str, ConditionType] = {
     "operation": ConditionType(("copy", "triad"), leads=True),
     "model": ConditionType(("resnet50", "resnet101", "resnet152")),
     "method": ConditionType(
-        ("ddp", "fsdp", "dp", EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, "replayed", "eager"),
-        words={**METHODS, **LAUNCHES, EACH_ALONE: f"of the {EACH_ALONE}"},
+        (
+            "ddp",
+            "fsdp",
+            "dp",
+            EACH_ALONE,
+            ONE_WINDOW,
+            WARMED_THROUGH,
+            LINED_UP,
+            "replayed",
+            "eager",
+            *map(str, LOOPBACKS),
+        ),
+        words={**METHODS, **LAUNCHES, **LOOPBACKS, EACH_ALONE: f"of the {EACH_ALONE}"},
     ),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),
     "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),
@@ -79,6 +96,7 @@ CONDITIONS: dict[str, ConditionType] = {
     "nvls": ConditionType(bool, "NVLS {}", {True: "NVLS on", False: "NVLS off"}),
     "algorithm": ConditionType(ALGORITHMS, "algorithm {}"),  # that NCCL_ALGO asks for
     "network": ConditionType(int, "{} Gb/s of network a node"),
+    "port_rate": ConditionType(int, "ports of {} Gb/s"),
     "nccl": ConditionType(int, "NCCL {}"),  # as NCCL writes its version: 22809 is 2.28.9
     "workload": ConditionType(("custom", "sweep", "full memory", "comparison"), "workload {}"),
     "work": ConditionType(("burn-in", "matrix products", "training"), "work {}"),

@@ -96,6 +96,8 @@ METRICS = {
         Metric("node_group_busbw", "GB/s", "higher", "bus bandwidth of nodes, beside other groups of them", 0.10),
         # Of an adapter with 400 Gb/s each way, 384 are asked for one way (oci-hpc), and 720 of 800 both ways (Imbue).
         Metric("rail_bandwidth", "GB/s", "higher", "bandwidth of a rail, both ways busy", 0.10),
+        # The same in loopback, of ports of one rate beside each other.
+        Metric("nic_bandwidth", "GB/s", "higher", "bandwidth of a network adapter to itself", 0.10),
         Metric("collective_latency", "us", "lower", "latency of a collective", steady=False),
         # The hosts of two healthy H200 needed 36.4 and 50.5 us, in samples of 30.6 to 53.7. A shared core doubles it,
         # and so does half the clock.

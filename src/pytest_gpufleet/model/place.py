@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-CALLED = {"gpu": "GPU", "cpu": "CPU rank", "numa": "NUMA node", "rail": "rail", "group": "group"}  # by people
+CALLED = {
+    "gpu": "GPU",
+    "cpu": "CPU rank",
+    "numa": "NUMA node",
+    "nic": "NIC",
+    "rail": "rail",
+    "group": "group",
+}  # by people
 NODE = re.compile(r"node(\d+)/")
 DEVICE = re.compile(r"([a-z]+)(\d+)")
 
@@ -39,7 +46,8 @@ class Where:
 
 
 class Place(Where):
-    """A device of a node (`kind` "gpu", "cpu" for a rank of a rehearsal, "numa" for a NUMA node, "rail" for the way of
+    """A device of a node (`kind` "gpu", "cpu" for a rank of a rehearsal, "numa" for a NUMA node, "nic" for a network
+    adapter's port number `index` of its node, "rail" for the way of
     its GPU or rank number `index` to other nodes; `index` counts on its node), a node (`kind` "node"), some nodes
     (`kind` "group"), or everything (WORLD)."""
 

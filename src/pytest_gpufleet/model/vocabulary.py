@@ -35,6 +35,7 @@ MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "collective_latency": _TRANSFER,
     "node_group_busbw": _TRANSFER,
     "rail_bandwidth": ("at_once", "bytes", "method", *BETWEEN_NODES[1:]),
+    "nic_bandwidth": ("bytes", "port_rate", "method"),
     "port_events": (),
     "launch_time": ("collective", "bytes", "ranks", "method"),
     "gemm": ("precision", "at_once", "work", "method"),

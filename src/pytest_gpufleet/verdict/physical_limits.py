@@ -54,6 +54,9 @@ TRAINING: Mapping[Condition | None, tuple[float, str, float]] = {
 }
 # Of as many times the figure of one GPU. Recorded 0.98 (0.69); published from 0.84 (8 A100).
 TOGETHER = 0.75
+# Of the rate of a port that sends to itself. Published: gates of ib_write_bw 0.90 (A100 and H200, Azure) and 0.96
+# (oci-hpc); of NCCL in loopback 0.72 (A100, Azure). A port at its full rate that lost 30 % is left with 0.70.
+LOOPBACK: Mapping[Condition | None, float] = {"ib_write_bw": 0.71, "nccl": 0.70, "nccl at once": 0.70}
 # What tells that figure: each GPU at once but on its own, or, in evidence of before, one GPU with all others idle.
 ALONE = ("solo_train_throughput", "train_throughput")
 
@@ -140,10 +143,18 @@ def _training(measurement: Measurement, topology: GpuTopology, measured: Sequenc
     )
 
 
+def _loopback(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
+    rate = measurement.conditions.get("port_rate")
+    if not isinstance(rate, int) or (fraction := LOOPBACK.get(measurement.conditions.get("method"))) is None:
+        raise NoPeak("the rate of the port is not known, or how it was measured")
+    return fraction, Peak(rate / 8, "GB/s", f"{rate} Gb/s / 8 bits of its ports")
+
+
 _OF: dict[str, Callable[[Measurement, GpuTopology, Sequence[Measurement]], Part]] = {
     "memory_bandwidth": _memory,
     "host_bandwidth": _host,
     "gemm": _products,
+    "nic_bandwidth": _loopback,
     "pair_bandwidth": _pair,
     "busbw": _collective,
     "train_throughput": _training,

@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +95,20 @@ class Pool:
         them."""
         self.specs = tuple(specs)
         self._starts = Attempts()
+
+    @contextlib.contextmanager
+    def restarted(self, environments: Mapping[int, Mapping[str, str]]) -> Iterator[None]:
+        """Other ranks for a while, with variables of their own by rank, started at the next use; after it the next use
+        starts ranks as before. What keeps these from meeting each other says nothing of those."""
+        usual, joins = self.specs, self._joins
+        self.stop()
+        self.specs = tuple(replace(spec, environment=environments.get(spec.index, {})) for spec in usual)
+        self._joins = Attempts()
+        try:
+            yield
+        finally:
+            self.stop()
+            self.specs, self._joins = usual, joins
 
     def stop(self) -> None:
         """Kill the ranks; the next use starts fresh ones, unless one could not be killed. The call of a thread that a

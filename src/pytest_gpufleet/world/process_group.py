@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -15,6 +16,14 @@ from pytest_gpufleet.world.rank import Rank
 TIMEOUT = timedelta(days=7)
 
 BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+
+
+def alone(rank: Rank, init_method: str) -> Rank:
+    """This rank with a process group of nobody but the ranks that run the function, who meet by `init_method`. For
+    ranks that were started to do nothing else: those of a whole world have one group above all others."""
+    everyone = tuple(range(rank.size))
+    join(rank, [everyone], init_method)
+    return replace(rank, _members=everyone)
 
 
 def join(rank: Rank, groups: Sequence[Members], init_method: str) -> None:

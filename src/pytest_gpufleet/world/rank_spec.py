@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.gpu import Gpu
@@ -18,7 +18,8 @@ def nothing() -> None:
 class RankSpec:
     """Rank `index` of `size`, which is rank `local_index` of the `local_size` on its node. `device` is a torch device
     of that node ("cuda:3", "cpu"), `gpu` the GPU behind it; None in a rehearsal. `prepare` is called on the
-    rank when it starts. `host`: the name of its node, where there are several."""
+    rank when it starts. `host`: the name of its node, where there are several. `environment`: variables that it finds
+    whatever else there is."""
 
     index: int
     size: int
@@ -30,6 +31,7 @@ class RankSpec:
     cpu_threads: int | None = None
     prepare: Callable[[], None] = nothing
     host: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pytest_gpufleet.model.fault import Fault, expect_none
@@ -109,6 +110,14 @@ class World:
         call = Call(shipping.describe(function), members, sizes, self._with_group, work)
         results = self._pool.call(call, timeout)
         return [[results[rank] for rank in group] for group in members]
+
+    @contextlib.contextmanager
+    def restarted(self, environments: Sequence[Mapping[str, str]]) -> Iterator[None]:
+        """Within this block ranks are others, started afresh, each with these variables besides all that it finds: one
+        mapping for each rank. For what libraries read but once. All ranks end with the block, and the next call starts
+        them as they were."""
+        with self._pool.restarted(dict(zip(self._ranks, environments, strict=True))):
+            yield
 
     def _members(self, group: Sequence[int] | World) -> Members:
         if not isinstance(group, World):

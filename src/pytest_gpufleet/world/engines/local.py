@@ -106,7 +106,7 @@ class LocalEngine:
 
     def environment(self, spec: RankSpec) -> dict[str, str]:
         """What a rank finds when it starts: all that the controller has, DEFAULTS where it has nothing, how ranks of
-        several nodes reach each other, and what torchrun sets."""
+        several nodes reach each other, what torchrun sets, and what its spec says."""
         counted = {
             "RANK": spec.index,
             "LOCAL_RANK": spec.local_index,
@@ -115,8 +115,8 @@ class LocalEngine:
         }
         numbers = {name: str(number) for name, number in counted.items()}
         if self._network is None:
-            return {**DEFAULTS, **ON_LOOPBACK, **os.environ, **numbers}
-        return {**DEFAULTS, **os.environ, **self._network(spec), **numbers}
+            return {**DEFAULTS, **ON_LOOPBACK, **os.environ, **numbers, **spec.environment}
+        return {**DEFAULTS, **os.environ, **self._network(spec), **numbers, **spec.environment}
 
     def rendezvous(self) -> str:
         assert self._scratch is not None

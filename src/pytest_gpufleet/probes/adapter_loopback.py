@@ -1,0 +1,161 @@
+"""What network adapters send to themselves: what NCCL makes of an adapter between two GPUs of one machine.
+
+Two ranks to which only one adapter is left (no NVLink, no shared memory) exchange data through it, out and back in. So
+an adapter, its way to the GPUs and GPUDirect RDMA are measured without a second machine, as SuperBench (ib-loopback)
+and Azure's health checks (azure_nccl_allreduce_ib_loopback.nhc) do. That NCCL took this way is not believed but read:
+the port's own counters must have grown by what was sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.model.measurement import Measurement, Reading
+from pytest_gpufleet.model.metric import Condition, MiB
+from pytest_gpufleet.model.place import Place, Where
+from pytest_gpufleet.model.size import Size
+from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
+from pytest_gpufleet.world import process_group
+from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.rank_failure import RankFailure
+from pytest_gpufleet.world.world import World
+
+Port = Mapping[str, Any]
+
+MESSAGE = Size(256 * MiB, rehearsal=1 * MiB)  # at 25 GB/s 256 MiB take 10 ms
+SECONDS = 60.0  # for one turn, with the start of NCCL
+PAYLOAD = 128 / 130  # of the bits on a PCIe link, from generation 3 on
+# What leaves the network alone to NCCL (its manual, "Environment Variables"). Ranks that seem to be on different hosts
+# need no more to take the network, also where a machine's settings forbid it within one (NCCL_NET_DISABLE_INTRA).
+THROUGH_THE_NETWORK = {
+    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0",
+    "NCCL_COLLNET_ENABLE": "0", "NCCL_NET_DISABLE_INTRA": "0", "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB",
+}  # fmt: skip
+# In a rehearsal ranks talk over this interface, and no adapter.
+LOOPBACK: Port = {"port": "lo", "rate": "", "link_layer": ""}
+
+
+@dataclass
+class Loopback:
+    """GB/s of ports that sent to themselves, samples by name: one port after the other (`alone`), and those with ranks
+    of their own at the same time (`at_once`). Of a port that could not it says `why`. `unseen`: ports of which the own
+    counters did not grow by what was sent, so that nobody knows what was measured."""
+
+    alone: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    at_once: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    failed: list[dict[str, str]] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+
+
+Turn = dict[int, str]  # which pair of ranks takes which port
+
+
+def adapter_loopback(world: World, ports: Sequence[Port]) -> Loopback:
+    """Send through each of these ports. Ranks are started afresh for it, a few times, since NCCL reads which adapter it
+    may use once; afterwards they are what they were. `world` has an even number of ranks, or its last one does
+    nothing."""
+    found, nbytes = Loopback(), MESSAGE.on(world)
+    for turn in turns(world, ports):
+        with world.restarted(environments(world.size, turn)):
+            for pair in turn:
+                _send(world, {pair: turn[pair]}, nbytes, found.alone, found)
+            here = {pair: name for pair, name in turn.items() if name in found.alone}
+            if len(here) > 1:
+                _send(world, here, nbytes, found.at_once, found)
+    return found
+
+
+def turns(world: World, ports: Sequence[Port]) -> list[Turn]:
+    """Each port once, by pairs of ranks: the pair of the GPU that is next to it, or as ports follow each other."""
+    pairs, near = world.size // 2, [gpu.get("network_adapters") or () for gpu in world.gpus]
+    of_pair: dict[int, list[str]] = {pair: [] for pair in range(pairs)}
+    for number, port in enumerate(ports):
+        device = port["port"].partition("/")[0]
+        next_to = [index // 2 for index, adapters in enumerate(near) if device in adapters and index // 2 < pairs]
+        of_pair[next_to[0] if next_to else number * pairs // len(ports)].append(port["port"])
+    columns = itertools.zip_longest(*of_pair.values())
+    return [{pair: name for pair, name in enumerate(column) if name} for column in columns]
+
+
+def environments(size: int, turn: Turn) -> list[dict[str, str]]:
+    """The variables of each rank. "=" takes a name for the whole of it, not for the begin of names."""
+    found: list[dict[str, str]] = [{} for _ in range(size)]
+    for pair, name in turn.items():
+        for index in _ranks(pair):
+            adapter = {"NCCL_IB_HCA": f"={name.replace('/', ':')}", "NCCL_HOSTID": f"gpufleet-{index}"}
+            found[index] = {**THROUGH_THE_NETWORK, **adapter} if name != LOOPBACK["port"] else {}
+    return found
+
+
+def adapter_bandwidth(
+    figures: Mapping[str, Sequence[float]], every: Sequence[Port], method: str, nbytes: int
+) -> Measurement:
+    """GB/s of ports by their names, as a measurement: places are numbers in `every`, all ports of the machine, and the
+    details have their names. Ports are held against their rate, or, where all slots carry less, against that."""
+    numbers = {port["port"]: number for number, port in enumerate(every)}
+    by_place = {Place(0, "nic", numbers.get(name, number)): name for number, name in enumerate(figures)}
+    values: dict[Where, float] = {place: median(figures[name]) for place, name in by_place.items()}
+    samples: dict[Where, tuple[float, ...]] = {place: tuple(figures[name]) for place, name in by_place.items()}
+    used = [port for port in every if port["port"] in figures]
+    slots = max((_slot(port) for port in used), default=0)
+    rate = max(map(network_ports.gigabits, used), default=0)
+    rate = min(rate, slots) if slots else rate
+    conditions: dict[str, Condition] = {"method": method, "bytes": nbytes, "port_rate": rate}
+    names = {str(place): name for place, name in by_place.items()}
+    return Measurement("nic_bandwidth", values, conditions, samples, names)
+
+
+def _slot(port: Port) -> int:
+    """Gb/s that the PCIe link of an adapter carries in one direction; 0 if nobody tells."""
+    link = port.get("pcie") or {}
+    return int(link.get("lanes", 0) * link.get("speed", 0) * PAYLOAD)
+
+
+def _ranks(pair: int) -> tuple[int, int]:
+    return 2 * pair, 2 * pair + 1
+
+
+def _send(world: World, turn: Turn, nbytes: int, into: dict[str, tuple[float, ...]], found: Loopback) -> None:
+    """Have the pairs of this turn send at the same time, and keep what is proven."""
+    before = {name: network_ports.carried(name) for name in turn.values()}
+    try:
+        with TemporaryDirectory() as folder:
+            answers = world.each([_ranks(pair) for pair in turn], exchange, folder, nbytes, timeout=SECONDS)
+    except RankFailure as failure:
+        why = str(failure).partition("\n")[0]
+        found.failed += [{"port": name, "why": why} for name in turn.values()]
+        return
+    for name, readings in zip(turn.values(), answers, strict=True):
+        slowest = min(readings, key=lambda reading: reading.value)
+        if not grew(before[name], network_ports.carried(name), least_sent(slowest, nbytes)):
+            found.unseen.append(name)
+        else:
+            into[name] = tuple(2 * sample for sample in slowest.samples)  # both ranks send as much through it
+
+
+def least_sent(reading: Reading, nbytes: int) -> int:
+    """Bytes that both ranks together sent in the timed operations: in an all_reduce of two each sends all it has."""
+    timed = int(reading.details["iterations"]) * int(reading.details["runs"]) * len(reading.samples)
+    return 2 * nbytes * timed
+
+
+def grew(before: tuple[int, int] | None, now: tuple[int, int] | None, nbytes: int) -> bool:
+    """Whether a port has sent and received at least so many bytes between two readings of its counters."""
+    return before is not None and now is not None and all(b - a >= nbytes for a, b in zip(before, now, strict=True))
+
+
+# ---------------------------------------------------------------- on ranks
+
+
+def exchange(rank: Rank, folder: str, nbytes: int) -> Reading:
+    """The bus bandwidth of an all_reduce between the two ranks of this group, which know no others: the adapters of
+    others may have no way to theirs."""
+    pair = int(os.environ["RANK"]) // 2
+    return bus_bandwidth(process_group.alone(rank, f"file://{folder}/pair{pair}"), "all_reduce", nbytes)

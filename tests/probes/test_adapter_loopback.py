@@ -1,0 +1,121 @@
+"""Adapters that send to themselves: which ranks take which, what is proven, and how it is told. Ranks are CPU
+ranks, and the adapter of the last test is the loopback interface, whose counters grow as those of a port do."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.model.measurement import Measurement, Reading
+from pytest_gpufleet.model.place import THIS_NODE, Place
+from pytest_gpufleet.probes.adapter_loopback import adapter_bandwidth, environments, grew, least_sent, turns
+from pytest_gpufleet.verdict.host_rules.adapter_rules import adapters_that_fail, slow_adapters
+from tests.conftest import INNER
+
+
+def ports(count, rate="400 Gb/sec (4X NDR)", **more):
+    usual = {"state": "4: ACTIVE", "rate": rate, "link_layer": "InfiniBand"}
+    return [{"port": f"mlx5_{number}/1", **usual, **more} for number in range(count)]
+
+
+def world(size, near=()):
+    gpus = [SimpleNamespace(get={"network_adapters": adapters}.get) for adapters in near]
+    return SimpleNamespace(size=size, gpus=gpus)
+
+
+def test_each_adapter_goes_to_the_pair_of_the_gpu_next_to_it():
+    near = [[f"mlx5_{number}"] for number in (7, 6, 5, 4, 3, 2, 1, 0)]
+    assert turns(world(8, near), ports(8)) == [
+        {0: "mlx5_6/1", 1: "mlx5_4/1", 2: "mlx5_2/1", 3: "mlx5_0/1"},
+        {0: "mlx5_7/1", 1: "mlx5_5/1", 2: "mlx5_3/1", 3: "mlx5_1/1"},
+    ]
+
+
+def test_where_nobody_tells_what_is_near_adapters_go_to_pairs_in_their_order():
+    assert turns(world(4, [[]] * 4), ports(2)) == [{0: "mlx5_0/1", 1: "mlx5_1/1"}]
+    assert turns(world(2, [[]] * 2), ports(2)) == [{0: "mlx5_0/1"}, {0: "mlx5_1/1"}]
+    assert turns(world(5, [[]] * 5), ports(1)) == [{0: "mlx5_0/1"}]
+    assert turns(world(3, [[], [], ["mlx5_0"]]), ports(1)) == [{0: "mlx5_0/1"}]  # its GPU has no partner
+
+
+def test_a_rank_finds_one_adapter_and_no_other_way():
+    found = environments(5, {1: "mlx5_3/1"})
+    assert [bool(each) for each in found] == [False, False, True, True, False]
+    assert {each["NCCL_IB_HCA"] for each in found[2:4]} == {"=mlx5_3:1"}
+    assert found[2]["NCCL_HOSTID"] != found[3]["NCCL_HOSTID"]
+    assert {found[2][name] for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")} == {"1"}
+
+
+def test_counters_are_words_of_four_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(network_ports, "ADAPTERS", tmp_path)
+    counters = tmp_path / "mlx5_0" / "ports" / "1" / "counters"
+    counters.mkdir(parents=True)
+    (counters / "port_xmit_data").write_text("1000\n")
+    assert network_ports.carried("mlx5_0/1") is None
+    (counters / "port_rcv_data").write_text("500\n")
+    assert network_ports.carried("mlx5_0/1") == (4000, 2000)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "proven"),
+    [
+        ((0, 0), (800, 900), True),
+        ((100, 100), (900, 900), True),
+        ((0, 0), (800, 799), False),
+        ((0, 0), (0, 0), False),
+        (None, (800, 800), False),
+        ((0, 0), None, False),
+    ],
+)
+def test_a_port_that_did_not_count_what_was_sent_proves_nothing(before, now, proven):
+    assert grew(before, now, 800) == proven
+
+
+def test_what_was_sent_at_least():
+    reading = Reading("busbw", 1.0, {}, (1.0, 1.0, 1.0), details={"iterations": 6, "runs": 3})
+    assert least_sent(reading, 100) == 2 * 100 * 6 * 3 * 3
+
+
+def test_figures_have_places_and_names():
+    every = [{"port": "mlx5_9/1", "rate": "200 Gb/sec"}, *ports(2)]
+    found = adapter_bandwidth({"mlx5_0/1": (46.0, 48.0, 47.0), "mlx5_1/1": (30.0,)}, every, "nccl", 1024)
+    assert found.values == {Place(0, "nic", 1): 47.0, Place(0, "nic", 2): 30.0}
+    assert found.details == {"nic1": "mlx5_0/1", "nic2": "mlx5_1/1"}
+    assert found.conditions == {"method": "nccl", "bytes": 1024, "port_rate": 400}
+
+
+def test_where_all_slots_carry_less_than_the_ports_they_are_held_against_that():
+    """16 lanes of generation 4; one that has lost lanes is asked for as much as the others."""
+    built = ports(2, pcie={"lanes": 16, "speed": 16.0})
+    built[1]["pcie"] = {"lanes": 8, "speed": 16.0}
+    figures = {port["port"]: (20.0,) for port in built}
+    assert adapter_bandwidth(figures, built, "nccl", 1024).conditions["port_rate"] == 252
+
+
+def measured(*values):
+    places = {Place(0, "nic", number): value for number, value in enumerate(values)}
+    return Measurement("nic_bandwidth", places, {}, details={str(place): f"mlx5_{place.index}/1" for place in places})
+
+
+def test_the_slow_one_is_named():
+    (fault,) = slow_adapters(measured(47.0, 46.5, 31.0, 47.2))
+    assert (fault.code, fault.subjects) == ("network_adapter_slow", (Place(0, "nic", 2),))
+    assert fault.what.startswith("mlx5_2/1 ")
+    assert len(slow_adapters(measured(20.0, 20.1))) == 2
+
+
+def test_an_adapter_that_fails_is_named():
+    told = [{"port": "mlx5_0/1", "gigabits": 390.0}, {"port": "mlx5_1/1", "why": "no reply"}]
+    (fault,) = adapters_that_fail(told)
+    assert (fault.code, fault.subjects, fault.what) == ("network_adapter_fails", (THIS_NODE,), "mlx5_1/1: no reply")
+
+
+def test_ranks_send_through_the_loopback_interface_and_are_as_before(fleet):
+    run = fleet(INNER / "adapter_loopback.py", ranks=4)
+    assert run.outcomes == {
+        "test_ranks_of_before": "passed",
+        "test_it_is_measured_and_proven": "passed",
+        "test_what_is_not_counted_is_not_told": "passed",
+        "test_an_adapter_that_fails_leaves_the_ranks": "passed",
+        "test_ranks_of_afterwards": "passed",
+    }, run.text
