@@ -21,7 +21,7 @@ from pytest_gpufleet import (
     of_host,
     slow_adapters,
 )
-from pytest_gpufleet.probes import LOOPBACK, MESSAGE, adapter_bandwidth, adapter_loopback
+from pytest_gpufleet.probes import LOOPBACK_BYTES, LOOPBACK_INTERFACE, adapter_bandwidth, adapters_in_loopback
 
 pytestmark = [
     pytest.mark.chapter("Network adapters", "Are adapters, cables and transceivers fast and free of errors?"),
@@ -85,14 +85,14 @@ def test_gpus_reach_each_other_through_each_adapter(machine: Machine, world: Wor
     (nvidia-peermem or dma-buf), IOMMU and ACS, NCCL_* variables. Ranks are started anew for it, so it is part of level
     burnin. A rehearsal sends through the loopback interface.
     """
-    every = machine.host["network_ports"] or () if world.gpus else [LOOPBACK]
+    every = machine.host["network_ports"] or () if world.gpus else [LOOPBACK_INTERFACE]
     ports = fastest_ports(every) if world.gpus else every
     if not ports:
         not_applicable("no InfiniBand or RoCE port is active")
-    found = adapter_loopback(world, ports)
+    found = adapters_in_loopback(world, ports)
     for figures, method in ((found.alone, "nccl"), (found.at_once, "nccl at once")):
         if figures:
-            sent = adapter_bandwidth(figures, every, method, MESSAGE.on(world))
+            sent = adapter_bandwidth(figures, every, method, LOOPBACK_BYTES.on(world))
             judge(sent, on_miss=partial(slow_adapters, sent))
     expect_none(adapters_that_fail(found.failed))
     if not found.alone:

@@ -3,10 +3,10 @@
 import os
 
 from pytest_gpufleet.hardware import network_ports
-from pytest_gpufleet.probes import LOOPBACK, adapter_bandwidth
-from pytest_gpufleet.probes.adapter_loopback import adapter_loopback, environments
+from pytest_gpufleet.probes import LOOPBACK_INTERFACE, adapter_bandwidth
+from pytest_gpufleet.probes.adapter_loopback import adapters_in_loopback, environments
 
-OTHER = {**LOOPBACK, "port": "no0"}  # an interface that nobody has
+OTHER = {**LOOPBACK_INTERFACE, "port": "no0"}  # an interface that nobody has
 
 
 def process(rank):
@@ -27,14 +27,14 @@ def test_ranks_of_before(nccl_group):
 
 
 def test_it_is_measured_and_proven(world):
-    found = adapter_loopback(world, [LOOPBACK])
+    found = adapters_in_loopback(world, [LOOPBACK_INTERFACE])
     assert (list(found.alone), found.at_once, found.failed, found.unseen) == (["lo"], {}, [], [])
-    assert adapter_bandwidth(found.alone, [LOOPBACK], "nccl", 1024).details == {"nic0": "lo"}
+    assert adapter_bandwidth(found.alone, [LOOPBACK_INTERFACE], "nccl", 1024).details == {"nic0": "lo"}
     assert min(found.alone["lo"]) > 0
 
 
 def test_what_is_not_counted_is_not_told(world):
-    found = adapter_loopback(world, [LOOPBACK, OTHER])
+    found = adapters_in_loopback(world, [LOOPBACK_INTERFACE, OTHER])
     assert (list(found.alone), found.at_once, found.failed, found.unseen) == (["lo"], {}, [], ["no0"])
 
 
@@ -43,7 +43,7 @@ def test_an_adapter_that_fails_leaves_the_ranks(world, monkeypatch):
     from pytest_gpufleet.probes import adapter_loopback as module
 
     monkeypatch.setattr(module, "exchange", dies_in_the_second_pair)
-    found = adapter_loopback(world, [LOOPBACK, OTHER])
+    found = adapters_in_loopback(world, [LOOPBACK_INTERFACE, OTHER])
     assert list(found.alone) == ["lo"]
     assert [failed["port"] for failed in found.failed] == ["no0"]
 

@@ -10,6 +10,7 @@ from pytest_gpufleet.model.conditions import (
     EACH_ALONE,
     LAUNCHES,
     LINED_UP,
+    LOOPBACKS,
     METHODS,
     ONE_WINDOW,
     WARMED_THROUGH,
@@ -82,7 +83,10 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
         ("recipe", recipes.RECIPES),
         ("model", recipes.MODELS),
         ("optimizer", recipes.OPTIMIZERS),
-        ("method", {*method_comparison.METHODS, *LAUNCHES, EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP}),
+        (
+            "method",
+            {*method_comparison.METHODS, *LAUNCHES, *LOOPBACKS, EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP},
+        ),
         (
             "direction",
             {*host_copies.WAYS, *get_args(pairs.PairDirection)}

@@ -23,6 +23,7 @@ from pytest_gpufleet.verdict.physical_limits import (
     COLLECTIVES,
     HOST,
     HOST_PCIE_3,
+    LOOPBACK,
     MEMORY,
     PAIR,
     POWER,
@@ -315,7 +316,7 @@ def test_the_documentation_has_every_part() -> None:
     text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
     _, _, section = text.partition("### Physical limits")
     section, _, _ = section.partition("### Conditions")
-    parts = [MEMORY, HOST, HOST_PCIE_3, PAIR, PRODUCTS, POWER, TOGETHER, *COLLECTIVES.values()]
+    parts = [MEMORY, HOST, HOST_PCIE_3, PAIR, PRODUCTS, POWER, TOGETHER, *COLLECTIVES.values(), *LOOPBACK.values()]
     parts += [fraction for fraction, *_ in TRAINED.values()]
     assert [part for part in parts if f"{part:.0%}".replace("%", " %") not in section] == []
     assert [name for name in COLLECTIVES if f"`{name}`" not in section] == []

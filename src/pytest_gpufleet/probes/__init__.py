@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.probes.adapter_loopback import LOOPBACK as LOOPBACK
-    from pytest_gpufleet.probes.adapter_loopback import MESSAGE as MESSAGE
+    from pytest_gpufleet.probes.adapter_loopback import LOOPBACK_BYTES as LOOPBACK_BYTES
+    from pytest_gpufleet.probes.adapter_loopback import LOOPBACK_INTERFACE as LOOPBACK_INTERFACE
     from pytest_gpufleet.probes.adapter_loopback import adapter_bandwidth as adapter_bandwidth
-    from pytest_gpufleet.probes.adapter_loopback import adapter_loopback as adapter_loopback
+    from pytest_gpufleet.probes.adapter_loopback import adapters_in_loopback as adapters_in_loopback
     from pytest_gpufleet.probes.collectives.exactness import KINDS as KINDS
     from pytest_gpufleet.probes.collectives.exactness import Delivery as Delivery
     from pytest_gpufleet.probes.collectives.exactness import exchange as exchange
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.training.small_network import network as network
 
 _NAMES = {
-    "adapter_loopback": ("LOOPBACK", "MESSAGE", "adapter_bandwidth", "adapter_loopback"),
+    "adapter_loopback": ("LOOPBACK_BYTES", "LOOPBACK_INTERFACE", "adapter_bandwidth", "adapters_in_loopback"),
     "collectives.exactness": ("KINDS", "Delivery", "exchange"),
     "collectives.large_all_reduce": ("large_all_reduce",),
     "collectives.launching": ("launch_time",),

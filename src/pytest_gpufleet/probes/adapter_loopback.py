@@ -29,7 +29,7 @@ from pytest_gpufleet.world.world import World
 
 Port = Mapping[str, Any]
 
-MESSAGE = Size(256 * MiB, rehearsal=1 * MiB)  # at 25 GB/s 256 MiB take 10 ms
+LOOPBACK_BYTES = Size(256 * MiB, rehearsal=1 * MiB)  # at 25 GB/s 256 MiB take 10 ms
 SECONDS = 60.0  # for one turn, with the start of NCCL
 PAYLOAD = 128 / 130  # of the bits on a PCIe link, from generation 3 on
 # What leaves the network alone to NCCL (its manual, "Environment Variables"). Ranks that seem to be on different hosts
@@ -39,7 +39,7 @@ THROUGH_THE_NETWORK = {
     "NCCL_COLLNET_ENABLE": "0", "NCCL_NET_DISABLE_INTRA": "0", "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB",
 }  # fmt: skip
 # In a rehearsal ranks talk over this interface, and no adapter.
-LOOPBACK: Port = {"port": "lo", "rate": "", "link_layer": ""}
+LOOPBACK_INTERFACE: Port = {"port": "lo", "rate": "", "link_layer": ""}
 
 
 @dataclass
@@ -57,11 +57,11 @@ class Loopback:
 Turn = dict[int, str]  # which pair of ranks takes which port
 
 
-def adapter_loopback(world: World, ports: Sequence[Port]) -> Loopback:
+def adapters_in_loopback(world: World, ports: Sequence[Port]) -> Loopback:
     """Send through each of these ports. Ranks are started afresh for it, a few times, since NCCL reads which adapter it
     may use once; afterwards they are what they were. `world` has an even number of ranks, or its last one does
     nothing."""
-    found, nbytes = Loopback(), MESSAGE.on(world)
+    found, nbytes = Loopback(), LOOPBACK_BYTES.on(world)
     for turn in turns(world, ports):
         with world.restarted(environments(world.size, turn)):
             for pair in turn:
@@ -90,7 +90,7 @@ def environments(size: int, turn: Turn) -> list[dict[str, str]]:
     for pair, name in turn.items():
         for index in _ranks(pair):
             adapter = {"NCCL_IB_HCA": f"={name.replace('/', ':')}", "NCCL_HOSTID": f"gpufleet-{index}"}
-            found[index] = {**THROUGH_THE_NETWORK, **adapter} if name != LOOPBACK["port"] else {}
+            found[index] = {**THROUGH_THE_NETWORK, **adapter} if name != LOOPBACK_INTERFACE["port"] else {}
     return found
 
 
