@@ -45,7 +45,7 @@ def test_a_virtual_machine_shows_root_ports_alone(tmp_path):
     assert devices["0000:05:00.0"]["iommu"] is None
 
 
-@pytest.mark.parametrize("name", ["BadTLP", "Bad TLP"])  # since Linux 5.9, and before
+@pytest.mark.parametrize("name", ["BadTLP", "Bad TLP"])  # today, and in Linux 4.19
 def test_errors_are_counted_by_name(tmp_path, name):
     counted = f"{PORT}/aer_dev_correctable\nRxErr 0\n{name} 812\nTOTAL_ERR_COR 640\n"
     devices = read(tmp_path, change=lambda text: text.replace(f"{PORT}/aer_dev_correctable\n", f"{counted}== rest\n"))

@@ -15,8 +15,8 @@ Device = Mapping[str, Any]
 Devices = Mapping[str, Device]  # by address, as hardware/host_parts/pci_devices.py reads them
 
 GENERATIONS = {8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # by GT/s
-# Corrected errors that are no sign of a bad link, as the kernel calls them today and did before 5.9: requests that the
-# device does not know, and errors inside it.
+# Corrected errors that are no sign of a bad link, as drivers/pci/pcie/aer.c calls them today, and as it did when it
+# began to count them (4.19): requests that the device does not know, and errors inside it.
 NO_LINK_ERRORS = (
     "NonFatalErr", "CorrIntErr", "HeaderOF",
     "Advisory Non-Fatal", "Corrected Internal Error", "Header Log Overflow",
