@@ -47,6 +47,24 @@ def test_burn_in(nccl_group: World, burn_in: Callable[[World], list[Measurement]
     judge(*rest, shown=[products])
 
 
+@pytest.mark.level("burnin")
+@pytest.mark.figures(
+    "step_power", "power_swing", "step_skew", "step_retention", required=("step_power", "step_skew", "step_retention")
+)
+def test_power_steps(world: World, power_steps: Callable[[World], list[Measurement]], judge: Judge) -> None:
+    """All GPUs go from idle to full load and back together, at 0.1 to 10 Hz for a minute, and none falls or slows down
+
+    Training loads a machine so: all GPUs compute, then all wait for each other. Such steps trip power supplies and
+    regulators that carry a steady load for days. Every product is compared with the first, bit for bit, and health is
+    read all the time; the first fault ends it. A power brake, a GPU that falls off the bus or several at once: look at
+    power supplies, their cables and the rack's power (`ipmitool sel elist`). Power that never comes near the limit, or
+    GPUs that do not step together, have tested nothing: look for a lowered power limit, or for a busy host.
+    """
+    figures = {figure.metric: figure for figure in power_steps(world)}
+    swing = figures.pop("power_swing", None)
+    judge(*figures.values(), shown=[swing] if swing else [])
+
+
 @pytest.mark.at_the_end
 @pytest.mark.needs(gpus=True)
 def test_nvlinks_stayed_clean(machine: Machine, machine_now: Now) -> None:

@@ -138,6 +138,11 @@ METRICS = {
         Metric("burn_power", "ratio", "higher", "power while matrix products run, of the power limit"),
         Metric("burn_peak_power", "ratio", "higher", "highest power under load, of the power limit"),  # until 0.2
         Metric("burn_retention", "ratio", "higher", "throughput at the end of the burn-in, of that at its beginning"),
+        Metric("step_power", "ratio", "higher", "power at the top of power steps, of the power limit"),
+        Metric("power_swing", "W", "higher", "power between top and bottom of power steps"),
+        # The host's own holdups count too.
+        Metric("step_skew", "ms", "lower", "how far loads begin and end off the steps of all GPUs", steady=False),
+        Metric("step_retention", "ratio", "higher", "rate at the last power steps, of that at the first"),
         Metric("spread", "ratio", "lower", "spread of the samples behind a figure"),
     )
 }

@@ -58,4 +58,8 @@ MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "burn_power": ("method",),
     "burn_peak_power": ("method",),
     "burn_retention": ("work", "method"),
+    "step_power": ("method",),
+    "power_swing": ("method",),
+    "step_skew": ("method",),
+    "step_retention": ("method",),
 }

@@ -211,3 +211,12 @@ def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measuremen
     from pytest_gpufleet.plugin.sustained_load import sustained_load
 
     return partial(sustained_load, request.node)
+
+
+@pytest.fixture
+def power_steps(request: pytest.FixtureRequest) -> Callable[[World], list[Measurement]]:
+    """power_steps(world) takes all ranks from idle to full load and back together, at 0.1 to 10 Hz, and gives its
+    measurements. It ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse."""
+    from pytest_gpufleet.plugin.sustained_load import stepped_load
+
+    return partial(stepped_load, request.node)

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import torch
-
 from pytest_gpufleet.hardware.watch import Watch
 from pytest_gpufleet.model.conditions import WARMED_THROUGH
 from pytest_gpufleet.model.measurement import GpuState, Measurement
@@ -22,7 +20,7 @@ from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.collectives.repeated import stays_exact
 from pytest_gpufleet.probes.compute import corruption
-from pytest_gpufleet.probes.compute.rate import lacking
+from pytest_gpufleet.probes.compute.rate import heaviest
 from pytest_gpufleet.probes.memory import patterns
 from pytest_gpufleet.probes.timing.all_ranks import agree
 from pytest_gpufleet.probes.training.lap import lap
@@ -37,7 +35,6 @@ ROUNDS = 10  # at least: the last tenth is compared with the first
 # Until a GPU, its heat sink and the air around it are warm. From then on a healthy one keeps its rate; before, it loses
 # 0.24 to 0.39 % for each of the 8 to 12 K by which H200 became warmer.
 WARM_THROUGH_SECONDS = 300.0
-PRODUCTS = ("bf16", "fp16", "fp32")  # the first that a device has: tensor cores draw the most power
 # The matrix product that is repeated: a rank keeps its operands and its first result between the turns.
 PRODUCT = "the matrix product of the burn-in"
 RECIPE = "amp"
@@ -137,12 +134,8 @@ def _power(world: World, turns: Sequence[Sequence[Turn]]) -> list[Measurement]:
 def _prepare(rank: Rank) -> corruption.Repetition:
     """Make the matrix product ready; what its first result was, for comparison with that of the other ranks."""
     with rank.phase("burn-in: preparing"):
-        work = rank.kept[PRODUCT] = corruption.Repeated(rank.device, _product_precision(rank.device))
+        work = rank.kept[PRODUCT] = corruption.Repeated(rank.device, heaviest(rank.device))
         return corruption.Repetition(corruption.kind(rank.device), work.products, 0.0, work.trouble, *work.sums)
-
-
-def _product_precision(device: torch.device) -> str:
-    return next(name for name in PRODUCTS if not lacking(name, device))
 
 
 def _turn(rank: Rank, name: str, seconds: float) -> Turn:

@@ -17,7 +17,10 @@ from pytest_gpufleet.model.place import Where
 # healthy H200 these are 89 C and 700 W; the hottest that was recorded had 67 C, and 480 W while its memory was copied.
 NEAR_KELVIN = 10.0
 AT_LIMIT = 0.95
-OWN_LOAD = ("gemm", "gemm_relative", "soak_temperature", "soak_clock", "soak_power", "burn_power", "burn_retention")
+OWN_LOAD = (
+    "gemm", "gemm_relative", "soak_temperature", "soak_clock", "soak_power", "burn_power", "burn_retention",
+    "step_power", "power_swing", "step_skew", "step_retention",
+)  # fmt: skip
 
 
 def held_back(finding: Finding, topology: GpuTopology) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from pytest_gpufleet.probes.bits import hexadecimal
 from pytest_gpufleet.probes.compute.rate import (
     PRECISIONS,
+    Shape,
     multiplication,
     must_have,
     operands,
@@ -57,8 +58,8 @@ class Repeated:
     should have been only other devices know: compare `sums`.
     """
 
-    def __init__(self, device: torch.device, precision: str) -> None:
-        self.shape = shape_on(device, precision)
+    def __init__(self, device: torch.device, precision: str, shape: Shape | None = None) -> None:
+        self.shape = shape or shape_on(device, precision)
         self.precision = precision
         self.products, self.wrong, self.unlike = 1, 0, 0
         self._descriptions: list[str] = []
@@ -82,6 +83,11 @@ class Repeated:
                     break
         m, n, k = self.shape
         return 2 * m * n * k * (self.products - before) / elapsed / 1e12
+
+    def launch(self) -> Tensor:
+        """Begin one product and its comparison, within `strictly(precision)`: whether it differs from the first, on the
+        device."""
+        return (_words(self._multiply()) != _words(self._first)).any()
 
     @property
     def trouble(self) -> str:

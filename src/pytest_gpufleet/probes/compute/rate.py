@@ -54,6 +54,7 @@ PRECISIONS = {
 }
 REHEARSAL_SHAPE = (64, 96, 128)
 REHEARSED = ("fp64", "fp32", "fp16", "bf16")
+HEAVIEST = ("bf16", "fp16", "fp32")  # the first that a device has: tensor cores draw the most power
 # Other models have a few fp64 units for compatibility only, at 1/32 or 1/64 of the fp32 rate.
 FULL_FP64 = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))
 
@@ -70,6 +71,11 @@ def lacking(precision: str, device: torch.device) -> str:
     if precision == "fp8" and torch.__version__ < "2.5":
         return "torch multiplies fp8 from version 2.5 on"
     return ""
+
+
+def heaviest(device: torch.device) -> str:
+    """The precision at which a device draws the most power."""
+    return next(name for name in HEAVIEST if not lacking(name, device))
 
 
 def must_have(precision: str, device: torch.device) -> None:

@@ -1,0 +1,126 @@
+"""Power steps: what their turns amount to, what ends them, and all of it on CPU ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.model import place
+from pytest_gpufleet.model.fault import Fault, Faults
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.probes import power_steps
+from pytest_gpufleet.probes.power_steps import Step, Turn
+from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.profiles.profile import for_gpu
+from tests.conftest import ACCEPTANCE
+from tests.machines import recorded
+
+TOPOLOGY = recorded().topology
+GPUS = TOPOLOGY.gpus
+STEPS = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_power_steps"
+
+
+def turn(off: float = 0.0005, products: int = 16, trouble: str = "", top: float | None = 695.0) -> Turn:
+    """A turn of ten steps at 10 Hz on a healthy GPU, but for what is given."""
+    return Turn((Step(off, off, 0.05, products),) * 10, trouble, top, None if top is None else 118.0)
+
+
+def a_world(gpus: tuple[Gpu, ...] = GPUS, results: Any = None) -> Any:
+    """Ranks that give these results to each turn, and nothing to other calls."""
+
+    def run(function: Callable[..., Any], *args: Any) -> Any:
+        return next(results) if function.__name__ == "_turn" else None
+
+    places = [gpu.place for gpu in gpus]
+    return SimpleNamespace(gpus=gpus, places=places, size=len(gpus), run=run, name_of=lambda index: f"rank {index}")
+
+
+def worse(calls: list[list[Turn]]) -> dict[str, set[Where]]:
+    """By figure, the GPUs that miss its limit."""
+    findings = [
+        judge(figure, for_gpu("NVIDIA H200"), TOPOLOGY, "a check", rehearsal=False)
+        for figure in power_steps.figures(a_world(), {10.0: calls})
+        if figure.metric != "power_swing"
+    ]
+    assert {finding.state for finding in findings} <= {"met", "missed"}
+    return {finding.measurement.metric: set(finding.missed) for finding in findings if finding.missed}
+
+
+def with_gpu_2(planted: Turn) -> list[Turn]:
+    return [turn(), turn(), planted, turn()]
+
+
+def test_a_healthy_machine_meets_all() -> None:
+    held_up_once = Turn((Step(0.04, 0.0, 0.01, 3), *turn().steps[1:]), "", 690.0, 120.0)
+    warming = turn(products=15)
+    assert worse([with_gpu_2(held_up_once), with_gpu_2(warming)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "metric"),
+    [
+        (turn(off=0.02), turn(off=0.02), "step_skew"),  # steps when the others rest
+        (turn(), turn(products=8), "step_retention"),  # half the clock, as with a power brake
+        (turn(top=400.0), turn(top=400.0), "step_power"),  # a load that proves nothing
+    ],
+)
+def test_a_gpu_that_does_not_step_with_the_others_is_named(first: Turn, last: Turn, metric: str) -> None:
+    assert worse([with_gpu_2(first), with_gpu_2(last)]) == {metric: {place.gpu(2)}}
+
+
+def test_the_swing_is_told_in_watts() -> None:
+    (swing,) = [each for each in power_steps.figures(a_world(), {0.1: [[turn()] * 4]}) if each.metric == "power_swing"]
+    assert set(swing.values.values()) == {577.0}
+
+
+def test_no_power_is_no_figure() -> None:
+    figures = {each.metric: each.values for each in power_steps.figures(a_world(), {0.1: [[turn(top=None)] * 4]})}
+    assert not figures["step_power"]
+    assert not figures["power_swing"]
+    without = power_steps.figures(SimpleNamespace(gpus=[], places=[place.gpu(0)]), {5.0: [[turn()]]})  # type: ignore[arg-type]
+    assert [each.metric for each in without] == ["step_skew", "step_retention"]
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(power_steps, "_prepare_all", lambda world: None)
+
+
+@pytest.mark.usefixtures("prepared")
+def test_a_fault_ends_the_steps_at_once() -> None:
+    calls: list[str] = []
+
+    def after_turn(doing: str, done: float, resident: list[int]) -> None:
+        calls.append(doing)
+        raise Faults([Fault("gpu_lost", (place.gpu(1),), "fell off the bus")])
+
+    with pytest.raises(Faults):
+        power_steps.power_steps(a_world(results=iter([[turn()] * 4] * 99)), after_turn)
+    assert calls == ["power steps at 0.1 Hz"]
+
+
+@pytest.mark.usefixtures("prepared")
+def test_a_wrong_bit_ends_the_steps_and_names_the_rank() -> None:
+    results = iter([[turn()] * 4, with_gpu_2(turn(trouble="1 of 160 products at 0.1 Hz differ from the first"))])
+    with pytest.raises(AssertionError, match="rank 2: 1 of 160 products"):
+        power_steps.power_steps(a_world(results=results), lambda *of_turn: None)
+
+
+@pytest.mark.usefixtures("prepared")
+def test_a_gpu_that_becomes_slow_ends_the_steps_with_figures() -> None:
+    results = iter([[turn()] * 4, with_gpu_2(turn(products=8))])
+    figures = {each.metric: each for each in power_steps.power_steps(a_world(results=results), lambda *of_turn: None)}
+    kept = figures["step_retention"].values
+    assert {where for where, value in kept.items() if value < 0.9} == {place.gpu(2)}
+
+
+def test_all_of_it_on_cpu_ranks(run_pytest: Callable[..., Any]) -> None:
+    run = run_pytest(STEPS, "--rehearse", "--fleet-level=burnin", "--fleet-dir=runs")
+    assert run.status == 0, run.text
+    (name,) = run.record.progress
+    assert name.endswith("test_power_steps")
+    assert {finding.measurement.metric for finding in run.record.findings} == {"step_skew", "step_retention"}
