@@ -12,6 +12,7 @@ from pytest_gpufleet import (
     cleared_since,
     expect_none,
     fan_ills,
+    filled_slots,
     is_inlet,
     logged_errors,
     logged_since,
@@ -25,6 +26,7 @@ from pytest_gpufleet import (
     slow_clock,
     supplies_lost,
     temperature_ills,
+    unfit_modules,
 )
 
 Now = Callable[[str], Any]
@@ -47,6 +49,21 @@ def test_every_socket_has_as_much_memory(machine: Machine) -> None:
     if len(setup["numa_memory"]) < 2:
         not_applicable("this system shows one NUMA node, which has no other one to be like")
     expect_none(nodes_with_less_memory(setup))
+
+
+def test_memory_modules_are_alike(machine: Machine) -> None:
+    """The host's memory modules are alike, run at one speed, and are as many at each socket
+
+    One that is smaller, slower or missing makes its channel the slowest of the socket, and interleaved memory runs at
+    the pace of that. The slot is named as on the board. Compare `dmidecode -t memory` with the order; reseat or replace
+    the module. That all of them run below their rating is usual with two on a channel. Only root may read this, and a
+    virtual machine does not show it.
+    """
+    modules = of_host(machine.host.get, "memory_modules")
+    setup = of_host(machine.host.get, "processor_setup")
+    if setup["virtual"] or not setup["sockets"] or not filled_slots(modules):
+        not_applicable("the firmware does not tell kind and speed of real memory modules, as in a virtual machine")
+    expect_none(unfit_modules(modules, setup["sockets"]))
 
 
 def test_host_memory_had_few_errors(machine: Machine) -> None:

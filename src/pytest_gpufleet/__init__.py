@@ -76,8 +76,11 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import built_for_gpudirect as built_for_gpudirect
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import gpudirect_ills as gpudirect_ills
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import redirecting_ports as redirecting_ports
+    from pytest_gpufleet.verdict.host_rules.memory_rules import filled_slots as filled_slots
+    from pytest_gpufleet.verdict.host_rules.memory_rules import memory_below_modules as memory_below_modules
     from pytest_gpufleet.verdict.host_rules.memory_rules import memory_errors_grown as memory_errors_grown
     from pytest_gpufleet.verdict.host_rules.memory_rules import recorded_memory_errors as recorded_memory_errors
+    from pytest_gpufleet.verdict.host_rules.memory_rules import unfit_modules as unfit_modules
     from pytest_gpufleet.verdict.host_rules.optics_rules import links_with_errors as links_with_errors
     from pytest_gpufleet.verdict.host_rules.optics_rules import module_faults as module_faults
     from pytest_gpufleet.verdict.host_rules.pcie_rules import counts_errors as counts_errors
@@ -152,7 +155,13 @@ _NAMES = {
     ),
     "verdict.host_rules.disk_rules": ("sick_drives",),
     "verdict.host_rules.adapter_rules": ("adapters_that_fail", "slow_adapters"),
-    "verdict.host_rules.memory_rules": ("memory_errors_grown", "recorded_memory_errors"),
+    "verdict.host_rules.memory_rules": (
+        "filled_slots",
+        "memory_below_modules",
+        "memory_errors_grown",
+        "recorded_memory_errors",
+        "unfit_modules",
+    ),
     "verdict.host_rules.processor_rules": ("nodes_with_less_memory", "offline_processors", "slow_clock"),
     "verdict.host_rules.optics_rules": ("links_with_errors", "module_faults"),
     "verdict.host_rules.gpudirect_rules": (

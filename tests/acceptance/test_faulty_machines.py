@@ -57,6 +57,11 @@ SETUP = """
 memory = {'0': 1 << 40, '1': 1 << 40}
 setup = host['processor_setup'] = dict(clock_source='tsc', offline=[], smt='on', numa_memory=memory)
 """
+MODULES_OF_MEMORY = """
+setup.update(virtual=False, sockets=2)
+usual = dict(bank=None, bytes=64 << 30, type='DDR5', speed=5600, configured_speed=4800)
+modules = host['memory_modules'] = [dict(usual, locator=f'DIMM_{slot}') for slot in range(16)]
+"""
 ERRORS_OF_MEMORY = """
 module = dict(label='DIMM_A1', location='channel 0 slot 0', corrected=3, uncorrected=0)
 errors = host['memory_errors'] = [
@@ -371,6 +376,13 @@ FAULTS = {
         NODE,
         "NUMA node 1",
     ),
+    "a memory module that runs slower": (
+        SETUP + MODULES_OF_MEMORY + "modules[3]['configured_speed'] = 4400",
+        "test_memory_modules_are_alike",
+        "memory_module_slow",
+        NODE,
+        "DIMM_3",
+    ),
     "host memory with an uncorrected error": (
         ERRORS_OF_MEMORY + "errors[0]['modules'][0]['uncorrected'] = errors[0]['uncorrected'] = 1",
         "test_host_memory_had_few_errors",
@@ -497,8 +509,9 @@ HEALTHY = {
         {"test_ecc_is_on": "not applicable"},
     ),
     "a host with two sockets and a few corrected errors": (
-        SETUP + ERRORS_OF_MEMORY,
+        SETUP + MODULES_OF_MEMORY + ERRORS_OF_MEMORY,
         {
+            "test_memory_modules_are_alike": "passed",
             "test_clock_source_is_fast": "passed",
             "test_processors_are_online": "passed",
             "test_every_socket_has_as_much_memory": "passed",
