@@ -1,4 +1,4 @@
-"""What is around the GPUs: its host, and what its management controller tells."""
+"""What is around the GPUs: its host, what the kernel says of it, and what its management controller tells."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pytest_gpufleet import (
     expect_none,
     fan_ills,
     filled_slots,
+    grave_host_messages,
     is_inlet,
     logged_errors,
     logged_since,
@@ -36,6 +37,20 @@ pytestmark = [
     pytest.mark.proves_sound,
     pytest.mark.needs(gpus=True),
 ]
+
+
+def test_no_grave_message_of_the_host_in_the_kernel_log(machine: Machine) -> None:
+    """The kernel log holds no error of the host that nobody could correct
+
+    Half of what goes wrong in a GPU server shows up later as a slow GPU. The kernel says it first: machine checks,
+    memory errors (EDAC), PCIe errors (AER), lockups, disks that do not answer or a file system that became read-only,
+    network adapters without enough power, too hot or with failed firmware. Each such line since boot fails this check,
+    with the device that it is about; what to do stands beside it. The line stays until the machine restarts: mend the
+    part, restart, run again. Errors that were corrected, and stalls and full memory from before the run, are shown
+    beside the verdict and fail nothing; while the run goes on, stalls and full memory fail the check in which they
+    come. What a container with a memory limit of its own met is only shown.
+    """
+    expect_none(grave_host_messages(machine))
 
 
 def test_every_socket_has_as_much_memory(machine: Machine) -> None:

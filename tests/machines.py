@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_gpufleet.hardware.kernel_log import parse
+from pytest_gpufleet.hardware.kernel_log import behind, of_the_host, parse
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
@@ -82,6 +82,7 @@ def recorded(change: str = "", snapshot: str = "h200x4") -> Recorded:
         fabric=state.fabric,
     )
     present = (*(gpu.get("pci_bus_id") or "" for gpu in whole.gpus), *state.hidden)
-    logged = Logged(tuple(parse(state.log)))
+    at = [str(gpu.get("pci_bus_id")) for gpu in whole.gpus]
+    logged = Logged(tuple(parse(state.log)), host=tuple(behind(each, at) for each in of_the_host(state.log)))
     read = replace(taken, host=host, gpus=whole.gpus, logged=logged, present=present)
     return Recorded(read, whole.first(state.count), state.log)

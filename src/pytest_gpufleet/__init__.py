@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.plugin.expectations import at_least as at_least
     from pytest_gpufleet.plugin.expectations import expect as expect
     from pytest_gpufleet.plugin.expectations import expect_host as expect_host
+    from pytest_gpufleet.plugin.expectations import grave_host_messages as grave_host_messages
     from pytest_gpufleet.plugin.expectations import grave_xids as grave_xids
     from pytest_gpufleet.plugin.expectations import of_host as of_host
     from pytest_gpufleet.plugin.expectations import require_any as require_any
@@ -124,6 +125,7 @@ _NAMES = {
         "at_least",
         "expect",
         "expect_host",
+        "grave_host_messages",
         "grave_xids",
         "of_host",
         "require_any",

@@ -1,16 +1,25 @@
-"""Reads XIDs and SXids out of the kernel log (model/xid_catalogue.py says what they are)."""
+"""Reads the kernel log: XIDs and SXids (model/xid_catalogue.py says what they are), and what it says of the host
+(model/host_log_catalogue.py)."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from pytest_gpufleet.model.host_log_catalogue import BDF, Gathered, HostMessage, of_group, recognised
 from pytest_gpufleet.model.xid_catalogue import Logged, Sxid, Xid
 
 # Older drivers leave "PCI:" out; of a GPU in MIG mode the instance follows the address.
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:, (.*))?")
 # Two more lines with the same number follow, one with "Severity" and one with "Data" in this place: they judge nothing.
 _SXID_LINE = re.compile(r"(nvidia-nvswitch\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal), (.*)")
+# A record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg): priority, number, microseconds since boot, flags, text.
+_RECORD = re.compile(r"(\d+),\d+,(\d+),[^;]*;")
+FACILITIES = 8  # a priority below it is the kernel's: it gives a line that a program writes there another facility
+DEVICES = Path("/sys/bus/pci/devices")
 
 
 def parse(text: str) -> list[Xid]:
@@ -24,12 +33,47 @@ def parse(text: str) -> list[Xid]:
     ]
 
 
+def of_the_host(text: str, own_group: str = "/") -> Iterable[HostMessage]:
+    """What lines of a kernel log say of the host, without what programs have written there."""
+    for line in text.splitlines():
+        record = _RECORD.match(line)
+        if record and int(record[1]) >= FACILITIES:
+            continue
+        if message := recognised(line[record.end() :] if record else line, int(record[2]) / 1e6 if record else None):
+            yield of_group(message, own_group)
+
+
+def behind(message: HostMessage, pci_bus_ids: Sequence[str], devices: Path = DEVICES) -> HostMessage:
+    """The message, with the GPUs that it is about: those that are its device, by whatever function, and those whose way
+    over PCIe leads over it."""
+    named = re.search(BDF, message.device)
+    if named is None:
+        return message
+    ways = {gpu: _way(gpu, devices) for gpu in pci_bus_ids}
+    return replace(
+        message,
+        gpus=tuple(
+            gpu
+            for gpu, way in ways.items()
+            if named[0] in way or named[0].partition(".")[0] == way[-1].partition(".")[0]
+        ),
+    )
+
+
+def _way(pci_bus_id: str, devices: Path) -> tuple[str, ...]:
+    """The PCI addresses of the ports above a GPU, from the root on, and its own."""
+    domain, _, rest = pci_bus_id.lower().partition(":")
+    device = devices / f"{domain[-4:]}:{rest}"
+    return (*device.resolve().parts, device.name)
+
+
 class KernelLog:
     """The kernel's log from its beginning; `new()` gives what it has told since the last time."""
 
-    def __init__(self, path: str = "/dev/kmsg") -> None:
+    def __init__(self, path: str = "/dev/kmsg", groups: Path = Path("/proc/self/cgroup")) -> None:
         self._trouble = ""
         self._file: int | None = None
+        self._group = _own_group(groups)
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -37,7 +81,8 @@ class KernelLog:
 
     def new(self) -> Logged:
         found: list[Xid] = []
-        unread = ""
+        host = Gathered()
+        unread, rest = "", ""
         while self._file is not None:
             try:
                 record = os.read(self._file, 8192)
@@ -51,5 +96,20 @@ class KernelLog:
                 break
             if not record:
                 break
-            found += parse(record.decode(errors="replace"))
-        return Logged(tuple(found), self._trouble, unread)
+            # A file, unlike /dev/kmsg, may be read up to the middle of a line.
+            text, newline, rest = (rest + record.decode(errors="replace")).rpartition("\n")
+            found += parse(text)
+            host.take(of_the_host(text + newline, self._group))
+        found += parse(rest)
+        host.take(of_the_host(rest, self._group))
+        return Logged(tuple(found), self._trouble, unread, host.all())
+
+
+def _own_group(groups: Path) -> str:
+    """The control group of this process (version 2, or the one of version 1 that limits memory); "/" where nobody
+    says."""
+    try:
+        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
+    except OSError:
+        return "/"
+    return next((path for number, kinds, path in lines if number == "0" or "memory" in kinds.split(",")), "/")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from pytest_gpufleet.hardware import gpu_lock, host, nvml
-from pytest_gpufleet.hardware.kernel_log import KernelLog
+from pytest_gpufleet.hardware.kernel_log import KernelLog, behind
 from pytest_gpufleet.hardware.nvml import Nvml
 from pytest_gpufleet.model.facts import READINGS, SLOW_READINGS, Unavailable
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
@@ -71,7 +71,8 @@ class LocalNode:
         ]
         undecoded = sorted({number for _, number in told if number in NVLINK_5 and logged.trouble})
         blind = f"what XIDs {undecoded} of NVLinks mean stands in the kernel log alone" if undecoded else ""
-        return Logged((*logged.xids, *xids), logged.trouble, logged.unread or blind)
+        host = tuple(behind(message, at) for message in logged.host)
+        return Logged((*logged.xids, *xids), logged.trouble, logged.unread or blind, host)
 
     def present(self) -> tuple[str, ...]:
         return self._driver.present() if self._driver is not None else ()

@@ -45,7 +45,7 @@ class Node(Protocol):
         """The readings of all GPUs now. `slow`: also facts.SLOW_READINGS, which are None otherwise."""
 
     def kernel_log(self) -> Logged:
-        """The errors that the driver has told since the last call; the first one gives what was told before."""
+        """The errors that driver and kernel have told since the last call; the first one gives what was told before."""
 
     def present(self) -> tuple[str, ...]:
         """The PCI bus id of every GPU that the driver lists, also of those hidden from this run; "" for one that does

@@ -183,6 +183,13 @@ class FaultFound(Event, frozen=True, tag="fault"):
     fault: FaultTold
 
 
+class Noticed(Event, frozen=True, tag="noticed"):
+    """What is shown and speaks against nothing, such as errors that were corrected, in the words of a fault. Its
+    `check`: the one that ran, "" if it was before the run."""
+
+    fault: FaultTold
+
+
 class HealthWorsened(Event, frozen=True, tag="health"):
     """Of schema 1: later ones have faults."""
 

@@ -29,6 +29,7 @@ from pytest_gpufleet.model.events import (
     NodeFinished,
     NodeLeftOut,
     NodeLost,
+    Noticed,
     ProfileGiven,
     Progress,
     RunHeader,
@@ -83,6 +84,7 @@ class Record:
     progress: dict[str, tuple[float, float]] = field(default_factory=dict)  # check: seconds done, and of how many
     telemetry: list[Sample] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    noticed: list[Fault] = field(default_factory=list)  # shown, and against nothing
     spans: list[tuple[str, float, float]] = field(default_factory=list)  # check, begin, end: seconds since the epoch
     _begun: dict[str, float] = field(default_factory=dict)
     _once: set[object] = field(default_factory=set)
@@ -160,7 +162,7 @@ class Record:
                 self.findings.append(finding)
             case FingerprintsTaken():
                 self.fingerprints[event.check] = event.fingerprints
-            case HealthWorsened() | FaultFound():
+            case HealthWorsened() | FaultFound() | Noticed():
                 self._accuse(event)
             case CheckFinished(check=check):
                 self._finish(check, event.seconds)
@@ -177,12 +179,13 @@ class Record:
             case Verdict():
                 self._end(event)
 
-    def _accuse(self, event: HealthWorsened | FaultFound) -> None:
+    def _accuse(self, event: HealthWorsened | FaultFound | Noticed) -> None:
         if isinstance(event, HealthWorsened):
             self.faults += [old_evidence.worsened(event.check, problem) for problem in event.problems]
             return
         found = event.fault.of_this_version()
-        self.faults.append(replace(found, what=f"{found.what}{event.where}"))
+        heard = self.noticed if isinstance(event, Noticed) else self.faults
+        heard.append(replace(found, what=f"{found.what}{event.where}"))
 
     def _end(self, verdict: Verdict) -> None:
         self.verdict, self.reasons = verdict.verdict, list(verdict.reasons)

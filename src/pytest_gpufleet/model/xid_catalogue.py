@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pytest_gpufleet.model.host_log_catalogue import HostMessage
+
 TABLE = Path(__file__).with_name("xid_table.json")
 
 # What NVIDIA's catalogue calls for at once, in words.
@@ -228,9 +230,10 @@ def _slot(address: str) -> str:
 
 @dataclass(frozen=True)
 class Logged:
-    """XIDs and SXids since the last time. `trouble` says why the log cannot be read: then there is no judgement about
-    them. `unread`: why something since the time before was not seen."""
+    """XIDs and SXids since the last time, and what was said of the `host`. `trouble` says why the log cannot be read:
+    then there is no judgement about them. `unread`: why something since the time before was not seen."""
 
     xids: tuple[Xid, ...] = ()
     trouble: str = ""
     unread: str = ""
+    host: tuple[HostMessage, ...] = ()

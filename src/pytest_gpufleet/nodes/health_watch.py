@@ -1,4 +1,5 @@
-"""Watches the health of all GPUs around every test: what gets worse while a test runs fails that test."""
+"""Watches the health of all GPUs and of their host around every test: what gets worse while a test runs fails that
+test."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.sample import Sample
 from pytest_gpufleet.model.xid_catalogue import OF_CRASHES, OF_PROCESSES, Xid
 from pytest_gpufleet.verdict import health_rules
+from pytest_gpufleet.verdict.host_rules import log_rules
 
 TEMPERATURES = ("temperature_c", "memory_temperature_c")
 
@@ -23,6 +25,7 @@ class Guard:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.unread = ""  # why lines of the kernel log since the last time were not seen
+        self.noticed: list[Fault] = []  # what the kernel told of the host since the last time, and condemns nothing
         self._failed = False  # the check before
         self._lock = threading.Lock()
         self._forget()
@@ -55,6 +58,8 @@ class Guard:
         self.unread = logged.unread
         xids = [xid for xid in logged.xids if self._counts(xid, failed)]
         problems += health_rules.xids_of(after, xids) + health_rules.sxids(xids)
+        problems += log_rules.told_during(logged.host, after)
+        self.noticed = log_rules.shown_during(logged.host, after)
         self._failed = failed
         with self._lock:
             all_reasons, all_hottest = self._reasons, self._hottest

@@ -115,9 +115,11 @@ class Ask(Message, frozen=True, tag="ask"):
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`faults`: with the places of a node alone (node 0). `unseen`: what may have got worse and nobody could see."""
+    """`faults`, and what was only `noticed`: with the places of a node alone (node 0). `unseen`: what may have got
+    worse and nobody could see."""
 
     faults: tuple[Fault, ...] = ()
+    noticed: tuple[Fault, ...] = ()
     unseen: str = ""
 
 

@@ -123,5 +123,7 @@ class OwnNode:
             "a GPU that slowed down": self._sampler.trouble if self._sampler else "",
         }
         return say.Health(
-            faults, "; ".join(f"{what} may have gone unseen: {why}" for what, why in blind.items() if why)
+            faults,
+            tuple(self._guard.noticed),
+            "; ".join(f"{what} may have gone unseen: {why}" for what, why in blind.items() if why),
         )

@@ -14,6 +14,7 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.verdict.blind import untold
 from pytest_gpufleet.verdict.health_rules import sxids, xids_of, xids_of_none
+from pytest_gpufleet.verdict.host_rules.log_rules import told_before
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,15 @@ def grave_xids(machine: Machine) -> list[Fault]:
     condemning = [xid for xid in machine.logged.xids if xid.condemning]
     here = [*machine.present, *(gpu.pci_bus_id for gpu in machine.gpus)]
     return xids_of(machine.gpus, condemning) + xids_of_none(here, condemning) + sxids(condemning)
+
+
+def grave_host_messages(machine: Machine) -> list[Fault]:
+    """What in the kernel log from before the run condemns the host: errors that nobody could correct. Ends the check as
+    not judged where nobody may read the log."""
+    __tracebackhide__ = True
+    if machine.logged.trouble:
+        not_judged(machine.logged.trouble)
+    return told_before(machine.logged.host, machine.gpus)
 
 
 def expect_host(machine: Machine, fact: str, wanted: Any, *, code: str) -> None:

@@ -23,6 +23,7 @@ from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.given_limits import as_given
+from pytest_gpufleet.verdict.host_rules import log_rules
 
 Carried = list[tuple[str, dict[str, Any]]]
 
@@ -46,6 +47,8 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
         given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
         run.record_event("profile", profile=asdict(given))
     run.record_event("machine", nodes=[{"taken": node.taken, "host": _told(node.facts)} for node in standing])
+    if run.options.nodes is None:
+        _notice(run)
     run.record_event("suite", manifest=shipped().to_json())
     for name, content in carried:
         run.record_event(name, **content)
@@ -56,6 +59,13 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
 def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts of a host for the record, without those that it does not tell."""
     return {name: None if isinstance(value, Unavailable) else value for name, value in facts.items()}
+
+
+def _notice(run: Run) -> None:
+    """What the kernel log has from before the run and is shown."""
+    machine = run.own_machine.machine
+    for fault in log_rules.shown_before(machine.logged.host, machine.gpus):
+        run.record_event("noticed", fault=fault.to_json())
 
 
 def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, Any]:

@@ -125,6 +125,8 @@ class Run:
         faults = [replace(fault, check=check, watched=True) for fault in self.health.check(failed)]
         for fault in faults:
             self.record_event("fault", fault=fault.to_json())
+        for shown in self.health.noticed:
+            self.record_event("noticed", fault=replace(shown, check=check, watched=True).to_json())
         if self.health.unread:
             self.evidence.spoil(f"an XID may have gone unseen: {self.health.unread}")
         return faults

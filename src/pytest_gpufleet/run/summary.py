@@ -96,7 +96,7 @@ def _node(node: NodeFound, record: Record) -> OfNode:
 
 
 def _fault(fault: Fault, record: Record) -> OfFault:
-    explained_by = tuple(sorted({cause.kind.number for cause in explaining(fault, causes(record))}))
+    explained_by = tuple(sorted({cause.kind.number for cause in explaining(fault, (*causes(record), *record.faults))}))
     subjects = codec.plain(fault.subjects)
     return _part(
         OfFault, fault.kind, check=fault.check or None, code=fault.kind.number, subjects=subjects, what=fault.what,

@@ -14,6 +14,7 @@ from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.verdict import basis, node_verdicts
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, remarks_on, unused_limits
+from pytest_gpufleet.verdict.host_rules import log_rules
 
 DIED = "the run did not come to its end"
 ALTERED = "not as it was shipped with this version, so it may check something else"
@@ -82,6 +83,7 @@ def remarks(record: Record) -> list[str]:
         told.append("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested")
     told += _of_several_boards(record)
     told += remarks_on(record)
+    told += log_rules.remarks(record.noticed)
     if since := since_then(record):
         checks, are = ("1 check", "is") if len(since) == 1 else (f"{len(since)} checks", "are")
         told.append(f"{checks} did not exist in {record.run.plugin} and {are} not held against it")

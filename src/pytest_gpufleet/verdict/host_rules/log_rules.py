@@ -1,0 +1,62 @@
+"""What the kernel log says of the host, as faults: what speaks against the machine, and what is only shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pytest_gpufleet.model.codes import CODES
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.host_log_catalogue import HostMessage
+from pytest_gpufleet.model.place import THIS_NODE
+
+
+def told_before(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
+    """What condemns the machine, of messages from before the run."""
+    return _faults((message for message in messages if message.before), gpus)
+
+
+def shown_before(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
+    """The others of them."""
+    return _faults((message for message in messages if not message.before), gpus)
+
+
+def told_during(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
+    """What condemns the machine, of messages that came while the run went on."""
+    return _faults((message for message in messages if message.during), gpus)
+
+
+def shown_during(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
+    """The others of them."""
+    return _faults((message for message in messages if not message.during), gpus)
+
+
+def remarks(noticed: Iterable[Fault]) -> list[str]:
+    """What was only shown, in a sentence for each kind."""
+    kinds: dict[str, dict[str, None]] = {}
+    for fault in noticed:
+        kinds.setdefault(fault.code, {})[fault.what] = None
+    return [
+        f"the kernel log: {CODES[code].message}: {next(iter(told))}" + (f", and {len(told) - 1} more" * (len(told) > 1))
+        for code, told in kinds.items()
+    ]
+
+
+def _faults(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
+    """A GPU is named if the message is about it, or about a port that has no other GPU below it; else the node."""
+    at = {str(gpu["pci_bus_id"]): gpu.place for gpu in gpus}
+    faults = []
+    for message in messages:
+        below = [at[each] for each in message.gpus if each in at]
+        subject = below[0] if len(below) == 1 else THIS_NODE
+        faults.append(Fault(message.code, (subject,), _told(message), story=message.line))
+    return faults
+
+
+def _told(message: HostMessage) -> str:
+    """ "nvme nvme0: controller is down ... (3 times, 51 to 207 s after boot)" """
+    parts = [f"{message.times:,} times"] if message.times > 1 else []
+    if message.first is not None and message.last is not None:
+        span = [message.first] if message.first == message.last else [message.first, message.last]
+        parts.append(f"{' to '.join(f'{at:,.0f}' for at in span)} s after boot")
+    return f"{message.line} ({', '.join(parts)})" if parts else message.line
