@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from pytest_gpufleet.model import place
 from pytest_gpufleet.model.facts import COUNTERS
 from tests.acceptance.checks import later, outcomes, ranks_answer
 from tests.conftest import ACCEPTANCE, INNER, RECORDED, ROOT
@@ -19,6 +20,7 @@ from tests.machines import recorded
 # What needs ranks, and so real GPUs.
 NEEDS_GPUS = "not under_load and not every_rank"
 ECC = "test_no_memory_error_is_recorded"
+HOST_LOG = "test_no_grave_message_of_the_host_in_the_kernel_log"
 SERIAL = "serial 0000000000002"
 
 
@@ -276,6 +278,34 @@ FAULTS = {
         NOBODY,
         "nvidia-nvswitch1",
     ),
+    "a memory error of the host that nobody could correct": (
+        "machine.log = 'EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0)'",
+        HOST_LOG,
+        "dimm_uncorrected",
+        NODE,
+        "CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
+    ),
+    "a fatal PCIe error of a GPU before": (
+        "machine.log = 'nvidia 0000:00:08.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Data Link Layer'",
+        HOST_LOG,
+        "pcie_error_logged",
+        GPU_2,
+    ),
+    "an adapter without enough power": (
+        "machine.log = 'mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 7): '"
+        "'Detected insufficient power on the PCIe slot (27W).'",
+        HOST_LOG,
+        "nic_underpowered",
+        NODE,
+        "mlx5_core 0000:5c:00.0",
+    ),
+    "a file system that became read-only": (
+        "machine.log = 'EXT4-fs (nvme0n1p1): Remounting filesystem read-only'",
+        HOST_LOG,
+        "file_system_failed",
+        NODE,
+        "nvme0n1p1",
+    ),
     "power limit lowered": (
         "gpus[2]['power_limit_watts'] = 500.0",
         "test_power_limit_is_default",
@@ -443,6 +473,15 @@ HEALTHY = {
     "Blackwell": (
         BLACKWELL,
         {"test_no_grave_xid_in_the_kernel_log": "passed", "test_nvlinks_are_up": "passed", ECC: "passed"},
+    ),
+    "a log of what did no harm before": (
+        "machine.log = '\\n'.join(["
+        "'EDAC MC: Ver: 3.0.0', 'pcieport 0000:00:00.0: AER: enabled with IRQ 59', 'mce: CPU supports 7 MCE banks',"
+        "'pcieport 0000:00:01.1: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID)',"
+        "'watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]',"
+        "'oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/kubepods.slice,task_memcg=/x,task=java',"
+        "])",
+        {HOST_LOG: "passed"},
     ),
     "bridges between pairs": (
         BRIDGED,
@@ -916,6 +955,11 @@ WORSE = {
     "test_sxid[Fatal]": (set(), "nvidia-nvswitch1 on PCI 0000:86:00.0: SXid 20034 (Fatal: Link 30 LTSSM Fault Up)"),
     "test_sxid[Non-fatal]": (set(), "nvidia-nvswitch1 on PCI 0000:86:00.0: SXid 20034 (Non-fatal: "),
     "test_more_about_an_sxid": None,
+    "test_pcie_error_of_a_gpu": ({2}, "nvidia 0000:00:08.0: PCIe Bus Error: severity=Uncorrected (Fatal)"),
+    "test_disk_that_does_not_answer": (set(), "nvme nvme0: controller is down; will reset"),
+    "test_processor_that_stands_still": (set(), "soft lockup - CPU#18 stuck for 27s!"),
+    "test_flood_of_corrected_errors": None,
+    "test_what_a_healthy_host_writes": None,
     "test_does_not_apply": ({2}, "XID 79"),
     "test_is_skipped": ({2}, "XID 79"),
     "test_xfails": ({2}, "XID 79"),
@@ -954,6 +998,27 @@ def test_what_gets_worse_adds_to_a_failure_and_does_not_replace_it(worsened):
 def test_what_a_failed_process_leaves_behind_is_told_with_its_check(worsened):
     left = [fault for fault in worsened.record.faults if fault.code == "xid_of_process"]
     assert [fault.check.partition("::")[2] for fault in left] == ["test_xid", "test_fails_by_itself"]
+
+
+def test_what_the_kernel_says_of_the_host_is_told_with_the_check_in_which_it_came(worsened):
+    found = {
+        fault.check.partition("::")[2]: (fault.code, list(map(str, fault.subjects)), fault.watched)
+        for fault in worsened.record.faults
+        if fault.kind.number in range(236, 250)
+    }
+    assert found == {
+        "test_pcie_error_of_a_gpu": ("pcie_error_logged", ["gpu2"], True),
+        "test_disk_that_does_not_answer": ("disk_failing", ["node"], True),
+        "test_processor_that_stands_still": ("host_stalled", ["node"], True),
+    }
+
+
+def test_errors_that_were_corrected_are_counted_and_shown(worsened):
+    (shown,) = worsened.record.noticed
+    assert (shown.code, shown.subjects, shown.check.partition("::")[2]) == (
+        "pcie_corrected_logged", (place.gpu(2),), "test_flood_of_corrected_errors",
+    )  # fmt: skip
+    assert "10,000 times" in shown.what
 
 
 def test_what_gets_worse_rejects_the_machine_whatever_becomes_of_the_check(worsened):

@@ -119,6 +119,30 @@ def test_more_about_an_sxid():
     kernel(SXID + "Data {0x10000000, 0x10000000, 0x00000000}")
 
 
+def test_pcie_error_of_a_gpu():
+    kernel("nvidia 0000:00:08.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Data Link Layer, (Receiver ID)")
+
+
+def test_disk_that_does_not_answer():
+    kernel("nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10")
+
+
+def test_processor_that_stands_still():
+    kernel("watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]")
+
+
+def test_flood_of_corrected_errors():
+    """They are shown, and reject nothing."""
+    for _ in range(10_000):
+        kernel("nvidia 0000:00:08.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Transmitter ID)")
+
+
+def test_what_a_healthy_host_writes():
+    kernel("nvme nvme0: 8/0/0 default/read/poll queues")
+    kernel("EXT4-fs (nvme0n1p5): re-mounted. Opts: errors=remount-ro. Quota mode: none.")
+    kernel("mlx5_core 0000:13:00.0: mlx5_pcie_event:297:(pid 11): PCIe slot power capability was not advertised.")
+
+
 def test_does_not_apply():
     fall_off_the_bus()
     not_applicable("no such thing")

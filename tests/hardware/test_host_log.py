@@ -1,0 +1,233 @@
+"""What the kernel log says of the host. The lines are those of model/host_log_catalogue.py, whose comments say where
+each was really written; those of healthy machines have their origin beside them."""
+
+import os
+
+import pytest
+
+from pytest_gpufleet.hardware.kernel_log import KernelLog, behind, of_the_host
+from pytest_gpufleet.hardware.local_node import LocalNode
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.host_log_catalogue import MOST_DEVICES, TABLE
+
+# Line, kind, device, whether it condemns: if it was there before the run, if it comes in it.
+LINES = [
+    ("mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 4: a600000000020408", "machine_check", "CPU 0", True, True),
+    ("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: 8c00004000010092", "machine_check_corrected", "CPU 3",
+     False, False),
+    ("{1}[Hardware Error]: event severity: fatal", "machine_check", "", True, True),
+    ("{2}[Hardware Error]: event severity: recoverable", "machine_check", "", True, True),
+    ("{3}[Hardware Error]: event severity: corrected", "machine_check_corrected", "", False, False),
+    ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xe16677 offset:0x0 "
+     "grain:32 -  err_code:0000:009f socket:0 imc:0 rank:0 bg:0 ba:3 row:dad3 col:3c0)", "dimm_uncorrected",
+     "CPU_SrcID#0_MC#0_Chan#0_DIMM#0", True, True),
+    ("EDAC MC0: 1 UE unknown on unknown memory ( page:0x116c60 offset:0x0 grain:1 - APEI location: )",
+     "dimm_uncorrected", "unknown memory", True, True),
+    ("EDAC MC1: 262 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x2031c14 "
+     "offset:0x940 grain:32 syndrome:0x0 -  OVERFLOW area:DRAM err_code:0001:0091 socket:0 ha:0 channel_mask:2 rank:1)",
+     "dimm_corrected", "CPU_SrcID#0_Ha#0_Chan#1_DIMM#0", False, False),
+    ("Memory failure: 0x1850602: recovery action for dax page: Recovered", "dimm_uncorrected", "", True, True),
+    ("pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
+     "pcie_error_logged", "pcieport 0000:00:03.0", True, True),
+    ("pcieport 0000:80:1b.4: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer, (Receiver ID)",
+     "pcie_error_logged", "pcieport 0000:80:1b.4", False, True),
+    ("pcieport 0000:00:01.1: AER: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID)",
+     "pcie_corrected_logged", "pcieport 0000:00:01.1", False, False),
+    ("nvidia 0000:07:00.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Transmitter ID)",
+     "pcie_corrected_logged", "nvidia 0000:07:00.0", False, False),
+    ("pcieport 0000:30:03.0: DPC: containment event, status:0x0005 source:0x3400", "pcie_error_logged",
+     "pcieport 0000:30:03.0", True, True),
+    ("watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]", "host_stalled", "", False, True),
+    ("watchdog: Watchdog detected hard LOCKUP on cpu 3", "host_stalled", "", True, True),
+    ("rcu: INFO: rcu_preempt self-detected stall on CPU", "host_stalled", "", False, True),
+    ("rcu: INFO: rcu_sched detected stalls on CPUs/tasks:", "host_stalled", "", False, True),
+    ("INFO: task jfsmount:136986 blocked for more than 120 seconds.", "host_stalled", "", False, True),
+    ("nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller", "disk_failing", "nvme4",
+     True, True),
+    ("nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10", "disk_failing", "nvme0", True,
+     True),
+    ("nvme nvme4: Disabling device after reset failure: -19", "disk_failing", "nvme4", True, True),
+    ("nvme nvme1: Removing after probe failure status: -5", "disk_failing", "nvme1", True, True),
+    ("I/O error, dev nvme0n1, sector 131209936 op 0x0:(READ) flags 0x80700 phys_seg 25 prio class 0", "disk_failing",
+     "nvme0n1", True, True),
+    ("print_req_error: critical medium error, dev sdf, sector 1811939592", "disk_failing", "sdf", True, True),
+    ("Buffer I/O error on dev nvme0n1p1, logical block 121667584, lost sync page write", "disk_failing", "nvme0n1p1",
+     True, True),
+    ("md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.", "disk_failing", "nvme0n1p1", True, True),
+    ("block nvme0n1: no available path - failing I/O", "disk_failing", "nvme0n1", True, True),
+    ("EXT4-fs (nvme0n1p1): Remounting filesystem read-only", "file_system_failed", "nvme0n1p1", True, True),
+    ("EXT4-fs error (device nvme0n1p1): __ext4_find_entry:1588: inode #43: comm gmain: reading directory lblock 0",
+     "file_system_failed", "nvme0n1p1", True, True),
+    ("XFS (dm-4): I/O Error Detected. Shutting down filesystem", "file_system_failed", "dm-4", True, True),
+    ("XFS (sdb6): log I/O error -5", "file_system_failed", "sdb6", True, True),
+    ("XFS (dm-4): Corruption detected. Unmount and run xfs_repair", "file_system_failed", "dm-4", True, True),
+    ("BTRFS info (device nvme1n2: state EA): forced readonly", "file_system_failed", "nvme1n2", True, True),
+    ("oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/init.scope,"
+     "task=python,pid=7899,uid=0", "host_out_of_memory", "", False, True),
+    ("mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected insufficient power on the PCIe slot (27W).",
+     "nic_underpowered", "mlx5_core 0000:5c:00.0", True, True),
+    ("mlx5_core 0000:41:00.0: temp_warn:170:(pid 0): High temperature on sensors with bit set 0 1", "nic_too_hot",
+     "mlx5_core 0000:41:00.0", True, True),
+    ("mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, High Temperature", "nic_too_hot",
+     "mlx5_core 0000:5c:00.0", True, True),
+    ("mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, Power budget exceeded",
+     "nic_underpowered", "mlx5_core 0000:5c:00.0", True, True),
+    ("mlx5_core 0000:41:00.0: poll_health:471:(pid 0): device's health compromised - reached miss count",
+     "nic_firmware_failed", "mlx5_core 0000:41:00.0", True, True),
+    ("mlx5_core 0000:41:00.0: poll_health:478:(pid 0): Fatal error 1 detected", "nic_firmware_failed",
+     "mlx5_core 0000:41:00.0", True, True),
+    ("mlx5_core 0000:41:00.0: print_health_info:500:(pid 0): Health issue observed, firmware internal error, "
+     "severity(3) ERROR:", "nic_firmware_failed", "mlx5_core 0000:41:00.0", True, True),
+    ("mce: CPU1: Package temperature above threshold, cpu clock throttled (total events = 12705)",
+     "processor_throttled", "", False, True),
+]  # fmt: skip
+
+# What healthy machines write, and what looks like one of the above and is none.
+HEALTHY = [
+    "EDAC MC: Ver: 3.0.0",
+    "EDAC MC0: Giving out device to module i10nm_edac controller Intel_10nm Socket#0 IMC#0: DEV 0000:7e:0c.0",
+    "EDAC sbridge MC1: HANDLING MCE MEMORY ERROR",  # beside the line that counts: radiasoft/devops issue 134
+    "mce: CPU0: Thermal monitoring enabled (TM1)",
+    "mce: CPU supports 7 MCE banks",
+    "mce: [Hardware Error]: Machine check events logged",
+    "mce: CPU2: Core temperature/speed normal",  # erpalma/throttled issue 186
+    "pcieport 0000:00:00.0: AER: enabled with IRQ 59",
+    "pcieport 0000:00:1c.5: AER: Multiple Corrected error received: 0000:02:00.0",  # the device's own line follows
+    "acpi PNP0A08:00: _OSC: OS now controls [PCIeHotplug SHPCHotplug PME AER PCIeCapability LTR DPC]",
+    "pcieport 0000:00:1b.0: DPC: error containment capabilities: Int Msg #0, RPExt+ PoisonedTLP+ SwTrigger+",
+    "nvme nvme0: 8/0/0 default/read/poll queues",
+    "nvme nvme0: Shutdown timeout set to 10 seconds",
+    "nvme nvme0: I/O 12 QID 3 timeout, completion polled",
+    "Freezing of tasks failed after 20.004 seconds (1 tasks refusing to freeze, wq_busy=0):",
+    "rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 0-... } 6 jiffies s: 85 root: 0x1/.",
+    "rcu: RCU calculated value of scheduler-enlistment delay is 25 jiffies.",
+    "NMI watchdog: Enabled. Permanently consumes one hw-PMU counter.",
+    "EXT4-fs (nvme0n1p5): re-mounted. Opts: errors=remount-ro. Quota mode: none.",  # hamonikr-system issue 13
+    "EXT4-fs (sda1): re-mounted 08870205-494a-4ccd-a77b-5d0acea2400f r/w. Quota mode: none.",
+    "EXT4-fs (nvme0n1p3): mounted filesystem 08870205-494a-4ccd-a77b-5d0acea2400f ro with ordered data mode.",
+    "XFS (dm-4): Ending clean mount",
+    "XFS (sdb): User initiated shutdown received.",
+    "I/O error, dev sr0, sector 0 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 0",
+    "I/O error, dev loop1, sector 8 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",
+    "blk_update_request: I/O error, dev fd0, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",
+    "I/O error, dev nvme0n1, sector 8 op 0x9:(WRITE_ZEROES) flags 0x0 phys_seg 0 prio class 0",
+    "critical target error, dev nvme1n1, sector 8 op 0x3:(DISCARD) flags 0x800 phys_seg 1 prio class 0",
+    # of every DGX with a ConnectX-7 whose functions are not all the host's: leptonai/gpud issue 1164
+    "mlx5_core 0000:d2:00.0: mlx5_cmd_out_err:838:(pid 268269): ACCESS_REG(0x805) op_mod(0x1) failed, status bad "
+    "resource(0x5), syndrome (0x305684), err(-22)",
+    # NVIDIA/gpu-operator issue 2511
+    "mlx5_core 0000:13:00.0: mlx5_pcie_event:297:(pid 11): PCIe slot power capability was not advertised.",
+    "mlx5_core 0000:63:00.0: 504.112 Gb/s available PCIe bandwidth (32.0 GT/s PCIe x16 link)",
+    "mlx5_core 0000:5c:00.0: Port module event: module 0, Cable plugged",
+    "mlx5_core 0000:5c:00.0: print_health_info:500:(pid 0): Health issue observed, clock error, severity(4) WARNING:",
+    "NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus.",
+    "systemd-journald[889]: Failed to open system journal: No space left on device",
+]
+
+
+@pytest.mark.parametrize(("line", "code", "device", "before", "during"), LINES, ids=range(len(LINES)))
+def test_what_is_wrong_with_the_host_is_recognised(line, code, device, before, during):
+    (message,) = of_the_host(f"4,1234,5140900,-;{line}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:5c:00.0\n")
+    found = (message.code, message.device, message.before, message.during)
+    assert found == (code, device, before, during)
+    assert (message.line, message.first, message.last) == (line[:300], 5.1409, 5.1409)
+
+
+def test_every_row_of_the_table_was_seen_to_match():
+    matched = [next(row for row in TABLE if row.pattern.search(line)) for line, *_ in LINES]
+    missing = [row.pattern.pattern for row in TABLE if row not in matched and "oom_memcg" not in row.pattern.pattern]
+    assert missing == []
+
+
+@pytest.mark.parametrize("line", HEALTHY)
+def test_what_a_healthy_host_writes_is_nothing(line):
+    assert list(of_the_host(f"6,1,1000,-;{line}\n")) == []
+
+
+def test_what_a_program_wrote_into_the_log_is_nothing():
+    line = "watchdog: Watchdog detected hard LOCKUP on cpu 3"
+    assert list(of_the_host(f"12,1,1000,-;{line}\n")) == []
+    assert len(list(of_the_host(f"0,1,1000,-;{line}\n"))) == 1
+
+
+CONTAINER = (
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=cri-containerd-ec9e.scope,mems_allowed=0-1,"
+    "oom_memcg=/kubepods.slice/kubepods-pod1.slice,task_memcg=/kubepods.slice/kubepods-pod1.slice/cri-ec9e.scope,"
+    "task=pt_main_thread,pid=461754,uid=0"
+)
+
+
+@pytest.mark.parametrize(
+    ("groups", "condemns"),
+    [
+        ("0::/kubepods.slice/kubepods-pod1.slice/cri-ec9e.scope\n", True),
+        ("0::/kubepods.slice/kubepods-pod12.slice/cri-ec9e.scope\n", False),
+        ("12:cpu:/other\n4:memory:/kubepods.slice/kubepods-pod1.slice\n", True),
+        ("0::/\n", False),  # a container that does not see which group is its own
+    ],
+)
+def test_a_container_without_memory_counts_if_it_is_that_of_the_run(tmp_path, groups, condemns):
+    (tmp_path / "cgroup").write_text(groups)
+    (tmp_path / "kmsg").write_text(CONTAINER)
+    (message,) = KernelLog(str(tmp_path / "kmsg"), tmp_path / "cgroup").new().host
+    assert (message.code, message.before, message.during) == ("host_out_of_memory", False, condemns)
+
+
+def test_a_flood_costs_as_much_as_one_line(tmp_path):
+    corrected = "pcieport 0000:00:01.1: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
+    lines = [f"4,{number},{number}000000,-;{corrected}" for number in range(10_000)]
+    lines += [f"4,1,1,-;I/O error, dev sd{number}, sector 1" for number in range(1_000)]
+    (tmp_path / "kmsg").write_text("\n".join(lines))  # far more than is read at once, and without an end of line
+    port, *disks = KernelLog(str(tmp_path / "kmsg")).new().host
+    assert (port.times, port.first, port.last) == (10_000, 0, 9_999)
+    assert len(disks) == MOST_DEVICES + 1
+    assert sum(disk.times for disk in disks) == 1_000
+
+
+GPUS = ("00000000:1B:00.0", "00000000:1C:00.0", "00000000:9B:00.0")
+
+
+@pytest.fixture
+def devices(tmp_path):
+    """Two GPUs below one switch, and one with a port of its own."""
+    ways = {
+        "0000:1b:00.0": "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:1b:00.0",
+        "0000:1c:00.0": "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:1c:00.0",
+        "0000:9b:00.0": "pci0000:97/0000:97:01.0/0000:9b:00.0",
+    }
+    (tmp_path / "pci").mkdir()
+    for device, way in ways.items():
+        (tmp_path / way).mkdir(parents=True)
+        (tmp_path / "pci" / device).symlink_to(tmp_path / way)
+    return tmp_path / "pci"
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus"),
+    [
+        ("nvidia 0000:1b:00.0", GPUS[:1]),
+        ("snd_hda_intel 0000:1b:00.1", GPUS[:1]),  # another function of that GPU
+        ("pcieport 0000:17:01.0", GPUS[1:2]),
+        ("pcieport 0000:16:00.0", GPUS[:2]),
+        ("pcieport 0000:97:01.0", GPUS[2:]),
+        ("pcieport 0000:97:01.1", ()),  # another port, beside that one
+        ("mlx5_core 0000:5c:00.0", ()),
+    ],
+)
+def test_a_port_is_about_the_gpus_below_it(devices, device, gpus):
+    (message,) = of_the_host(f"{device}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer")
+    assert behind(message, GPUS, devices).gpus == gpus
+
+
+def test_a_node_tells_of_its_host_once(tmp_path):
+    class Driver:
+        xids = staticmethod(list)
+
+    log = tmp_path / "kmsg"
+    log.write_text(f"{LINES[0][0]}\n{HEALTHY[0]}\n")
+    node = LocalNode(Driver(), GpuTopology(gpus=(Gpu(0, {"pci_bus_id": GPUS[0]}),)), str(log))
+    assert [message.code for message in node.kernel_log().host] == ["machine_check"]
+    with log.open("a") as more:
+        os.write(more.fileno(), LINES[15][0].encode() + b"\n")
+    assert [message.code for message in node.kernel_log().host] == ["host_stalled"]
+    assert node.kernel_log().host == ()
