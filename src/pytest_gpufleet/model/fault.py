@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_gpufleet.model.codes import CODES, Code
+from pytest_gpufleet.model.codes import CODES
+from pytest_gpufleet.model.fault_code import Code
 from pytest_gpufleet.model.place import Where
 
 

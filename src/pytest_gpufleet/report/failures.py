@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.codes import Code
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.fault_code import Code
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording

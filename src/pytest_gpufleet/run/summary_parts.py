@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from pytest_gpufleet.model.check import Outcome
-from pytest_gpufleet.model.codes import Action
 from pytest_gpufleet.model.event_values import Secured, VerdictWord
+from pytest_gpufleet.model.fault_code import Action
 from pytest_gpufleet.model.finding import State
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import Calibration, Grade
