@@ -97,6 +97,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.link_rules import link_errors as link_errors
     from pytest_gpufleet.verdict.link_rules import pcie_errors as pcie_errors
     from pytest_gpufleet.verdict.link_rules import pcie_lanes as pcie_lanes
+    from pytest_gpufleet.verdict.mfu import above_peak as above_peak
+    from pytest_gpufleet.verdict.mfu import model_flops_utilization as model_flops_utilization
     from pytest_gpufleet.verdict.port_rules import port_errors as port_errors
     from pytest_gpufleet.verdict.port_rules import port_traffic as port_traffic
     from pytest_gpufleet.verdict.port_rules import ports_behind_slow_pcie as ports_behind_slow_pcie
@@ -182,6 +184,7 @@ _NAMES = {
     ),
     "verdict.judgement": ("LimitMissed",),
     "verdict.link_rules": ("fabric_ills", "link_errors", "pcie_errors", "pcie_lanes"),
+    "verdict.mfu": ("above_peak", "model_flops_utilization"),
     "verdict.port_rules": ("port_errors", "port_traffic", "ports_behind_slow_pcie"),
     "verdict.profiles.profile": ("Profile",),
     "world.rank": ("Rank",),

@@ -6,6 +6,7 @@ from pytest_gpufleet import MiB, bus_bandwidth, measure, measure_all, scaling_ef
 from pytest_gpufleet.hardware import host
 from pytest_gpufleet.probes.collectives import speed
 from pytest_gpufleet.probes.collectives.launching import launch_time
+from pytest_gpufleet.probes.collectives.under_load import retention_under_load
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.memory.bandwidth import memory_bandwidth
@@ -13,6 +14,7 @@ from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth
 from pytest_gpufleet.probes.training import loop, method_comparison
 from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
 from pytest_gpufleet.probes.training.recipes import Workload
+from pytest_gpufleet.probes.training.transformer_step import token_throughput
 
 
 def has_all_of_its_host(rank):
@@ -53,5 +55,7 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         compared,
         scaling_efficiency(measure(nccl_group, method_comparison.throughput_by, "ddp", "fp32"), compared),
         measure(nccl_group, fed_throughput, str(tmp_path), "fp32"),
+        *measure_all(nccl_group, retention_under_load, "bf16", 1024),
+        *(measure_all(nccl_group, token_throughput, "bf16", method, seconds=0.01)[0] for method in ("", "ddp")),
         required=False,
     )

@@ -13,6 +13,7 @@ from pytest_gpufleet.model.conditions import (
     LOOPBACKS,
     METHODS,
     ONE_WINDOW,
+    SHARED_SPAN,
     WARMED_THROUGH,
 )
 from pytest_gpufleet.model.metric import METRICS
@@ -20,7 +21,7 @@ from pytest_gpufleet.model.vocabulary import BETWEEN_NODES, EXTRAORDINARY, MEASU
 from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
-from pytest_gpufleet.probes.training import method_comparison, recipes
+from pytest_gpufleet.probes.training import method_comparison, recipes, transformer, transformer_step
 from pytest_gpufleet.verdict.profiles.profile import shipped
 from tests.conftest import INNER
 
@@ -29,10 +30,13 @@ NOT_HERE = {
     "burn_power", "burn_retention", "train_memory", "soak_temperature", "soak_clock", "soak_power",
     "step_power", "power_swing", "step_skew", "step_retention",
     "node_group_busbw", "rail_bandwidth", "port_events", "nic_bandwidth",
+    "model_flops_utilization",
 }  # fmt: skip
 BEFORE = {"burn_peak_power"}  # that this version measures no more
+NOT_TIMED = {"transformer-check", transformer_step.REHEARSAL}
+REHEARSED_MODELS = (recipes.REHEARSAL_MODEL, transformer_step.REHEARSAL)
 # Nobody's limit depends on these.
-FREE = {"image"}
+FREE = {"image", "sequence"}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +75,7 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
             for key, value in conditions.items():
                 expected = CONDITIONS[key].values
                 if isinstance(expected, tuple):
-                    assert value in expected or (key, value) == ("model", recipes.REHEARSAL_MODEL)
+                    assert value in expected or (key, value) in (("model", each) for each in REHEARSED_MODELS)
                 elif expected is not None:
                     assert type(value) is expected
 
@@ -81,12 +85,13 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
     [
         ("collective", table.COLLECTIVES),
         ("precision", rate.PRECISIONS),
-        ("recipe", recipes.RECIPES),
-        ("model", recipes.MODELS),
+        ("recipe", {*recipes.RECIPES, *transformer.PRODUCTS}),
+        ("model", {*recipes.MODELS, *(each for each in transformer.SHAPES if each not in NOT_TIMED)}),
         ("optimizer", recipes.OPTIMIZERS),
         (
             "method",
-            {*method_comparison.METHODS, *LAUNCHES, *LOOPBACKS, EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP},
+            {*method_comparison.METHODS, *LAUNCHES, *LOOPBACKS}
+            | {EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN},
         ),
         (
             "direction",

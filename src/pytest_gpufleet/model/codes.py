@@ -236,6 +236,10 @@ _ALL = (
     Code(310, "machine_computes_otherwise", "data", "TRIAGE", "this machine computes other bits than its like",
          "Compare its CUDA libraries and environment with the others' (`pip list`, LD_PRELOAD, LD_LIBRARY_PATH) and "
          "install them anew; if its GPUs still compute otherwise, they, or what they share, are bad"),
+    Code(306, "training_wrong", "data", "TRIAGE", "a network is not trained right",
+         "Replace the GPU if one is named; if all are, look at driver, CUDA libraries and torch first"),
+    Code(307, "replicas_differ", "data", "TRIAGE", "after training this GPU has other weights than the others",
+         "Look at its memory, ECC and NVLink errors, and run the exact collectives again; replace it if it stays"),
     # ---------------------------------------------------------------- 4xx performance
     Code(401, "limit_missed", "performance", "TRIAGE", "a figure missed its limit", "Do what the check's text says"),
     Code(402, "slower_than_peers", "performance", "TRIAGE", "this place is slower than its peers",
@@ -262,6 +266,8 @@ _ALL = (
          "Look at its PCIe link, at IOMMU and ACS, and whether GPUDirect RDMA works; then reseat or exchange it"),
     Code(413, "network_adapter_fails", "network", "TRIAGE", "nothing can be sent through a network adapter",
          "Look at the state of its port (`ibstat`), at /dev/infiniband and at the limit of locked memory"),
+    Code(415, "above_peak", "performance", "TRIAGE", "a figure is above what this GPU can do",
+         "The GPU is not what it says it is, or its clock is wrong: compare model, clocks and SMs with the data sheet"),
     # ---------------------------------------------------------------- 5xx processes
     Code(501, "rank_died", "process", "TRIAGE", "the process of this GPU died",
          "Look at the kernel log for XIDs and for the out-of-memory killer"),

@@ -54,17 +54,22 @@ EACH_ALONE = "sum of each alone"
 # Of metrics that were measured in another way before: matrix products of one shape, over one window; what a burn-in
 # retains of the rate of warm GPUs; host links that all begin to copy at the same moment.
 ONE_WINDOW, WARMED_THROUGH, LINED_UP = "one window", "warmed through", "lined up"
+# Products and an all_reduce at once: only the time in which both were under way counts.
+SHARED_SPAN = "shared span"
 # How collectives of a few bytes were launched.
 LAUNCHES: dict[Condition, str] = {"replayed": "in a CUDA graph", "eager": "launched one by one"}
 
 # Those of NCCL, as NCCL_ALGO names them, in lower case.
 ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
 
+RESNETS = ("resnet50", "resnet101", "resnet152")
+TRANSFORMERS = ("transformer-0.1b", "transformer-0.6b", "transformer-1.3b")
+
 # In the order in which a reader wants to hear them.
 CONDITIONS: dict[str, ConditionType] = {
     "collective": ConditionType(COLLECTIVES, leads=True),
     "operation": ConditionType(("copy", "triad"), leads=True),
-    "model": ConditionType(("resnet50", "resnet101", "resnet152")),
+    "model": ConditionType((*RESNETS, *TRANSFORMERS)),
     "method": ConditionType(
         (
             "ddp",
@@ -74,13 +79,14 @@ CONDITIONS: dict[str, ConditionType] = {
             ONE_WINDOW,
             WARMED_THROUGH,
             LINED_UP,
+            SHARED_SPAN,
             "replayed",
             "eager",
             *map(str, LOOPBACKS),
         ),
         words={**METHODS, **LAUNCHES, **LOOPBACKS, EACH_ALONE: f"of the {EACH_ALONE}"},
     ),
-    "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),
+    "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak", "fp8"), leads=True),
     "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),
     "direction": ConditionType(DIRECTIONS, words=BOTH_WAYS, leads=True),
     "link": ConditionType(LINKS, "over {}", leads=True),
@@ -92,13 +98,14 @@ CONDITIONS: dict[str, ConditionType] = {
     "at_once": ConditionType(("one", "all"), words={"all": "all GPUs at once", "one": "one GPU at a time"}),
     "batch": ConditionType(int, "batch {}"),
     "image": ConditionType(None, "{} pixels"),
+    "sequence": ConditionType(None, "{} tokens"),
     "optimizer": ConditionType(("sgd", "adam", "adamw")),
     "nvls": ConditionType(bool, "NVLS {}", {True: "NVLS on", False: "NVLS off"}),
     "algorithm": ConditionType(ALGORITHMS, "algorithm {}"),  # that NCCL_ALGO asks for
     "network": ConditionType(int, "{} Gb/s of network a node"),
     "port_rate": ConditionType(int, "ports of {} Gb/s"),
     "nccl": ConditionType(int, "NCCL {}"),  # as NCCL writes its version: 22809 is 2.28.9
-    "workload": ConditionType(("custom", "sweep", "full memory", "comparison"), "workload {}"),
+    "workload": ConditionType(("custom", "sweep", "full memory", "comparison", "transformer"), "workload {}"),
     "work": ConditionType(("burn-in", "matrix products", "training"), "work {}"),
     "counter": ConditionType(None, leads=True),  # of a network port, as the kernel names it
     "fabric": ConditionType(("nvswitch", "nvlink", "pcie"), "fabric {}"),

@@ -129,6 +129,33 @@ METRICS = {
             "train_utilization", "ratio", "higher", "share of the time that a GPU is busy in training", steady=False
         ),
         Metric("loader_throughput", "images/s", "higher", "training throughput fed by a data loader"),
+        # As of matrix products, of which it mostly consists: at the power limit, healthy GPUs differ.
+        Metric(
+            "solo_token_throughput",
+            "tokens/s",
+            "higher",
+            "training of a transformer, each GPU alone",
+            0.08,
+            simultaneous=True,
+        ),
+        Metric("token_throughput", "tokens/s", "higher", "training of a transformer"),
+        Metric("model_flops_utilization", "ratio", "higher", "model FLOPs utilization (MFU)"),
+        # Of two rates, of which each may differ as those of products do.
+        Metric(
+            "product_retention",
+            "ratio",
+            "higher",
+            "matrix products beside an all_reduce, of those alone",
+            0.16,
+            steady=False,
+        ),
+        Metric(
+            "reduction_retention",
+            "ratio",
+            "higher",
+            "an all_reduce beside matrix products, of that alone",
+            steady=False,
+        ),
         # Of such load, on 3 healthy boards of 4x H200: 53 to 63 C and up to 9 K apart, 682 to 702 W, clocks 6 % apart.
         Metric("soak_temperature", "C", "lower", "temperature at the end of the soak", 0.30),
         Metric("soak_clock", "MHz", "higher", "SM clock at the end of the soak", 0.10),

@@ -27,6 +27,7 @@ EXTRAORDINARY = ("optimizer", "workload", "method", "nodes")
 BETWEEN_NODES = ("nodes", "network", "nccl", "algorithm")
 _TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls", "fabric", "method", *BETWEEN_NODES)
 _TRAINING = ("model", "recipe", "ranks", "batch", *EXTRAORDINARY)
+_UNDER_LOAD = ("collective", "precision", "bytes", "ranks", "nvls", "method")
 
 # Of the conditions that the probes give with each metric, those that a limit may name, and the fabric of the machine. A
 # limit that named one that no probe gives could never hold, and nobody would notice.
@@ -52,6 +53,11 @@ MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "communication_share": _TRAINING,
     "train_utilization": _TRAINING,
     "loader_throughput": _TRAINING,
+    "solo_token_throughput": _TRAINING,
+    "token_throughput": _TRAINING,
+    "model_flops_utilization": _TRAINING,
+    "product_retention": _UNDER_LOAD,
+    "reduction_retention": _UNDER_LOAD,
     "soak_temperature": ("method",),
     "soak_clock": ("method",),
     "soak_power": ("method",),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.collectives.speed import fitting as fitting
     from pytest_gpufleet.probes.collectives.speed import sweep as sweep
     from pytest_gpufleet.probes.collectives.table import COLLECTIVES as COLLECTIVES
+    from pytest_gpufleet.probes.collectives.under_load import retention_under_load as retention_under_load
+    from pytest_gpufleet.probes.collectives.under_load import wrong_under_load as wrong_under_load
     from pytest_gpufleet.probes.compute.corruption import dissenters as dissenters
     from pytest_gpufleet.probes.compute.corruption import exact_product as exact_product
     from pytest_gpufleet.probes.compute.fixed_work import fingerprints as fingerprints
@@ -84,6 +86,11 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.training.small_network import known_input as known_input
     from pytest_gpufleet.probes.training.small_network import known_layer as known_layer
     from pytest_gpufleet.probes.training.small_network import network as network
+    from pytest_gpufleet.probes.training.transformer import SHAPES as SHAPES
+    from pytest_gpufleet.probes.training.transformer_exactness import ends_alike as ends_alike
+    from pytest_gpufleet.probes.training.transformer_exactness import follows_fp32 as follows_fp32
+    from pytest_gpufleet.probes.training.transformer_exactness import trains_as_one as trains_as_one
+    from pytest_gpufleet.probes.training.transformer_step import token_throughput as token_throughput
 
 _NAMES = {
     "adapter_loopback": ("LOOPBACK_BYTES", "LOOPBACK_INTERFACE", "adapter_bandwidth", "adapters_in_loopback"),
@@ -93,6 +100,7 @@ _NAMES = {
     "collectives.repeated": ("stays_exact", "two_at_once"),
     "collectives.speed": ("collective_latency", "fitting", "sweep"),
     "collectives.table": ("COLLECTIVES",),
+    "collectives.under_load": ("retention_under_load", "wrong_under_load"),
     "compute.corruption": ("dissenters", "exact_product"),
     "compute.fixed_work": ("fingerprints",),
     "compute.rate": ("PRECISIONS", "precisions_of", "product_rate", "relative_rate"),
@@ -121,6 +129,9 @@ _NAMES = {
     "training.replicas": ("differences",),
     "training.sharding": ("fully_sharded", "held", "own_shard"),
     "training.small_network": ("batch", "full_precision", "known_average", "known_input", "known_layer", "network"),
+    "training.transformer": ("SHAPES",),
+    "training.transformer_exactness": ("ends_alike", "follows_fp32", "trains_as_one"),
+    "training.transformer_step": ("token_throughput",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -1,0 +1,166 @@
+"""A transformer trains right, and as fast as its peers: a small language model as Llama is built, in bf16 and FP8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pytest_gpufleet import (
+    Fault,
+    GpuTopology,
+    Judge,
+    Measurement,
+    Size,
+    World,
+    above_peak,
+    expect_none,
+    measure,
+    measure_all,
+    model_flops_utilization,
+    scaling_efficiency,
+)
+from pytest_gpufleet.probes import SHAPES, ends_alike, follows_fp32, token_throughput, trains_as_one
+
+pytestmark = [
+    pytest.mark.chapter("Transformer", "Is a language model trained right, and how fast?"),
+    pytest.mark.level("standard"),
+    pytest.mark.needs(capability=(8, 0)),
+]
+
+SECONDS = Size(2.5, rehearsal=0.05)
+LONG_SECONDS = Size(15.0, rehearsal=0.05)
+
+since_fp8 = pytest.mark.needs(capability=(8, 9))
+RECIPES = ["bf16", pytest.param("fp8", marks=since_fp8)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_loss_follows_fp32(nccl_group: World, recipe: str) -> None:
+    """Every GPU by itself trains a small transformer in 16 or 8 bits as it does in float32
+
+    All train on the same data, which the model learns in 20 steps. The first gradient of each weight and the loss of
+    each step must be those of float32 within what rounding makes of them. A GPU that is named alone computes wrongly,
+    in attention or in products of such shapes: replace it. If all are named, torch, cuBLAS and driver do not fit
+    together: try another version of torch.
+    """
+    nccl_group.faultless(follows_fp32, recipe, code="training_wrong")
+
+
+@pytest.mark.needs(ranks=2)
+@pytest.mark.parametrize("method", ["ddp", "fsdp"])
+def test_all_train_as_one_gpu(nccl_group: World, method: str) -> None:
+    """A transformer under DDP and FSDP has the losses that one GPU has with the data of all
+
+    Every GPU also trains on everybody's data alone, in float32, and compares. The GPU that is named when no other is
+    computes or keeps something wrong. If all are named, one of them spoils everybody's gradients: the check before, and
+    the exact collectives, tell which.
+    """
+    nccl_group.faultless(trains_as_one, method, code="training_wrong")
+
+
+@pytest.mark.needs(ranks=2)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_ranks_end_alike(nccl_group: World, recipe: str) -> None:
+    """After 20 steps of DDP weights, gradients and moments of Adam are the same on all GPUs, bit for bit
+
+    All apply the same update, so any difference is a wrong bit in memory, arithmetic or transfer, and the copies go on
+    to drift apart. The GPU that is named differs from most: it is the suspect. With two GPUs both are named, and the
+    checks of each GPU say more.
+    """
+    nccl_group.faultless(ends_alike, recipe, code="replicas_differ")
+
+
+@pytest.mark.figures("solo_token_throughput", "model_flops_utilization")
+def test_each_gpu_alone(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> None:
+    """Training of a transformer in bf16 on every GPU by itself, all at the same time
+
+    What GPUs are bought for today: products, attention and memory at full power. One that is slower than its peers is
+    hot, power-capped or used by somebody else: compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` with the others'. MFU
+    is the part of its peak that a GPU makes use of, and beside it stands what the time of a step is spent on. All of
+    them low, with products and memory as they should be: the host launches too slowly; see the time to launch.
+    """
+    _judge_alone(nccl_group, judge, gpu_topology, measure(nccl_group, token_throughput, "bf16", seconds=SECONDS))
+
+
+@pytest.mark.needs(ranks=2)
+@pytest.mark.figures(
+    "token_throughput", "solo_token_throughput", "scaling_efficiency", "model_flops_utilization", "communication_share"
+)
+def test_all_together(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> None:
+    """Training of a transformer in bf16 on all GPUs together by DDP, and how well it scales
+
+    For comparison with machines of its kind: nobody publishes figures of this model. Of a step as much is communication
+    as the share says; where it is large, look at the bandwidth of all_reduce.
+    """
+    _judge_together(nccl_group, judge, gpu_topology, "bf16", "ddp", None, SECONDS)
+
+
+@pytest.mark.level("burnin")
+@pytest.mark.figures("solo_token_throughput", "model_flops_utilization")
+@pytest.mark.parametrize("model", ["transformer-0.6b", "transformer-1.3b"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_gpu_alone_for_longer(
+    nccl_group: World, judge: Judge, gpu_topology: GpuTopology, recipe: str, model: str
+) -> None:
+    """Training of two sizes of transformers, in bf16 and FP8, on every GPU by itself, until the GPUs are warm
+
+    As the check of each GPU alone. Slower than its peers only here: it becomes hot. FP8 runs without a compiler, so
+    that much of its time goes into scaling: its figure is for comparison with peers, and not with what FP8 can do.
+    """
+    tokens = measure(nccl_group, token_throughput, recipe, model=model, seconds=LONG_SECONDS)
+    _judge_alone(nccl_group, judge, gpu_topology, tokens)
+
+
+@pytest.mark.level("burnin")
+@pytest.mark.needs(ranks=2)
+@pytest.mark.figures(
+    "token_throughput", "solo_token_throughput", "scaling_efficiency", "model_flops_utilization", "communication_share"
+)
+@pytest.mark.parametrize("method", ["ddp", "fsdp"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_ddp_and_fsdp(nccl_group: World, judge: Judge, gpu_topology: GpuTopology, recipe: str, method: str) -> None:
+    """Training of a transformer on all GPUs together, by DDP and by FSDP, in bf16 and FP8
+
+    For comparison with machines of its kind. FSDP gathers the weights of each layer when it is their turn, so that it
+    takes less memory and communicates more: slow under FSDP alone are all_gather and reduce_scatter.
+    """
+    _judge_together(nccl_group, judge, gpu_topology, recipe, method, "transformer-0.6b", LONG_SECONDS)
+
+
+def _judge_alone(nccl_group: World, judge: Judge, topology: GpuTopology, tokens: Measurement) -> None:
+    judge(tokens, shown=_utilization([tokens], topology), required=False)
+    expect_none(_impossible([tokens], topology))
+
+
+def _judge_together(
+    nccl_group: World,
+    judge: Judge,
+    topology: GpuTopology,
+    recipe: str,
+    method: str,
+    model: str | None,
+    seconds: Size[float],
+) -> None:
+    together, *shares = measure_all(nccl_group, token_throughput, recipe, method, model, seconds=seconds)
+    alone = measure(nccl_group, token_throughput, recipe, model=model, seconds=seconds)
+    scaling = scaling_efficiency(alone, together)
+    judge(together, alone, scaling, shown=[*_utilization([together], topology), *shares], required=False)
+    expect_none(_impossible([together, alone], topology))
+
+
+def _utilization(figures: Sequence[Measurement], topology: GpuTopology) -> list[Measurement]:
+    return [
+        mfu
+        for tokens in figures
+        for mfu in model_flops_utilization(tokens, SHAPES[str(tokens.conditions["model"])].flop_a_token, topology)
+    ]
+
+
+def _impossible(figures: Sequence[Measurement], topology: GpuTopology) -> list[Fault]:
+    """MFU has a limit that no GPU gets over."""
+    return [
+        fault
+        for tokens in figures
+        for fault in above_peak(tokens, SHAPES[str(tokens.conditions["model"])].least_flop_a_token, topology)
+    ]

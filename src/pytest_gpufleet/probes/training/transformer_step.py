@@ -1,0 +1,229 @@
+"""How fast a small language model is trained, on each GPU alone and on all together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_gpufleet.hardware.watch import Watch
+from pytest_gpufleet.model.endings import not_applicable
+from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.metric import Condition, GiB
+from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.probes.compute.rate import lacking
+from pytest_gpufleet.probes.timing.all_ranks import agree, everyones
+from pytest_gpufleet.probes.training import parallel_methods
+from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap
+from pytest_gpufleet.probes.training.loop import returns_memory
+from pytest_gpufleet.probes.training.moved_bytes import moved_bytes
+from pytest_gpufleet.probes.training.sharding import fully_sharded
+from pytest_gpufleet.probes.training.transformer import PRODUCTS, SHAPES, Shape, Transformer, transformer
+from pytest_gpufleet.world.rank import Rank
+
+LARGEST_FIRST = ("transformer-0.6b", "transformer-0.1b")
+REHEARSED, REHEARSAL = ("fp32", "bf16"), "transformer-tiny"
+FILLED = 0.8  # of the memory of a GPU
+LEARNING_RATE = 1e-3
+LEAD_IN = 0.25  # of the time of the samples: clock and power settle
+LEAST_STEPS = 2  # of a sample
+
+ALONE, TOGETHER = "", ("ddp", "fsdp")
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model by the name of its shape, as all GPUs of a world train it."""
+
+    model: str
+    recipe: str
+    batch: int
+
+    @property
+    def shape(self) -> Shape:
+        return SHAPES[self.model]
+
+    @property
+    def tokens(self) -> int:
+        """Of a step, on one GPU."""
+        return self.batch * self.shape.sequence
+
+    def conditions(self, ranks: int, method: str) -> dict[str, Condition]:
+        """What the figure depends on. Of another workload than ResNet, so that no limit of that holds for it."""
+        conditions: dict[str, Condition] = {
+            "model": self.model,
+            "recipe": self.recipe,
+            "ranks": ranks,
+            "batch": self.batch,
+            "sequence": self.shape.sequence,
+            "workload": "transformer",
+        }
+        return {**conditions, "method": method} if method else conditions
+
+
+def must_train(rank: Rank, recipe: str) -> None:
+    """End the test as not applicable where a device does not have the precision of a recipe."""
+    if rank.device.type == "cpu":
+        if recipe not in REHEARSED:
+            not_applicable(f"{recipe} needs a GPU")
+    elif recipe != "fp32" and (reason := lacking(recipe, rank.device)):
+        not_applicable(reason)
+
+
+def training_on(rank: Rank, recipe: str, model: str | None = None) -> Training:
+    """The training of `model`, by default of the largest that fits, which all ranks come to alike: with half of its
+    batch, or a quarter, where the memory of the smallest GPU has room for no more."""
+    must_train(rank, recipe)
+    if rank.device.type == "cpu":
+        return Training(REHEARSAL, recipe, SHAPES[REHEARSAL].batch)
+    room = FILLED * agree(rank, torch.cuda.get_device_properties(rank.device).total_memory)
+    names = [model] if model else LARGEST_FIRST
+    fitting = (Training(name, recipe, batch) for name in names if (batch := fitting_batch(SHAPES[name], room)))
+    training = next(fitting, None)
+    if training is None:
+        shape = SHAPES[names[-1]]
+        need = (shape.bytes_of_weights + shape.bytes_of_a_sequence) / FILLED / GiB
+        not_applicable(f"{names[-1]} takes {need:.0f} GiB of GPU memory")
+    return training
+
+
+def fitting_batch(shape: Shape, room: float) -> int:
+    """So many sequences as fit beside the weights into `room` bytes: the shape's batch, or that halved; 0 for none."""
+    batch = shape.batch
+    while batch and shape.bytes_of_weights + batch * shape.bytes_of_a_sequence > room:
+        batch //= 2
+    return batch
+
+
+def sequences(shape: Shape, batch: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens and the ones that follow them, (batch, sequence) each: each sequence counts up from a random token, which
+    a model learns within some steps."""
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(shape.vocabulary, (batch, 1), generator=generator)
+    tokens = ((first + torch.arange(shape.sequence + 1)) % shape.vocabulary).to(device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def under(method: str, rank: Rank, model: Transformer) -> nn.Module:
+    """The model as `method` trains it: "ddp", "fsdp", or alone."""
+    if method == "ddp":
+        return parallel_methods.distributed(rank, model)
+    if method == "fsdp":
+        return fully_sharded(rank, model, model.dtype, model.blocks)
+    return model
+
+
+def optimizer_of(module: nn.Module, method: str) -> torch.optim.Optimizer:
+    """AdamW in one kernel for all weights; not under FSDP, whose shards older versions of torch do not fuse."""
+    parameters = list(module.parameters())
+    fused = method != "fsdp" and parameters[0].device.type == "cuda"
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.01, fused=fused)
+
+
+def step_of(module: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[Tensor, Tensor]) -> Step:
+    """One step of training on one batch."""
+
+    def step() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss: Tensor = module(*data)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+@returns_memory
+def token_throughput(
+    rank: Rank, recipe: str, method: str = ALONE, model: str | None = None, *, seconds: float
+) -> list[Reading]:
+    """Tokens/s of training a transformer in `recipe` for about `seconds` in all: forward, loss, backward, AdamW.
+
+    Each GPU trains a model of its own at the same time; with a `method` of TOGETHER all ranks train one, and the figure
+    is their sum at the pace of the slowest. The median of three samples. With "ddp" also the share of a step that
+    waits for communication. Raises FloatingPointError if the loss is not finite.
+    """
+    training = training_on(rank, recipe, model)
+    together, ranks = bool(method), rank.size if method else 1
+    if rank.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with rank.phase(f"{training.model} in {recipe}, batch {training.batch}, {method or 'alone'}"):
+        module = under(method, rank, transformer(training.shape, recipe, rank.device))
+        step = step_of(
+            module,
+            optimizer_of(module, method),
+            sequences(training.shape, training.batch, 1 + rank.index, rank.device),
+        )
+        first = lap(rank, step, 1, together=together)
+        details: dict[str, Condition] = {} if together else {"bytes_a_token": _bytes_a_token(step, training)}
+        samples_of = [step] if method != "ddp" else [step, _quiet(module, step)]
+        count, warm_up = _counts(rank, step, seconds / SAMPLES / len(samples_of))
+        lap(rank, step, warm_up, together=together)
+        with Watch(rank.gpu) as watch:
+            laps = [[lap(rank, each, count) for each in samples_of] for _ in range(SAMPLES)]
+    usual = [each[0] for each in laps]
+    conditions, rates = training.conditions(ranks, method), _rates(usual, ranks * training.tokens)
+    details |= _details(rank, training, first, usual, rates, ranks)
+    throughput = Reading(
+        "token_throughput" if together else "solo_token_throughput",
+        median(rates),
+        conditions,
+        rates,
+        WORLD if together else None,
+        details,
+        watch.state,
+    )
+    return [throughput, *([_communication_share(rank, conditions, laps)] if method == "ddp" and ranks > 1 else [])]
+
+
+def _bytes_a_token(step: Step, training: Training) -> int:
+    return moved_bytes(step) // training.tokens
+
+
+def _quiet(module: nn.Module, step: Step) -> Step:
+    """The same step without communication, after which ranks differ."""
+    assert isinstance(module, DistributedDataParallel)
+
+    def quiet() -> Tensor:
+        with module.no_sync():
+            return step()
+
+    return quiet
+
+
+def _counts(rank: Rank, step: Step, seconds: float) -> tuple[int, int]:
+    """Steps of a sample of so many seconds, and of the warm-up, as the slowest rank would have them."""
+    each = lap(rank, step, 2).mean
+    count = agree(rank, max(LEAST_STEPS, math.ceil(seconds / each)))
+    return count, max(1, math.ceil(LEAD_IN * SAMPLES * count))
+
+
+def _rates(laps: list[Lap], tokens: int) -> tuple[float, ...]:
+    return tuple(tokens * len(each.steps) / each.seconds for each in laps)
+
+
+def _details(
+    rank: Rank, training: Training, first: Lap, usual: list[Lap], rates: tuple[float, ...], ranks: int
+) -> dict[str, Condition]:
+    step = median(seconds for each in usual for seconds in each.steps)
+    details: dict[str, Condition] = {
+        "computed": f"linear layers in {training.recipe}, the rest in {str(PRODUCTS[training.recipe][0])[6:]} and fp32",
+        "step": f"{1e3 * step:.4g} ms",
+        "TFLOP/s a GPU": float(f"{median(rates) / ranks * training.shape.flop_a_token / 1e12:.4g}"),
+        "loss": f"{first.loss:.3g} at first, {usual[-1].loss:.3g} in the end",
+    }
+    if rank.device.type == "cuda":
+        details["memory"] = f"{torch.cuda.max_memory_allocated() / GiB:.1f} GiB a GPU"
+    return details
+
+
+def _communication_share(rank: Rank, conditions: dict[str, Condition], laps: list[list[Lap]]) -> Reading:
+    """What the slowest rank's step is longer with communication than without."""
+    every = everyones(rank, [each.mean for pair in laps for each in pair])
+    slowest = [max(column) for column in zip(*every, strict=True)]
+    shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in zip(slowest[0::2], slowest[1::2], strict=True))
+    return Reading("communication_share", median(shares), conditions, shares, WORLD)

@@ -1,0 +1,107 @@
+"""Training of a transformer, and work under load, that go wrong on purpose: the rank that does it is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import ACCEPTANCE
+
+TRANSFORMER, UNDER_LOAD = ACCEPTANCE / "test_8_transformer.py", ACCEPTANCE / "test_6_under_load.py"
+
+# A pytest plugin that plants the fault of the environment variable FAULT on rank 1 before each check.
+FAULTY = """
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+def change(owner, name, make):
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def attention(genuine):
+    def wrong(q, k, v, **how):
+        result = genuine(q, k, v, **how)
+        return result * 0 if q.dtype == torch.bfloat16 else result
+    return wrong
+
+
+def adam(genuine):
+    def step(self, *args, **kwargs):
+        genuine(self, *args, **kwargs)
+        self.param_groups[0]["params"][0].detach().view(-1)[:1].view(torch.uint8)[0] ^= 1
+    return step
+
+
+def product(genuine):
+    made = []
+    def wrong(a, b):
+        result = genuine(a, b)
+        made.append(1)
+        if len(made) == 5:
+            result.view(torch.int16)[3, 4] ^= 1
+        return result
+    return wrong
+
+
+def reduce(genuine):
+    def wrong(tensor, *args, **kwargs):
+        done = genuine(tensor, *args, **kwargs)
+        if tensor.numel() > 1000:
+            tensor[7] += 1
+        return done
+    return wrong
+
+
+def late(genuine):
+    def step(self, *args, **kwargs):
+        time.sleep(0.2)
+        genuine(self, *args, **kwargs)
+    return step
+
+
+FAULTS = {
+    "attention": lambda: change(torch.nn.functional, "scaled_dot_product_attention", attention),
+    "weight": lambda: change(torch.optim.AdamW, "step", adam),
+    "product": lambda: change(torch, "mm", product),
+    "sum": lambda: change(dist, "all_reduce", reduce),
+    "late": lambda: change(torch.optim.AdamW, "step", late),
+}
+
+
+def plant(rank, fault):
+    if rank.index == 1:
+        FAULTS[fault]()
+
+
+@pytest.fixture(autouse=True)
+def fault(nccl_group):
+    nccl_group.run(plant, os.environ["FAULT"])
+"""
+
+
+def run_with(run_pytest, check, fault):
+    options = ("--rehearse=3", "-p", "faulty", "--fleet-dir=runs")
+    return run_pytest(check, *options, files={"faulty.py": FAULTY}, PYTHONPATH=".", FAULT=fault)
+
+
+@pytest.mark.parametrize(("check", "fault", "code"), [
+    (f"{TRANSFORMER}::test_loss_follows_fp32[bf16]", "attention", "training_wrong"),
+    (f"{TRANSFORMER}::test_ranks_end_alike[bf16]", "weight", "replicas_differ"),
+    (f"{UNDER_LOAD}::test_both_stay_exact", "product", "product_changes"),
+    (f"{UNDER_LOAD}::test_both_stay_exact", "sum", "collective_wrong"),
+])  # fmt: skip
+def test_the_rank_that_is_wrong_is_named(run_pytest, check, fault, code):
+    run = run_with(run_pytest, check, fault)
+    assert [(each.code, [place.index for place in each.subjects]) for each in run.record.faults] == [(code, [1])]
+
+
+def test_a_late_rank_is_slower_alone(run_pytest):
+    run = run_with(run_pytest, f"{TRANSFORMER}::test_each_gpu_alone", "late")
+    (tokens,) = (each.measurement for each in run.record.findings if each.measurement.metric == "solo_token_throughput")
+    rates = {place.index: value for place, value in tokens.values.items()}
+    assert rates[1] == min(rates.values()), run.text
+    assert rates[1] < 0.9 * max(rates.values())

@@ -1,0 +1,133 @@
+"""A transformer is computed as its formulas say, counted right, and fits where it is said to."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from pytest_gpufleet.model.conditions import TRANSFORMERS
+from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.probes.training import transformer as module
+from pytest_gpufleet.probes.training.fp8_linear import fp8_linear
+from pytest_gpufleet.probes.training.moved_bytes import moved_bytes
+from pytest_gpufleet.probes.training.transformer import SHAPES, rotated, transformer, turns
+from pytest_gpufleet.probes.training.transformer_exactness import not_learned, parting, unlike
+from pytest_gpufleet.probes.training.transformer_step import fitting_batch, sequences
+
+CPU, TINY = torch.device("cpu"), SHAPES["transformer-tiny"]
+
+
+def plain_attention(q, k, v, *, is_causal):
+    assert is_causal
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+
+def gradients():
+    model = transformer(TINY, "fp32", CPU).double()
+    model.dtype = torch.float64
+    loss = model(*sequences(TINY, 2, 0, CPU))
+    loss.backward()
+    return loss, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_loss_and_gradients_are_those_of_plain_attention(monkeypatch):
+    loss, grads = gradients()
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", plain_attention)
+    plain_loss, plain = gradients()
+    assert torch.allclose(loss, plain_loss, rtol=1e-10)
+    for name, grad in grads.items():
+        assert torch.allclose(grad, plain[name], rtol=1e-8, atol=1e-12), name
+
+
+def test_no_token_sees_those_that_follow():
+    model = transformer(TINY, "fp32", CPU)
+    seen = []
+    model.logits.register_forward_hook(lambda layer, given, result: seen.append(result.detach()))
+    tokens, following = sequences(TINY, 1, 0, CPU)
+    model(tokens, following)
+    tokens[0, 20:] = (tokens[0, 20:] + 7) % TINY.vocabulary
+    model(tokens, following)
+    assert torch.equal(seen[0][0, :20], seen[1][0, :20])
+    assert not torch.equal(seen[0][0, 20:], seen[1][0, 20:])
+
+
+def test_turned_products_depend_on_distance_alone():
+    turn = turns(TINY).double()
+    q, k = torch.randn(2, 1, 1, 1, 32, dtype=torch.float64)
+    products = rotated(q.expand(1, 1, 32, 32), turn) @ rotated(k.expand(1, 1, 32, 32), turn).transpose(-1, -2)
+    for distance in range(5):
+        each = products[0, 0].diagonal(distance)
+        assert torch.allclose(each, each[0].expand_as(each), atol=1e-5)
+
+
+def test_operations_are_those_that_torch_counts():
+    """6N + 12 L H Q T for each token, exactly."""
+    model, data = transformer(TINY, "fp32", CPU), sequences(TINY, 2, 0, CPU)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(*data).backward()
+    assert counter.get_total_flops() == TINY.flop_a_token * data[0].numel()
+
+
+def test_every_weight_has_its_bytes():
+    model = transformer(TINY, "bf16", CPU)
+    assert TINY.bytes_of_weights == 18 * sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("model", "memory", "batch"), [
+    ("transformer-0.6b", 141, 4), ("transformer-0.6b", 24, 1), ("transformer-0.6b", 16, 0),
+    ("transformer-0.1b", 16, 4), ("transformer-1.3b", 80, 4), ("transformer-1.3b", 24, 0),
+])  # fmt: skip
+def test_so_many_sequences_fit(model, memory, batch):
+    assert fitting_batch(SHAPES[model], 0.8 * memory * GiB) == batch
+
+
+def test_kernels_for_tensor_cores_take_every_shape():
+    """FP8 products want multiples of 16."""
+    for name in TRANSFORMERS:
+        shape = SHAPES[name]
+        assert not any(size % 16 for size in (shape.width, shape.hidden, shape.vocabulary, shape.sequence))
+        assert shape.width % shape.heads == 0
+
+
+def test_fp8_products_are_near_the_exact_ones():
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 16, 64).requires_grad_(), torch.randn(32, 64).requires_grad_()
+    given = torch.randn(2, 16, 32)
+    exact = functional.linear(x, weight)
+    expected = torch.autograd.grad(exact, (x, weight), given)
+    rounded = fp8_linear(x.bfloat16(), weight)
+    found = torch.autograd.grad(rounded, (x, weight), given.bfloat16())
+    for a, b in zip((rounded, *found), (exact, *expected), strict=True):
+        assert a.shape == b.shape
+        assert (a.float() - b).norm() / b.norm() < 0.1  # E4M3 rounds by 1/16 at most, E5M2 by 1/8
+    assert found[1].dtype == weight.dtype
+
+
+def test_bytes_are_those_that_are_read_and_written():
+    a, b = torch.zeros(100), torch.zeros(100)
+    assert moved_bytes(lambda: a + b) == 3 * 400
+    assert moved_bytes(lambda: a.add_(b)) == 3 * 400
+    assert moved_bytes(lambda: a.view(10, 10).t()) == 0
+    assert moved_bytes(lambda: torch.mm(a.view(10, 10), b.view(10, 10))) == 0
+
+
+def test_losses_that_part_are_told():
+    assert parting([2.0, 1.0], [2.0, 1.005], 0.01, "in fp32") == ""
+    assert parting([2.0, 1.0], [2.0, 1.1], 0.01, "in fp32") == "the loss of step 1 is 1, and 1.1 in fp32"
+    assert parting([math.nan], [2.0], 0.01, "in fp32") == "the loss of step 0 is nan, and 2 in fp32"
+    gradients = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}
+    assert unlike(gradients, gradients, 0.0) == ""
+    assert unlike({**gradients, "a": torch.tensor([3.0, 3.0])}, gradients, 0.1) == (
+        "1 of 2 gradients are not those in fp32, a by 20.0%"
+    )
+    assert "b by nan" in unlike({**gradients, "b": torch.tensor([math.nan])}, gradients, 0.1)
+    assert not_learned([4.0, 2.0]) == ""
+    assert not_learned([4.0, 3.9]) != ""
+    assert module.PRODUCTS.keys() == {"fp32", "bf16", "fp8"}
