@@ -2,10 +2,12 @@
 
 import pytest
 
+from pytest_gpufleet.probes.adapter_loopback import Loopback
 from pytest_gpufleet.verdict.judgement import judge
-from tests.acceptance.checks import outcomes
+from tests.acceptance.checks import outcomes, ranks_answer
 from tests.machines import recorded
 
+CHECKS = __import__("test_6_network")
 MODULES, LINKS = "test_transceivers_are_well", "test_links_have_few_bit_errors"
 # As hardware/host_parts/optics.py reads it of a healthy 400G module.
 OPTICS = """
@@ -93,3 +95,26 @@ def test_an_adapter_through_which_nothing_goes():
     outcome, [(measurement, _)] = written(PORTS + "wrote[2] = dict(port='mlx5_2/1', why='no reply')")
     assert [fault.code for fault in outcome.faults] == ["network_adapter_fails"]
     assert len(measurement.values) == 3
+
+
+def through_adapters(monkeypatch, **found):
+    """How the check ends whose ranks found this."""
+    monkeypatch.setattr(CHECKS, "adapters_in_loopback", lambda world, ports: Loopback(**found))
+    world = ranks_answer([None] * 4, to="nothing")
+    world.gpus = ["GPU"] * 4
+    more = {"world": world, "judge": lambda measurement, on_miss: None}
+    return outcomes(recorded(PORTS), **more)["test_gpus_reach_each_other_through_each_adapter"]
+
+
+def test_figures_that_nothing_proves_are_not_judged(monkeypatch):
+    outcome = through_adapters(monkeypatch, unseen=["mlx5_0/1", "mlx5_1/1"])
+    assert (outcome.what, "mlx5_1/1" in outcome.message) == ("not applicable", True)
+    (fault,) = through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,)}, unseen=["mlx5_1/1"]).faults
+    assert (fault.code, fault.what.partition(":")[0]) == ("network_adapter_fails", "mlx5_1/1")
+
+
+def test_adapters_that_carry_what_gpus_send(monkeypatch):
+    assert through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,), "mlx5_1/1": (46.5,)}).what == "passed"
+    failed = [{"port": "mlx5_1/1", "why": "rank 3 died"}]
+    outcome = through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,)}, failed=failed)
+    assert [fault.code for fault in outcome.faults] == ["network_adapter_fails"]
