@@ -107,7 +107,8 @@ def _unclean(record: Record) -> list[str]:
     missed = [finding.check for finding in record.findings if finding.state == "missed"]
     proving = {name.partition("::")[0]: name for name, check in shipped().checks.items() if check.proves_sound}
     ran = {levels.check_name(check).partition("::")[0] for check in record.checks}
-    unseen = [file for file in proving if file not in ran]  # however fast the machine was
+    had = {name.partition("::")[0] for name in (record.suite.checks or shipped().checks)}  # the suite of then
+    unseen = [file for file in proving if file in had and file not in ran]  # however fast the machine was
     rules = (
         (record.run.rehearsal, "is a rehearsal: its figures are those of CPU ranks"),
         (record.verdict is None, "did not come to its end"),
