@@ -31,16 +31,23 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="no tables, but one JSON object")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the comparison as HTML")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE",
+        help="write the figures as CSV, a row for each value of each run; with --same-machine those that got worse",
+    )  # fmt: skip
 
 
 def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.page.several_runs import page, screen
 
     check_output(given.output)
+    check_output(given.csv)
     runs = records_of([given.first, *given.others])
-    shown, whole, document = (_over_time if given.same_machine else _side_by_side)(runs)
+    shown, whole, document, rows = (_over_time if given.same_machine else _side_by_side)(runs)
     if given.output:
         write(given.output, page(whole))
+    if given.csv:
+        write(given.csv, rows)
     console = new_console(highlight=False)
     if not console.is_terminal:
         console.width = FILE_COLUMNS
@@ -51,29 +58,34 @@ def _run(given: argparse.Namespace) -> int:
             console.print(screen(shown))
             if given.output:
                 tell(f"report: {given.output}")
+            if given.csv:
+                tell(f"figures: {given.csv}")
     return 1 if whole.bad else 0
 
 
-def _side_by_side(runs: Mapping[str, Record]) -> tuple[SeveralRuns, SeveralRuns, dict[str, Any]]:
-    """What the terminal shows, what the page shows, and the same for programs."""
-    from pytest_gpufleet.report import comparison_json
+Told = tuple["SeveralRuns", "SeveralRuns", dict[str, Any], str]
+
+
+def _side_by_side(runs: Mapping[str, Record]) -> Told:
+    """What the terminal shows, what the page shows, and the same for programs and for spreadsheets."""
+    from pytest_gpufleet.report import comparison_csv, comparison_json
     from pytest_gpufleet.report.page.comparison_section import MOST_COLUMNS, compared
     from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
     comparison = compare(runs)
     shown, whole = compared(comparison, MOST_COLUMNS), compared(comparison, len(runs))
-    return shown, whole, comparison_json.of_comparison(comparison)
+    return shown, whole, comparison_json.of_comparison(comparison), comparison_csv.of_comparison(comparison)
 
 
-def _over_time(runs: Mapping[str, Record]) -> tuple[SeveralRuns, SeveralRuns, dict[str, Any]]:
+def _over_time(runs: Mapping[str, Record]) -> Told:
     """The same for one machine."""
-    from pytest_gpufleet.report import comparison_json
+    from pytest_gpufleet.report import comparison_csv, comparison_json
     from pytest_gpufleet.report.page.drift_section import drifted
     from pytest_gpufleet.verdict.across_runs.drift import drift
 
     found = drift(runs)
     told = drifted(found)
-    return told, told, comparison_json.of_drift(found)
+    return told, told, comparison_json.of_drift(found), comparison_csv.of_drift(found)
 
 
 COMPARE = Command(

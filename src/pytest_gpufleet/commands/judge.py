@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, print_lines, printing, tell
+from pytest_gpufleet.commands.command import Command, print_lines, tell
+from pytest_gpufleet.commands.several import Done, check_one, for_each
 from pytest_gpufleet.commands.writing import check_output, write
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.limit import GRADES, Grade
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.profiles import profile
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=RunFolder.of, metavar="DIR", help="the folder of a run")
+    parser.add_argument("folders", type=RunFolder.of, nargs="+", metavar="DIR", help="the folders of runs")
     parser.add_argument(
         "--fleet-profile", type=Path, metavar="PATH",
         help="limits from this TOML file (default: the shipped ones for this GPU model)",
@@ -26,31 +30,42 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--fleet-basis", choices=GRADES, metavar="GRADE",
         help=f"what limits have to be at least: {', '.join(GRADES)} (default: what the run asked for)",
     )  # fmt: skip
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a report of this judgement as HTML")
+    parser.add_argument("--json", action="store_true", help="no summary, but one JSON object")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write a report of this judgement as HTML, of one folder"
+    )
 
 
 def _run(given: argparse.Namespace) -> int:
+    check_output(given.output, [given.fleet_profile])
+    check_one(given.folders, given.output)
+    return for_each(given.folders, partial(_judge, given), given.json)
+
+
+def _judge(given: argparse.Namespace, folder: RunFolder) -> Done:
     from pytest_gpufleet.report.terminal import summary_lines
 
-    check_output(given.output, [given.fleet_profile])
-    with given.folder.of_anybody():
+    with folder.of_anybody():
         try:
-            record = judged(given.folder, given.fleet_profile, given.fleet_basis)
+            record = judged(folder, given.fleet_profile, given.fleet_basis)
         except profile.ProfileError as error:
             raise Refused(f"--fleet-profile: {error}") from None
         if given.output:
             from pytest_gpufleet.report.page.standalone import page
 
-            runs = given.folder.own_runs(record)
-            reports = given.folder.reports(runs.values(), given.output.parent)
-            write(given.output, page(record, given.folder.digest(), runs, reports))
+            runs = folder.own_runs(record)
+            reports = folder.reports(runs.values(), given.output.parent)
+            write(given.output, page(record, folder.digest(), runs, reports))
+        document = {"summary": codec.plain(summary.summary(record, folder.digest()))}
         lines = summary_lines.summary_lines(record)
-    with printing():
+
+    def show() -> None:
         print_lines(lines)
         if given.output:
             tell(f"report: {given.output}")
+
     assert record.exit_status is not None
-    return record.exit_status
+    return Done(record.exit_status, document, show)
 
 
 def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record:
@@ -73,5 +88,5 @@ JUDGE = Command(
     _arguments,
     _run,
     "What a check compared itself, like the number of GPUs, is not judged again.",
-    "Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE.",
+    "Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE; of several runs the worst.",
 )

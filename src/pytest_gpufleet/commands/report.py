@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, tell
+from pytest_gpufleet.commands.several import Done, check_one, for_each
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import summary
@@ -15,15 +17,22 @@ from pytest_gpufleet.verdict.verdict import DIED, settled
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=RunFolder.of, metavar="DIR", help="the folder of a run")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report there, and nothing else")
+    parser.add_argument("folders", type=RunFolder.of, nargs="+", metavar="DIR", help="the folders of runs")
+    parser.add_argument("--json", action="store_true", help="no lines, but one JSON object")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the report there, and nothing else, of one folder"
+    )
 
 
 def _run(given: argparse.Namespace) -> int:
+    check_output(given.output)
+    check_one(given.folders, given.output)
+    return for_each(given.folders, partial(_again, given.output), given.json)
+
+
+def _again(output: Path | None, folder: RunFolder) -> Done:
     from pytest_gpufleet.report.page.standalone import page
 
-    folder, output = given.folder, given.output
-    check_output(output)
     with folder.of_anybody():
         record, digest = folder.record(), folder.digest()
         if record.verdict is None:
@@ -38,11 +47,11 @@ def _run(given: argparse.Namespace) -> int:
         for name, stated in folder.stated_sums().items():
             if stated and stated != digest:
                 raise Refused(f"{folder / name} was made of other evidence: write this report to another -o FILE")
-    write(output or folder.report, html)
-    if output is None:
-        write(folder.summary, document)
-    tell(f"{output or folder.report}: {record.verdict}")
-    return 0
+    files = {output: html} if output else {folder.report: html, folder.summary: document}
+    for path, text in files.items():
+        write(path, text)
+    told = {"verdict": record.verdict, "files": [str(path) for path in files]}
+    return Done(0, told, partial(tell, f"{output or folder.report}: {record.verdict}"))
 
 
 REPORT_AGAIN = Command(

@@ -1,0 +1,165 @@
+"""judge, report and compare over several folders: for people, as JSON, and as CSV."""
+
+import csv
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from pytest_gpufleet import cli
+from pytest_gpufleet.run import summary
+from tests import runs
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+ACCEPTED, REJECTED = RECORDED / "h200x4-a", RECORDED / "h200x4-neighbour"
+
+
+@pytest.fixture
+def told(capsys):
+    """told(*arguments): the exit status, what stands on standard output, and on standard error."""
+
+    def run(*arguments):
+        status = cli.main([str(argument) for argument in arguments])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def alone(told, folder):
+    return told("judge", folder)[0]
+
+
+def test_the_exit_status_of_several_is_the_worst(told, tmp_path):
+    incomplete, rejected, other = (
+        runs.record(tmp_path / "incomplete"),
+        runs.record(tmp_path / "rejected", failed={runs.ALONE: "other"}),
+        runs.record(tmp_path / "other"),
+    )
+    assert (alone(told, incomplete), alone(told, rejected)) == (10, 1)
+    assert told("judge", incomplete, other)[0] == 10
+    assert told("judge", rejected, incomplete)[0] == told("judge", incomplete, rejected)[0] == 1
+
+
+def test_each_folder_is_judged_as_it_is_alone(told):
+    _, one, _ = told("judge", ACCEPTED)
+    _, another, _ = told("judge", REJECTED)
+    status, both, _ = told("judge", ACCEPTED, REJECTED)
+    assert (status, both) == (1, f"{ACCEPTED}:\n{one}{REJECTED}:\n{another}")
+
+
+def test_judgements_for_programs(told):
+    status, text, _ = told("judge", "--json", ACCEPTED, REJECTED)
+    document = json.loads(text)
+    assert document["exit_status"] == status
+    assert [run["folder"] for run in document["runs"]] == [str(ACCEPTED), str(REJECTED)]
+    for run in document["runs"]:
+        jsonschema.validate(run["summary"], json.loads(summary.schema()))
+        assert run["summary"]["exit_status"] == run["exit_status"] == alone(told, run["folder"])
+
+
+def test_a_folder_that_cannot_be_used_does_not_stop_the_others(told, tmp_path):
+    status, text, error = told("judge", tmp_path, ACCEPTED)
+    assert (status, error.startswith(f"gpufleet: {tmp_path}")) == (1, True)
+    assert text.endswith(told("judge", ACCEPTED)[1])
+    document = json.loads(told("judge", "--json", tmp_path, ACCEPTED)[1])
+    assert [("error" in run, "summary" in run) for run in document["runs"]] == [(True, False), (False, True)]
+
+
+@pytest.mark.parametrize("command", ["judge", "report"])
+def test_one_file_is_not_for_several_folders(told, tmp_path, command):
+    folders = [runs.record(tmp_path / name) for name in "ab"]
+    status, _, error = told(command, *folders, "-o", tmp_path / "page.html")
+    assert (status, "2 folders were given" in error) == (1, True)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_each_folder_gets_its_own_report(told, tmp_path):
+    folders = [runs.record(tmp_path / name, name) for name in ("node7", "node8")]
+    status, text, _ = told("report", "--json", *folders)
+    document = json.loads(text)
+    assert (status, document["exit_status"]) == (0, 0)
+    for folder, run in zip(folders, document["runs"], strict=True):
+        files = [folder / "report.html", folder / "summary.json"]
+        assert run["files"] == list(map(str, files))
+        assert all(path.is_file() for path in files)
+        assert run["verdict"] == json.loads(files[1].read_text())["verdict"]
+    assert told("report", folders[0], tmp_path / "nothing", folders[1])[0] == 1
+
+
+# ---------------------------------------------------------------- compare
+
+
+def with_fingerprint(folder, output):
+    """A recorded run, with what its first GPU computed."""
+    *events, verdict = (ACCEPTED / "evidence.jsonl").read_text().splitlines()
+    part = {"inputs": "d" * 64, "output": output * 64}
+    taken = {"place": "gpu0", "kind": "NVIDIA H200", "software": {"torch": "2.9.0"}, "parts": {"product": part}}
+    event = {"event": "fingerprint", "check": "acceptance/test_3_fingerprint.py::test_it", "fingerprints": [taken]}
+    folder.mkdir()
+    (folder / "evidence.jsonl").write_text("\n".join([*events, json.dumps(event), verdict]) + "\n")
+    return folder
+
+
+def test_a_machine_that_computes_other_bits_is_named(told, tmp_path):
+    a, b, c = (with_fingerprint(tmp_path / name, output) for name, output in (("a", "1"), ("b", "2"), ("c", "1")))
+    status, text, _ = told("compare", a, b, c, "--json")
+    (found,) = json.loads(text)["fingerprints"]
+    assert (status, found["usual"], found["others"]) == (1, "1" * 12, {"2" * 12: ["b"]})
+    assert "Computes other bits than most with the same GPUs and libraries: b." in told("compare", a, b, c)[1]
+    status, text, _ = told("compare", a, b, "--json")
+    (found,) = json.loads(text)["fingerprints"]
+    assert (status, found["usual"], set(found["others"])) == (1, None, {"1" * 12, "2" * 12})
+    status, text, _ = told("compare", a, c, "--json")
+    assert (status, json.loads(text)["fingerprints"]) == (0, [])
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_figures_of_a_comparison_as_csv(told, tmp_path):
+    slow = {"solo_train_throughput gpu2": 5800.0}
+    folders = [runs.record(tmp_path / host, host, slow if host == "b" else None) for host in ("a", "b")]
+    file = tmp_path / "figures.csv"
+    assert told("compare", *folders, "--csv", file)[0] == 1
+    found = rows(file)
+    (outlier,) = [row for row in found if row["worse"]]
+    assert (outlier["run"], outlier["place"], float(outlier["value"]), float(outlier["reference"])) == (
+        "b", "gpu2", 5800.0, 6200.0,
+    )  # fmt: skip
+    assert {row["run"] for row in found} == {"a", "b"}
+    assert {row["place"] for row in found if row["metric"] == "solo_train_throughput"} == set(runs.GPUS)
+
+
+def test_what_got_worse_as_csv(told, tmp_path):
+    folders = [
+        runs.record(
+            tmp_path / day, values={"solo_train_throughput gpu2": value}, utc=f"2026-1{number}-21T01:40:06+00:00"
+        )
+        for number, (day, value) in enumerate({"may": 6200.0, "june": 5830.0}.items())
+    ]
+    file = tmp_path / "drift.csv"
+    assert told("compare", "--same-machine", *folders, "--csv", file)[0] == 1
+    assert [(row["run"], float(row["value"]), bool(row["worse"])) for row in rows(file)] == [
+        ("may", 6200.0, False), ("june", 5830.0, True),
+    ]  # fmt: skip
+
+
+def test_no_word_of_evidence_is_a_formula_and_no_figure_is_nan(told, tmp_path):
+    folders = [
+        runs.record(tmp_path / name, host, {"busbw world": float("nan")})
+        for name, host in (("a", '=HYPERLINK("http://x")'), ("b", "@b"))
+    ]
+    file = tmp_path / "figures.csv"
+    told("compare", *folders, "--csv", file)
+    assert {row["host"] for row in rows(file)} == {'\'=HYPERLINK("http://x")', "'@b"}
+    assert all(row["value"] not in ("nan", "inf") for row in rows(file))
+
+
+def test_csv_does_not_replace_what_a_run_left(told, tmp_path):
+    folders = [runs.record(tmp_path / name, name) for name in "ab"]
+    before = (folders[0] / "evidence.jsonl").read_bytes()
+    assert told("compare", *folders, "--csv", folders[0] / "evidence.jsonl")[0] == 1
+    assert (folders[0] / "evidence.jsonl").read_bytes() == before
