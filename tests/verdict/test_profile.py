@@ -20,10 +20,10 @@ from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.vocabulary import FACTS, MEASURED_UNDER
 from pytest_gpufleet.report.page.summary_html import summary
+from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.across_runs.recorded_figures import figures
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
-from pytest_gpufleet.verdict.profiles import profile_table
-from pytest_gpufleet.verdict.profiles.profile import ProfileError, choose, for_gpu, load, of_every_gpu, shipped
+from pytest_gpufleet.verdict.profiles.profile import FileError, choose, for_gpu, load, of_every_gpu, shipped
 from pytest_gpufleet.verdict.profiles.profile_schema import FILE as SCHEMA_FILE
 from pytest_gpufleet.verdict.profiles.profile_schema import profile_schema
 from pytest_gpufleet.verdict.profiles.profile_schema import text as schema_text
@@ -202,7 +202,7 @@ REFUSED_BY_THE_LOADER = [
 @pytest.mark.parametrize(("text", "line", "words"), [*REFUSED, *REFUSED_BY_THE_LOADER])
 def test_a_bad_profile_is_refused_in_one_sentence_that_names_the_line(tmp_path, text, line, words):
     path = write(tmp_path, text)
-    with pytest.raises(ProfileError) as caught:
+    with pytest.raises(FileError) as caught:
         load(path)
     message = str(caught.value)
     assert message.startswith(f"{path}:{line}: " if line else f"{path}: ")
@@ -212,10 +212,10 @@ def test_a_bad_profile_is_refused_in_one_sentence_that_names_the_line(tmp_path, 
 
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path):
-    with pytest.raises(ProfileError, match=r"none\.toml: cannot be read \(No such file or directory\)"):
+    with pytest.raises(FileError, match=r"none\.toml: cannot be read \(No such file or directory\)"):
         load(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ProfileError, match=r"binary\.toml: is not valid TOML"):
+    with pytest.raises(FileError, match=r"binary\.toml: is not valid TOML"):
         load(tmp_path / "binary.toml")
 
 
@@ -383,7 +383,7 @@ def test_the_profile_is_chosen_by_the_gpus(tmp_path):
     assert choose(None, [H200, "NVIDIA B200"]) is choose(None, ["NVIDIA Card"]) is of_every_gpu()
     assert choose(None, []) is None
     assert choose(given, ["NVIDIA Card"]).name == choose(given, []).name == "Card"
-    with pytest.raises(ProfileError, match=r"card\.toml: is for NVIDIA Card, but this machine has NVIDIA H200;"):
+    with pytest.raises(FileError, match=r"card\.toml: is for NVIDIA Card, but this machine has NVIDIA H200;"):
         choose(given, [H200, "NVIDIA Card"])
 
 
@@ -411,7 +411,7 @@ def test_a_figure_in_another_unit_is_never_judged_in_silence(tmp_path, unit, bet
     profile = load(write(tmp_path, HEAD + OWN))
     conditions = conditions or profile.limits[0].conditions
     metric = Metric("decode_rate", unit, better, "decode rate")
-    with pytest.raises(ProfileError) as caught:
+    with pytest.raises(FileError) as caught:
         profile.limit_for(Measurement("decode_rate", {"gpu0": 5.0}, conditions, definition=metric))
     assert [word for word in words if word not in str(caught.value)] == []
 
@@ -506,7 +506,7 @@ def test_scaling_efficiency_is_asked_for_all_recipes():
 
 def as_json(tmp_path, text):
     """What a schema is held against: the values of the file, before anybody gives them a meaning."""
-    return profile_table.read(write(tmp_path, text)).values
+    return toml_table.read(write(tmp_path, text)).values
 
 
 @pytest.fixture(scope="module")
@@ -524,7 +524,7 @@ def test_the_shipped_schema_is_up_to_date():
 
 @pytest.mark.parametrize("profile", shipped(), ids=lambda profile: profile.path.stem)
 def test_shipped_profiles_are_valid_by_the_schema(schema, profile):
-    schema.validate(profile_table.read(profile.path).values)
+    schema.validate(toml_table.read(profile.path).values)
 
 
 @pytest.mark.parametrize(

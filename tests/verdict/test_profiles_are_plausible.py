@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.verdict.profiles import profile_table
+from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.profiles.profile import load, shipped
 
 # GB/s in one direction, 16 lanes, after the encoding of the line (8b/10b up to generation 2, 128b/130b from 3 on).
@@ -38,7 +38,7 @@ NEEDED = {
 def lint(profile):
     """What is wrong with a profile, a sentence each."""
     text = profile.path.read_text(encoding="utf-8").split("\n")
-    tables = profile_table.read(profile.path).tables("limit")
+    tables = toml_table.read(profile.path).tables("limit")
     problems = []
     for limit, table in zip(profile.limits, tables, strict=True):
         noted = text[table.line() - 2].startswith("#")

@@ -39,7 +39,7 @@ def _run(given: argparse.Namespace) -> int:
     write(given.output, profile_text(limits, runs, sums))
     try:
         written = profile.load(given.output)
-    except profile.ProfileError as error:
+    except profile.FileError as error:
         raise Refused(f"the profile was written but is not valid; please report this: {error}") from None
     tell(f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile")
     if limits.kept:

@@ -48,7 +48,7 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> Done:
     with folder.of_anybody():
         try:
             record = judged(folder, given.fleet_profile, given.fleet_basis)
-        except profile.ProfileError as error:
+        except profile.FileError as error:
             raise Refused(f"--fleet-profile: {error}") from None
         if given.output:
             from pytest_gpufleet.report.page.standalone import page
@@ -70,7 +70,7 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> Done:
 
 def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record:
     """A run by the limits of a given file, or the shipped ones; of one on many nodes first each node's own. Refused if
-    the evidence of a node is not what the run over all tells of. ProfileError of a file that is bad or does not fit."""
+    the evidence of a node is not what the run over all tells of. FileError of a file that is bad or does not fit."""
     record = folder.record()
     own = {}
     for number, end in record.finished.items():

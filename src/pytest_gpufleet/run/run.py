@@ -92,7 +92,7 @@ class Run:
 
         try:
             return profile.choose(self.options.profile, (gpu.name for gpu in self.ground.topology.gpus))
-        except profile.ProfileError as error:
+        except profile.FileError as error:
             raise Refused(f"--fleet-profile: {error}") from None
 
     @property

@@ -14,10 +14,11 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.tolerance import Tolerance
 from pytest_gpufleet.model.vocabulary import EXTRAORDINARY
-from pytest_gpufleet.verdict.profiles import profile_file, profile_table
-from pytest_gpufleet.verdict.profiles.profile_table import ProfileError
+from pytest_gpufleet.verdict import toml_table
+from pytest_gpufleet.verdict.profiles import profile_file
+from pytest_gpufleet.verdict.toml_table import FileError
 
-__all__ = ["Profile", "ProfileError", "choose", "for_gpu", "holds", "load", "shipped"]
+__all__ = ["FileError", "Profile", "choose", "for_gpu", "holds", "load", "shipped"]
 
 _HERE = Path(__file__).parent
 EVERY_GPU = "every-gpu.toml"
@@ -47,7 +48,7 @@ class Profile:
         """The limit that decides, of those whose every condition was measured so, on a machine whose GPUs `fabric`
         connects.
 
-        ProfileError if the figure is in another unit than the profile says, or better in the other direction, whether a
+        FileError if the figure is in another unit than the profile says, or better in the other direction, whether a
         limit holds for it or not: under the conditions of a rehearsal none may.
         """
         self._check_comparable(measurement.definition)
@@ -63,7 +64,7 @@ class Profile:
     def _check_comparable(self, metric: Metric) -> None:
         own = self.metrics.get(metric.name, metric)
         if (own.unit, own.better) != (metric.unit, metric.better):
-            raise ProfileError(
+            raise FileError(
                 f"{metric.name} was measured in {metric.unit}, where {metric.better} is better, but by "
                 f"{self.path.name} it is in {own.unit}, and {own.better} is better; make the two the same."
             )
@@ -114,16 +115,14 @@ def for_gpu(name: str) -> Profile | None:
 def load(path: Path) -> Profile:
     """Read a customer's profile from a TOML file and check all of it.
 
-    Raises ProfileError for a file that cannot be read, an unknown key, a limit without unit, grade or source,
+    Raises FileError for a file that cannot be read, an unknown key, a limit without unit, grade or source,
     a value in the wrong unit or sense, or two limits of which neither is more specific: a typing error in a
     profile must not let a machine pass.
     """
     profile = _load(path, shipped(), given=True)
     profile = profile if profile.base else replace(profile, base=of_every_gpu())
     if not profile.match:
-        raise ProfileError(
-            f'{path}: "match" is missing; list the names that NVML gives such GPUs, or extend a profile.'
-        )
+        raise FileError(f'{path}: "match" is missing; list the names that NVML gives such GPUs, or extend a profile.')
     return profile
 
 
@@ -131,7 +130,7 @@ def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
     """The profile for a machine with GPUs of these names: the one in the file `path`, else the shipped one, else that
     of every GPU; None without GPUs.
 
-    No shipped profile is for GPUs of several models. ProfileError if the file is bad or not for all of these GPUs.
+    No shipped profile is for GPUs of several models. FileError if the file is bad or not for all of these GPUs.
     """
     names = sorted(set(gpu_names))
     if path is None:
@@ -139,7 +138,7 @@ def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
         return known or (of_every_gpu() if names else None)
     given = load(path)
     if strangers := [name for name in names if name not in given.match]:
-        raise ProfileError(
+        raise FileError(
             f"{path}: is for {', '.join(given.match)}, but this machine has {', '.join(strangers)}; "
             'add the name to "match", or give the profile of that GPU.'
         )
@@ -147,7 +146,7 @@ def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
 
 
 def _load(path: Path, bases: Iterable[Profile], *, given: bool) -> Profile:
-    top = profile_table.read(path)
+    top = toml_table.read(path)
     top.check(profile_file.ProfileTable)
     values, by_name = top.values, {profile.name: profile for profile in bases}
     base = by_name[top.choice("extends", by_name)] if "extends" in values else None

@@ -18,7 +18,7 @@ from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit
 from pytest_gpufleet.model.metric import METRICS, Condition, GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.tolerance import Reference, Tolerance, Within
 from pytest_gpufleet.model.vocabulary import FACTS, MEASURED_UNDER
-from pytest_gpufleet.verdict.profiles.profile_table import Table
+from pytest_gpufleet.verdict.toml_table import Table, table_type
 
 Sense = Literal["min", "max"]
 # The sense that fits a metric, and the one that does not.
@@ -26,12 +26,6 @@ SENSES: dict[str, tuple[Sense, Sense]] = {"higher": ("min", "max"), "lower": ("m
 
 _BYTE_UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB}
 _MOST = sys.float_info.max
-
-
-def _table(name: str, required: Mapping[str, Any], optional: Mapping[str, Any] = {}) -> type[msgspec.Struct]:
-    """The type of a table with these keys and no others."""
-    keys: list[Any] = [*required.items(), *((key, kind, msgspec.UNSET) for key, kind in optional.items())]
-    return msgspec.defstruct(name, keys, kw_only=True, forbid_unknown_fields=True)
 
 
 # What may stand in the file: the loader and the JSON Schema both go by these types. An error says that a value must be
@@ -63,13 +57,13 @@ Written = Literal["contract", "calibrated", "published", "project"]  # nobody wr
 # Zero is a fact too: a card without NVLink.
 _FACTS = {key: Annotated[float, Meta(ge=0, le=_MOST, description=f"a number ({what})")] for key, what in FACTS.items()}
 _RUN = {each.name: Texts if each.name in ("uuids", "serials") else Text for each in fields(KnownGood)}
-RunTable = _table("KnownGood", _RUN)
-CalibrationTable = _table(
+RunTable = table_type("KnownGood", _RUN)
+CalibrationTable = table_type(
     "Calibration", {"runs": Whole, "machines": Whole, "gpus": Whole, "s": NotNegative}, {"k": Positive}
 )
-MetricTable = _table("OwnMetric", {"unit": Text, "better": Literal["higher", "lower"], "title": Text})
+MetricTable = table_type("OwnMetric", {"unit": Text, "better": Literal["higher", "lower"], "title": Text})
 # Of any metric: which one it is decides what else must stand in it, see limit_of.
-LimitTable = _table(
+LimitTable = table_type(
     "Limit",
     {"metric": Text},
     {
@@ -84,18 +78,18 @@ LimitTable = _table(
         "when": When,
     },
 )
-ToleranceTable = _table(
+ToleranceTable = table_type(
     "Tolerance",
     {"metric": Text, "worse": Ratio, "source": Source},
     {"reference": Reference, "within": Within, "per_kelvin": Ratio, "when": When},
 )
-ProfileTable = _table(
+ProfileTable = table_type(
     "Profile",
     {"name": Annotated[Text, Meta(description="a text that is not empty; the report shows it")]},
     {
         "match": Names,
         "extends": Text,
-        "facts": _table("Facts", {}, _FACTS),
+        "facts": table_type("Facts", {}, _FACTS),
         "metric": dict[Text, MetricTable],  # type: ignore[valid-type]
         "limit": list[LimitTable],  # type: ignore[valid-type]
         "tolerance": list[ToleranceTable],  # type: ignore[valid-type]
@@ -110,14 +104,14 @@ def limit_of(metric: Metric) -> type[msgspec.Struct]:
     value = Ratio if metric.unit == "ratio" else Positive
     required = {SENSES[metric.better][0]: value, "unit": Literal[metric.unit], "grade": Written, "source": Source}
     optional = {"measured": Positive, "weak": Switch, "calibration": CalibrationTable, "when": _when(metric)}
-    return _table(metric.name, {"metric": Literal[metric.name], **required}, optional)
+    return table_type(metric.name, {"metric": Literal[metric.name], **required}, optional)
 
 
 @cache
 def _when(metric: Metric) -> Any:
     if metric.name not in MEASURED_UNDER:
         return When
-    return _table(f"{metric.name}_when", {}, {key: _condition(key) for key in MEASURED_UNDER[metric.name]})
+    return table_type(f"{metric.name}_when", {}, {key: _condition(key) for key in MEASURED_UNDER[metric.name]})
 
 
 def _condition(key: str) -> Any:

@@ -1,4 +1,4 @@
-"""A table of a profile's TOML file, whose errors name the file, the line and the key."""
+"""A table of a TOML file that somebody gave, whose errors name the file, the line and the key."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*[.=]""")
 
 
-class ProfileError(ValueError):
-    """A profile cannot be used; the message says in one sentence where, what, and what to write instead."""
+class FileError(ValueError):
+    """A file cannot be used; the message says in one sentence where, what, and what to write instead."""
+
+
+def table_type(name: str, required: Mapping[str, Any], optional: Mapping[str, Any] = {}) -> type[msgspec.Struct]:
+    """The type of a table with these keys and no others."""
+    keys: list[Any] = [*required.items(), *((key, kind, msgspec.UNSET) for key, kind in optional.items())]
+    return msgspec.defstruct(name, keys, kw_only=True, forbid_unknown_fields=True)
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,8 @@ class Table:
     lines: Mapping[Way, int]
     way: Way = ()
 
-    def error(self, message: str, key: str = "") -> ProfileError:
-        return ProfileError(f"{self.place(key)}: {self.name}{message}")
+    def error(self, message: str, key: str = "") -> FileError:
+        return FileError(f"{self.place(key)}: {self.name}{message}")
 
     def place(self, key: str = "") -> str:
         """The file, and the line of the key or of the nearest thing around it whose line is known."""
@@ -56,15 +62,15 @@ class Table:
         match self.way:
             case ():
                 return ""
-            case ("limit" | "tolerance" as what, number):
+            case (what, int() as number):
                 return f"{what} {number}: "
-            case ("limit" | "tolerance" as what, number, key):
+            case (what, int() as number, key):
                 return f'{what} {number}: "{key}": '
             case way:
                 return f"[{'.'.join(map(str, way))}]: "
 
     def check(self, kind: type[msgspec.Struct]) -> None:
-        """ProfileError at the first key that is not as this type says."""
+        """FileError at the first key that is not as this type says."""
         try:
             msgspec.convert(self.values, kind)
         except msgspec.ValidationError as error:
@@ -80,7 +86,7 @@ class Table:
             raise self.error(f"{error}.") from None
 
     def check_key(self, key: str, kind: Any) -> None:
-        """ProfileError if the value of this key is not of this type."""
+        """FileError if the value of this key is not of this type."""
         value, form, inner = self.values[key], get_origin(kind), get_args(kind)
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             self.table(key).check(kind)
@@ -122,16 +128,16 @@ class Table:
 
 
 def read(path: Path) -> Table:
-    """The top of a TOML file. ProfileError if it cannot be read or is not TOML."""
+    """The top of a TOML file. FileError if it cannot be read or is not TOML."""
     try:
         text = path.read_text(encoding="utf-8")
         return Table(tomllib.loads(text), path, _lines(text))
     except OSError as error:
-        raise ProfileError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file.") from None
+        raise FileError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file.") from None
     except ValueError as error:  # not UTF-8, or not TOML
         line = re.search(r"\(at line (\d+)", str(error))
         place = f"{path}:{line[1]}" if line else f"{path}"
-        raise ProfileError(f"{place}: is not valid TOML: {error}.") from None
+        raise FileError(f"{place}: is not valid TOML: {error}.") from None
 
 
 def _lines(text: str) -> dict[Way, int]:
