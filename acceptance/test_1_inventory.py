@@ -14,6 +14,7 @@ from pytest_gpufleet import (
     Gpu,
     GpuTopology,
     Machine,
+    Order,
     Profile,
     Rank,
     Wanted,
@@ -27,6 +28,7 @@ from pytest_gpufleet import (
     not_applicable,
     pcie_lanes,
     ports_behind_slow_pcie,
+    ports_down,
     unreadable,
 )
 from pytest_gpufleet.probes import clocks_under_load, pcie_generation_under_load
@@ -417,13 +419,15 @@ def test_processors_near_each_gpu_may_be_used(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_network_ports_are_active(machine: Machine) -> None:
+def test_network_ports_are_active(machine: Machine, fleet_order: Order | None) -> None:
     """All InfiniBand and RoCE ports are up, at one speed
 
     A port that is down or slower than the others takes its share of every transfer between machines. Look at cable,
     transceiver and switch port: `ibstat`. A port is held against those of its kind: the same adapter model, link layer
-    and place on the adapter. Where all of a kind are down, nobody has plugged them in, and they are left out.
+    and place on the adapter. Where all of a kind are down, nobody has plugged them in, and they are left out, unless
+    the order (--fleet-order) says that they are in use.
     """
+    expect_none(ports_down(fleet_order, machine.host["network_ports"] or ()))
     kinds: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for port in machine.host["network_ports"] or ():
         kinds.setdefault(tuple(port.get(key) for key in ("adapter", "link_layer", "function")), []).append(port)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.metric import KiB as KiB
     from pytest_gpufleet.model.metric import Metric as Metric
     from pytest_gpufleet.model.metric import MiB as MiB
+    from pytest_gpufleet.model.order_given import Order as Order
     from pytest_gpufleet.model.place import THIS_NODE as THIS_NODE
     from pytest_gpufleet.model.place import WORLD as WORLD
     from pytest_gpufleet.model.place import Pair as Pair
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.plugin.expectations import Wanted as Wanted
     from pytest_gpufleet.plugin.expectations import at_least as at_least
     from pytest_gpufleet.plugin.expectations import expect as expect
+    from pytest_gpufleet.plugin.expectations import expect_as_ordered as expect_as_ordered
     from pytest_gpufleet.plugin.expectations import expect_host as expect_host
     from pytest_gpufleet.plugin.expectations import grave_host_messages as grave_host_messages
     from pytest_gpufleet.plugin.expectations import grave_xids as grave_xids
@@ -99,6 +101,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.link_rules import pcie_lanes as pcie_lanes
     from pytest_gpufleet.verdict.mfu import above_peak as above_peak
     from pytest_gpufleet.verdict.mfu import model_flops_utilization as model_flops_utilization
+    from pytest_gpufleet.verdict.orders.order_lines import ORDER_LINES as ORDER_LINES
+    from pytest_gpufleet.verdict.orders.order_lines import ports_down as ports_down
     from pytest_gpufleet.verdict.port_rules import port_errors as port_errors
     from pytest_gpufleet.verdict.port_rules import port_traffic as port_traffic
     from pytest_gpufleet.verdict.port_rules import ports_behind_slow_pcie as ports_behind_slow_pcie
@@ -120,12 +124,14 @@ _NAMES = {
     "model.machine": ("Machine",),
     "model.measurement": ("GpuState", "Measurement", "Reading"),
     "model.metric": ("GiB", "KiB", "Metric", "MiB"),
+    "model.order_given": ("Order",),
     "model.place": ("THIS_NODE", "WORLD", "Pair", "Place", "Where"),
     "model.size": ("Size",),
     "plugin.expectations": (
         "Wanted",
         "at_least",
         "expect",
+        "expect_as_ordered",
         "expect_host",
         "grave_host_messages",
         "grave_xids",
@@ -185,6 +191,7 @@ _NAMES = {
     "verdict.judgement": ("LimitMissed",),
     "verdict.link_rules": ("fabric_ills", "link_errors", "pcie_errors", "pcie_lanes"),
     "verdict.mfu": ("above_peak", "model_flops_utilization"),
+    "verdict.orders.order_lines": ("ORDER_LINES", "ports_down"),
     "verdict.port_rules": ("port_errors", "port_traffic", "ports_behind_slow_pcie"),
     "verdict.profiles.profile": ("Profile",),
     "world.rank": ("Rank",),

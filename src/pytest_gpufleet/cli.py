@@ -14,6 +14,7 @@ from pytest_gpufleet.commands.compare import COMPARE
 from pytest_gpufleet.commands.fleet import FLEET
 from pytest_gpufleet.commands.judge import JUDGE
 from pytest_gpufleet.commands.monitor import MONITOR
+from pytest_gpufleet.commands.order import ORDER
 from pytest_gpufleet.commands.report import REPORT_AGAIN
 from pytest_gpufleet.commands.sign import SIGN
 from pytest_gpufleet.commands.snapshot import SNAPSHOT
@@ -32,6 +33,7 @@ COMMANDS = {
     "compare": COMPARE,
     "fleet": FLEET,
     "calibrate": CALIBRATE,
+    "order": ORDER,
 }
 
 STATUSES = "Exit status: 0 if all is well, 1 if it could not be done, 2 for arguments that make no sense."

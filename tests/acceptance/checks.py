@@ -24,6 +24,7 @@ from tests.machines import Recorded
 
 MODULES = (
     "test_1_inventory",
+    "test_1_order",
     "test_2_health",
     "test_2_host",
     "test_2_disks",
@@ -71,6 +72,7 @@ def outcomes(here: Recorded, asked: int = 4, **more: Any) -> dict[str, Outcome]:
         "machine": here.machine,
         "gpu_topology": here.topology,
         "gpu_profile": profile.choose(None, (gpu.name for gpu in here.topology.gpus)),
+        "fleet_order": None,
         "host_now": here.machine.host.get,
         "host_before": {}.get,
         "pytestconfig": SimpleNamespace(getoption={"gpus": asked}.get),

@@ -20,6 +20,7 @@ INI = """
     fleet_interval = 2.5
     fleet_prometheus = /var/lib/gpufleet.prom
     fleet_profile = site.toml
+    fleet_order = bought.toml
 """
 
 
@@ -32,8 +33,9 @@ def test_a_site_says_its_settings_in_an_ini_file(run_pytest):
         "interval": "2.5",
         "prometheus": '"/var/lib/gpufleet.prom"',
         "profile": f'"{run.root}/site.toml"',
+        "order": f'"{run.root}/bought.toml"',
         "asked": "false",
-        "paths": f'["deep", "{run.root}/pytest.ini", "{run.root}/site.toml"]',
+        "paths": f'["deep", "{run.root}/pytest.ini", "{run.root}/site.toml", "{run.root}/bought.toml"]',
     }.items():
         assert f'"{name}": {value}' in told, run.text
 

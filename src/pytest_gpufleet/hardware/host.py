@@ -17,6 +17,7 @@ from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.hardware.environment import relevant
 from pytest_gpufleet.hardware.host_parts import (
     bmc,
+    bmc_firmware,
     disk_health,
     dmi,
     edac,
@@ -24,6 +25,7 @@ from pytest_gpufleet.hardware.host_parts import (
     nvme,
     optics,
     pci_devices,
+    processor_model,
     processors,
     rdma_writes,
 )
@@ -152,6 +154,8 @@ FACTS: dict[str, Callable[[], Any]] = {
     "dmi": dmi.read,
     "memory_modules": dmi.memory_modules,
     "nvme": nvme.read,
+    "processor": processor_model.read,
+    "bmc_firmware": bmc_firmware.read,
     "memory_errors": edac.read,
     "processor_setup": processors.read,
     "pci_devices": pci_devices.read,

@@ -89,6 +89,17 @@ _ALL = (
          "Do what its message says, then run again"),
     Code(138, "clock_off", "setting", "CONFIG", "the clock of this node is off",
          "Look at its time service: `chronyc tracking` or `timedatectl timesync-status`"),
+    Code(139, "gpus_not_as_ordered", "identity", "TRIAGE", "the GPUs are not those that were ordered",
+         "Compare `nvidia-smi -L` with the order and the delivery note; have exchanged what is another model"),
+    Code(140, "host_not_as_ordered", "identity", "TRIAGE", "the host is not the one that was ordered",
+         "Compare `lscpu`, `dmidecode -t memory` and the label with the order; reseat modules "
+         "that are missing, have the rest exchanged"),
+    Code(141, "drives_not_as_ordered", "presence", "TRIAGE", "the drives are not those that were ordered",
+         "Compare `nvme list` with the order; reseat drives that are missing"),
+    Code(142, "ports_not_as_ordered", "network", "TRIAGE", "the network ports are not those that were ordered",
+         "Compare `ibstat` and `lspci` with the order; reseat adapters that are missing"),
+    Code(143, "version_not_as_ordered", "setting", "CONFIG", "a version is not the one that was ordered",
+         "Install the version that was ordered, or correct the order"),
     Code(145, "pcie_path_reduced", "link", "TRIAGE", "a PCIe link above a device has lost lanes or speed",
          "Reseat riser or cable between the two addresses that are named (`lspci -tv`); if it stays, the retimer, the "
          "switch board or the slot is bad"),

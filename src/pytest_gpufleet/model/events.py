@@ -33,6 +33,7 @@ from pytest_gpufleet.model.fingerprint import Fingerprint
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
+from pytest_gpufleet.model.order_given import Order
 from pytest_gpufleet.model.session_facts import Conftest, Interference, Plugin
 from pytest_gpufleet.model.suite import Suite
 
@@ -79,6 +80,8 @@ class RunHeader(Event, frozen=True, tag="run"):
     ranks: Count | None = None
     profile: str | None = None
     profile_sha256: str | None = None
+    order: str | None = None  # the name of its file
+    order_sha256: str | None = None
     environment: Mapping[str, str] = {}
     python: str = ""
     pytest: str = ""
@@ -106,6 +109,10 @@ class TopologyFound(Event, frozen=True, tag="topology"):
 
 class ProfileGiven(Event, frozen=True, tag="profile"):
     profile: GivenLimits
+
+
+class OrderGiven(Event, frozen=True, tag="order"):
+    order: Order
 
 
 class MachineRead(Event, frozen=True, tag="machine"):

@@ -30,6 +30,7 @@ from pytest_gpufleet.model.events import (
     NodeLeftOut,
     NodeLost,
     Noticed,
+    OrderGiven,
     ProfileGiven,
     Progress,
     RunHeader,
@@ -47,6 +48,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.fingerprint import Fingerprint
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import GivenLimits
+from pytest_gpufleet.model.order_given import Order
 from pytest_gpufleet.model.session_facts import Interference
 from pytest_gpufleet.model.suite import Suite, of_version
 from pytest_gpufleet.safe_files import open_regular
@@ -54,7 +56,7 @@ from pytest_gpufleet.safe_files import open_regular
 T = TypeVar("T")
 NO_RUN = RunHeader()
 MOST_SAMPLES = 4096
-ONCE = (RunHeader, ProfileGiven, TopologyFound, MachineRead)  # events of which a run has one
+ONCE = (RunHeader, ProfileGiven, OrderGiven, TopologyFound, MachineRead)  # events of which a run has one
 SAID = ("host", "utc", "level", "rehearsal", "ranks", "plugin")  # by a run of any version
 
 
@@ -70,6 +72,7 @@ class Record:
     left_out: dict[int, NodeLeftOut] = field(default_factory=dict)
     finished: dict[int, NodeFinished] = field(default_factory=dict)
     profile: GivenLimits | None = None  # the one that was given, if any was
+    order: Order | None = None  # likewise
     worlds: list[WorldStarted] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     fingerprints: dict[str, tuple[Fingerprint, ...]] = field(default_factory=dict)  # by the checks that took them
@@ -143,8 +146,8 @@ class Record:
                     self.contradictions.append(f"its run does not say: {', '.join(unsaid)}")
             case TopologyFound():
                 self._place(event.nodes)
-            case ProfileGiven(profile=profile):
-                self.profile = profile
+            case ProfileGiven() | OrderGiven():
+                self._take(event)
             case MachineRead() | HostFact():
                 self._learn(event)
             case NodeLost() | NodeLeftOut() | NodeFinished():
@@ -197,6 +200,12 @@ class Record:
         if isinstance(event, ONCE) and type(event) in self._once:
             self.contradictions.append(f"it has two events {kind}")
         self._once.add(type(event))
+
+    def _take(self, given: ProfileGiven | OrderGiven) -> None:
+        if isinstance(given, ProfileGiven):
+            self.profile = given.profile
+        else:
+            self.order = given.order
 
     def _place(self, nodes: list[GpuTopology]) -> None:
         self.topologies = self._by_node(nodes)

@@ -10,11 +10,13 @@ from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.model.facts import COUNTERS, Unavailable, check_name
 from pytest_gpufleet.model.fault import Fault, expect_none
-from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.machine import Machine
+from pytest_gpufleet.model.order_given import Order
 from pytest_gpufleet.verdict.blind import untold
 from pytest_gpufleet.verdict.health_rules import sxids, xids_of, xids_of_none
 from pytest_gpufleet.verdict.host_rules.log_rules import told_before
+from pytest_gpufleet.verdict.orders.order_lines import asks, held_against
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,20 @@ def expect_host(machine: Machine, fact: str, wanted: Any, *, code: str) -> None:
     __tracebackhide__ = True
     if told := _told(of_host(machine.host.get, fact), wanted):
         expect_none([Fault(code, (place.THIS_NODE,), f"{fact} {told}")])
+
+
+def expect_as_ordered(machine: Machine, topology: GpuTopology, order: Order | None, line: str) -> None:
+    """Fail the check if a line of the order (one of ORDER_LINES) is not met. Ends it as not applicable where the order
+    does not say anything of it, as not judged where the machine does not tell."""
+    __tracebackhide__ = True
+    if order is None:
+        not_applicable("no --fleet-order was given")
+    if not asks(order, line):
+        not_applicable(f"{order.file} does not say anything of it")
+    came = held_against(order, line, machine, topology)
+    expect_none(came.faults)
+    if came.untold:
+        not_judged("\n".join(came.untold))
 
 
 def of_host(read: Callable[[str], Any], fact: str) -> Any:

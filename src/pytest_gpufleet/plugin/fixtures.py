@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.machine import Machine
     from pytest_gpufleet.model.measurement import Measurement
+    from pytest_gpufleet.model.order_given import Order
     from pytest_gpufleet.plugin.judging import Judge
     from pytest_gpufleet.run.ground import OwnMachine
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
@@ -136,6 +137,12 @@ def clocks_ahead(pytestconfig: pytest.Config) -> Mapping[int, float]:
 def gpu_profile(pytestconfig: pytest.Config) -> Profile | None:
     """The profile with facts and limits for the run's GPU model; None if there is none."""
     return pytestconfig.stash[RUN].profile
+
+
+@pytest.fixture(scope="session")
+def fleet_order(pytestconfig: pytest.Config) -> Order | None:
+    """What was bought, as --fleet-order says (an Order); None if nobody said."""
+    return pytestconfig.stash[RUN].order
 
 
 @pytest.fixture(scope="session")

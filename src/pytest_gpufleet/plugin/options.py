@@ -103,6 +103,11 @@ OPTIONS = (
         site=True,
     ),
     Option(
+        "--fleet-order", "order", Path, "FILE",
+        "what was bought, a TOML file that `gpufleet order` can write: each line of it is a check of its own",
+        site=True,
+    ),
+    Option(
         "--fleet-basis", "basis", _grade, "GRADE",
         "what limits have to be at least: contract, calibrated, published, project or physical (the default); where a "
         "figure that needs a limit has a lower one, the verdict is INCOMPLETE",
@@ -208,7 +213,8 @@ def from_config(config: pytest.Config) -> Options:
     if asked and not listing and sys.flags.optimize:
         raise pytest.UsageError("python -O and PYTHONOPTIMIZE leave out assertions, so no check could fail: unset it")
     known = {name: value for name, value in given.items() if value is not None}
-    options = Options(**known, asked=asked, listing=listing, paths=_paths(config, known.get("profile")))
+    judged_by = [known[name] for name in ("profile", "order") if name in known]
+    options = Options(**known, asked=asked, listing=listing, paths=_paths(config, judged_by))
     if options.makes_a_run:
         _check_launcher(options)
     if options.deadline is not None and options.makes_a_run:
@@ -216,12 +222,12 @@ def from_config(config: pytest.Config) -> Options:
     return options
 
 
-def _paths(config: pytest.Config, profile: Path | None) -> tuple[str, ...]:
+def _paths(config: pytest.Config, files: Sequence[Path]) -> tuple[str, ...]:
     """The files and folders of the checks (none where pytest was given none and looks into the whole folder), and the
-    files by which they are run and judged: pytest's ini file and the limits."""
+    files by which they are run and judged: pytest's ini file, the limits and the order."""
     given = (argument.partition("::")[0] for argument in config.args)
     here = config.invocation_params.dir
-    beside = (str(path) for path in (config.inipath, profile) if path is not None)
+    beside = (str(path) for path in (config.inipath, *files) if path is not None)
     return tuple(dict.fromkeys([*(path for path in given if here / path != here), *beside]))
 
 

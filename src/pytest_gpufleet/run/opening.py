@@ -32,7 +32,7 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     """Give `run` a folder and evidence. Refused before anything expensive starts. `arguments`: pytest's."""
     disk_space.check_temporary()
     disk_space.check_textfile(run.options.prometheus)
-    profile, ground, started = run.profile, run.ground, datetime.now(timezone.utc)
+    order, profile, ground, started = run.order, run.profile, run.ground, datetime.now(timezone.utc)
     run.ranks.environment = of_this_process()
     header = _header(run, arguments, started)
     header["resumed"], carried = _resumed(run, header)
@@ -46,6 +46,8 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     if profile and run.options.profile:
         given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
         run.record_event("profile", profile=asdict(given))
+    if order:
+        run.record_event("order", order=codec.plain(order))
     run.record_event("machine", nodes=[{"taken": node.taken, "host": _told(node.facts)} for node in standing])
     if run.options.nodes is None:
         _notice(run)
@@ -70,7 +72,7 @@ def _notice(run: Run) -> None:
 
 def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, Any]:
     """What evidence says of its run first."""
-    options, ground, profile = run.options, run.ground, run.profile
+    options, ground, profile, order = run.options, run.ground, run.profile, run.order
     return {
         "schema": SCHEMA,
         "host": socket.gethostname(),
@@ -88,6 +90,8 @@ def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, 
         "ranks": ground.size,
         "profile": profile.name if profile else None,
         "profile_sha256": hashlib.sha256(profile.path.read_bytes()).hexdigest() if profile else None,
+        "order": order.file if order else None,
+        "order_sha256": order.sha256 if order else None,
         "environment": relevant(),
         "python": platform.python_version(),
         "pytest": version("pytest"),

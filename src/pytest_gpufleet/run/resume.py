@@ -35,6 +35,8 @@ RUN_FACTS = {
     "ranks": "the number of ranks",
     "profile": "the profile",
     "profile_sha256": "the content of the profile",
+    "order": "the order",
+    "order_sha256": "the content of the order",
     "plugin": "pytest-gpufleet",
     "python": "Python",
     "pytest": "pytest",
@@ -50,7 +52,7 @@ GPU_FACTS = {
 
 # Events of which the new run has its own, or which belong to a check that runs again or passed.
 MADE_AGAIN = (
-    "run", "profile", "topology", "machine", "world_started", "fresh_world", "telemetry", "progress",
+    "run", "profile", "order", "topology", "machine", "world_started", "fresh_world", "telemetry", "progress",
     "check_started", "deselected", "verdict", "node_lost", "node_left_out", "node_finished",
 )  # fmt: skip
 
@@ -123,7 +125,7 @@ def check_same(folder: RunFolder, then: Record, run: dict[str, Any], topology: G
 
 
 def _differs(what: str, before: object, now: object) -> str:
-    if what == RUN_FACTS["profile_sha256"]:
+    if what in (RUN_FACTS["profile_sha256"], RUN_FACTS["order_sha256"]):
         return f"{what} is another"
     return f"{what} was {_told(before)}, is {_told(now)}"
 

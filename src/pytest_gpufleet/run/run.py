@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.machine import Machine
     from pytest_gpufleet.model.measurement import Measurement
+    from pytest_gpufleet.model.order_given import Order
     from pytest_gpufleet.model.record import Record
     from pytest_gpufleet.nodes.health_watch import Guard
     from pytest_gpufleet.run.evidence import Evidence
@@ -94,6 +95,19 @@ class Run:
             return profile.choose(self.options.profile, (gpu.name for gpu in self.ground.topology.gpus))
         except profile.FileError as error:
             raise Refused(f"--fleet-profile: {error}") from None
+
+    @cached_property
+    def order(self) -> Order | None:
+        """What was bought, None if nobody said. Refused if the file is bad."""
+        if self.options.order is None:
+            return None
+        from pytest_gpufleet.verdict.orders import order_file
+        from pytest_gpufleet.verdict.toml_table import FileError
+
+        try:
+            return order_file.load(self.options.order)
+        except FileError as error:
+            raise Refused(f"--fleet-order: {error}") from None
 
     @property
     def burn_in_seconds(self) -> float:

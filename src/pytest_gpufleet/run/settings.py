@@ -29,6 +29,7 @@ class Options:
     paths: tuple[str, ...] = ()  # of the checks, and of what they are run and judged by
     level: str = "standard"
     profile: Path | None = None
+    order: Path | None = None
     folder: Path = Path("reports")
     timeout: float = 300.0  # seconds, as all times here
     resume: Path | None = None

@@ -46,6 +46,8 @@ class OfRun(Part, frozen=True):
     python: str
     pytest: str
     plugin: Annotated[str, Meta(description="The version of pytest-gpufleet.")]
+    order: Annotated[str | None, Meta(description="The file that says what was bought, if one was given.")] = None
+    order_sha256: str | None = None
     rehearsal_because: Annotated[str, Meta(description="Why there were no GPUs; only in a rehearsal.")] = ""
     deadline_seconds: Annotated[float, Meta(description="What --fleet-deadline gave it, if anything.")] = 0
     nodes_wanted: Annotated[Natural, Meta(description="What --nodes asked for, if it was a number.")] = 0

@@ -25,6 +25,7 @@ from pytest_gpufleet.verdict import node_contradictions
 from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart
 from pytest_gpufleet.verdict.heavy_load import held_back
 from pytest_gpufleet.verdict.judgement import deciding, held, tolerances_of, unsteady
+from pytest_gpufleet.verdict.orders import order_contradictions
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.profiles.profile import Profile
 from pytest_gpufleet.verdict.profiles.profile_file import SENSES
@@ -38,6 +39,7 @@ def contradictions(record: Record) -> list[str]:
     rules = (
         _suite,
         _machine,
+        order_contradictions.of_order,
         node_contradictions.of_itself,
         _fingerprints,
         _findings,

@@ -10,7 +10,17 @@ from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
 # What a node's own run was asked for as the run over all of them was.
-SAME = ("level", "burn_in_seconds", "basis", "rehearsal", "profile", "profile_sha256", "plugin")
+SAME = (
+    "level",
+    "burn_in_seconds",
+    "basis",
+    "rehearsal",
+    "profile",
+    "profile_sha256",
+    "order",
+    "order_sha256",
+    "plugin",
+)
 
 
 def of_itself(record: Record) -> Iterator[str]:

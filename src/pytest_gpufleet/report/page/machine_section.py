@@ -50,6 +50,7 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             *([("Deadline", wording.duration(run.deadline_seconds))] if run.deadline_seconds else []),
             ("Profile", run.profile),
             ("SHA-256 of the profile", run.profile_sha256),
+            *([("Order", run.order), ("SHA-256 of the order", run.order_sha256)] if run.order else []),
             *[("Changed by the profile", str(change)) for change in changes],
             *[("The profile is calibrated on", str(run)) for run in known_good],
         ],

@@ -166,11 +166,13 @@ def _of_all(record: Record, fact: str) -> str:
 def _run(record: Record) -> dict[str, str]:
     files = repr(sorted(record.suite.files.items()))
     profile = " ".join(filter(None, (record.run.profile, (record.run.profile_sha256 or "")[:12])))
+    order = " ".join(filter(None, (record.run.order, (record.run.order_sha256 or "")[:12])))
     return {
         "version of pytest-gpufleet": record.run.plugin or UNKNOWN,
         "suite": f"{record.suite.version} ({sha256(files.encode()).hexdigest()[:12]})",
         "level": record.run.level,
         "limits": profile or "none",
+        "order": order or "none",
         "grade asked for": record.run.basis,
     }
 

@@ -1,0 +1,26 @@
+"""Whether the machine is the one that was bought, line by line of the order."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpufleet import ORDER_LINES, GpuTopology, Machine, Order, expect_as_ordered
+
+pytestmark = [
+    pytest.mark.chapter("Order", "Is this the machine that was bought?"),
+    pytest.mark.needs(gpus=True),
+]
+
+
+@pytest.mark.parametrize("line", ORDER_LINES)
+def test_as_ordered(machine: Machine, gpu_topology: GpuTopology, fleet_order: Order | None, line: str) -> None:
+    """Each line of the order (--fleet-order) is met
+
+    A part that is missing, of another model or with other firmware is nobody's fault that a speed test would find, or
+    shows up later as one. The message names the part, what it is and what was ordered. Compare with the order and the
+    delivery note: reseat what is missing, have exchanged what is another model, bring firmware and software to the
+    version that was agreed on. If the order is wrong, correct its file. What the order asks for and this machine does
+    not tell leaves the verdict INCOMPLETE: run as root (memory modules), on the host instead of a virtual machine or
+    container, or leave the line out.
+    """
+    expect_as_ordered(machine, gpu_topology, fleet_order, line)

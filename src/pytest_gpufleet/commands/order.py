@@ -1,0 +1,50 @@
+"""`gpufleet order`: the order that a recorded machine meets."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_gpufleet.commands.command import Command, tell
+from pytest_gpufleet.commands.recorded import unaltered
+from pytest_gpufleet.commands.writing import check_is_new, check_output, write
+from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.verdict.orders import order_file
+from pytest_gpufleet.verdict.orders.written_order import order_text
+from pytest_gpufleet.verdict.toml_table import FileError
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", type=RunFolder.of, metavar="DIR", help="the folder of a run on a machine that is right"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="the order to write, a TOML file"
+    )
+
+
+def _run(given: argparse.Namespace) -> int:
+    check_output(given.output)
+    check_is_new(given.output)
+    with given.folder.of_anybody():
+        record, _ = unaltered(given.folder)
+        if record.of_cluster:
+            raise Refused(f"{given.folder} is of several nodes: give the folder of one of them, in its nodes/")
+        if not record.topology.gpus:
+            raise Refused(f"{given.folder} has no GPUs: an order comes from a run on a whole machine")
+        write(given.output, order_text(record, given.folder.name))
+    try:
+        order_file.load(given.output)
+    except FileError as error:
+        raise Refused(f"the order was written but is not valid; please report this: {error}") from None
+    tell(f"{given.output}: what {record.run.host} has; compare it with what was bought, and use it with --fleet-order")
+    return 0
+
+
+ORDER = Command(
+    "write what a machine that is right has, to hold others against it with --fleet-order",
+    _arguments,
+    _run,
+    "It is read from the evidence of a run; an existing file is left as it is.",
+)

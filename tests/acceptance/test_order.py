@@ -1,0 +1,136 @@
+"""Whole checks of an order on a recorded machine: what each of them says, and what its verdict is."""
+
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet import cli
+from pytest_gpufleet.model.order_given import Order
+from pytest_gpufleet.verdict.contradictions import contradictions
+from pytest_gpufleet.verdict.orders.order_contradictions import AS_ORDERED
+from pytest_gpufleet.verdict.orders.order_file import load
+from tests.acceptance.checks import outcomes
+from tests.conftest import ACCEPTANCE, RECORDED
+from tests.machines import recorded
+
+RIGHT = """
+name = "four H200"
+[gpus]
+count = 4
+model = "NVIDIA H200"
+nvlinks = 18
+[software]
+driver = { at_least = "580.95.05" }
+"""
+WRONG = RIGHT.replace("count = 4", "count = 8")
+UNTOLD = RIGHT + "[memory]\nmodules = 32\n"
+
+
+def given(text: str, folder: Path) -> Order:
+    file = folder / "order.toml"
+    file.write_text(text)
+    return load(file)
+
+
+def as_ordered(text, folder, change=""):
+    came = outcomes(recorded(change), fleet_order=given(text, folder))
+    return {name: outcome for name, outcome in came.items() if name.startswith("test_as_ordered")}
+
+
+def test_a_right_machine_meets_each_line_and_the_others_do_not_apply(tmp_path):
+    came = as_ordered(RIGHT, tmp_path)
+    asked = {f"test_as_ordered[{line}]" for line in ("gpus.count", "gpus.model", "gpus.nvlinks", "software.driver")}
+    assert {name for name, outcome in came.items() if outcome.what == "passed"} == asked
+    assert {outcome.what for name, outcome in came.items() if name not in asked} == {"not applicable"}
+
+
+def test_without_an_order_no_line_applies():
+    came = outcomes(recorded())
+    assert {outcome.what for name, outcome in came.items() if "as_ordered" in name} == {"not applicable"}
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "gpus"),
+    [
+        ("machine.count = 3", "gpus.count", set()),
+        ("gpus[2]['name'] = 'NVIDIA H100 80GB HBM3'", "gpus.model", {2}),
+        ("gpus[2]['nvlink_states'][4] = 0", "gpus.nvlinks", {2}),
+    ],
+)
+def test_the_line_that_is_not_met_fails_and_no_other(tmp_path, change, line, gpus):
+    came = as_ordered(RIGHT, tmp_path, change)
+    failed = {name: outcome.gpus for name, outcome in came.items() if outcome.what == "failed"}
+    assert failed == {f"test_as_ordered[{line}]": gpus}
+
+
+def test_a_line_that_the_machine_does_not_tell_is_not_judged(tmp_path):
+    came = as_ordered(UNTOLD, tmp_path)["test_as_ordered[memory.modules]"]
+    assert came.what == "skipped"
+    assert "not judged" in came.message
+
+
+PORTS = """
+ports = host['network_ports'] = [
+    dict(port=f'mlx5_{i}/1', state='1: DOWN', rate='10 Gb/sec', link_layer='InfiniBand', adapter='MT4129', function='0')
+    for i in range(4)
+]
+"""
+
+
+def test_ports_that_are_down_everywhere_are_left_out_unless_they_were_ordered(tmp_path):
+    here, check = recorded(PORTS), "test_network_ports_are_active"
+    order = given(RIGHT + "[[ports]]\nadapter = 'MT4129'\ncount = 4\n", tmp_path)
+
+    assert outcomes(here)[check].what == "not applicable"
+    faults = outcomes(here, fleet_order=order)[check].faults
+    assert {fault.what.partition(" ")[0] for fault in faults} == {f"mlx5_{index}/1" for index in range(4)}
+
+
+def run_with(run_pytest, text):
+    """A run on a recorded machine with an order, of the checks of the order alone."""
+    options = ("--gpus=4", "--fleet-level=quick", "--fleet-order=order.toml", *RECORDED)
+    return run_pytest(*options, str(ACCEPTANCE / "test_1_order.py"), "--fleet-dir=runs", files={"order.toml": text})
+
+
+def test_a_run_keeps_the_order_and_others_can_be_written_from_it(run_pytest, tmp_path, monkeypatch):
+    run = run_with(run_pytest, RIGHT)
+    record, (folder,) = run.record, run.folders
+
+    assert {check.outcome for check in record.checks.values()} == {"passed", "not applicable"}, run.text
+    assert record.order == given(RIGHT, tmp_path)
+    assert (record.run.order, record.run.order_sha256) == (record.order.file, record.order.sha256)
+    assert contradictions(record) == []
+    assert record.order.sha256 in (folder / "report.html").read_text()
+
+    written = tmp_path / "written.toml"
+    assert cli.main(["order", str(folder), "-o", str(written)]) == 0
+    assert cli.main(["order", str(folder), "-o", str(written)]) == 1  # it is left as it is
+    assert outcomes(recorded(), fleet_order=load(written))["test_as_ordered[gpus.vbios]"].what == "passed"
+
+    record.checks[f"acceptance/{AS_ORDERED}[gpus.count]"] = next(
+        check for check in record.checks.values() if "gpus.count" in check.id
+    )
+    record.order = load(written)
+    assert "the order that it holds is not the one that it names" in contradictions(record)
+
+
+def test_a_run_on_another_machine_than_ordered_is_rejected(run_pytest):
+    run = run_with(run_pytest, WRONG)
+    assert run.record.verdict == "REJECTED", run.text
+    assert [(fault.code, fault.check.rpartition("::")[2]) for fault in run.record.faults] == [
+        ("gpus_not_as_ordered", "test_as_ordered[gpus.count]")
+    ]
+
+
+def test_a_line_that_is_not_told_leaves_a_run_incomplete(run_pytest):
+    run = run_with(run_pytest, UNTOLD)
+    assert run.record.verdict == "INCOMPLETE"
+    assert any("memory modules is not told" in reason for reason in run.record.reasons), [
+        reason for reason in run.record.reasons if "order" in reason
+    ]
+
+
+def test_a_bad_order_ends_a_run_before_it_begins(run_pytest):
+    run = run_with(run_pytest, RIGHT.replace("nvlinks", "nvlink"))
+    assert (run.status, run.folders) == (4, [])
+    assert 'order.toml:6: [gpus]: unknown key "nvlink"; did you mean "nvlinks"?' in run.text
