@@ -10,6 +10,7 @@ CASES = ("products", "reductions", "training")
 
 # On one rank one bit of each product is wrong, or of every second one.
 FAULT = """
+import os
 import pytest
 
 def plant(rank, fault):

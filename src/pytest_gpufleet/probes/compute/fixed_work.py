@@ -68,10 +68,10 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """A part of the fingerprint: `compute` does the work on the device, from data on the CPU."""
+    """A part of the fingerprint: `compute` does the work on the device, from data with the hash `inputs`."""
 
     name: str
-    inputs: Sequence[Tensor]
+    inputs: str
     compute: Callable[[], Tensor]
 
 
@@ -88,7 +88,7 @@ def fingerprint(rank: Rank, work: str) -> Fingerprint:
         for job in WORK[work](rank):
             with rank.phase(job.name):
                 first, again = (_hash(job.compute()) for _ in range(2))
-                parts[job.name] = Part(_hash(*job.inputs), first if first == again else "")
+                parts[job.name] = Part(job.inputs, first if first == again else "")
     return Fingerprint(THIS_NODE, _kind(rank.device), _software(rank.device), parts)
 
 
@@ -128,8 +128,9 @@ def products(rank: Rank) -> Iterator[Job]:
     """Matrix products at every precision that the device has."""
     for m, n, k in SHAPES[rank.device.type]:
         a, b = fixed(m, k, seed=0), fixed(n, k, seed=1)
+        inputs = _hash(a, b)
         for precision in precisions_of(rank):
-            yield Job(f"{precision} product {m} x {n} x {k}", (a, b), _product(rank, precision, a, b))
+            yield Job(f"{precision} product {m} x {n} x {k}", inputs, _product(rank, precision, a, b))
 
 
 def _product(rank: Rank, precision: str, a: Tensor, b: Tensor) -> Callable[[], Tensor]:
@@ -144,10 +145,11 @@ def _product(rank: Rank, precision: str, a: Tensor, b: Tensor) -> Callable[[], T
 def reductions(rank: Rank) -> Iterator[Job]:
     """Sums and what is made of them, on one device."""
     matrix = fixed(*MATRIX[rank.device.type], seed=2)
+    inputs = _hash(matrix)
     for dtype in (torch.float32, torch.bfloat16):
         on_device = matrix.to(rank.device).to(dtype)
         for name, reduce in REDUCTIONS.items():
-            yield Job(f"{name}, {_name(dtype)}", (matrix,), lambda on=on_device, do=reduce: do(on))  # type: ignore[misc]
+            yield Job(f"{name}, {_name(dtype)}", inputs, lambda on=on_device, do=reduce: do(on))  # type: ignore[misc]
 
 
 def trainings(rank: Rank) -> Iterator[Job]:
@@ -156,11 +158,12 @@ def trainings(rank: Rank) -> Iterator[Job]:
     shapes = ((32, 3, 3, 3), (64, 32, 3, 3), (CLASSES, 64 * (edge // 4) ** 2))
     weights = [fixed(*shape, seed=3 + number) / 8 for number, shape in enumerate(shapes)]
     images, labels = fixed(count, 3, edge, edge, seed=6), _whole(CLASSES, count, seed=7).abs().long() % CLASSES
+    inputs = _hash(*weights, images, labels)
     for precision in ("fp32", "bf16"):
         if precision in precisions_of(rank):
             name = f"{STEPS} steps of training, {precision}"
             work = _training(rank, PRECISIONS[precision].dtype, weights, images, labels)
-            yield Job(name, (*weights, images, labels), work)
+            yield Job(name, inputs, work)
 
 
 def _training(
@@ -190,7 +193,8 @@ def all_reduces(rank: Rank) -> Iterator[Job]:
         most = max((1 << digits) // rank.size, 1)
         each = [_whole(most, ELEMENTS[rank.device.type], seed=8 + index) for index in range(rank.size)]
         own = each[rank.index].to(rank.device).to(dtype)
-        yield Job(f"all_reduce of {rank.size} ranks, {_name(dtype)}", each, lambda own=own: _sum(rank, own))  # type: ignore[misc]
+        name = f"all_reduce of {rank.size} ranks, {_name(dtype)}"
+        yield Job(name, _hash(*each), lambda own=own: _sum(rank, own))  # type: ignore[misc]
 
 
 def _sum(rank: Rank, own: Tensor) -> Tensor:
