@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from pytest_gpufleet import __version__
+from pytest_gpufleet.commands.accept import ACCEPT
 from pytest_gpufleet.commands.calibrate import CALIBRATE
 from pytest_gpufleet.commands.command import printing, tell
 from pytest_gpufleet.commands.compare import COMPARE
@@ -24,6 +25,7 @@ from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.report.wording import capitalised
 
 COMMANDS = {
+    "accept": ACCEPT,
     "snapshot": SNAPSHOT,
     "monitor": MONITOR,
     "report": REPORT_AGAIN,
@@ -53,8 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description = f"{capitalised(command.help)}. {command.details}"
         subparser = subparsers.add_parser(name, help=command.help, description=description, epilog=epilog)
         command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
-    given = parser.parse_args(arguments)
+        subparser.set_defaults(run=command.run, passes_on=command.passes_on)
+    given, others = parser.parse_known_args(arguments)
+    if others and not given.passes_on:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    given.others = others
     status: int = 0
     try:
         with printing():  # a command without end ends with its reader: `gpufleet monitor --json | head -1`

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.conftest import ACCEPTANCE, REPORTS, ROOT, FleetRun
+import pytest
 
-SRC = ROOT / "src" / "pytest_gpufleet"
+from pytest_gpufleet.model.record import read
+from pytest_gpufleet.model.suite import shipped
+from tests.conftest import ACCEPTANCE, KEPT, REPORTS, ROOT, SECONDS, FleetRun
+
+FEW = "harmful or (product_is_exact and bf16)"
 # One check of each file, none of which takes long.
 ONE_OF_EACH = (
     "harmful or grave or at_once or (product_is_exact and bf16) or pair_latency or (latency and broadcast) or phase_1 "
@@ -18,23 +24,61 @@ ONE_OF_EACH = (
 )
 
 
-def test_a_wheel_holds_the_suite(run_fresh: Callable[..., FleetRun], tmp_path: Path) -> None:
-    """As pyproject.toml has it laid out, with the same checks under the same names."""
-    (target,) = re.findall(r'^"acceptance" = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(SRC, tmp_path / SRC.name, ignore=ignored)
-    shutil.copytree(ACCEPTANCE, tmp_path / target, ignore=ignored)
-    options = ("--rehearse", f"--fleet-dir={REPORTS}", "-k", "harmful or (product_is_exact and bf16)")
-    run = run_fresh("--pyargs", target.replace("/", "."), *options, PYTHONPATH=str(tmp_path))
-    assert run.status == 0, run.text
-    assert run.outcomes == {
-        "test_no_harmful_variable": "passed",
-        "test_matrix_product_is_exact[bf16]": "passed",
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment outside of the checkout with the wheel in it; all else it has from this Python's."""
+    pytest.importorskip("hatchling", reason="builds the wheel")
+    folder = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    _run([*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder, ROOT], ROOT)
+    (wheel,) = folder.glob("*.whl")
+    _run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], folder)
+    (packages,) = (folder / "env" / "lib").glob("python3.*/site-packages")
+    others = [place for place in sys.path if Path(place).name.endswith("-packages")]
+    (packages / "others.pth").write_text("\n".join(others))
+    python = folder / "env" / "bin" / "python"
+    _run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], folder)
+    return python.parent
+
+
+@pytest.mark.parametrize(
+    "called",
+    [["gpufleet", "accept"], ["python", "-m", "pytest", "--pyargs", "pytest_gpufleet.acceptance"]],
+    ids=["accept", "pyargs"],
+)
+def test_an_installed_wheel_has_the_suite(environment: Path, tmp_path: Path, called: list[str]) -> None:
+    """The same checks under the same names, and the report in the folder where it was called. Where it is not said
+    what to run on, it is what there is, and here that is no GPU."""
+    present = Path("/dev/nvidiactl").exists()
+    program, *arguments = called
+    _run([environment / program, *arguments, "-q", *(["--rehearse"] if present else []), "-k", FEW], tmp_path)
+    (folder,) = (tmp_path / "reports").iterdir()
+    record = read(folder / "evidence.jsonl")
+    suite = record.suite
+    assert {suite.known_as(check): each.outcome for check, each in record.checks.items()} == {
+        "test_1_inventory.py::test_no_harmful_variable": "passed",
+        "test_4_each_gpu.py::test_matrix_product_is_exact[bf16]": "passed",
     }
-    suite = run.record.suite
-    known = {case for name in suite.checks for case in suite.cases(name)}
-    assert {suite.known_as(check) for check in run.record.checks} <= known
-    assert run.record.altered == []
+    assert (record.verdict, record.altered, record.spoiled) == ("REHEARSAL", [], [])
+
+
+def test_an_installed_wheel_has_all_of_the_suite(environment: Path, tmp_path: Path) -> None:
+    options = ["--fleet-level=burnin", "--collect-only", "-qq"]
+    listed = _run([environment / "gpufleet", "accept", *options], tmp_path)
+    counted = {name: int(count) for name, count in re.findall(r"(test_\w+\.py): (\d+)", listed)}
+    cases = [case for name in shipped().required("burnin") for case in shipped().cases(name)]
+    assert counted == Counter(case.partition("::")[0] for case in cases)
+    assert not (tmp_path / "reports").exists()
+
+
+def _run(command: Sequence[object], folder: Path) -> str:
+    """What it prints, in a process that knows nothing of this checkout."""
+    outside = {**KEPT, "PYTHONPATH": ""} if folder != ROOT else None
+    ended = subprocess.run(
+        list(map(str, command)), cwd=folder, env=outside, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
 
 
 def test_every_file_is_a_start_for_ones_own_checks(run_pytest: Callable[..., FleetRun]) -> None:

@@ -941,7 +941,7 @@ def test_a_reader_that_leaves_early_changes_nothing(
 COMMANDS = ("verify", "report", "judge", "compare", "fleet", "calibrate")
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "sign", "monitor", "snapshot"])
+@pytest.mark.parametrize("command", [*COMMANDS, "accept", "sign", "monitor", "snapshot"])
 def test_help_tells_the_exit_status(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main([command, "--help"])

@@ -59,6 +59,7 @@ class Command:
     """A subcommand: what its help says, its arguments, and what it does; `run` gives the exit status.
 
     `details` goes on where `help` ends; `statuses` says what its exit statuses mean beyond those of all commands.
+    `passes_on`: arguments that it does not know are no mistake, and `run` has them as `others`.
     """
 
     help: str
@@ -66,3 +67,4 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     details: str = ""
     statuses: str = ""
+    passes_on: bool = False

@@ -23,6 +23,7 @@ from pytest_gpufleet.model.levels import Level
 # that never ran cannot tell.
 SHIPPED = Path(__file__).with_name("suite.json")
 EARLIER = Path(__file__).with_name("suites")
+PACKAGED = "pytest_gpufleet.acceptance"  # where a wheel has the suite
 CONFTEST = "conftest.py"
 CLONE = Path(str(pytest_gpufleet.__file__)).parents[2]  # if this is one
 ABOVE = f"../{CONFTEST}"  # by which a clone runs where it is not installed

@@ -19,6 +19,7 @@ from pytest_gpufleet.plugin import (
     on_ranks,
     options,
     ownership,
+    suite_by_package,
     supervision,
     telling,
     time_limits,
@@ -40,11 +41,9 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     from pytest_gpufleet.plugin import hookspecs
 
     pluginmanager.add_hookspecs(hookspecs)
-    pluginmanager.register(fixtures, "gpufleet-fixtures")
-    pluginmanager.register(telling, "gpufleet-telling")
-    pluginmanager.register(needs, "gpufleet-needs")
-    pluginmanager.register(supervision, "gpufleet-supervision")
-    pluginmanager.register(time_limits, "gpufleet-time-limits")
+    # Of hooks that are called first, the last one registered is called first.
+    for module in (fixtures, telling, needs, supervision, time_limits, suite_by_package):
+        pluginmanager.register(module, f"gpufleet-{module.__name__.rpartition('.')[2].replace('_', '-')}")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-html and junitxml read their paths

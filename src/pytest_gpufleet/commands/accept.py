@@ -1,0 +1,40 @@
+"""`gpufleet accept`: the acceptance suite, wherever it is installed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib.util import find_spec
+
+from pytest_gpufleet.commands.command import Command
+from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.suite import CLONE, PACKAGED
+
+
+def named() -> list[str]:
+    """How pytest is told the suite: by its package, as a wheel has it, or by its folder in a clone. Refused if it is
+    in neither."""
+    if find_spec(PACKAGED):
+        return ["--pyargs", PACKAGED]
+    folder = CLONE / "acceptance"
+    if not folder.is_dir():
+        raise Refused(f"the suite is not installed: there is no {PACKAGED}, which a wheel of pytest-gpufleet has")
+    return [str(folder)]
+
+
+def _run(given: argparse.Namespace) -> int:
+    arguments = [sys.executable, "-m", "pytest", *named(), *given.others]
+    os.execv(sys.executable, arguments)  # signals and exit status are those of pytest
+
+
+ACCEPT = Command(
+    "run the acceptance suite on the GPUs of this machine",
+    lambda parser: None,
+    _run,
+    details="Any option of pytest may follow, and checks of your own: `gpufleet accept --gpus 8 checks/`. Without "
+    "--gpus, --rehearse or --nodes it is --gpus auto. `pytest --help` has all options.",
+    statuses="Of a run: 0 ACCEPTED, or a rehearsal in which nothing failed; 1 REJECTED; 10 INCOMPLETE; 2 to 5 as "
+    "pytest has them, 4 for wrong options.",
+    passes_on=True,
+)
