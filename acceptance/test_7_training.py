@@ -28,6 +28,8 @@ from pytest_gpufleet.probes import (
     known_layer,
     network,
     own_shard,
+    sampler_errors,
+    sampler_shards,
 )
 
 pytestmark = [
@@ -36,6 +38,7 @@ pytestmark = [
 ]
 
 EPOCHS = 3
+SAMPLES = 1021  # a prime: no number of ranks divides it
 BATCHES = 20  # an epoch
 STEPS = 10  # of a comparison
 
@@ -158,6 +161,19 @@ def test_buffers_come_from_rank_0(rank: Rank, nccl_group: dist.ProcessGroup) -> 
     model.eval()(images)  # changes no statistics, but receives those of rank 0
     assert (model.module.running_mean == 1 - 0.5**3).all()
     assert model.module.num_batches_tracked == 3
+
+
+@pytest.mark.parametrize("drop_last", [False, True], ids=["padded", "tail dropped"])
+def test_every_rank_has_its_own_shard(nccl_group: World, drop_last: bool) -> None:
+    """Training, phase 1: DistributedSampler gives each rank its own shard, and all of them together the whole data set
+
+    No two ranks train on one sample, none is lost, and set_epoch shuffles anew, the same way on all ranks. Of 1,021
+    samples as few come twice as it takes to give all ranks equally many, or with drop_last as few are left out. Wrong
+    shards are no defect of a GPU: the ranks have different versions of torch or different seeds. Install torch anew.
+    """
+    shards = nccl_group.run(sampler_shards, SAMPLES, drop_last=drop_last)
+    errors = sampler_errors(shards, SAMPLES, drop_last=drop_last)
+    assert not errors, "; ".join(errors)
 
 
 # ---------------------------------------------------------------- DDP, phases 2 and 3: learning, identical ranks

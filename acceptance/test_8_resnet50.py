@@ -142,16 +142,20 @@ def test_peak_throughput_and_scaling(
 
 @pytest.mark.level("burnin")
 @pytest.mark.figures("loader_throughput")
-def test_training_fed_by_a_data_loader(nccl_group: World, judge: Judge, resnet: Workload) -> None:
+def test_training_fed_by_a_data_loader(
+    nccl_group: World, judge: Judge, resnet: Workload, pytestconfig: pytest.Config
+) -> None:
     """ResNet-50 on JPEG files: whether the host decodes them as fast as the GPUs could train
 
     A report that says host-bound is common and no defect: processors with many GPUs cannot decode for all of them. It
     tells what to expect of training on images, and is judged only against a limit of your own. Much lower than on a
-    machine of the same kind: CPU governor, too few cores for this container, a small /dev/shm.
+    machine of the same kind: CPU governor, too few cores for this container, a small /dev/shm. `--resnet-workers N`
+    tells whether more loader processes help.
     """
+    workers = pytestconfig.getoption("resnet_workers")
     with TemporaryDirectory(prefix="gpufleet-photos-") as folder:
         write_photos(Path(folder), PHOTOS.on(nccl_group))
-        judge(measure(nccl_group, fed_throughput, folder, "amp", resnet), required=False)
+        judge(measure(nccl_group, fed_throughput, folder, "amp", resnet, workers=workers), required=False)
 
 
 @pytest.mark.level("burnin")

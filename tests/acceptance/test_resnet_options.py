@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_gpufleet.model.conditions import CONDITIONS
+from pytest_gpufleet.model.conditions import CONDITIONS, RESNETS
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.probes.training.recipes import MODELS, OPTIMIZERS, Workload, plan
 from pytest_gpufleet.verdict.profiles import profile
@@ -45,6 +45,8 @@ CUSTOM = ', workload = "custom"'
         ("--resnet-batch=1e3", "argument --resnet-batch: '1e3' is not a whole number, 1 or more"),
         ("--resnet-steps=-1", "argument --resnet-steps: '-1' is not a whole number, 1 or more"),
         ("--resnet-warm-up=none", "argument --resnet-warm-up: 'none' is not a whole number, 1 or more"),
+        ("--resnet-model=transformer-0.1b", "argument --resnet-model: invalid choice: 'transformer-0.1b'"),
+        ("--resnet-workers=0", "argument --resnet-workers: '0' is not a whole number, 1 or more"),
         ("--resnet-optimizer=lamb", "argument --resnet-optimizer: invalid choice: 'lamb'"),
     ],
 )
@@ -57,7 +59,7 @@ def test_bad_values(run_pytest, option, sentence):
 
 
 def test_what_may_be_asked_is_what_can_be_done():
-    assert CONDITIONS["model"].values == tuple(MODELS)
+    assert tuple(MODELS) == RESNETS
     assert CONDITIONS["optimizer"].values == tuple(OPTIMIZERS)
 
 
@@ -74,6 +76,14 @@ def test_options_reach_the_ranks_and_stand_beside_the_figure(run_pytest):
         "optimizer": "adamw",
         "workload": "custom",
     }
+
+
+def test_loader_workers_are_as_many_as_asked(run_pytest):
+    check = f"{RESNET}::test_training_fed_by_a_data_loader"
+    run = run_pytest(check, "--rehearse=1", "--fleet-dir=runs", "--fleet-level=burnin", "--resnet-workers=3")
+    (finding,) = run.record.findings
+    assert finding.measurement.details["workers"] == "3 a GPU"
+    assert finding.measurement.conditions["workload"] == "custom"
 
 
 def test_only_a_limit_for_other_work_judges_it(tmp_path):

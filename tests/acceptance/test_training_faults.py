@@ -23,6 +23,7 @@ import torch._dynamo  # every optimizer imports it
 from torch.distributed.checkpoint import state_dict_saver
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DistributedSampler
 
 from pytest_gpufleet.probes.training import sharding, loop
 from pytest_gpufleet.world.engines import local
@@ -75,10 +76,18 @@ ON_RANK_1 = {
     "unseen overflow": lambda: change(
         torch.amp.GradScaler, "_maybe_opt_step", lambda genuine: lambda self, optimizer, state: optimizer.step()
     ),
+    "shard of rank 0": lambda: change(
+        DistributedSampler, "__init__", lambda genuine: lambda self, data, size, rank, **kwargs:
+        genuine(self, data, size, 0, **kwargs)
+    ),
+    "lost samples": lambda: change(
+        DistributedSampler, "__iter__", lambda genuine: lambda self: iter([*genuine(self)][:-3])
+    ),
     "NaN": lambda: change(nn.functional, "cross_entropy", lambda genuine: lambda *args: genuine(*args) * torch.nan),
 }
 ON_ALL = {
     "no_sync ignored": lambda: change(DDP, "no_sync", lambda genuine: lambda self: nullcontext()),
+    "never shuffled anew": lambda: change(DistributedSampler, "set_epoch", lambda genuine: lambda self, epoch: None),
     "buffers kept": lambda: change(DDP, "_sync_buffers", lambda genuine: lambda self: None),
 }
 
@@ -106,6 +115,10 @@ CASES = [
     ("test_gradients_accumulate_without_communication", "no_sync ignored", None, "assert"),
     ("test_unused_parameters_are_found", "lost gradient", None, "layer 1 in step 0"),
     ("test_buffers_come_from_rank_0", "buffers kept", {1, 2}, "running_mean"),
+    ("test_every_rank_has_its_own_shard", "shard of rank 0-padded", None, "ranks 0 and 1 have 341 samples in common"),
+    ("test_every_rank_has_its_own_shard", "shard of rank 0-tail dropped", None, "341 of 1021 samples are given to no"),
+    ("test_every_rank_has_its_own_shard", "lost samples-padded", None, "epoch 0: rank 1 has 338 samples and not 341"),
+    ("test_every_rank_has_its_own_shard", "never shuffled anew-padded", None, "rank 2: epoch 1 has the samples"),
     ("test_phase_2_loss_falls", "no step", {1}, "mean loss by epoch"),
     ("test_phase_2_loss_falls", "NaN", None, "nan"),
     ("test_phase_3_ranks_stay_identical", "weight-every batch", {1}, "weight 0.weight: 1 of 288 bytes"),

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS, LEVELS
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.plugin import compat, launchers
+from pytest_gpufleet.plugin import compat, launchers, resnet_options
 from pytest_gpufleet.run.settings import (
     LONGEST_INTERVAL_SECONDS,
     REHEARSAL_RANKS,
@@ -29,7 +28,6 @@ from pytest_gpufleet.run.settings import (
     node_count,
     rank_count,
     seconds,
-    whole_number,
 )
 
 
@@ -172,23 +170,7 @@ def add(parser: pytest.Parser) -> None:
         if option.site:
             parser.addini(option.name, f"{option.flag} where the command line says nothing: {option.help}", default="")
     compat.takes_no_argument_alone(parser, "--rehearse", str(REHEARSAL_RANKS))
-    of_resnet = parser.getgroup("gpufleet-resnet", "what the ResNet checks of the acceptance suite do")
-    of_resnet.addoption(
-        "--resnet-model", choices=CONDITIONS["model"].values, default="resnet50", help="the network (default: resnet50)"
-    )
-    of_resnet.addoption(
-        "--resnet-batch", type=whole_number, metavar="N",
-        help="images a GPU and step (default: as many as the recipe has, halved until they fit into the memory)",
-    )  # fmt: skip
-    of_resnet.addoption(
-        "--resnet-steps", type=whole_number, metavar="N", help="steps of each sample (default: about a second)"
-    )
-    of_resnet.addoption(
-        "--resnet-warm-up", type=whole_number, metavar="N", help="steps before the first sample (default: 8 to 30)"
-    )
-    of_resnet.addoption(
-        "--resnet-optimizer", choices=CONDITIONS["optimizer"].values, default="sgd", help="the optimizer (default: sgd)"
-    )
+    resnet_options.add(parser)
 
 
 def from_config(config: pytest.Config) -> Options:

@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.training.method_comparison import throughput_by as throughput_by
     from pytest_gpufleet.probes.training.recipes import Workload as Workload
     from pytest_gpufleet.probes.training.replicas import differences as differences
+    from pytest_gpufleet.probes.training.sampler_shards import sampler_errors as sampler_errors
+    from pytest_gpufleet.probes.training.sampler_shards import sampler_shards as sampler_shards
     from pytest_gpufleet.probes.training.sharding import fully_sharded as fully_sharded
     from pytest_gpufleet.probes.training.sharding import held as held
     from pytest_gpufleet.probes.training.sharding import own_shard as own_shard
@@ -127,6 +129,7 @@ _NAMES = {
     "training.method_comparison": ("in_words", "throughput_by"),
     "training.recipes": ("Workload",),
     "training.replicas": ("differences",),
+    "training.sampler_shards": ("sampler_errors", "sampler_shards"),
     "training.sharding": ("fully_sharded", "held", "own_shard"),
     "training.small_network": ("batch", "full_precision", "known_average", "known_input", "known_layer", "network"),
     "training.transformer": ("SHAPES",),

@@ -98,16 +98,19 @@ def photo_loader(
 
 
 @returns_memory
-def fed_throughput(rank: Rank, folder: str, recipe: str, workload: Workload = USUAL) -> Reading:
+def fed_throughput(
+    rank: Rank, folder: str, recipe: str, workload: Workload = USUAL, *, workers: int | None = None
+) -> Reading:
     """Images/s of DistributedDataParallel training on photos that a DataLoader reads from `folder` (see write_photos).
 
     Its details say whether the host holds the GPUs up: they are given the same batch over and over for comparison. The
     files are few and stay in the page cache, so it is the processors that are tested, and not the disks. A sample
-    is as many batches as the workers can have ready, so that none is served from what was ready before.
+    is as many batches as the workers can have ready, so that none is served from what was ready before. `workers`: of
+    each rank; another number than the usual one is other work.
     """
-    training = plan(recipe, workload, rank.device, most=BATCH)
+    training = plan(recipe, workload, rank.device, kind="custom" if workers else "", most=BATCH)
     batch = training.recipe.batch
-    workers = worker_count(rank.local_size, batch * 3 * training.pixels**2)
+    workers = workers or worker_count(rank.local_size, batch * 3 * training.pixels**2)
     count = workers * PREFETCH
     with rank.phase(f"{training}, fed by {workers} workers"), precision(training.recipe):
         module = ddp_of(rank, training) if rank.size > 1 else module_of(rank, training)
