@@ -69,4 +69,4 @@ def test_a_hang_in_the_controller_is_left_to_pytest_timeout(fleet):
     """
     run = fleet(module)
     assert run.outcomes == {"test_before": "passed", "test_hang": "failed"}
-    assert "Timeout" in run.check("test_hang").message
+    assert "Timeout (>1.0s)" in run.check("test_hang").message

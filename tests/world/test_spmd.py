@@ -197,6 +197,22 @@ def failures(fleet):
         def test_fixture_world(rank, world):
             pass
 
+        def test_fixture_capsys(rank, capsys):
+            pass
+
+        def test_fixture_request(rank, request):
+            pass
+
+        def test_fixture_judge(rank, judge):
+            pass
+
+        @pytest.fixture
+        def too_early(rank):
+            return rank.index
+
+        def test_fixture_that_uses_rank(too_early):
+            pass
+
         def test_fail(rank):
             pytest.fail("given up")
 
@@ -229,6 +245,16 @@ def failures(fleet):
         def test_fine_again(rank):
             assert rank.size == 2
     """
+    forgotten = """
+        import torch
+        import torch.distributed as dist
+
+        def test_forgotten_marker(nccl_group):
+            dist.all_reduce(torch.ones(1), group=nccl_group)
+
+        def test_forgotten_marker_and_rank(rank):
+            assert rank.index == 0
+    """
     # The deadline is the longest that a failing test here waits, and covers the start of ranks on a busy machine.
     conftest = """
         import pytest
@@ -237,7 +263,7 @@ def failures(fleet):
         def pytest_pyfunc_call(pyfuncitem):
             return True if pyfuncitem.name == "test_called_by_another_plugin" else None
     """
-    return fleet(module, "--fleet-timeout=8", files={"conftest.py": conftest})
+    return fleet(module, "--fleet-timeout=8", files={"conftest.py": conftest, "test_forgotten.py": forgotten})
 
 
 @pytest.mark.parametrize(
@@ -259,13 +285,19 @@ def failures(fleet):
         ("helper", ["AssertionError", "assert 'found' == 'expected'", "in check"]),
         ("method", [" == 7", "in test_method"]),
         ("fixture_that_stays", ["cannot be sent to the ranks: ", "guard (lock)"]),
-        ("fixture_world", ["stay in the controller"]),
+        ("fixture_world", ["cannot use world", "call world.run(function)"]),
+        ("fixture_capsys", ["cannot use capsys", "redirect_stdout"]),
+        ("fixture_request", ["cannot use request", "have a fixture of yours use it"]),
+        ("fixture_judge", ["cannot use judge", "call world.run(function)"]),
+        ("fixture_that_uses_rank", ["rank.index is known on ranks only"]),
         ("fail", ["given up", "in test_fail"]),
         ("async", ["the body of an spmd test cannot be async"]),
         ("returned_value", ["must return None", "on rank 0 it returned a value of type bool"]),
         ("hidden_generator", ["must return None", "type generator"]),
         ("unittest", ["a method of unittest.TestCase cannot be spmd"]),
         ("called_by_another_plugin", ["ran on no rank"]),
+        ("forgotten_marker", ["nccl_group.allreduce", "@pytest.mark.spmd", "nccl_group.run(function)"]),
+        ("forgotten_marker_and_rank", ["only in tests marked @pytest.mark.spmd"]),
         (
             "hang",
             [
@@ -282,6 +314,11 @@ def test_failure_of_a_body_explains_itself(failures, name, words):
     assert check.outcome == "failed"
     assert [word for word in words if word not in check.message] == [], check.message
     assert [word for word in words if word not in failures.text] == []
+
+
+def test_no_frame_of_the_plugin_is_shown(failures):
+    shown = [check.message for check in failures.record.checks.values()]
+    assert [text for text in shown if "pytest_gpufleet/" in text or "torch/distributed" in text] == []
 
 
 def test_a_failing_body_costs_one_test(failures):

@@ -24,9 +24,14 @@ def fixture_definitions(item: pytest.Item) -> Mapping[str, Sequence[pytest.Fixtu
     return definitions
 
 
+def argument_names(item: pytest.Item) -> Sequence[str]:
+    """The fixtures and parameters that a test's function itself is called with."""
+    return item._fixtureinfo.argnames if isinstance(item, pytest.Function) else ()
+
+
 def arguments(item: pytest.Function) -> dict[str, Any]:
     """What a test's function is called with."""
-    return {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    return {name: item.funcargs[name] for name in argument_names(item)}
 
 
 def terminal(config: pytest.Config) -> TextIO | None:

@@ -23,6 +23,14 @@ def ours(item: pytest.Item, name: str) -> bool:
     return False
 
 
+def is_built_in(item: pytest.Item, name: str) -> bool:
+    """Whether the fixture of this name that a test gets is pytest's own or from here."""
+    if name == "request":  # which nobody may define
+        return True
+    definitions = compat.fixture_definitions(item).get(name, ())
+    return bool(definitions) and definitions[-1].func.__module__.startswith(("_pytest.", "pytest_gpufleet."))
+
+
 def is_spmd(item: pytest.Item) -> bool:
     """Whether the body of a test is for the ranks. With none of our options and fixtures the marker is not ours."""
     asked = item.config.stash[RUN].options.asked

@@ -9,18 +9,46 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pytest_gpufleet.plugin import compat
+from pytest_gpufleet.plugin import compat, ownership
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.rank_failure import RankFailure
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.shipping import CannotTravel
+from pytest_gpufleet.world.world import NoProcessGroup, World
 
 
 class OnRank:
     """Stands in the controller for the fixture `rank`, which exists only on ranks."""
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("an spmd test gets its rank from the rank itself")
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # Python itself asks what this can do
+            raise AttributeError(name)
+        pytest.fail(
+            f"rank.{name} is known on ranks only, and fixtures are made in pytest's own process: use rank in the body "
+            "of the test, or in a function that the fixture gives to it",
+            pytrace=False,
+        )
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("it leads to objects of pytest, or to the fixture rank, which only the body of a test can use")
+
+
+_BY_CONTEXT = "catch what the body prints by contextlib.redirect_stdout(io.StringIO()) within it"
+_BY_FIXTURE = "have a fixture of yours use it, which gives the body plain values"
+_BY_WORLD = "leave out the marker, call world.run(function) and use it with what that returns"
+# The fixtures of pytest and of this plugin that work in the controller alone, and what does the same in a body.
+STAY: dict[str, str] = {
+    **dict.fromkeys(("capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys"), _BY_CONTEXT),
+    "caplog": "records are shown with a failure anyway; to look at them add a logging.Handler within the body",
+    "recwarn": "use pytest.warns or warnings.catch_warnings(record=True) within the body",
+    **dict.fromkeys(("request", "pytestconfig", "cache", "pytester"), _BY_FIXTURE),
+    **dict.fromkeys(
+        (
+            "judge", "burn_in", "power_steps", "record_fingerprints", "record_property", "record_xml_attribute",
+            "record_testsuite_property", "subtests", "world",
+        ),
+        _BY_WORLD,
+    ),
+}  # fmt: skip
 
 # The fixtures that each rank fills in itself, and what stands for them in the controller.
 FILLED_IN: dict[str, tuple[type, Callable[[Rank], object]]] = {
@@ -77,6 +105,11 @@ def refuse(item: pytest.Item) -> None:
     body = getattr(item, "obj", None)
     if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
         pytest.fail("the body of an spmd test cannot be async, since nothing awaits it on a rank", pytrace=False)
+    for name in compat.argument_names(item):
+        if name in STAY and ownership.is_built_in(item, name):
+            pytest.fail(
+                f"the body of an spmd test, which runs on ranks, cannot use {name}: {STAY[name]}", pytrace=False
+            )
 
 
 def world_size(item: pytest.Item, available: int) -> int | None:
@@ -93,6 +126,8 @@ def world_size(item: pytest.Item, available: int) -> int | None:
 
 
 def explain(item: pytest.Item, error: BaseException, report: pytest.TestReport) -> None:
-    """An spmd test failed on ranks: its report is their story, since no frame of the controller says more."""
-    if isinstance(error, RankFailure) and item.get_closest_marker("spmd") and report.failed:
+    """What no frame of the controller says more of: the story that the ranks of an spmd test tell, what kept its body
+    from them, and a call of torch with what is no process group."""
+    told = isinstance(error, (RankFailure, CannotTravel)) and item.get_closest_marker("spmd")
+    if report.failed and (told or isinstance(error, NoProcessGroup)):
         report.longrepr = str(error)

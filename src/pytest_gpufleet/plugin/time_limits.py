@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from typing import Any
 
@@ -10,12 +12,14 @@ import pytest
 from pytest_gpufleet.plugin import ownership
 from pytest_gpufleet.plugin.keys import RUN
 
+GRACE_SECONDS = 5.0  # for ranks that hang to be asked what they do, and killed
+
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """pytest-timeout's limit of a test becomes the deadline of its ranks, so that a hang is told by rank.
 
-    Its own timer stays behind it, for a test that hangs in the controller.
+    Its own timer comes GRACE_SECONDS later, for a test that hangs in the controller.
     """
     run = item.config.stash[RUN]
     if run.options.makes_a_run and run.options.nodes is not None and not ownership.is_between_nodes(item):
@@ -25,7 +29,12 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     import pytest_timeout
 
     run.ranks.test_deadline = time.monotonic() + settings.timeout
-    return bool(pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout + 5)))
+    later = settings.timeout + GRACE_SECONDS
+    if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
+        return bool(pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=later)))
+    pytest_timeout.pytest_timeout_set_timer(item, settings)  # whose handler tells the limit that was given
+    signal.setitimer(signal.ITIMER_REAL, later)
+    return True
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

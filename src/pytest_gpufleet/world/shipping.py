@@ -14,6 +14,10 @@ from typing import Any
 import cloudpickle
 
 
+class CannotTravel(TypeError):
+    """A function, or what it is called with, cannot be pickled."""
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, except for two. A tensor on a GPU travels as its copy on the CPU: the controller has no GPU context.
     A module that is more than a module, such as torch.backends.cudnn, travels by name."""
@@ -46,7 +50,7 @@ def unpack(packed: bytes) -> Any:
 
 
 def pack_work(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """What a Call has as `work`. TypeError, which names the values that are to blame, if it cannot be pickled."""
+    """What a Call has as `work`. CannotTravel, which names the values that are to blame, if it cannot be pickled."""
     __tracebackhide__ = True
     try:
         return pack((function, args, kwargs))
@@ -55,7 +59,7 @@ def pack_work(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         for key, value in kwargs.items():
             parts |= value if isinstance(value, dict) else {key: value}
         reasons = "; ".join(_unsendable(parts)) or str(error)
-        raise TypeError(f"cannot be sent to the ranks: {reasons}") from None
+        raise CannotTravel(f"cannot be sent to the ranks: {reasons}; make it on the ranks instead") from None
 
 
 def _unsendable(values: dict[str, Any]) -> list[str]:

@@ -17,6 +17,10 @@ from pytest_gpufleet.world.pool import Pool
 from pytest_gpufleet.world.rank_spec import RankSpec
 
 
+class NoProcessGroup(AttributeError):
+    """A world was used as the process group that it is on ranks only."""
+
+
 class World:
     """Some or all ranks of a pool, with or without a process group. Processes start at the first `run`.
 
@@ -148,6 +152,17 @@ class World:
         if not chosen or chosen[0] < 0 or chosen[-1] >= self.size:
             raise ValueError(f"ranks {list(ranks)} are not a subset of the {self.size} ranks here")
         return World(self._pool, self._with_group, tuple(self._ranks[rank] for rank in chosen))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """What torch.distributed asks a process group for, if a test gives it this one."""
+        from torch.distributed import ProcessGroup
+
+        if hasattr(ProcessGroup, name) and not name.startswith("__"):
+            raise NoProcessGroup(
+                f"nccl_group.{name}: nccl_group is a process group only in the body of a test marked "
+                "@pytest.mark.spmd; without the marker call nccl_group.run(function), where rank.group is one"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("world and nccl_group stay in the controller; on a rank, use its argument `rank`")
