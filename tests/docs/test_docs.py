@@ -114,7 +114,7 @@ def test_readme_has_every_option(option: str) -> None:
 
 
 def test_readme_has_the_options_of_the_suite() -> None:
-    offered = re.findall(r'"(--resnet-[a-z-]+)"', (SOURCES / "plugin" / "options.py").read_text())
+    offered = re.findall(r'"(--resnet-[a-z-]+)"', (SOURCES / "plugin" / "resnet_options.py").read_text())
     assert offered
     assert [option for option in offered if f"`{option}" not in README] == []
 

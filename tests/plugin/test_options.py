@@ -1,5 +1,7 @@
 """Where settings may stand, which of them make a run, and whose a name is."""
 
+import json
+
 import pytest
 
 from tests.conftest import INNER
@@ -52,6 +54,25 @@ def test_a_setting_that_makes_no_sense_is_told_with_its_file(run_pytest):
     run = run_pytest(files={"pytest.ini": "[pytest]\nfleet_interval = often\n", "test_inner.py": TELLS})
     assert run.status == pytest.ExitCode.USAGE_ERROR
     assert f"fleet_interval in {run.root}/pytest.ini: 'often' is not a number of seconds" in run.text
+
+
+def test_notes_of_the_command_line_stand_beside_those_of_the_ini_file(fleet):
+    ini = "[pytest]\nfleet_note =\n    location = rack 12, unit 4\n    order=1\n"
+    run = fleet(
+        "def test_it(): pass", "--fleet-note", "order=4711", "--fleet-note=remarks=a=b", files={"pytest.ini": ini}
+    )
+    assert run.record.run.notes == {"location": "rack 12, unit 4", "order": "4711", "remarks": "a=b"}
+    assert run.record.lasted > 0
+    said = json.loads((run.folders[0] / "summary.json").read_text())["run"]
+    assert said["notes"] == run.record.run.notes
+    assert (said["ended"], said["seconds"]) == (run.record.ended, run.record.lasted)
+
+
+@pytest.mark.parametrize("text", ["4711", "=4711", "order=", "order= "])
+def test_a_note_has_a_key_and_a_value(run_pytest, text):
+    run = run_pytest(f"--fleet-note={text}", files={"test_inner.py": TELLS})
+    assert run.status == pytest.ExitCode.USAGE_ERROR
+    assert "write KEY=VALUE, like order=4711" in run.text
 
 
 def test_only_gpus_and_rehearse_make_a_run(run_pytest):

@@ -58,7 +58,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 class RunHeader(Event, frozen=True, tag="run"):
     """What evidence says of its run first. `gpus`: what --gpus asked for. `deadline_seconds`: 0 if there was none.
-    `basis`: the lowest grade of a limit that a figure may be held against which needs one.
+    `basis`: the lowest grade of a limit that a figure may be held against which needs one. `notes`: what --fleet-note
+    gave. `commit`: of the checkout that the suite ran from, with "-dirty" where files differed from it; "" without one.
 
     Of a run on many nodes: `nodes_wanted` is what --nodes asked for (0: whatever is there), `transport` what carries
     messages ("local", or "ray" with its version), `secured` how the cluster keeps strangers out, and `interfaces` those
@@ -86,6 +87,8 @@ class RunHeader(Event, frozen=True, tag="run"):
     python: str = ""
     pytest: str = ""
     plugin: str = ""  # the version of pytest-gpufleet
+    commit: str = ""
+    notes: Mapping[str, str] = {}
     resumed: tuple[Earlier, ...] = ()
     nodes_wanted: Count = 0
     transport: str = ""
@@ -248,12 +251,14 @@ class Deselected(Event, frozen=True, tag="deselected"):
 
 
 class Verdict(Event, frozen=True, tag="verdict"):
-    """The last event. `broken`: why the run did not come to its end."""
+    """The last event. `broken`: why the run did not come to its end. `lasted`: the seconds of the run, by a clock that
+    nobody sets; 0 of versions before 0.3."""
 
     verdict: VerdictWord
     reasons: tuple[str, ...]
     broken: str = ""
     exit_status: Count | None = None
+    lasted: Amount = 0
 
 
 KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in Event.__subclasses__()}

@@ -98,6 +98,8 @@ class Record:
     reasons: list[str] = field(default_factory=list)
     broken: str = ""  # why the run did not come to its end
     exit_status: int | None = None
+    ended: str = ""  # when the verdict was written
+    lasted: float = 0  # seconds; 0 if nobody knows
     contradictions: list[str] = field(default_factory=list)  # what no run says of itself
 
     @property
@@ -193,6 +195,7 @@ class Record:
     def _end(self, verdict: Verdict) -> None:
         self.verdict, self.reasons = verdict.verdict, list(verdict.reasons)
         self.broken, self.exit_status = verdict.broken, verdict.exit_status
+        self.ended, self.lasted = verdict.t, verdict.lasted or max(0.0, verdict.seconds - self.run.seconds)
 
     def _order(self, event: Event | None, kind: str) -> None:
         if not self.began and kind != "run":

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -26,6 +26,7 @@ from pytest_gpufleet.run.settings import (
     gpu_count,
     interval,
     node_count,
+    note,
     rank_count,
     seconds,
 )
@@ -34,7 +35,7 @@ from pytest_gpufleet.run.settings import (
 @dataclass(frozen=True)
 class Option:
     """An option of the command line. `field`: of Options; `read`: its value from a text; `metavar` None: it has none.
-    `site`: an ini file can say the same, under the name of the option."""
+    `site`: an ini file can say the same, under the name of the option. `many`: several times, and in several lines."""
 
     flag: str
     field: str
@@ -42,6 +43,7 @@ class Option:
     metavar: str | None
     help: str
     site: bool = False
+    many: bool = False
 
     @property
     def name(self) -> str:
@@ -133,6 +135,12 @@ OPTIONS = (
         site=True,
     ),
     Option(
+        "--fleet-note", "notes", note, "KEY=VALUE",
+        "what stands in the report's head and beside the signatures: order, asset, location, technician, remarks or "
+        "any other key; may be given several times",
+        site=True, many=True,
+    ),
+    Option(
         "--fleet-resume", "resume", Path, "DIR",
         "go on where the run whose folder this is died or was interrupted: checks that met their limits there are not "
         "run again, but for inventory and health",
@@ -166,9 +174,12 @@ def add(parser: pytest.Parser) -> None:
         elif option.name == "rehearse":
             group.addoption(option.flag, type=option.read, nargs="?", metavar=option.metavar, help=option.help)
         else:
-            group.addoption(option.flag, type=option.read, metavar=option.metavar, help=option.help)
+            action = "append" if option.many else "store"
+            group.addoption(option.flag, action=action, type=option.read, metavar=option.metavar, help=option.help)
         if option.site:
-            parser.addini(option.name, f"{option.flag} where the command line says nothing: {option.help}", default="")
+            help = f"{option.flag} where the command line says nothing: {option.help}"
+            kind: Literal["linelist", "string"] = "linelist" if option.many else "string"
+            parser.addini(option.name, help, kind, default="")
     compat.takes_no_argument_alone(parser, "--rehearse", str(REHEARSAL_RANKS))
     resnet_options.add(parser)
 
@@ -189,7 +200,10 @@ def from_config(config: pytest.Config) -> Options:
     if given["burn_in"]:
         given["level"] = "burnin"
     for option in OPTIONS:
-        if option.site and given[option.field] is None:
+        if option.many:
+            lines = [_read(config, option, line) for line in config.getini(option.name)]
+            given[option.field] = tuple(lines + (given[option.field] or []))
+        elif option.site and given[option.field] is None:
             given[option.field] = _from_ini(config, option)
     listing = any(config.getoption(name, False) for name in LISTINGS)
     if asked and not listing and sys.flags.optimize:
@@ -265,6 +279,10 @@ def _from_ini(config: pytest.Config, option: Option) -> Any:
         return None
     if option.read is Path and config.inipath is not None:
         return config.inipath.parent / text
+    return _read(config, option, text)
+
+
+def _read(config: pytest.Config, option: Option, text: str) -> Any:
     try:
         return option.read(text)
     except argparse.ArgumentTypeError as error:

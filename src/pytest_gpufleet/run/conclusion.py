@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from pytest_gpufleet import safe_files
@@ -47,7 +48,14 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
     ended = settled(evidence.record, broken)
     if status not in CUT_SHORT or broken == DEADLINE:
         status = ended.exit_status or status  # never 0 where pytest's own is not
-    run.record_event("verdict", verdict=ended.verdict, reasons=ended.reasons, broken=broken, exit_status=status)
+    run.record_event(
+        "verdict",
+        verdict=ended.verdict,
+        reasons=ended.reasons,
+        broken=broken,
+        exit_status=status,
+        lasted=round(time.monotonic() - run.began, 1),
+    )
     if late := evidence.seal():
         # The file says what was the verdict before; all else tells this one.
         ended = settled(replace(evidence.record, spoiled=[*evidence.record.spoiled, late]), broken)

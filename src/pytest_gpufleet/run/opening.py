@@ -18,7 +18,7 @@ from pytest_gpufleet.model.events import SCHEMA
 from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.redaction import command
-from pytest_gpufleet.run import conclusion, disk_space, early_exit, resume
+from pytest_gpufleet.run import commit, conclusion, disk_space, early_exit, resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.run import Run
@@ -96,6 +96,8 @@ def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, 
         "python": platform.python_version(),
         "pytest": version("pytest"),
         "plugin": __version__,
+        "commit": commit.of_checkout(),
+        "notes": dict(options.notes),
         **run.cluster_header(),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -52,6 +53,7 @@ class Run:
         prepare_rank: Callable[[], None] | None = None,
         until: float = math.inf,
     ) -> None:
+        self.began = time.monotonic()
         self.options = options
         self.tell = tell
         self.prepare_rank = prepare_rank

@@ -10,6 +10,7 @@ from typing import Literal
 REHEARSAL_RANKS = 2
 SHORTEST_DEADLINE_SECONDS = 60.0  # to start (10 s on 8 GPUs), and to end with a report (30 s)
 LONGEST_INTERVAL_SECONDS = 10.0  # a slowdown that lasts for less can go unseen
+LONGEST_KEY, LONGEST_NOTE = 40, 500  # characters of a note: the page that is signed has to hold some of them
 DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Gpus = int | Literal["all", "auto"]
@@ -40,6 +41,7 @@ class Options:
     deadline: float | None = None
     basis: str = "physical"
     disk_folder: Path | None = None  # where drives are written to and read
+    notes: tuple[tuple[str, str], ...] = ()  # key and value; of one key the last counts
     asked: bool = False
     listing: bool = False
 
@@ -96,6 +98,17 @@ def duration(text: str) -> float:
             f"{text!r} is no duration: write a whole number and s, m, h or d, like 15m or 72h"
         )
     return float(int(number) * DURATIONS[unit])
+
+
+def note(text: str) -> tuple[str, str]:
+    """Key and value of "order=4711", without the blanks around them."""
+    key, _, value = map(str.strip, text.partition("="))
+    if not key or not value or len(key) > LONGEST_KEY or len(value) > LONGEST_NOTE or not key.isprintable():
+        raise argparse.ArgumentTypeError(
+            f"{text[:80]!r} is no note: write KEY=VALUE, like order=4711, with a key of at most {LONGEST_KEY} "
+            f"characters and a value of at most {LONGEST_NOTE}"
+        )
+    return key, value
 
 
 def _at_least_one(text: str, wanted: str) -> int:

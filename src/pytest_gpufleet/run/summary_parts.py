@@ -48,6 +48,10 @@ class OfRun(Part, frozen=True):
     plugin: Annotated[str, Meta(description="The version of pytest-gpufleet.")]
     order: Annotated[str | None, Meta(description="The file that says what was bought, if one was given.")] = None
     order_sha256: str | None = None
+    commit: Annotated[str, Meta(description="Of the checkout that the suite ran from, -dirty where it differed.")] = ""
+    notes: Annotated[Mapping[str, str], Meta(description="What --fleet-note gave.")] = {}
+    ended: Annotated[str, Meta(description="When the verdict was written, ISO 8601.")] = ""
+    seconds: Annotated[float, Meta(ge=0, description="How long the run took; 0 if nobody knows.")] = 0
     rehearsal_because: Annotated[str, Meta(description="Why there were no GPUs; only in a rehearsal.")] = ""
     deadline_seconds: Annotated[float, Meta(description="What --fleet-deadline gave it, if anything.")] = 0
     nodes_wanted: Annotated[Natural, Meta(description="What --nodes asked for, if it was a number.")] = 0

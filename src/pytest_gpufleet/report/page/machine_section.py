@@ -9,6 +9,7 @@ from pytest_gpufleet.model.events import Session
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.page import identity
 
 # Kinds of links from `nvidia-smi topo -m`, nearest first, and what the report says of them.
 LINKS = {
@@ -40,8 +41,11 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
     changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())
     tables: dict[str, list[tuple[str, Any]]] = {
         "The run": [
+            *identity.notes(record),
             ("Host", run.host),
-            ("Date", wording.moment(run.utc)),
+            ("Begin", wording.moment(run.utc)),
+            ("End", wording.moment(record.ended)),
+            ("Duration", wording.duration(record.lasted) if record.lasted else None),
             ("Command", run.command),
             ("Level", run.level),
             *([("Nodes asked for", run.nodes_wanted or "all"), ("Nodes", len(run.nodes))] if record.of_cluster else []),
@@ -62,6 +66,7 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("torch", topology.torch),
             ("Python, pytest", ", ".join(filter(None, (run.python, run.pytest)))),
             ("pytest-gpufleet", run.plugin),
+            ("Commit of the suite", run.commit),
         ],
         "What else ran": _all_that_ran(record),
         "The host": [] if record.of_cluster else _host(host),
@@ -70,7 +75,10 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
 
 
 def _host(host: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    told = host.get("dmi") or {}
     return [
+        ("Machine", " ".join(filter(None, (told.get("vendor"), told.get("product"))))),
+        ("BIOS", ", ".join(filter(None, (told.get("bios_version"), told.get("bios_date"))))),
         ("System", ", ".join(filter(None, (host.get("system"), host.get("kernel"))))),
         ("Processors (allowed)", host.get("processors_allowed")),
         ("Memory", _size(host.get("memory_bytes"))),

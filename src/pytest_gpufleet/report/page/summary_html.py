@@ -21,7 +21,7 @@ from pytest_gpufleet.report.failures import failures
 from pytest_gpufleet.report.gpu_grid import standings
 from pytest_gpufleet.report.node_standings import groups_between, nodes_in_words
 from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
-from pytest_gpufleet.report.page import health_section, machine_section, rendering
+from pytest_gpufleet.report.page import health_section, identity, machine_section, rendering
 from pytest_gpufleet.report.page.figure_tables import LIKE_PEERS, FigureTable, figure_tables, state
 from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.page.hosts_part import HostsPart
@@ -72,7 +72,7 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
             record=record,
             run=record.run,
             judged_again=record.judged_again,
-            when=wording.moment(record.run.utc),
+            **identity.shown(record, sha256),
             basis=standing(record),
             stamp=stamp(record),
             why=why(record),
