@@ -24,7 +24,6 @@ from tests.conftest import REPORTS, FleetRun
 ROOT = Path(__file__).parents[2]
 ACCEPTANCE, SOURCES, DOCS = ROOT / "acceptance", ROOT / "src" / "pytest_gpufleet", ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
-README = PAGES[0].read_text(encoding="utf-8")
 
 # One case of each check that measures something and rehearses within a second or two, and one of training.
 MEASURING = (
@@ -108,24 +107,36 @@ def _judging(module: ast.Module) -> set[str]:
 # ---------------------------------------------------------------- README and the other pages
 
 
+def test_readme_is_read_in_one_go() -> None:
+    lines = PAGES[0].read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    (picture,) = (number for number, line in enumerate(lines) if line.startswith("!["))
+    assert picture <= 12, "what it is, two commands and the picture stand on the first screen"
+
+
+def test_readme_leads_to_every_page() -> None:
+    text = PAGES[0].read_text(encoding="utf-8")
+    assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in text] == []
+
+
 @pytest.mark.parametrize("option", [each.flag for each in options.OPTIONS])
-def test_readme_has_every_option(option: str) -> None:
-    assert re.search(rf"^\| `{option}\b", README, re.MULTILINE), f"the table of options has no {option}"
+def test_page_of_options_has_every_option(option: str) -> None:
+    assert re.search(rf"^\| `{option}\b", _page("options"), re.MULTILINE), f"the table of options has no {option}"
 
 
-def test_readme_has_the_options_of_the_suite() -> None:
+def test_page_of_options_has_those_of_the_suite() -> None:
     offered = re.findall(r'"(--resnet-[a-z-]+)"', (SOURCES / "plugin" / "resnet_options.py").read_text())
     assert offered
-    assert [option for option in offered if f"`{option}" not in README] == []
+    assert [option for option in offered if f"`{option}" not in _page("options")] == []
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_readme_has_every_command(name: str) -> None:
-    assert f"`gpufleet {name}`" in README
+def test_page_of_commands_has_every_command(name: str) -> None:
+    assert re.search(rf"^    gpufleet {name} .*^## {name}$", _page("commands"), re.MULTILINE | re.DOTALL)
 
 
-def test_readme_has_every_file_of_the_suite() -> None:
-    named = re.findall(r"^\| `(test_\w+\.py)`", README, re.MULTILINE)
+def test_page_of_the_suite_has_every_file() -> None:
+    named = re.findall(r"^\| `(test_\w+\.py)`", _page("suite"), re.MULTILINE)
     assert named == sorted(path.name for path in ACCEPTANCE.glob("test_*.py"))
 
 
@@ -154,6 +165,10 @@ def test_links_lead_somewhere(page: Path) -> None:
         other = (page.parent / name).resolve() if name else page
         assert other.exists(), target
         assert not anchor or anchor in _anchors(other), target
+
+
+def _page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
 def _anchors(page: Path) -> set[str]:

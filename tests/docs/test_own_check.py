@@ -1,5 +1,5 @@
-"""Checks of one's own, as the README teaches them. The examples are taken out of its text, so what is tested is what a
-reader copies."""
+"""Checks of one's own, as the README and their page teach them. The examples are taken out of the text, so that what is
+tested is what a reader copies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from pytest_gpufleet.verdict.profiles import profile
 from tests import runs
 from tests.conftest import REPORTS, FleetRun
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/checks-of-your-own.md"))
 # A block of code and the file that the text before it names.
-EXAMPLES = dict(re.findall(r"`([\w/]+\.(?:py|toml))`(?:(?!```|`[\w/]+\.\w+`).)*?```\w+\n(.*?)```", README, re.DOTALL))
+EXAMPLE = re.compile(r"`([\w/]+\.(?:py|toml))`(?:(?!```|`[\w/]+\.\w+`).)*?```\w+\n(.*?)```", re.DOTALL)
+EXAMPLES = dict(EXAMPLE.findall(README) + EXAMPLE.findall(PAGE))
 EXACT, SAME, FAST = "Every rank gets the same, right sum", "All GPUs compute the same bits", "All GPUs together reduce"
 SORTING = "Every GPU sorts as fast as agreed"
 
@@ -51,10 +53,10 @@ Rehearse = Callable[..., FleetRun]
 
 @pytest.fixture(scope="module")
 def rehearse(run_pytest: Callable[..., FleetRun]) -> Rehearse:
-    """rehearse(*arguments, files={}): the README's command, in a folder with nothing but the README's files."""
+    """rehearse(*arguments, files={}): the README's command, in a folder with nothing but the examples."""
 
     def run(*arguments: str, files: dict[str, str] | None = None) -> FleetRun:
-        (command,) = re.findall(r"^    pytest (--rehearse checks/)$", README, re.MULTILINE)
+        (command,) = re.findall(r"^    pytest (--rehearse checks/)$", PAGE, re.MULTILINE)
         return run_pytest(*command.split(), *arguments, f"--fleet-dir={REPORTS}", files={**EXAMPLES, **(files or {})})
 
     return run
@@ -65,8 +67,10 @@ def rehearsed(rehearse: Rehearse) -> FleetRun:
     return rehearse("--fleet-profile=contract.toml")
 
 
-def test_readme_has_the_examples() -> None:
-    assert sorted(EXAMPLES) == ["checks/test_own.py", "checks/test_sorting.py", "contract.toml"]
+def test_the_examples_are_those_of_the_pages() -> None:
+    assert sorted(EXAMPLES) == [
+        "checks/test_own.py", "checks/test_same_bits.py", "checks/test_sorting.py", "contract.toml",
+    ]  # fmt: skip
 
 
 def test_own_checks_run_and_are_on_record(rehearsed: FleetRun) -> None:
@@ -77,9 +81,9 @@ def test_own_checks_run_and_are_on_record(rehearsed: FleetRun) -> None:
     assert [limit.metric for limit in rehearsed.record.profile.limits] == ["sort_rate"]
     assert {check.outcome for check in rehearsed.record.checks.values()} == {"passed"}
     titles = [check.title for check in rehearsed.record.checks.values()]
-    assert titles[:3] == [EXACT, EXACT, SAME]
-    assert titles[3].startswith(FAST)
-    assert titles[4:] == [SORTING]
+    assert titles[:2] == [EXACT, EXACT]
+    assert titles[2].startswith(FAST)
+    assert titles[3:] == [SAME, SORTING]
 
 
 def test_own_figure_is_on_record_and_in_the_report(rehearsed: FleetRun) -> None:
