@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.host_rules.bmc_rules import power_ills as power_ills
     from pytest_gpufleet.verdict.host_rules.bmc_rules import supplies_lost as supplies_lost
     from pytest_gpufleet.verdict.host_rules.bmc_rules import temperature_ills as temperature_ills
+    from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis as Diagnosis
     from pytest_gpufleet.verdict.host_rules.disk_rules import sick_drives as sick_drives
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import adapters_by_gpu as adapters_by_gpu
     from pytest_gpufleet.verdict.host_rules.gpudirect_rules import adapters_far as adapters_far
@@ -163,6 +164,7 @@ _NAMES = {
         "supplies_lost",
         "temperature_ills",
     ),
+    "verdict.host_rules.dcgm_rules": ("Diagnosis",),
     "verdict.host_rules.disk_rules": ("sick_drives",),
     "verdict.host_rules.adapter_rules": ("adapters_that_fail", "slow_adapters"),
     "verdict.host_rules.memory_rules": (

@@ -30,6 +30,7 @@ MODULES = (
     "test_2_disks",
     "test_2_pcie",
     "test_6_network",
+    "test_9_dcgm",
     "test_9_endurance",
 )
 pytest.register_assert_rewrite(*MODULES)

@@ -13,6 +13,8 @@ import pytest
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.facts import COUNTERS
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis
 from tests.acceptance.checks import later, outcomes, ranks_answer
 from tests.conftest import ACCEPTANCE, INNER, RECORDED, ROOT
 from tests.machines import recorded
@@ -1139,3 +1141,17 @@ for options in [], ["--anonymous"]:
     assert anonymous["topology"]["gpus"][1]["facts"]["serial"] == "0000000000001"
     assert anonymous["host"]["environment"]["CUDA_VISIBLE_DEVICES"].endswith("-000000000001")
     assert anonymous["topology"]["gpus"][3]["facts"]["nvlink_states"] == [1] * 18
+
+
+def test_dcgm_fails_by_its_faults_alone_and_never_passes_what_it_has_not_seen():
+    fault = Fault("dcgm_part_broken", (place.gpu(2),), "memory failed")
+    remark = Fault("dcgm_remark", (place.gpu(1),), "eud was skipped")
+    cases = {
+        "failed": Diagnosis(faults=(fault,), unseen=("its JSON is cut short",)),
+        "skipped": Diagnosis(shown=(remark,), unseen=("its JSON is cut short",)),
+        "not applicable": Diagnosis(shown=(remark,), skipped=True),
+        "passed": Diagnosis(shown=(remark,)),
+    }
+    for what, found in cases.items():
+        check = outcomes(recorded(), dcgm_diagnosis=lambda found=found: found)["test_dcgm_diagnostic_passes"]
+        assert (check.what, check.faults) == (what, found.faults)

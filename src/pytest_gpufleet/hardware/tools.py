@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 # Words of other languages, decimal commas and colours are not for programs.
 ENVIRONMENT = {"LC_ALL": "C", "TERM": "dumb"}
+# For a program that is to end: dcgmi waits 25 s until its host engine has ended a diagnostic (dcgmi/Diag.cpp).
+LAST_SECONDS = 30
 
 
 class Untold(Exception):
@@ -17,26 +19,49 @@ class Untold(Exception):
 def output(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,)) -> str:
     """What a program writes to its standard output. It is ended after these seconds. Untold if it is not installed, did
     not end in time, or ended with another status."""
+    status, out, errors = ended(*command, seconds=seconds)
+    if status not in statuses:
+        said = (errors or out).strip().splitlines()
+        raise Untold(f"{command[0]} failed with status {status}{f': {said[-1]}' if said else ''}")
+    return out
+
+
+def ended(*command: str, seconds: float = 20) -> tuple[int, str, str]:
+    """The exit status of a program, and what it writes to its standard output and to that of errors. After these
+    seconds, and whatever else ends the waiting, it is asked to end and then killed: what it has begun elsewhere can be
+    taken back by itself alone. Untold if it is not installed or did not end in time."""
     name = command[0]
     try:
-        ended = subprocess.run(
+        process = subprocess.Popen(
             command,
             env={**os.environ, **ENVIRONMENT},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
     except FileNotFoundError:
         raise Untold(f"{name} is not installed") from None
-    except subprocess.TimeoutExpired:
-        raise Untold(f"{name} did not answer within {seconds:g} s") from None
     except OSError as error:
         raise Untold(f"{name} cannot be started: {error.strerror}") from None
-    if ended.returncode not in statuses:
-        said = (ended.stderr or ended.stdout).decode(errors="replace").strip().splitlines()
-        raise Untold(f"{name} failed with status {ended.returncode}{f': {said[-1]}' if said else ''}")
-    return ended.stdout.decode(errors="replace")
+    try:
+        out, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise Untold(f"{name} did not answer within {seconds:g} s") from None
+    finally:
+        _end(process)
+    return process.returncode, out.decode(errors="replace"), errors.decode(errors="replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Nothing is left to do for one that has ended."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.communicate(timeout=LAST_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
 
 
 Run = Callable[..., str]  # as `output`, for what reads a part of the machine by programs
+Ended = Callable[..., tuple[int, str, str]]  # as `ended`

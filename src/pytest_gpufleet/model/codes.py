@@ -1,11 +1,13 @@
 """The kinds of faults there are. A number is never used again, and lines are only added, each at the end of its block.
 
 1xx what is in the machine and how it is set up, 2xx health, 3xx wrong data, 4xx performance, 5xx processes, 9xx what an
-author of checks asserts. What the kernel log says of the host (236 to 249) is in kernel_codes.py.
+author of checks asserts. What the kernel log says of the host (236 to 249) is in kernel_codes.py, what DCGM
+finds (285 to 289) in dcgm_codes.py.
 """
 
 from __future__ import annotations
 
+from pytest_gpufleet.model.dcgm_codes import OF_DCGM
 from pytest_gpufleet.model.fault_code import Code
 from pytest_gpufleet.model.kernel_codes import OF_THE_KERNEL_LOG
 
@@ -291,4 +293,6 @@ _ALL = (
 )
 # fmt: on
 
-CODES: dict[str, Code] = {code.name: code for code in sorted((*_ALL, *OF_THE_KERNEL_LOG), key=lambda code: code.number)}
+CODES: dict[str, Code] = {
+    code.name: code for code in sorted((*_ALL, *OF_THE_KERNEL_LOG, *OF_DCGM), key=lambda code: code.number)
+}

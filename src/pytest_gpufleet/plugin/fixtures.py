@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.plugin.judging import Judge
     from pytest_gpufleet.run.ground import OwnMachine
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
+    from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis
     from pytest_gpufleet.verdict.profiles.profile import Profile
     from pytest_gpufleet.world.rank import Rank
     from pytest_gpufleet.world.world import World
@@ -227,3 +228,13 @@ def power_steps(request: pytest.FixtureRequest) -> Callable[[World], list[Measur
     from pytest_gpufleet.plugin.sustained_load import stepped_load
 
     return partial(stepped_load, request.node)
+
+
+@pytest.fixture
+def dcgm_diagnosis(request: pytest.FixtureRequest) -> Callable[[], Diagnosis]:
+    """dcgm_diagnosis(): what NVIDIA's own diagnostic finds (a Diagnosis) at the level of --fleet-dcgm, on all GPUs of
+    this machine, which the ranks have left by then. Not applicable where it cannot run."""
+    _own_machine(request.config, "dcgm_diagnosis", "the ranks: world.run(...)")
+    from pytest_gpufleet.plugin.dcgm_diagnosis import diagnose
+
+    return partial(diagnose, request.config.stash[RUN], request.node.nodeid)

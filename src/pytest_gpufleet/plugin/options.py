@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,14 +13,14 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_gpufleet.model.levels import BURN_IN_SECONDS, LEVELS
+from pytest_gpufleet.model.levels import LEVELS
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.plugin import compat, launchers, resnet_options
+from pytest_gpufleet.plugin import compat, resnet_options, unfit_options
 from pytest_gpufleet.run.settings import (
     LONGEST_INTERVAL_SECONDS,
     REHEARSAL_RANKS,
-    SHORTEST_DEADLINE_SECONDS,
     Options,
+    dcgm_level,
     duration,
     gpu_count,
     interval,
@@ -124,6 +123,11 @@ OPTIONS = (
         site=True,
     ),
     Option(
+        "--fleet-dcgm", "dcgm", dcgm_level, "LEVEL",
+        "how thorough NVIDIA's own diagnostic is at level burnin (`dcgmi diag -r`): 2 (the default), 3 or 4",
+        site=True,
+    ),
+    Option(
         "--fleet-timeout", "timeout", seconds, "SECONDS",
         f"deadline of one call on the ranks (default: {_DEFAULT['timeout']:g})",
         site=True,
@@ -192,7 +196,7 @@ def from_config(config: pytest.Config) -> Options:
         raise pytest.UsageError(f"--rehearse {path}: no path has this name, and a number of ranks is --rehearse=N")
     if given["gpus"] not in (None, "auto") and given["rehearse"]:
         raise pytest.UsageError("--gpus N and --gpus all run on GPUs, --rehearse on CPUs: give one of them")
-    _check_nodes(given)
+    unfit_options.check_nodes(given)
     if given["burn_in"] and given["level"] not in (None, "burnin"):
         raise pytest.UsageError(
             f"--fleet-burn-in is part of level burnin, but --fleet-level {given['level']} was given"
@@ -212,9 +216,9 @@ def from_config(config: pytest.Config) -> Options:
     judged_by = [known[name] for name in ("profile", "order") if name in known]
     options = Options(**known, asked=asked, listing=listing, paths=_paths(config, judged_by))
     if options.makes_a_run:
-        _check_launcher(options)
+        unfit_options.check_launcher(options)
     if options.deadline is not None and options.makes_a_run:
-        _check_deadline(options, options.deadline)
+        unfit_options.check_deadline(options, options.deadline)
     return options
 
 
@@ -225,43 +229,6 @@ def _paths(config: pytest.Config, files: Sequence[Path]) -> tuple[str, ...]:
     here = config.invocation_params.dir
     beside = (str(path) for path in (config.inipath, *files) if path is not None)
     return tuple(dict.fromkeys([*(path for path in given if here / path != here), *beside]))
-
-
-def _check_launcher(options: Options) -> None:
-    """UsageError if others of the same launcher do what this process is about to do."""
-    if launcher := launchers.started_by(os.environ, options.nodes is not None):
-        raise pytest.UsageError(
-            f"{launcher} starts pytest several times, and each would take the same GPUs: start it once a node with "
-            "--gpus, or once with --nodes; it starts a process for each GPU itself"
-        )
-
-
-def _check_nodes(given: dict[str, Any]) -> None:
-    """UsageError for what does not go together. GPUs of many nodes are not chosen by each for itself."""
-    if given["nodes"] is None:
-        for name, flag in (("address", "--fleet-address"), ("insecure", "--fleet-insecure")):
-            if given[name] is not None:
-                raise pytest.UsageError(f"{flag} is about many nodes: say how many, --nodes N or --nodes all")
-    elif given["rehearse"] and given["nodes"] == "all" and given["address"] is None:
-        raise pytest.UsageError("--nodes all is for a Ray cluster; a rehearsal of this machine has --nodes N")
-    elif not given["rehearse"] and given["gpus"] in (None, "auto"):
-        given["gpus"] = "all"
-
-
-def _check_deadline(options: Options, deadline: float) -> None:
-    """UsageError if a run could not do by then what it was asked for."""
-    if deadline < SHORTEST_DEADLINE_SECONDS:
-        raise pytest.UsageError(
-            f"--fleet-deadline {deadline:g}s is too short to start and to write a report: give "
-            f"{SHORTEST_DEADLINE_SECONDS:g}s or more"
-        )
-    usual = BURN_IN_SECONDS if options.level == "burnin" and not options.rehearse else 0
-    burning = options.burn_in or usual
-    if burning + SHORTEST_DEADLINE_SECONDS > deadline:
-        raise pytest.UsageError(
-            f"a burn-in of {burning:g} s does not fit into --fleet-deadline {deadline:g}s, of which "
-            f"{SHORTEST_DEADLINE_SECONDS:g} s are for start and report"
-        )
 
 
 def _is_no_path(arguments: Sequence[str]) -> str:

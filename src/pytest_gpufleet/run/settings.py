@@ -42,6 +42,7 @@ class Options:
     basis: str = "physical"
     disk_folder: Path | None = None  # where drives are written to and read
     notes: tuple[tuple[str, str], ...] = ()  # key and value; of one key the last counts
+    dcgm: int = 2  # the level of DCGM's diagnostic
     asked: bool = False
     listing: bool = False
 
@@ -65,6 +66,12 @@ def node_count(text: str) -> Nodes:
 
 def rank_count(text: str) -> int:
     return _at_least_one(text, "a number of CPU ranks (1 or more), as in --rehearse=4")
+
+
+def dcgm_level(text: str) -> int:
+    if text not in ("2", "3", "4"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no level of DCGM's diagnostic for hardware: 2, 3 and 4 are")
+    return int(text)
 
 
 def whole_number(text: str) -> int:

@@ -8,6 +8,7 @@ from pytest_gpufleet.model.codes import CODES
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.host_log_catalogue import HostMessage
+from pytest_gpufleet.model.kernel_codes import OF_THE_KERNEL_LOG
 from pytest_gpufleet.model.place import THIS_NODE
 
 
@@ -37,9 +38,13 @@ def remarks(noticed: Iterable[Fault]) -> list[str]:
     for fault in noticed:
         kinds.setdefault(fault.code, {})[fault.what] = None
     return [
-        f"the kernel log: {CODES[code].message}: {next(iter(told))}" + (f", and {len(told) - 1} more" * (len(told) > 1))
+        f"{_heard(code)}{CODES[code].message}: {next(iter(told))}" + (f", and {len(told) - 1} more" * (len(told) > 1))
         for code, told in kinds.items()
     ]
+
+
+def _heard(code: str) -> str:
+    return "the kernel log: " if CODES[code] in OF_THE_KERNEL_LOG else ""
 
 
 def _faults(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:

@@ -1,0 +1,166 @@
+"""What NVIDIA's own diagnostic found, by the JSON of `dcgmi diag` of DCGM 3 and of DCGM 4.
+
+DCGM 3.3.9 writes it in dcgmi/Diag.cpp (HelperJsonAddResult), DCGM 4 has a schema (its source, testing/python3/
+dcgm_diag_schema.json): it renamed the outermost name, and tells of an entity where 3 told of a GPU. A program that
+looks for the old names finds no test, and so none that failed: what is not known here counts as not seen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.place import THIS_NODE, Where
+
+OUTERMOST = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # of DCGM 4, and of versions before
+SETTINGS = "Deployment"  # the category of tests that look at software and settings, and at no hardware
+# dcgmErrorSeverity_t (DCGM, dcgmlib/dcgm_errors.h). 0 is none, 3 unknown; versions before 3.3 tell none.
+SEVERITIES = {1: "dcgm_remark", 2: "dcgm_part_broken", 4: "dcgm_test_failed", 5: "dcgm_setting", 6: "dcgm_reset_needed"}
+SHOWN = "dcgm_remark"
+WORST_FIRST = ("dcgm_part_broken", "dcgm_reset_needed", "dcgm_test_failed", "dcgm_setting", SHOWN)
+# dcgmi's exit statuses: all well, an error was reported (DCGM_ST_NVVS_ERROR), one that calls for isolation.
+WELL, REPORTED, ISOLATE = 0, 256 - 30, 256 - 51
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`faults` speak against the machine, `shown` against nothing; `unseen` says why more may be wrong than that.
+    `skipped`: no test of the hardware ran at all, which is so on GPUs that DCGM does not know."""
+
+    faults: tuple[Fault, ...] = ()
+    shown: tuple[Fault, ...] = ()
+    unseen: tuple[str, ...] = ()
+    skipped: bool = False
+
+
+@dataclass
+class _Found:
+    places: Mapping[str, Where]  # of GPUs, by DCGM's number of them
+    faults: list[Fault] = field(default_factory=list)
+    shown: list[Fault] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)  # of tests of the hardware
+    tested: set[str] = field(default_factory=set)  # DCGM's numbers of GPUs of which a test of the hardware passed
+
+
+class _Unknown(Exception):
+    """This is not written as any DCGM does that is known here."""
+
+
+def diagnosed(told: Mapping[str, Any], gpus: Sequence[Gpu]) -> Diagnosis:
+    """`told`: as hardware.host_parts.dcgm reads it; `gpus`: all of the machine. DCGM has numbers of its own for GPUs:
+    which is which is known by serial numbers, and where these are missing the node is to blame."""
+    document = told["document"]
+    if document is None:
+        said = f": {told['said']}" if told["said"] else ""
+        return Diagnosis(unseen=(f"dcgmi ended with status {told['status']} and printed no JSON{said}",))
+    found = _Found(_places(document, gpus))
+    try:
+        for category, test in _tests(document):
+            _test(category, test, found)
+    except (_Unknown, TypeError, KeyError, AttributeError, ValueError) as why:
+        found.unseen.append(f"its JSON is not as DCGM 3 or 4 writes it: {why or type(why).__name__}")
+    _whole(told["status"], found, len(gpus))
+    skipped = not found.unseen and not found.faults and set(found.outcomes) == {"Skip"}
+    return Diagnosis(tuple(found.faults), tuple(found.shown), tuple(found.unseen), skipped)
+
+
+def _places(document: Any, gpus: Sequence[Gpu]) -> dict[str, Where]:
+    at = {str(gpu.serial): gpu.place for gpu in gpus if gpu.serial}
+    own = dict(_serials(document)) if isinstance(document, Mapping) else {}
+    shared = {serial for serial, times in Counter(own.values()).items() if times > 1}
+    return {number: at[serial] for number, serial in own.items() if serial in at and serial not in shared}
+
+
+def _serials(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """DCGM's number of each GPU, and its serial number."""
+    if isinstance(of_version_3 := document.get("GPU Device Serials"), Mapping):
+        yield from ((str(number), str(serial)) for number, serial in of_version_3.items())
+    groups = document.get("entity_groups")
+    for group in groups if isinstance(groups, list) else ():
+        if isinstance(group, Mapping) and group.get("entity_group") == "GPU":
+            for entity in group.get("entities") or ():
+                yield str(entity.get("entity_id")), str(entity.get("serial_num"))
+
+
+def _tests(document: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every test with its category."""
+    if not isinstance(document, Mapping):
+        raise _Unknown("it is no object")
+    whole = next((document[name] for name in OUTERMOST if name in document), None)
+    if whole is None:
+        raise _Unknown(f"it has neither {' nor '.join(map(repr, OUTERMOST))}")
+    if why := whole.get("runtime_error"):
+        raise _Unknown(f"the diagnostic could not run: {' '.join(str(why).split())}")
+    for category in whole["test_categories"]:
+        for test in category["tests"]:
+            if test is not None:  # where DCGM 3 has a test that it no longer runs
+                yield category["category"], test
+
+
+def _test(category: str, test: Mapping[str, Any], found: _Found) -> None:
+    name, results = test["name"], list(test["results"])
+    summary = test.get("test_summary", {}).get("status")
+    if summary == "Fail" and not any(result["status"] == "Fail" for result in results):
+        results.append(test["test_summary"])  # of no GPU alone
+    for result in results:
+        _result(category, name, result, found)
+    if not results:
+        found.unseen.append(f"{name} has no result")
+
+
+def _result(category: str, name: str, result: Mapping[str, Any], found: _Found) -> None:
+    status, warnings = str(result["status"]), list(map(_warning, result.get("warnings") or ()))
+    number = _number(result, len(warnings))
+    place = found.places.get(number or "", THIS_NODE)
+    of = f" (DCGM's GPU {number})" if number and place == THIS_NODE else ""
+    texts = "; ".join(dict.fromkeys(text for _, text in warnings))
+    if category != SETTINGS:
+        found.outcomes[status] += 1
+    match status:
+        case "Fail":
+            code = min((code for code, _ in warnings), key=WORST_FIRST.index, default="dcgm_test_failed")
+            fault = Fault(code, (place,), f"{name} failed{of}{f': {texts}' if texts else ''}")
+            (found.shown if code == SHOWN else found.faults).append(fault)
+        case "Pass" | "Skip":
+            if category != SETTINGS and status == "Pass" and number:
+                found.tested.add(number)
+            words = "passed with a warning" if status == "Pass" else "was skipped"
+            if texts or (status == "Skip" and category != SETTINGS):
+                found.shown.append(Fault(SHOWN, (place,), f"{name} {words}{of}{f': {texts}' if texts else ''}"))
+        case _:
+            found.unseen.append(f"{name} has the status {status!r}{f', {texts}' if texts else ''}, which is not known")
+
+
+def _number(result: Mapping[str, Any], warnings: int) -> str | None:
+    """DCGM's number of the GPU that a result is of; None if it is of none, or of no single one. Where a test of DCGM 3
+    looks at all GPUs at once, the result has the number of the last one that it warned of."""
+    if "entity_group" in result:
+        return str(result["entity_id"]) if result["entity_group"] == "GPU" else None
+    number = result.get("gpu_id", result.get("gpu_ids"))  # before 3.0 by the second name, which may hold several
+    return str(number) if str(number).isdecimal() and warnings <= 1 else None
+
+
+def _warning(warning: Any) -> tuple[str, str]:
+    """The code of its severity and its text, which DCGM 3 has under another name in tests of settings."""
+    if isinstance(warning, str):
+        return "dcgm_test_failed", warning
+    text = warning.get("warning", warning.get("warnings"))
+    return SEVERITIES.get(warning.get("error_severity"), "dcgm_test_failed"), str(text)
+
+
+def _whole(status: int, found: _Found, gpus: int) -> None:
+    """What keeps a diagnosis from being one of the whole machine."""
+    told = bool(found.faults or found.shown)
+    if status not in (WELL, REPORTED, ISOLATE) or (status == ISOLATE and not found.faults) or (status and not told):
+        found.unseen.append(f"dcgmi ended with status {status}, and its JSON does not say why")
+    if found.unseen or found.faults:
+        return
+    if not found.outcomes:
+        found.unseen.append("it has no test of the hardware")
+    elif found.outcomes["Pass"] and len(found.tested) < gpus:
+        found.unseen.append(f"it tested {len(found.tested)} GPUs, and there are {gpus}")

@@ -1,0 +1,55 @@
+"""NVIDIA's own diagnostic in a run: the GPUs are free for it, and what it printed is on record."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_gpufleet.hardware.tools import Untold
+from pytest_gpufleet.model.endings import NotApplicable
+from pytest_gpufleet.plugin import dcgm_diagnosis
+from tests.hardware.test_dcgm import EIGHT, on_eight, result
+
+
+class Run:
+    """What the diagnosis uses of a run."""
+
+    def __init__(self, gpus=EIGHT, present=8):
+        self.done = []
+        self.ground = SimpleNamespace(topology=SimpleNamespace(gpus=gpus), gpus_present=present)
+        self.ranks = SimpleNamespace(in_use=SimpleNamespace(stop=lambda: self.done.append("ranks are gone")))
+        self.options = SimpleNamespace(dcgm=2)
+
+    def record_event(self, name, **content):
+        self.done.append(name)
+        self.recorded = json.dumps(content)
+
+
+def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(monkeypatch):
+    run = Run()
+    told = {"level": 2, "status": 0, "document": on_eight(result(0, warnings=["look at it"])), "said": ""}
+
+    def read(level):
+        run.done.append(f"level {level}")
+        return told
+
+    monkeypatch.setattr(dcgm_diagnosis.dcgm, "read", read)
+    found = dcgm_diagnosis.diagnose(run, "test_x")
+    assert run.done == ["ranks are gone", "level 2", "host_fact", "noticed"]
+    assert '"check": "test_x"' in run.recorded
+    assert (found.faults, found.unseen) == ((), ())
+
+
+def test_it_leaves_gpus_alone_that_are_not_the_runs():
+    with pytest.raises(NotApplicable, match="all 8 GPUs of the machine, and this run has 4"):
+        dcgm_diagnosis.diagnose(run := Run(EIGHT[:4]), "test_x")
+    assert run.done == []
+
+
+def test_without_dcgm_it_is_not_applicable_in_one_sentence(monkeypatch):
+    def read(level):
+        raise Untold("dcgmi is not installed")
+
+    monkeypatch.setattr(dcgm_diagnosis.dcgm, "read", read)
+    with pytest.raises(NotApplicable, match=r"^not applicable: dcgmi is not installed$"):
+        dcgm_diagnosis.diagnose(Run(), "test_x")
