@@ -143,6 +143,15 @@ def pytest_generate_tests(metafunc):
 
 def pytest_sessionfinish(session):
     pass
+
+def pytest_gpufleet_finding(finding):
+    pytest.fail("no dashboard")
+
+def pytest_gpufleet_fault(fault):
+    raise OSError("no queue of tickets")
+
+def pytest_gpufleet_verdict(record):
+    pytest.skip("nobody is there")
 """
 BESIDE = """
 import pytest
@@ -221,7 +230,9 @@ def test_what_leaves_the_suite_alone_is_only_on_record(beside_the_suite: Any, tm
         "checks/conftest.py": BESIDE,
         "checks/test_own.py": "def test_own(judge, site):\n    assert judge is None\n",
     }
-    run = beside_the_suite(files, tmp_path / "acceptance", tmp_path / "checks", "-k", "ecc_is_on or alike or own")
+    run = beside_the_suite(
+        files, tmp_path / "acceptance", tmp_path / "checks", "-k", "ecc_is_on or gpus_are_alike or own"
+    )
     assert set(run.outcomes.values()) == {"passed"}, run.text
     assert run.record.interference == []
     assert run.record.altered == []

@@ -77,7 +77,7 @@ def run(monkeypatch):
         judged=lambda check, figures, required: [judged(each) for each in figures],
         record_event=lambda name, **event: found.recorded.append(event),
     )
-    hook = SimpleNamespace(pytest_gpufleet_finding=lambda **event: None)
+    hook = SimpleNamespace(pytest_gpufleet_finding=SimpleNamespace(get_hookimpls=list))
     config = SimpleNamespace(stash={RUN: run}, hook=hook)
     found.judge = Judge(SimpleNamespace(config=config, nodeid="check", stash=found.stash, user_properties=[]))
     return found

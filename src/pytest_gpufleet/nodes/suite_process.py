@@ -22,6 +22,7 @@ from pytest_gpufleet.world.worker.main import F_SETSIG
 
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
 ADDED_OPTIONS = "PYTEST_ADDOPTS"  # those of the run of all nodes, and what is meant for each is told
+ONE_OF_MANY = "GPUFLEET_ONE_OF_MANY"  # set for it: hooks hear of all nodes where the run of all of them is
 OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
 
 
@@ -58,7 +59,8 @@ class SuiteProcess:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "pytest", *asked.arguments, f"--fleet-dir={self._reports}"],
                     cwd=asked.folder,
-                    env={name: value for name, value in environment.items() if name != ADDED_OPTIONS},
+                    env={name: value for name, value in environment.items() if name != ADDED_OPTIONS}
+                    | {ONE_OF_MANY: "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

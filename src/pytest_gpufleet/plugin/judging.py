@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import reprlib
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,7 +12,8 @@ import pytest
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.plugin.keys import FAULTS, FINDINGS, MISSED, RUN
+from pytest_gpufleet.plugin import listeners
+from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
 from pytest_gpufleet.redaction import redacted
 
 if TYPE_CHECKING:
@@ -59,14 +59,13 @@ class Judge:
             findings = [*first, *run.judged(item.nodeid, again(), required)]
         item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:
-            item.user_properties += finding.properties()
             run.record_event("finding", finding=finding.to_json())
-            _tell(item.config, finding)
+            listeners.tell(item.config, "pytest_gpufleet_finding", finding=finding, item=item)
         if now := [finding for finding in findings if finding.state == "missed"]:
             missed, causes = item.stash.setdefault(MISSED, ([], []))
             missed += now
             for fault in _faults(on_miss() if on_miss else "", item.nodeid):
-                run.record_event("fault", fault=fault.to_json())
+                run.accuse(fault)
                 causes.append(fault)
 
 
@@ -102,20 +101,4 @@ def limit_missed(item: pytest.Item) -> LimitMissed | None:
         return None
     from pytest_gpufleet.verdict.judgement import LimitMissed
 
-    item.stash.setdefault(FAULTS, []).extend(causes)
     return LimitMissed(missed, item.config.stash[RUN].ground.topology, causes)
-
-
-def _tell(config: pytest.Config, finding: Finding) -> None:
-    """Call the hooks of others. What goes wrong in them is theirs, and says nothing about the machine."""
-    try:
-        config.hook.pytest_gpufleet_finding(finding=finding, config=config)
-    except (KeyboardInterrupt, pytest.exit.Exception):
-        raise
-    except BaseException as error:  # pytest.skip and pytest.fail too
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")  # with -W error it would fail the check after all
-            what = f"pytest_gpufleet_finding of a conftest or plugin raised {type(error).__name__}: {error}"
-            warnings.warn(
-                f"{what}; it may have missed {finding.measurement.metric}", pytest.PytestWarning, stacklevel=3
-            )

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # Of the configuration.
 RUN = pytest.StashKey[Run]()
 SCREEN = pytest.StashKey[Screen]()
+# What is wrong, by the node id of the test that found it, or that ran meanwhile.
+FAULTS: pytest.StashKey[dict[str, list[Fault]]] = pytest.StashKey()
 SUPERVISED: pytest.StashKey[Supervised] = pytest.StashKey()
 
 # Of a test: what judge() found; of that, what missed and no phase of the test has failed for yet, with the causes that
@@ -24,8 +26,6 @@ SUPERVISED: pytest.StashKey[Supervised] = pytest.StashKey()
 FINDINGS: pytest.StashKey[list[Finding]] = pytest.StashKey()
 MISSED: pytest.StashKey[tuple[list[Finding], list[Fault]]] = pytest.StashKey()
 ONLY_LIMITS = pytest.StashKey[BaseException]()
-# What was found to be wrong by what ended its phases, and while it ran.
-FAULTS: pytest.StashKey[list[Fault]] = pytest.StashKey()
 # What ended its body, whatever others make of it (None if nothing did); whether its body was called, and on ranks.
 ENDED = pytest.StashKey["BaseException | None"]()
 REACHED = pytest.StashKey[bool]()

@@ -12,11 +12,11 @@ from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.plugin import compat, node_arguments, options, ownership
+from pytest_gpufleet.plugin import compat, listeners, node_arguments, options, ownership
 from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
-from pytest_gpufleet.plugin.keys import FAULTS, REACHED, SCREEN
+from pytest_gpufleet.plugin.keys import REACHED, SCREEN
 from pytest_gpufleet.plugin.nodes_at_work import nodes_now
-from pytest_gpufleet.verdict.node_verdicts import outcome_of_all
+from pytest_gpufleet.verdict.node_verdicts import findings_of, outcome_of_all
 
 if TYPE_CHECKING:
     from pytest_gpufleet.run.cluster_run import ClusterRun
@@ -92,8 +92,9 @@ class Mirrors:
         not_done += [_not_run(each, check) for each in missing if each.lost is None]
         faults = [*not_done, *(fault for each in there for fault in _found(each, check))]
         for fault in faults:
-            run.record_event("fault", fault=fault.to_json())
-        item.stash.setdefault(FAULTS, []).extend(faults)
+            run.accuse(fault)
+        for each in there:
+            listeners.tell_findings(item, findings_of(each.node, each.record, check))
         failed = {node: each.message for node, each in done.items() if each.outcome == "failed"}
         if failed or not_done:
             raise FailedOnNodes("\n\n".join([*self._told(not_done), *self._of_most(failed, len(there))]))

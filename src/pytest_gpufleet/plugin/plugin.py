@@ -6,7 +6,7 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from pytest_gpufleet.plugin import (
     compat,
     fixtures,
+    listeners,
     needs,
     on_ranks,
     options,
@@ -24,7 +25,7 @@ from pytest_gpufleet.plugin import (
     telling,
     time_limits,
 )
-from pytest_gpufleet.plugin.keys import ENDED, FAULTS, FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
+from pytest_gpufleet.plugin.keys import ENDED, FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
 from pytest_gpufleet.plugin.markers import MARKERS
 from pytest_gpufleet.plugin.screen import Screen
 from pytest_gpufleet.run.run import Run
@@ -42,7 +43,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
     pluginmanager.add_hookspecs(hookspecs)
     # Of hooks that are called first, the last one registered is called first.
-    for module in (fixtures, telling, needs, supervision, time_limits, suite_by_package):
+    for module in (fixtures, listeners, telling, needs, supervision, time_limits, suite_by_package):
         pluginmanager.register(module, f"gpufleet-{module.__name__.rpartition('.')[2].replace('_', '-')}")
 
 
@@ -53,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     screen = config.stash[SCREEN] = Screen()
     asked, until = options.from_config(config), supervision.until(config)
     run = config.stash[RUN] = _kind_of_run(asked)(asked, screen.tell, on_ranks.prepare, until)
+    run.hear_fault = partial(listeners.tell_fault, config)
     # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
     config.add_cleanup(run.interruption.pass_on)
     config.add_cleanup(run.close)  # this one first
@@ -154,7 +156,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config, run, screen = session.config, session.config.stash[RUN], session.config.stash[SCREEN]
     if run.evidence is not None:
         screen.open(compat.terminal(config), run.open_things)
-        _tell_prometheus(run)
+        listeners.write_textfile(run)
         # A burn-in is long: whoever waits for it sees how far it is, and how hot.
         if (
             run.options.nodes is None
@@ -163,15 +165,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         ):
             screen.draw(run.ground.topology, run.options.folder, run.open_things)
         run.watch(screen.show)
-
-
-def _tell_prometheus(run: Run, exit_status: int | None = None) -> None:
-    """Replace Prometheus' textfile, if one was asked for. No exit status: the run goes on."""
-    if run.options.prometheus is not None and run.evidence is not None:
-        from pytest_gpufleet.report import prometheus
-
-        record = replace(run.evidence.record, exit_status=exit_status)
-        run.write(run.options.prometheus, lambda path: prometheus.write(path, record))
 
 
 # ---------------------------------------------------------------- running tests
@@ -225,7 +218,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     if faults := run.check_health(item.nodeid, failed=not _is_no_failure(ended)):
         from pytest_gpufleet.model.fault import Faults
 
-        item.stash.setdefault(FAULTS, []).extend(faults)
         if _is_no_failure(ended):
             ended = Faults(faults)
         else:
@@ -272,15 +264,13 @@ def pytest_runtest_makereport(
 
         check_outcome.show_faults(report, error, run)
         redaction.hide_in(report)
-        faults = item.stash.setdefault(FAULTS, [])
         for fault in check_outcome.faults(item, report, error):
-            run.record_event("fault", fault=fault.to_json())
-            faults.append(fault)
+            run.accuse(fault)
         report.findings = item.stash.get(FINDINGS, [])  # type: ignore[attr-defined]
         phases = item.stash.setdefault(PHASES, [])
         phases.append((report, error))
         if report.when == "teardown":
-            report.user_properties += [("fault", f"{each.kind.number} {each.code} {each.told()}") for each in faults]
+            report.user_properties += listeners.fault_properties(item)
             activity = {"telemetry": run.sampling.end_of_check()} if run.sampling is not None else {}
             run.record_event("check_finished", check=check_outcome.finished(item, phases), **activity)
     return report
@@ -295,5 +285,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
         run.finish(cut_short=bool(session.shouldstop or session.shouldfail or exitstatus in CUT_SHORT))
         status = conclusion.conclude(run, exitstatus)
-        _tell_prometheus(run, status)
-        session.exitstatus = run.exit_status = status or (conclusion.INCOMPLETE if run.unwritten else 0)
+        try:
+            listeners.tell_verdict(session.config, status)
+        finally:
+            session.exitstatus = run.exit_status = status or (conclusion.INCOMPLETE if run.unwritten else 0)

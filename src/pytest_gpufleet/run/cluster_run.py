@@ -122,7 +122,7 @@ class ClusterRun(Run):
     def watch(self, hear: Any) -> None:
         super().watch(hear)
         for fault in (*self._miscounted(), *self.losses("")):
-            self.record_event("fault", fault=fault.to_json())
+            self.accuse(fault)
 
     def _miscounted(self) -> list[Fault]:
         wanted, there = self.options.nodes, len(self.cluster.names)
@@ -155,7 +155,7 @@ class ClusterRun(Run):
                 self.record_event("noticed", fault=_of_node(shown, node, check).to_json())
             self.evidence.spoil(health.unseen and f"{self.ground.hosts[node]}: {health.unseen}")
         for fault in faults:
-            self.record_event("fault", fault=fault.to_json())
+            self.accuse(fault)
         return faults
 
     def lock(self) -> None:
@@ -168,7 +168,7 @@ class ClusterRun(Run):
             elif node in self.cluster.alive:  # else its loss is told
                 told = f"its GPUs could not be locked: {why_not}" if isinstance(why_not, Trouble) else why_not
                 fault = Fault("node_unfit", (Place(node, "node"),), told)
-                self.record_event("fault", fault=fault.to_json())
+                self.accuse(fault)
                 self._leave_out(node, told)
 
     # ------------------------------------------------------------ one after the other

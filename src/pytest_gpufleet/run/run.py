@@ -68,6 +68,7 @@ class Run:
         self.unwritten: list[str] = []  # files that could not be written in the end, and why
         self.open_things = ExitStack()  # closed before the evidence
         self.last_things = ExitStack()  # closed after it
+        self.hear_fault: Callable[[Fault], None] = lambda fault: None  # called with each that is put on record
         self.host_before: dict[str, Any] = {}  # facts of the host, as host_now has told them first
         self._locks: ExitStack | None = None
 
@@ -140,7 +141,7 @@ class Run:
             return []
         faults = [replace(fault, check=check, watched=True) for fault in self.health.check(failed)]
         for fault in faults:
-            self.record_event("fault", fault=fault.to_json())
+            self.accuse(fault)
         for shown in self.health.noticed:
             self.record_event("noticed", fault=replace(shown, check=check, watched=True).to_json())
         if self.health.unread:
@@ -175,6 +176,11 @@ class Run:
         if self.evidence is not None:
             with self.interruption.deferred():  # half of a line would be taken for damage
                 self.evidence.add(name, **content)
+
+    def accuse(self, fault: Fault) -> None:
+        """Put on record what is wrong, and tell who listens."""
+        self.record_event("fault", fault=fault.to_json())
+        self.hear_fault(fault)
 
     def cluster_header(self) -> dict[str, Any]:
         """What evidence says first of a run on many nodes."""

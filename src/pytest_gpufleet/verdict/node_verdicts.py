@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_gpufleet.model.check import Outcome
 from pytest_gpufleet.model.events import NodeFinished
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import accusations
@@ -143,6 +144,25 @@ def faults_of(number: int, record: Record, check_id: str) -> list[Fault]:
     """What a check found on a node, by the record of that node's own run: faults and figures that missed, at their
     places among all nodes. What has no place there is at the node."""
     return [_moved(fault, number) for fault in accusations(record) if fault.check == check_id]
+
+
+def findings_of(number: int, record: Record, check_id: str) -> list[Finding]:
+    """What a check measured on a node, by the record of that node's own run, at its places among all nodes. Samples and
+    details are in the node's own evidence alone."""
+    return [_at(finding, number) for finding in record.findings if finding.check == check_id]
+
+
+def _at(finding: Finding, number: int) -> Finding:
+    measured, slower = finding.measurement, finding.slower_than_peers
+    values = {on_node(place, number): value for place, value in measured.values.items()}
+    states = {on_node(place, number): state for place, state in measured.gpu_states.items()}
+    samples = {on_node(place, number): each for place, each in measured.samples.items()}
+    return replace(
+        finding,
+        measurement=replace(measured, values=values, samples=samples, gpu_states=states),
+        missed=tuple(on_node(place, number) for place in finding.missed),
+        slower_than_peers=slower and {on_node(place, number): by for place, by in slower.items()},
+    )
 
 
 def _moved(fault: Fault, number: int) -> Fault:

@@ -1,0 +1,105 @@
+"""Who hears of figures, of faults and of the verdict: conftest files and plugins by the hooks of hookspecs.py, and what
+this plugin makes of them for junit.xml and Prometheus."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpufleet.plugin import ownership
+from pytest_gpufleet.plugin.keys import FAULTS, RUN
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.model.fault import Fault
+    from pytest_gpufleet.model.finding import Finding
+    from pytest_gpufleet.model.record import Record
+    from pytest_gpufleet.run.run import Run
+
+# ---------------------------------------------------------------- telling
+
+Ending = tuple[type[BaseException], ...]
+ENDING = (KeyboardInterrupt, pytest.exit.Exception)
+
+
+def tell(config: pytest.Config, hook: str, ends_run: Ending = ENDING, **event: Any) -> None:
+    """Call each implementation of a hook by itself, this plugin's first. What goes wrong in one is a warning, since it
+    says nothing about the machine, and keeps no other from being called; what `ends_run` passes through."""
+    for each in sorted(_implementations(config, hook), key=_is_of_others):
+        try:
+            each.function(*({**event, "config": config}[name] for name in each.argnames))
+        except ends_run:
+            raise
+        except BaseException as error:  # pytest.skip and pytest.fail too
+            with warnings.catch_warnings():
+                warnings.simplefilter("always")  # with -W error it would fail a check after all
+                what = f"{hook} of {each.plugin_name} raised {type(error).__name__}: {error}"
+                warnings.warn(what, pytest.PytestWarning, stacklevel=2)
+
+
+def tell_fault(config: pytest.Config, fault: Fault) -> None:
+    tell(config, "pytest_gpufleet_fault", fault=fault)
+
+
+def tell_findings(item: pytest.Item, findings: Iterable[Finding]) -> None:
+    """Of nodes that have run a test by themselves."""
+    if any(map(_is_of_others, _implementations(item.config, "pytest_gpufleet_finding"))):
+        for finding in findings:
+            tell(item.config, "pytest_gpufleet_finding", finding=finding, item=item)
+
+
+def tell_verdict(config: pytest.Config, exit_status: int) -> None:
+    run = config.stash[RUN]
+    assert run.evidence is not None
+    record = replace(run.evidence.record, exit_status=exit_status)
+    # pytest.exit would leave out junit.xml and the report, and end nothing.
+    tell(config, "pytest_gpufleet_verdict", (KeyboardInterrupt,), record=record, folder=run.folder.path)
+
+
+def _implementations(config: pytest.Config, hook: str) -> Sequence[Any]:
+    """Those of others are not called in the run of one node of many, of which they hear in the run of all."""
+    from pytest_gpufleet.nodes.suite_process import ONE_OF_MANY
+
+    found = [each for each in getattr(config.hook, hook).get_hookimpls() if not (each.wrapper or each.hookwrapper)]
+    return [each for each in found if not _is_of_others(each)] if ONE_OF_MANY in os.environ else found
+
+
+def _is_of_others(implementation: Any) -> bool:
+    return implementation.plugin is not sys.modules[__name__]
+
+
+# ---------------------------------------------------------------- what this plugin does with it
+
+
+def pytest_gpufleet_finding(finding: Finding, item: pytest.Item) -> None:
+    """For junit.xml. What nodes have measured by themselves stands in their own."""
+    if item.config.stash[RUN].options.nodes is None or ownership.is_between_nodes(item):
+        item.user_properties += finding.properties()
+
+
+def pytest_gpufleet_fault(fault: Fault, config: pytest.Config) -> None:
+    config.stash.setdefault(FAULTS, {}).setdefault(fault.check, []).append(fault)
+
+
+def fault_properties(item: pytest.Item) -> list[tuple[str, object]]:
+    """The faults of a test as names and values, for junit.xml."""
+    found = item.config.stash.get(FAULTS, {}).get(item.nodeid, [])
+    return [("fault", f"{each.kind.number} {each.code} {each.told()}") for each in found]
+
+
+def pytest_gpufleet_verdict(record: Record, config: pytest.Config) -> None:
+    write_textfile(config.stash[RUN], record)
+
+
+def write_textfile(run: Run, record: Record | None = None) -> None:
+    """Replace Prometheus' textfile, if one was asked for. No record: the run goes on."""
+    if run.options.prometheus is not None and run.evidence is not None:
+        from pytest_gpufleet.report import prometheus
+
+        told = record or run.evidence.record
+        run.write(run.options.prometheus, lambda path: prometheus.write(path, told))

@@ -1,0 +1,113 @@
+"""Who hears of figures, faults and the verdict by the hooks of the plugin. The example is that of docs/trackers.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_gpufleet.model.codes import CODES
+from tests.conftest import RECORDED, REPORTS, ROOT, FleetRun
+
+EXAMPLE = re.search(r"```python\n(.*?)```", (ROOT / "docs/trackers.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+CHECKS = """
+    from pytest_gpufleet import Fault, Faults, Measurement
+    from pytest_gpufleet.model.place import gpu
+
+    def test_figure(judge):
+        judge(Measurement("busbw", {"world": 360.0}, {"collective": "all_reduce", "ranks": 4, "bytes": 8 << 30}))
+
+    def test_faulty():
+        raise Faults([Fault("ecc_off", (gpu(0),), "ECC is off")])
+"""
+# Called before the example, which must hear all the same.
+HOARSE = """
+    import pytest
+
+    def pytest_gpufleet_finding(finding):
+        pytest.skip("no figures today")
+
+    def pytest_gpufleet_fault(fault):
+        assert fault is None
+
+    def pytest_gpufleet_verdict(record):
+        pytest.fail("speechless")
+"""
+# Called after it.
+LEAVING = """
+    import pytest
+
+    def pytest_gpufleet_verdict():
+        pytest.exit("all is well", returncode=0)
+"""
+
+
+def heard(run: FleetRun) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.root / "heard.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def run(run_pytest: Callable[..., FleetRun]) -> FleetRun:
+    files = {
+        "conftest.py": EXAMPLE, "hoarse.py": HOARSE, "checks/conftest.py": LEAVING, "checks/test_inner.py": CHECKS,
+    }  # fmt: skip
+    options = ("-p", "hoarse", "--fleet-prometheus=gpus.prom", *RECORDED, "-W", "error")
+    return run_pytest("--gpus=4", f"--fleet-dir={REPORTS}", *options, files=files, PYTHONPATH=f".:{ROOT}")
+
+
+def test_the_example_hears_of_all(run: FleetRun) -> None:
+    (folder,) = run.folders
+    figure, fault, *verdict = heard(run)
+    assert figure == {"metric": "busbw", "place": "world", "value": 360.0, "state": "met"}
+    assert fault == {"code": CODES["ecc_off"].number, "name": "ecc_off", "action": "CONFIG", "what": "gpu0: ECC is off"}
+    assert verdict == [{"verdict": "REJECTED", "reasons": run.record.reasons, "run": folder.name}]
+
+
+def test_what_a_listener_raises_is_told_and_changes_nothing(run: FleetRun) -> None:
+    assert run.outcomes == {"test_figure": "passed", "test_faulty": "failed"}
+    assert run.record.interference == []
+    assert "pytest_gpufleet_finding of hoarse raised Skipped: no figures today" in run.text
+    assert "pytest_gpufleet_fault of hoarse raised AssertionError" in run.text
+    assert "pytest_gpufleet_verdict of hoarse raised Failed: speechless" in run.text
+    assert "conftest.py raised Exit: all is well" in run.text
+    assert (run.record.verdict, run.status) == ("REJECTED", 1)
+
+
+def test_the_plugin_hears_before_all_others(run: FleetRun) -> None:
+    (folder,) = run.folders
+    values = {
+        each.get("name"): each.get("value") for each in ElementTree.parse(folder / "junit.xml").iterfind(".//property")
+    }
+    assert values["busbw world"] == "360 GB/s"
+    assert values["fault"].endswith("ecc_off gpu0: ECC is off")
+    (verdict,) = re.findall(
+        r'^gpufleet_verdict{.*verdict="(\w+)"} 1.0', (run.root / "gpus.prom").read_text(), re.MULTILINE
+    )
+    assert verdict == "REJECTED"
+
+
+def test_of_many_nodes_the_run_of_all_hears(run_pytest: Callable[..., FleetRun]) -> None:
+    module = """
+        from pytest_gpufleet import Measurement
+
+        def test_figure(judge):
+            judge(Measurement("busbw", {"cpu0": 36.0}, {"collective": "all_reduce", "bytes": 8}))
+
+        def test_fails():
+            raise OSError("out of order")
+    """
+    run = run_pytest(
+        "--rehearse=1", "--nodes=2", f"--fleet-dir={REPORTS}", files={"test_inner.py": module, "conftest.py": EXAMPLE}
+    )
+    told = heard(run)
+    assert [(each["metric"], each["place"]) for each in told if "metric" in each] == [
+        ("busbw", "cpu0"), ("busbw", "node1/cpu0"),
+    ], run.text  # fmt: skip
+    assert [each["what"] for each in told if "what" in each] == [
+        "node: OSError: out of order", "node1: OSError: out of order",
+    ]  # fmt: skip
+    assert [each["verdict"] for each in told if "verdict" in each] == ["REHEARSAL"]
