@@ -1,6 +1,8 @@
 """Files in folders that others may have filled: nothing is followed, nothing is waited for."""
 
+import json
 import os
+import types
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import disk_space
+from pytest_gpufleet.run.folder import REPORT_BYTES
+from tests.conftest import EVIDENCE
 
 
 @pytest.mark.parametrize(
@@ -96,3 +100,55 @@ def test_a_textfile_is_no_link(tmp_path, victim, path):
     (tmp_path / "there").symlink_to(victim)
     with pytest.raises(Refused, match="cannot be written"):
         disk_space.check_textfile(tmp_path / path)
+
+
+# ---------------------------------------------------------------- room for evidence
+
+
+def per_sample(folder):
+    """Bytes of telemetry for each GPU and sample, and all other bytes."""
+    lines = (folder / "evidence.jsonl").read_bytes().splitlines(keepends=True)
+    samples = [line for line in lines if json.loads(line)["event"] == "telemetry"]
+    gpus = len(json.loads(samples[0])["sample"]["gpus"])
+    size = sum(map(len, samples))
+    return size / len(samples) / gpus, sum(map(len, lines)) - size
+
+
+@pytest.mark.parametrize("folder", sorted(EVIDENCE.glob("h200*")), ids=lambda folder: folder.name)
+def test_the_room_that_a_run_needs_is_that_of_recorded_runs(folder):
+    sample, other = per_sample(folder)
+    assert sample <= disk_space.SAMPLE_BYTES <= 1.3 * sample
+    assert other + REPORT_BYTES < disk_space.RUN_BYTES
+
+
+def test_more_gpus_nodes_and_time_need_more_room():
+    three_days = 3 * 86400
+    assert disk_space.needed(8, 1, three_days, 1.0) // 10**8 == 8  # 0.8 GB
+    assert disk_space.needed(8, 1, three_days, 10.0) < disk_space.needed(8, 1, three_days, 1.0) / 8
+    assert disk_space.needed(16, 2, 0.0, 1.0) == 3 * disk_space.RUN_BYTES
+
+
+def test_a_file_system_that_is_too_small_is_refused(tmp_path, monkeypatch):
+    free = types.SimpleNamespace(f_blocks=1000, f_bavail=100, f_frsize=4096)
+    asked = []
+    monkeypatch.setattr(os, "statvfs", lambda path: asked.append(path) or free)
+    disk_space.check_evidence(tmp_path / "not" / "yet", 100 * 4096)
+    with pytest.raises(Refused, match="take about 0 MiB"):
+        disk_space.check_evidence(tmp_path / "not" / "yet", 100 * 4096 + 1)
+    assert asked == [tmp_path, tmp_path]
+    free.f_blocks = 0  # it does not tell
+    disk_space.check_evidence(tmp_path, 1 << 40)
+
+
+FULL = """
+    import os, types
+    os.statvfs = lambda path: types.SimpleNamespace(f_blocks=1 << 20, f_bavail=1 << 10, f_frsize=4096)
+"""
+
+
+def test_a_run_without_room_for_its_evidence_does_not_begin(run_pytest):
+    files = {"full.py": FULL, "test_inner.py": "def test_a(): pass"}
+    run = run_pytest("-p", "full", "--rehearse", "--fleet-dir=runs", "--fleet-burn-in=72h", files=files)
+    assert (run.status, run.folders) == (pytest.ExitCode.USAGE_ERROR, [])
+    (line,) = run.text.strip().splitlines()
+    assert line.startswith("ERROR: evidence and report of this run take about 8 MiB, and ")

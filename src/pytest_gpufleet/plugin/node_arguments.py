@@ -14,7 +14,8 @@ from pytest_gpufleet.run.settings import Options
 
 # What is about the run of all nodes, where files of this machine go, and which tests are run: these are told by name.
 WITH_A_VALUE = (
-    "--nodes", "--gpus", "--fleet-address", "--fleet-dir", "--fleet-deadline", "--fleet-resume", "--fleet-prometheus",
+    "--nodes", "--gpus", "--fleet-address", "--fleet-dir", "--fleet-keep", "--fleet-deadline", "--fleet-resume",
+    "--fleet-prometheus",
     "--html", "--junitxml", "--junit-xml", "--rootdir", "-c", "--config-file", "-k", "-m", "--deselect", "--ignore",
     "--ignore-glob", "--maxfail", "--basetemp", "--pastebin", "--log-file", "--debug", "--report-log",
 )  # fmt: skip

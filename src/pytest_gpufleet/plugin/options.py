@@ -28,6 +28,7 @@ from pytest_gpufleet.run.settings import (
     note,
     rank_count,
     seconds,
+    whole_number,
 )
 
 
@@ -115,6 +116,12 @@ OPTIONS = (
     Option(
         "--fleet-dir", "folder", Path, "DIR",
         f"where the folder of each run is made (default: {_DEFAULT['folder']})",
+        site=True,
+    ),
+    Option(
+        "--fleet-keep", "keep", whole_number, "N",
+        "when the run is over, remove the folders of earlier runs of this machine in --fleet-dir but for the N latest; "
+        "what was signed stays, and the last that was ACCEPTED",
         site=True,
     ),
     Option(

@@ -47,6 +47,16 @@ class ReportFiles:
         return folder / REPORT
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
+        """A path that is not there, or a marker that is wrong: the run never began, and has no report."""
+        try:
+            return (yield)
+        except pytest.UsageError:
+            self._run.never_began = True
+            compat.stop_report_writers(session.config)
+            raise
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         """If the report cannot be written (disk full), keep its writers from ending the session with a traceback."""
         try:

@@ -36,7 +36,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
         record = run.evidence.record
         terminalreporter.section("gpufleet", sep="=")
-        if exitstatus == pytest.ExitCode.USAGE_ERROR and not record.started:
+        if run.never_began:
             terminalreporter.write_line("nothing was tested, because of the error that pytest tells below", red=True)
             return
         for text, markup in summary_lines.summary_lines(record):
@@ -46,6 +46,11 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
                 terminalreporter.write_line(trouble, red=True)
         if record.broken in RESUMABLE:
             terminalreporter.write_line(f"go on with: --fleet-resume {run.folder}")
+        if run.pruned is not None:
+            if run.pruned.names:
+                terminalreporter.write_line(f"removed by --fleet-keep: {', '.join(run.pruned.names)}")
+            for problem in run.pruned.problems:
+                terminalreporter.write_line(problem, red=True)
         if not run.no_report:
             terminalreporter.write_line(f"report: {config.getoption('htmlpath', None) or run.folder}")
         elif run.evidence.path.exists():

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.run import summary
+from pytest_gpufleet.run import pruning, summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.contradictions import contradictions
@@ -30,6 +30,8 @@ def conclude(run: Run, status: int) -> int:
         status = evidence.record.exit_status or 0
     document = summary.text(evidence.record, evidence.sha256)
     run.write(run.folder.summary, lambda path: safe_files.write_text(path, document))
+    if run.options.keep and not run.never_began:
+        run.pruned = pruning.prune(run.folder, evidence.record.run.host, run.options.keep)
     return status or (INCOMPLETE if evidence.trouble or run.unwritten else 0)
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -109,6 +110,10 @@ class RunFolder:
         except OSError as error:
             return f"the report cannot be written to {self}: {error.strerror}"
         return ""
+
+    def remove(self) -> None:
+        """All of it, as far as that can be done."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def record(self) -> Record:
         """The record of the run. Refused if there is none, or if it contradicts itself."""

@@ -33,6 +33,7 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     disk_space.check_temporary()
     disk_space.check_textfile(run.options.prometheus)
     order, profile, ground, started = run.order, run.profile, run.ground, datetime.now(timezone.utc)
+    _check_room(run)
     run.ranks.environment = of_this_process()
     header = _header(run, arguments, started)
     header["resumed"], carried = _resumed(run, header)
@@ -56,6 +57,14 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
         run.record_event(name, **content)
     run.carried = set(map(shipped().known_as, run.evidence.record.checks))
     run.last_things.enter_context(early_exit.noticed(lambda: conclusion.exited_early(run)))
+
+
+def _check_room(run: Run) -> None:
+    """Refused if its evidence would fill the disk."""
+    options, ground = run.options, run.ground
+    burning = run.burn_in_seconds if options.level == "burnin" else 0.0
+    wanted = disk_space.needed(len(ground.topology.gpus), ground.nodes, burning, options.interval)
+    disk_space.check_evidence(options.folder, wanted)
 
 
 def _told(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import RunFolder
     from pytest_gpufleet.run.ground import Ground, OwnMachine
+    from pytest_gpufleet.run.pruning import Pruned
     from pytest_gpufleet.run.sampling import Sampling
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.verdict.profiles.profile import Profile
@@ -62,6 +63,8 @@ class Run:
         self.carried: set[str] = set()  # checks that an earlier run has done, by the names by which they are known
         self.not_imported: list[str] = []  # test files of which nothing could be collected
         self.told_absent = False  # that no GPU is here
+        self.never_began = False  # pytest was called in a wrong way: nothing of it is left
+        self.pruned: Pruned | None = None  # what --fleet-keep has removed
         self.exited = ""  # by pytest.exit(), and why
         self.exit_status: int | None = None  # that of the verdict
         self.no_report = False  # there is no room for it
@@ -248,6 +251,8 @@ class Run:
                 self._locks.close()
             if self.evidence is not None:
                 self.evidence.close()
+                if self.never_began:
+                    self.folder.remove()
 
     def _tell_interruption(self, what: str) -> None:
         where = self.options.folder if self.evidence is None else self.folder

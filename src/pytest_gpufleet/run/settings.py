@@ -32,6 +32,7 @@ class Options:
     profile: Path | None = None
     order: Path | None = None
     folder: Path = Path("reports")
+    keep: int | None = None  # how many folders of runs, if not all
     timeout: float = 300.0  # seconds, as all times here
     resume: Path | None = None
     interval: float = 1.0

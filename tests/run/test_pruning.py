@@ -1,0 +1,144 @@
+"""--fleet-keep: what is removed of earlier runs, and what stays however old it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.pruning import prune, removable
+from tests.conftest import FleetRun
+
+LEFT = ("evidence.jsonl", "summary.json", "report.html", "junit.xml")
+GPUS = ("GPU-1", "GPU-2")
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A folder as a run leaves it, of one day in November."""
+
+    def made(
+        day: int, verdict: str = "INCOMPLETE", host: str = "node7", level: str = "quick", gpus: tuple[str, ...] = GPUS
+    ) -> Path:
+        path = tmp_path / "reports" / f"{host}-202611{day:02}T010000Z"
+        path.mkdir(parents=True)
+        for name in LEFT:
+            (path / name).write_text("")
+        run = {"host": host, "utc": f"2026-11-{day:02}T01:00:00+00:00", "level": level}
+        told = {"schema": 2, "verdict": verdict, "run": run, "nodes": [{"index": 0, "gpus": gpus}]}
+        (path / "summary.json").write_text(json.dumps(told))
+        return path
+
+    return made
+
+
+def days(own: Path, keep: int) -> list[int]:
+    """Of which runs would be removed."""
+    return [int(path.name.partition("-202611")[2][:2]) for path in removable(RunFolder(own), "node7", keep)]
+
+
+def test_the_latest_runs_are_kept_and_this_one_is_among_them(make: Make) -> None:
+    paths = [make(day) for day in range(1, 6)]
+    pruned = prune(RunFolder(paths[-1]), "node7", 2)
+    assert pruned.names == tuple(path.name for path in reversed(paths[:3]))
+    assert (sorted(paths[0].parent.iterdir()), pruned.problems) == (paths[3:], ())
+
+
+def test_a_run_never_removes_itself(make: Make) -> None:
+    own = make(1)
+    make(2)
+    assert days(own, 1) == []
+
+
+def test_the_last_accepted_run_of_these_gpus_at_each_level_stays(make: Make) -> None:
+    make(1, "ACCEPTED", level="burnin")
+    make(2, "ACCEPTED", level="standard")
+    make(3, "ACCEPTED", gpus=GPUS[:1])
+    make(4, "ACCEPTED")
+    make(5, "ACCEPTED")
+    make(6, "REJECTED")
+    assert days(make(7), 1) == [6, 4]
+
+
+def add(name: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_text("")
+
+
+STAYS = {
+    "signed": add("signed-by-ann@vendor.example.json"),
+    "a note of somebody": add("remarks.txt"),
+    "no report yet": lambda path: (path / "report.html").unlink(),
+    "no verdict yet": lambda path: (path / "summary.json").unlink(),
+    "no evidence": lambda path: (path / "evidence.jsonl").unlink(),
+    "a summary of something else": lambda path: (path / "summary.json").write_text("[]"),
+    "a summary about another host": lambda path: (path / "summary.json").write_text(
+        (path / "summary.json").read_text().replace("node7", "node8")
+    ),
+    "a report that is a link": lambda path: (
+        (path / "report.html").unlink() or (path / "report.html").symlink_to("evidence.jsonl")
+    ),
+    "nodes that are a link": lambda path: (path / "nodes").symlink_to(path.parent),
+    "a node that is a link": lambda path: (
+        (path / "nodes").mkdir() or (path / "nodes" / "0-node7").symlink_to(path.parent)
+    ),
+    "a node that is signed": lambda path: (
+        (path / "nodes" / "0-node7").mkdir(parents=True) or add("signed-by-ann.json")(path / "nodes" / "0-node7")
+    ),
+}
+
+
+@pytest.mark.parametrize("change", STAYS.values(), ids=STAYS)
+def test_what_is_not_only_an_ended_run_of_ours_stays(make: Make, change: Callable[[Path], object]) -> None:
+    odd = make(1)
+    make(2)
+    change(odd)
+    assert days(make(3), 1) == [2]
+
+
+def test_a_run_on_many_nodes_goes_with_those_of_its_nodes(make: Make) -> None:
+    node = make(1) / "nodes" / "0-node7"
+    node.mkdir(parents=True)
+    add("evidence.jsonl")(node)
+    assert days(make(2), 1) == [1]
+
+
+def test_a_link_to_a_run_is_not_followed(make: Make, tmp_path: Path) -> None:
+    there = make(1)
+    elsewhere = there.rename(tmp_path / there.name)
+    there.symlink_to(elsewhere)
+    assert days(make(2), 1) == []
+    assert sorted(os.listdir(elsewhere)) == sorted(LEFT)
+
+
+def test_runs_of_other_hosts_stay(make: Make) -> None:
+    make(1, host="node70")
+    make(2, host="node7-b")
+    assert days(make(3), 1) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_runs_of_other_users_stay(make: Make) -> None:
+    os.chown(make(1), 65534, 65534)
+    make(2)
+    assert days(make(3), 1) == [2]
+
+
+def test_a_run_that_is_over_removes_what_is_too_many(run_pytest: Callable[..., FleetRun], tmp_path: Path) -> None:
+    """As an ini file asks for it; a run that never began removes nothing."""
+    files = {"pytest.ini": "[pytest]\nfleet_keep = 2\n", "test_inner.py": "def test_a(): pass"}
+    options = ("--rehearse", f"--fleet-dir={tmp_path}", "-q")
+    names = []
+    for _ in range(3):
+        run = run_pytest(*options, files=files)
+        assert run.status == 0, run.text
+        names.append({path.name for path in tmp_path.iterdir()})
+    (removed,) = names[1] - names[2]
+    assert (len(names[2]), {removed}) == (2, names[0])
+    assert f"removed by --fleet-keep: {removed}" in run.text
+    run_pytest("nowhere", *options, "-o", "fleet_keep=1", files=files)
+    assert {path.name for path in tmp_path.iterdir()} == names[2]
