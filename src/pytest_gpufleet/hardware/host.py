@@ -7,7 +7,6 @@ import platform
 import re
 import resource
 import socket
-import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +28,7 @@ from pytest_gpufleet.hardware.host_parts import (
     processors,
     rdma_writes,
 )
-from pytest_gpufleet.hardware.tools import Untold
+from pytest_gpufleet.hardware.tools import Untold, output
 from pytest_gpufleet.model.facts import Unavailable
 
 CAP_IPC_LOCK = 14  # linux/capability.h
@@ -128,8 +127,7 @@ def _nccl_net_plugin() -> str:
 
 def _by_the_loader(name: str) -> str | None:
     """Where ld.so's cache has a library of this name (ldconfig(8))."""
-    told = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, timeout=10, check=False).stdout
-    lines = (line.split(" => ") for line in told.splitlines() if " => " in line)
+    lines = (line.split(" => ") for line in output("/sbin/ldconfig", "-p").splitlines() if " => " in line)
     return next((path.strip() for about, path in lines if about.split()[0] == name), None)
 
 
@@ -196,3 +194,5 @@ def _fact(ask: Callable[[], Any]) -> Any:
         return Unavailable(str(why), applicable=False)
     except (OSError, ValueError, KeyError):
         return None
+    except Exception as error:  # no run ends for what firmware or a program has told in a form that nobody knows
+        return Unavailable(f"what the system tells of it cannot be read ({type(error).__name__}: {error})", True)

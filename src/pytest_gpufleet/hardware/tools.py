@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 
 # Words of other languages, decimal commas and colours are not for programs.
 ENVIRONMENT = {"LC_ALL": "C", "TERM": "dumb"}
 # For a program that is to end: dcgmi waits 25 s until its host engine has ended a diagnostic (dcgmi/Diag.cpp).
 LAST_SECONDS = 30
+# For one that was killed: the kernel keeps it as long as it waits for a broken device, which may be for ever.
+KILLED_SECONDS = 1.0
 
 
 class Untold(Exception):
@@ -60,7 +63,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.communicate(timeout=LAST_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(KILLED_SECONDS)
 
 
 Run = Callable[..., str]  # as `output`, for what reads a part of the machine by programs
