@@ -71,7 +71,7 @@ def test_ranks_end_alike(nccl_group: World, recipe: str) -> None:
     nccl_group.faultless(ends_alike, recipe, code="replicas_differ")
 
 
-@pytest.mark.figures("solo_token_throughput", "model_flops_utilization")
+@pytest.mark.figures("solo_token_throughput")
 def test_each_gpu_alone(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> None:
     """Training of a transformer in bf16 on every GPU by itself, all at the same time
 
@@ -84,9 +84,7 @@ def test_each_gpu_alone(nccl_group: World, judge: Judge, gpu_topology: GpuTopolo
 
 
 @pytest.mark.needs(ranks=2)
-@pytest.mark.figures(
-    "token_throughput", "solo_token_throughput", "scaling_efficiency", "model_flops_utilization", "communication_share"
-)
+@pytest.mark.figures("token_throughput", "solo_token_throughput", "scaling_efficiency", "communication_share")
 def test_all_together(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> None:
     """Training of a transformer in bf16 on all GPUs together by DDP, and how well it scales
 
@@ -97,7 +95,7 @@ def test_all_together(nccl_group: World, judge: Judge, gpu_topology: GpuTopology
 
 
 @pytest.mark.level("burnin")
-@pytest.mark.figures("solo_token_throughput", "model_flops_utilization")
+@pytest.mark.figures("solo_token_throughput")
 @pytest.mark.parametrize("model", ["transformer-0.6b", "transformer-1.3b"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_each_gpu_alone_for_longer(
@@ -114,9 +112,7 @@ def test_each_gpu_alone_for_longer(
 
 @pytest.mark.level("burnin")
 @pytest.mark.needs(ranks=2)
-@pytest.mark.figures(
-    "token_throughput", "solo_token_throughput", "scaling_efficiency", "model_flops_utilization", "communication_share"
-)
+@pytest.mark.figures("token_throughput", "solo_token_throughput", "scaling_efficiency")
 @pytest.mark.parametrize("method", ["ddp", "fsdp"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_ddp_and_fsdp(nccl_group: World, judge: Judge, gpu_topology: GpuTopology, recipe: str, method: str) -> None:

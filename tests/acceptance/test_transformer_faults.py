@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_gpufleet.verdict.verdict import without_figures
 from tests.conftest import ACCEPTANCE
 
 TRANSFORMER, UNDER_LOAD = ACCEPTANCE / "test_8_transformer.py", ACCEPTANCE / "test_6_under_load.py"
@@ -105,3 +106,12 @@ def test_a_late_rank_is_slower_alone(run_pytest):
     rates = {place.index: value for place, value in tokens.values.items()}
     assert rates[1] == min(rates.values()), run.text
     assert rates[1] < 0.9 * max(rates.values())
+
+
+def test_every_figure_that_a_check_is_there_for_is_left_wherever_it_runs(run_pytest):
+    """Also under FSDP, and where no peak is known, as of CPU ranks or of a GPU that is newer than this version."""
+    names = "each_gpu_alone and not longer or all_together or ddp_and_fsdp and bf16 or what_each_keeps"
+    options = ("--rehearse=2", "--fleet-level=burnin", "--fleet-dir=runs", "-k", names)
+    run = run_pytest(TRANSFORMER, UNDER_LOAD, *options)
+    assert [check.outcome for check in run.record.checks.values()] == ["passed"] * 5
+    assert without_figures(run.record) == {}
