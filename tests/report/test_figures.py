@@ -173,3 +173,22 @@ def test_few_pairs_of_many_nodes_stand_beside_each_node_the_lowest_first() -> No
     first, *_ = tables
     assert first.rows[1][1][0].told == "with n2"
     assert [[cell.text for cell in cells] for _, cells in first.rows[:2]] == [["400", ""], ["399", "400"]]
+
+
+def curve_point(size: int, samples: tuple[float, ...], state: str) -> Finding:
+    conditions = {"collective": "all_reduce", "dtype": "float32", "ranks": 8, "bytes": size}
+    measured = Measurement("busbw", {"world": 10.0}, conditions, samples={"world": samples})  # type: ignore[dict-item]
+    return Finding("a.py::b", measured, state)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("state", "told"), [("for information", "at 1 MiB, not judged"), ("missed", "at 1 MiB, above 5 %")]
+)
+def test_spread_says_of_which_figure_and_why_it_may_be_so_wide(state: str, told: str) -> None:
+    points = [
+        curve_point(MiB, (10.0, 12.0, 10.0), state),
+        curve_point(2 * MiB, (10.0, 10.0, 10.1), "met"),
+        curve_point(4 * MiB, (10.0, 10.0, 10.0), "met"),
+    ]
+    (table,) = figure_tables(points, Sources())
+    assert (table.rows[0].cells[-1].text, table.rows[0].cells[-1].below) == ("20 % in 3", told)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import wording
@@ -121,7 +122,7 @@ def _open(record: Record) -> Iterator[Open]:
     for finding in record.findings:
         if finding.state == "not judged":
             what = ", ".join([wording.title(finding), *wording.conditions(finding)])
-            yield "not judged", finding.reason or "no reason was given", group_title(finding.check), what
+            yield "not judged", open_reason(finding), group_title(finding.check), what
     for finding, why in too_low(record):
         what = ", ".join([wording.title(finding), *wording.conditions(finding)])
         yield "below the basis", why, group_title(finding.check), what
@@ -139,6 +140,11 @@ def _open(record: Record) -> Iterator[Open]:
     for name, metrics in without_figures(record).items():
         for metric, cases in metrics.items():
             yield from (("without figures", f"it left no {metric}", group_title(name), titled(case)) for case in cases)
+
+
+def open_reason(finding: Finding) -> str:
+    """Why a figure was not judged."""
+    return finding.reason or "no reason was given"
 
 
 def _burn_in() -> str:

@@ -16,17 +16,14 @@ from pytest_gpufleet.report.node_standings import to_look_at
 from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import own_limits
-from pytest_gpufleet.verdict.verdict import RESUMABLE, remarks
+from pytest_gpufleet.verdict.verdict import remarks
 
 MOST_GPUS = 3
-GOES_ON = "A new run with --fleet-resume and the folder of this one goes on where it stopped."
 
 
 def why(record: Record) -> str:
     """The paragraph for the top of the report."""
-    cut_short = record.verdict is None or record.broken in RESUMABLE
-    goes_on = GOES_ON if cut_short and record.began else ""
-    return " ".join(filter(None, (_again(record), _no_gpu(record), _why(record), goes_on)))
+    return " ".join(filter(None, (_again(record), _no_gpu(record), _why(record))))
 
 
 def _again(record: Record) -> str:

@@ -7,7 +7,7 @@ curve was measured; else one figure a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,8 +17,10 @@ from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD, Place, Where
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.open_points import open_reason
 from pytest_gpufleet.report.page.heat_tables import spans_nodes
 from pytest_gpufleet.report.page.limit_sources import Sources
+from pytest_gpufleet.verdict.judgement import STEADY
 
 FEWEST_SIZES = 3
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
@@ -32,13 +34,15 @@ ALONG_BYTES = ("bytes", "method")
 
 @dataclass(frozen=True)
 class FigureCell:
-    """`state` puts a mark in front of the text, `below` a line under it, and `source` the number of a footnote."""
+    """`state` puts a mark in front of the text, `below` a line under it, and `source` the number of a footnote. `open`:
+    why it was not judged."""
 
     text: str = ""
     state: str = ""
     below: str = ""
     source: int | None = None
     kind: str = "text"  # or "figure"
+    open: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def figure_tables(
         sizes = {finding.measurement.conditions.get("bytes") for finding in others if _is_curve(finding)}
         curve = [finding for finding in others if _is_curve(finding)] if len(sizes) >= FEWEST_SIZES else []
         single = [finding for finding in others if finding not in curve]
-        result += _by_gpu(alone, sources, hosts) + _by_size(curve, sources) + _singly(single, sources, hosts)
+        result += _by_gpu(alone, sources, hosts) + _by_size(curve, sources, hosts) + _singly(single, sources, hosts)
     return result
 
 
@@ -138,13 +142,15 @@ def _by_gpu(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts)
         rows = []
         for finding, name in zip(findings, names, strict=True):
             cells = [_figure(finding, place, in_row=True) for place in some]
-            rows.append(_row(finding, name, (*cells, _limit(finding, sources), _spread([finding]), _state(finding))))
+            rows.append(
+                _row(finding, name, (*cells, _limit(finding, sources), _spread([finding], hosts), _state(finding)))
+            )
         heads = [wording.place(place, hosts) for place in some]
         result.append(_table(findings, shared, (*heads, "Limit", "Spread", "State"), rows))
     return result
 
 
-def _by_size(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]:
+def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[FigureTable]:
     """A column for each message size; every figure has a limit of its own, or none."""
     shared, names = shared_and_own(findings, without=ALONG_BYTES)
     lines: dict[str, dict[float, Finding]] = {}
@@ -161,7 +167,7 @@ def _by_size(findings: Sequence[Finding], sources: Sources) -> list[FigureTable]
             same = {", ".join(wording.words(finding.measurement.details)) for finding in here}
             details = same.pop() if len(same) == 1 else ""
             if here:
-                rows.append(FigureRow(name, details, (*cells, _spread(here)), all(map(for_information, here))))
+                rows.append(FigureRow(name, details, (*cells, _spread(here, hosts)), all(map(for_information, here))))
         result.append(_table(findings, shared, (*map(wording.size, sizes), "Spread"), rows))
     return result
 
@@ -185,7 +191,7 @@ def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts)
         count = len(finding.measurement.values)
         where = wording.place(worst[0], hosts) + (f", worst of {count}" if count > 1 else "")
         cells = [_figure(finding, worst[0], in_row=True), *([FigureCell(where)] if places else [])]
-        rows.append(_row(finding, name, (*cells, _limit(finding, sources), _spread([finding]), _state(finding))))
+        rows.append(_row(finding, name, (*cells, _limit(finding, sources), _spread([finding], hosts), _state(finding))))
     return [_table(findings, shared, ("Measured", *(["Where"] if places else []), "Limit", "Spread", "State"), rows)]
 
 
@@ -221,7 +227,7 @@ def _figure(finding: Finding, place: Where, in_row: bool = False, sources: Sourc
     number = sources.number(finding.limit) if sources and finding.limit else None
     state = "" if finding.state == "for information" else finding.state
     below = " ".join(filter(None, (_bare(limit, unit), _grade(finding.limit))))
-    return FigureCell(_bare(text, unit), state, below, number, kind="figure")
+    return FigureCell(_bare(text, unit), state, below, number, "figure", _why_open(finding))
 
 
 def _limit(finding: Finding, sources: Sources) -> FigureCell:
@@ -243,17 +249,35 @@ def _grade(limit: Limit | None) -> str:
     return f"{limit.grade}, customer's" if limit.given else limit.grade
 
 
-def _spread(findings: Iterable[Finding]) -> FigureCell:
-    """How far the samples behind the figures differ at most, and the fewest there are of them."""
-    measurements = [finding.measurement for finding in findings]
-    spreads = [spread for each in measurements for spread in each.spread.values()]
-    counts = [len(samples) for each in measurements for samples in each.samples.values()]
-    return FigureCell(f"{wording.number(round(100 * max(spreads), 2), 3)} % in {min(counts)}" if spreads else "")
+def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> FigureCell:
+    """How far the samples behind the figures differ at most, of which of several figures, and the fewest samples there
+    are; where that is more than a judged figure may, why it is none that fails."""
+    spreads = [(spread, at, each) for each in findings for at, spread in each.measurement.spread.items()]
+    if not spreads:
+        return FigureCell()
+    counts = [len(samples) for each in findings for samples in each.measurement.samples.values()]
+    widest, at, of = max(spreads, key=lambda spread: spread[0])
+    size = wording.size(_nbytes(of)) if len(findings) > 1 else ""
+    where = wording.place(at, hosts) if len(of.measurement.spread) > 1 else ""
+    told = [f"at {where or size}" if where or size else "", _why_wide(of) if widest > STEADY else ""]
+    text = f"{wording.number(round(100 * widest, 2), 3)} % in {min(counts)}"
+    return FigureCell(text, below=", ".join(filter(None, told)))
+
+
+def _why_wide(finding: Finding) -> str:
+    """Why the samples of a figure may differ by more than STEADY, if they may."""
+    if not wording.metric(finding).steady:
+        return "no bound"
+    return f"above {wording.percent(STEADY)}" if finding.state in ("met", "missed") else "not judged"
 
 
 def _state(finding: Finding) -> FigureCell:
     told = state(finding)
-    return FigureCell(told, "met" if told == LIKE_PEERS else told)
+    return FigureCell(told, "met" if told == LIKE_PEERS else told, open=_why_open(finding))
+
+
+def _why_open(finding: Finding) -> str:
+    return open_reason(finding) if finding.state == "not judged" else ""
 
 
 def _bare(text: str, unit: str) -> str:

@@ -19,17 +19,27 @@ from pytest_gpufleet.report.accused import Accused, accused
 from pytest_gpufleet.report.banner import reasons, stamp, standing
 from pytest_gpufleet.report.failures import failures
 from pytest_gpufleet.report.gpu_grid import standings
+from pytest_gpufleet.report.next_steps import next_steps
 from pytest_gpufleet.report.node_standings import groups_between, nodes_in_words
 from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
 from pytest_gpufleet.report.page import health_section, identity, machine_section, rendering
-from pytest_gpufleet.report.page.figure_tables import LIKE_PEERS, FigureTable, figure_tables, state
+from pytest_gpufleet.report.page.figure_tables import (
+    LIKE_PEERS,
+    FigureTable,
+    figure_tables,
+    for_information,
+    state,
+)
 from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.page.hosts_part import HostsPart
 from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.report.page.method_table import MethodComparison, compares_methods, method_comparison
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.verdict.judgement import STEADY
 
+SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures
+STATES = ("met", LIKE_PEERS, "missed", "not judged", "for information")
 MOST_DRAWN = 24  # groups of checks with plots; the suite has ten, and evidence may come from anybody
 
 LEAVES_NOTHING_OPEN = {
@@ -51,6 +61,19 @@ class Section:
     heats: list[HeatTable]
     tables: list[FigureTable]
     methods: MethodComparison | None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody has to look at it: all passed, and no figure missed or is open."""
+        ended = all(line.state in SETTLED for line in self.lines)
+        return ended and all(finding.state in SETTLED or for_information(finding) for finding in self.group.findings)
+
+    @property
+    def in_short(self) -> str:
+        outcomes = Counter(check.outcome if check else "unfinished" for check in self.group.checks.values())
+        states = Counter(map(state, self.group.findings))
+        told = [_tally("check", outcomes, groups.GRAVITY), _tally("figure", states, STATES) if states else ""]
+        return "; ".join(filter(None, told))
 
 
 def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) -> str:
@@ -94,15 +117,30 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
             facts=machine_section.facts(record),
             environment=machine_section.environment(record),
             **_machine(GpuTopology() if nodes else record.topology),  # each node has a report of its own
-            gaps=gaps(record),
-            settled={caption: found for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (found := gaps_of(record))},
-            above=_above(record),
+            **_open(record),
+            steady=wording.percent(STEADY),
             carried=[check for check in record.checks.values() if check.run],
             grades=GRADES,
             symbols=wording.SYMBOLS,
             sha256=sha256,
         )
     )
+
+
+def _open(record: Record) -> dict[str, Any]:
+    """What the templates show of what is left open. `opened`: by group and reason the anchor of its row."""
+    found = gaps(record)
+    opened: dict[str, dict[str, str]] = {}
+    for number, gap in enumerate(found, 1):
+        opened.setdefault(gap.group, {}).setdefault(gap.reason, f"fleet-gap-{number}")
+    settled = {caption: told for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (told := gaps_of(record))}
+    return {
+        "gaps": found,
+        "opened": opened,
+        "settled": settled,
+        "above": _above(record),
+        "next_steps": next_steps(record),
+    }
 
 
 def _above(record: Record) -> int:
@@ -148,7 +186,7 @@ def _counts(record: Record) -> list[str]:
         *nodes_in_words(record),
         ", ".join(machines),
         _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
-        _tally("figure", states, ("met", LIKE_PEERS, "missed", "not judged", "for information")),
+        _tally("figure", states, STATES),
         _basis(record),
     ]
     return [text for text in told if text]

@@ -11,6 +11,7 @@ from pytest_gpufleet.report.accused import accused
 from pytest_gpufleet.report.banner import headline, reasons, stamp
 from pytest_gpufleet.report.failures import Failure, failures
 from pytest_gpufleet.report.misses import Miss
+from pytest_gpufleet.report.next_steps import next_steps
 from pytest_gpufleet.report.open_points import counted, gaps, inapplicable
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.report.terminal.node_lines import node_lines
@@ -33,6 +34,8 @@ def summary_lines(record: Record) -> list[Line]:
     if failed := failures(record, accused(record)):
         result.append((f"Failed checks: {sum(len(failure.names) for failure in failed)}", HEADING))
         result += [line for failure in failed for line in _failure(failure)]
+    for step in next_steps(record):
+        result += [*wrapped(f"Next, {step.why}:", ""), (f"  {step.command}", {})]
     carried = Counter(check.run for check in record.checks.values() if check.run)
     for run, count in carried.items():
         result += wrapped(f"Carried over from {run}: {wording.count(count, 'check')}", "")

@@ -1,0 +1,56 @@
+"""What to type next where a run left something open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report.banner import stamp
+from pytest_gpufleet.report.open_points import gaps
+from pytest_gpufleet.verdict.verdict import RESUMABLE
+
+NOTHING_LEFT_OUT = "with no check left out"
+LIMITS = "with these limits"
+# What has to be otherwise in the next run, by the state of what this one left open (open_points).
+OTHERWISE = {
+    "deselected": NOTHING_LEFT_OUT,
+    "not run": NOTHING_LEFT_OUT,
+    "too short": "with a burn-in that is long enough",
+    "not judged": LIMITS,
+    "below the basis": LIMITS,
+    "calibrated here": LIMITS,
+    "skipped": "once what the skipped checks name is mended",
+    "without telemetry": "once the driver tells what the GPUs do",
+    "changed": "with the suite as it was shipped",
+    "interfered": "without what took part in the checks",
+    "not accepted": "once the nodes that are not accepted are mended",
+}
+WHOLE = (NOTHING_LEFT_OUT, OTHERWISE["too short"])
+
+
+@dataclass(frozen=True)
+class Step:
+    why: str
+    command: str
+
+
+def next_steps(record: Record) -> list[Step]:
+    """In the order in which to type them; none for what is accepted, rejected or a rehearsal that came to its end.
+    FOLDER is the one that the run is in, DIR that of runs on good machines: neither is known to a record."""
+    command = record.run.command
+    if record.began and (record.verdict is None or record.broken in RESUMABLE):
+        return [Step("go on where this run stopped", f"{command} --fleet-resume FOLDER")]
+    if stamp(record).word != "INCOMPLETE":
+        return []
+    states = dict.fromkeys(gap.state for gap in gaps(record))
+    if not any(finding.required and finding.state == "not judged" for finding in record.findings):
+        states.pop("not judged", None)
+    found = dict.fromkeys(OTHERWISE[state] for state in states if state in OTHERWISE)
+    if any(each in WHOLE for each in found):
+        nodes = f"--nodes {record.run.nodes_wanted or 'all'} " if record.of_cluster else ""
+        command = f"pytest acceptance/ {nodes}--gpus {record.run.gpus} --fleet-level {record.run.level}"
+    steps = []
+    if LIMITS in found:
+        steps.append(Step("make limits of machines that are known to be good", "gpufleet calibrate DIR -o my.toml"))
+        command += " --fleet-profile my.toml"
+    return [*steps, Step(", ".join(["run it again", *found]), command)]
