@@ -23,7 +23,7 @@ TITLES = [
     "Temperature of the GPU memory",
     "Power",
     "SM clock",
-    "PCIe traffic, sent and received",
+    "PCIe traffic, sent and received, as read in one sample of 5",
 ]
 
 
@@ -107,14 +107,26 @@ def test_what_no_gpu_told_has_no_plot_and_a_gap_breaks_the_line() -> None:
     assert [line.count("M") for line in lines] == [1, 2]
 
 
-def test_slow_readings_are_a_line_too() -> None:
+def longest_path(svg: str) -> str:
+    return max(re.findall(r' d="([^"]+)"', svg), key=lambda path: (path.count("M"), len(path)))
+
+
+def test_of_what_is_read_seldom_each_reading_is_drawn_and_nothing_between() -> None:
     """PCIe traffic is in every fifth sample only; as a real run recorded it."""
     run = read(Path(__file__).parents[1] / "recorded" / "h200x4-neighbour" / "evidence.jsonl")
     drawn = dict(svgs(run.telemetry, PLACES[:1], []))
-    title = TITLES[-1]
-    line = max(re.findall(r' d="([^"]+)"', drawn[title]), key=len)
-    assert line.count("M") == 1
-    assert line.count("L") >= len(run.telemetry) // SLOW_BEAT - 2  # matplotlib leaves out points on a straight line
+    had = [each for each in run.telemetry if each["gpus"][0].get("pcie_received_kilobytes_per_second") is not None]
+    path = longest_path(drawn[TITLES[-1]])
+    assert path.count("M") == path.count("L") == len(had) > 10
+    assert longest_path(drawn["Power"]).count("M") == 1
+
+
+def test_time_without_samples_is_a_gap_and_a_lone_value_is_seen() -> None:
+    run = samples(40)
+    with_gap = [*run[:10], *run[20:]]  # ten seconds in which nobody looked
+    run[11]["gpus"][0] = run[13]["gpus"][0] = {}  # what is between them stands alone
+    assert longest_path(dict(svgs(with_gap, PLACES[:1], []))["Power"]).count("M") == 2
+    assert longest_path(dict(svgs(run, PLACES[:1], []))["Power"]).count("M") == 3
 
 
 @pytest.mark.parametrize("count", [0, 1])

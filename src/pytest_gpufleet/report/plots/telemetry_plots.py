@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import PurePosixPath
+from statistics import median
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -17,6 +19,8 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.plots import canvas
 
 LONGEST_LINE = 600  # points
+MISSING = 3  # times the usual time between two samples: after that one is missing
+DASH = 0.004  # of the axis, for a value that stands alone
 LINE_STYLES = ("-", "--", ":", "-.")  # where there are more GPUs than colours
 # Seconds between two ticks of the time axis, the finest that gives few enough of them.
 TICKS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
@@ -34,13 +38,15 @@ Checks = Sequence[tuple[str, float, float]]
 
 @dataclass(frozen=True)
 class Quantity:
-    """What one plot shows: the sum of `readings` times `scale`. `bottom`: where its axis starts, None for anywhere."""
+    """What one plot shows: the sum of `readings` times `scale`. `bottom`: where its axis starts, None for anywhere.
+    `seldom`: it is not read in every sample, and tells of a moment: what was read is drawn, and nothing between."""
 
     title: str
     unit: str
     readings: tuple[str, ...]
     scale: float = 1.0
     bottom: float | None = 0.0
+    seldom: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,10 +67,11 @@ QUANTITIES = (
     Quantity("Power", "W", ("power_watts",)),
     Quantity("SM clock", "MHz", ("sm_clock_mhz",)),
     Quantity(
-        "PCIe traffic, sent and received",
+        f"PCIe traffic, sent and received, as read in one sample of {SLOW_BEAT}",
         "MB/s",
         ("pcie_transmitted_kilobytes_per_second", "pcie_received_kilobytes_per_second"),
         1e-3,
+        seldom=True,
     ),
 )
 
@@ -107,17 +114,18 @@ def _stripes(checks: Checks, start: float, length: float) -> list[Stripe]:
 
 
 def _line(samples: Sequence[Mapping[str, Any]], index: int, quantity: Quantity) -> list[tuple[float, float]]:
-    """(seconds since the first sample, value) where there is a value; NaN, at which the line breaks, after more samples
-    without one than lie between two slow readings."""
+    """(seconds since the first sample, value) where there is a value; NaN, at which the line breaks, where a sample has
+    none or is missing."""
     first, last = samples[0]["time"], -1
+    longest_step = MISSING * median(after["time"] - before["time"] for before, after in pairwise(samples))
     points: list[tuple[float, float]] = []
     for number, sample in enumerate(samples):
         gpu = sample["gpus"][index] if index < len(sample["gpus"]) else {}
         values = [value for name in quantity.readings if (value := canvas.drawable(gpu.get(name))) is not None]
         if len(values) < len(quantity.readings):
             continue
-        if points and number - last > SLOW_BEAT:
-            points.append((samples[last + 1]["time"] - first, math.nan))
+        if points and (number - last > 1 or sample["time"] - samples[last]["time"] > longest_step):
+            points.append((points[-1][0], math.nan))
         points.append((sample["time"] - first, sum(values) * quantity.scale))
         last = number
     return _decimated(points)
@@ -135,6 +143,29 @@ def _decimated(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
         ends = {min(known, key=lambda point: point[1]), max(known, key=lambda point: point[1])}
         result += sorted(ends)
     return result
+
+
+Points = list[tuple[float, float]]
+
+
+def _dash(point: tuple[float, float], length: float) -> Points:
+    """A short line through a point, and a break behind it: as one path it takes half of what marks do."""
+    (x, y), half = point, length * DASH / 2
+    return [(x - half, y), (x + half, y), (x + half, math.nan)]
+
+
+def _dashes(points: Points, length: float) -> Points:
+    return [end for point in points if not math.isnan(point[1]) for end in _dash(point, length)]
+
+
+def _with_lone_ones(points: Points, length: float) -> Points:
+    """A line, in which a value between two gaps is a dash: else it would not be seen."""
+    known = [False, *(not math.isnan(y) for _, y in points), False]
+    drawn: Points = []
+    for number, point in enumerate(points):
+        lone = known[number + 1] and not known[number] and not known[number + 2]
+        drawn += _dash(point, length) if lone else [point]
+    return drawn
 
 
 def _svg(
@@ -155,8 +186,13 @@ def _svg(
         for number, (place, line) in enumerate(lines.items()):
             colour = canvas.COLOURS[number % len(canvas.COLOURS)]
             style = LINE_STYLES[number // len(canvas.COLOURS) % len(LINE_STYLES)]
-            xs, ys = [x for x, _ in line], [y for _, y in line]
-            axes.plot(xs, ys, color=colour, linestyle=style, linewidth=1.1, label=wording.place(place))
+            drawn = _dashes(line, length) if quantity.seldom else _with_lone_ones(line, length)
+            xs, ys = [x for x, _ in drawn], [y for _, y in drawn]
+            thickness = 2.2 if quantity.seldom else 1.1
+            axes.plot(
+                xs, ys, color=colour, linestyle="-" if quantity.seldom else style, linewidth=thickness,
+                solid_capstyle="round", label=wording.place(place),
+            )  # fmt: skip
         axes.set_xlim(0, length)
         if quantity.bottom is not None:
             axes.set_ylim(quantity.bottom, max(*known, 1e-3) * 1.08)
