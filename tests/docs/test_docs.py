@@ -148,9 +148,10 @@ def test_architecture_has_every_module() -> None:
     assert sorted(named) == sorted(str(path if path.parent.name else SOURCES.name / path) for path in modules)
 
 
-def test_what_launchers_are_told_is_bash() -> None:
-    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "any-launcher.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 4
+@pytest.mark.parametrize("page", ["any-launcher.md", "recipes/README.md"])
+def test_what_launchers_are_told_is_bash(page: str) -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) >= 4
     for block in blocks:
         assert subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True).stderr == ""
 

@@ -1,0 +1,109 @@
+"""The recipes can be read by what they are for, and use options that there are."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.plugin.options import OPTIONS
+from tests.conftest import ROOT
+
+RECIPES = ROOT / "docs" / "recipes"
+PROLOG = RECIPES / "slurm" / "prolog.sh"
+FILES = sorted(path for path in RECIPES.rglob("*") if path.is_file())
+PROGRAM = "/opt/gpufleet/bin/gpufleet"
+
+
+def of_kind(*endings: str) -> list[Path]:
+    return [path for path in FILES if path.name.endswith(endings)]
+
+
+def by(program: str, *arguments: object) -> str:
+    """What a program of the system says against its arguments; a skip where it is not installed."""
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"{program} is not installed")
+    ended = subprocess.run([found, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    return "" if ended.returncode == 0 else f"{ended.stdout}{ended.stderr}"
+
+
+@pytest.mark.parametrize("path", of_kind(".sh"), ids=lambda path: path.name)
+def test_scripts_are_bash(path: Path) -> None:
+    assert os.access(path, os.X_OK)
+    assert by("bash", "-n", path) == ""
+
+
+@pytest.mark.parametrize("path", of_kind(".sh"), ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(path: Path) -> None:
+    assert by("shellcheck", path) == ""
+
+
+@pytest.mark.parametrize("path", of_kind(".yaml"), ids=lambda path: path.name)
+def test_manifests_are_yaml(path: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="comes with Ray")
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert (document["apiVersion"], document["kind"]) == ("batch/v1", "Job" if path.name == "job.yaml" else "CronJob")
+
+
+@pytest.mark.parametrize("path", of_kind(".yaml"), ids=lambda path: path.name)
+def test_manifests_are_those_of_kubernetes(path: Path) -> None:
+    assert by("kubernetes-validate", "--strict", path) == ""
+
+
+def test_units_are_those_of_systemd(tmp_path: Path) -> None:
+    for unit in of_kind(".service", ".timer"):  # with a program that is here
+        (tmp_path / unit.name).write_text(unit.read_text(encoding="utf-8").replace(PROGRAM, "/bin/true"))
+    assert by("systemd-analyze", "verify", *sorted(tmp_path.iterdir())) == ""
+
+
+def test_hadolint_finds_nothing() -> None:
+    assert by("hadolint", RECIPES / "container" / "Dockerfile") == ""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_options_in_recipes_are_there(path: Path) -> None:
+    known = {option.flag for option in OPTIONS}
+    assert {*re.findall(r"--fleet-[a-z-]+", path.read_text(encoding="utf-8"))} <= known
+
+
+@pytest.mark.parametrize(
+    ("status", "gpus", "ends", "drained"),
+    [
+        (0, 8, 0, ""),
+        (1, 8, 1, "REJECTED"),
+        (10, 8, 1, "INCOMPLETE"),
+        (143, 8, 1, "exit status 143"),
+        (4, 8, 0, ""),  # another run has the GPUs
+        (1, 4, 0, ""),  # the job has a part of them: nothing is run
+    ],
+)
+def test_the_prolog_drains_what_is_not_accepted(
+    tmp_path: Path, status: int, gpus: int, ends: int, drained: str
+) -> None:
+    bin_, reports = tmp_path / "bin", tmp_path / "reports"
+    bin_.mkdir()
+    for name, does in {
+        "gpufleet": f'echo "$@"; exit {status}',
+        "scontrol": f'echo "$@" >{tmp_path}/told',
+        "logger": "true",
+    }.items():
+        (bin_ / name).write_text(f"#!/bin/bash\n{does}\n")
+        (bin_ / name).chmod(0o755)
+    script = PROLOG.read_text(encoding="utf-8").replace(PROGRAM, str(bin_ / "gpufleet"))
+    script = script.replace("/var/log/gpufleet", str(reports)).replace("export PATH=", f"export PATH={bin_}:")
+    slurm = {
+        "SLURM_JOB_GPUS": ",".join(map(str, range(gpus))),
+        "SLURM_SCRIPT_CONTEXT": "prolog_slurmd",
+        "SLURMD_NODENAME": "node7",
+    }
+    ended = subprocess.run(["/bin/bash", "-c", script], env=slurm, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (ends, "", "")
+    told = (tmp_path / "told").read_text() if drained else ""
+    assert (tmp_path / "told").exists() == bool(drained)
+    assert told == (f"update NodeName=node7 State=DRAIN Reason=gpufleet: {drained}, see {reports}\n" if drained else "")
+    assert (reports / "last-prolog_slurmd.log").exists() == (gpus == 8)
