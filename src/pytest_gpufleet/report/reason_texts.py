@@ -40,6 +40,8 @@ def _no_gpu(record: Record) -> str:
 
 
 def _why(record: Record) -> str:
+    if record.run.drill:
+        return stamp(record).meaning
     word = stamp(record).word
     if word == "REHEARSAL":
         because = record.run.rehearsal_because.rstrip(".")

@@ -1,0 +1,95 @@
+"""What monitoring plugins answer, by the Monitoring Plugins Development Guidelines (monitoring-plugins.org): one line
+with figures behind "|", and an exit status of 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.banner import headline
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.verdict.accusations import told
+
+OK, WARNING, CRITICAL, UNKNOWN = range(4)
+WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+WORST_FIRST = (CRITICAL, UNKNOWN, WARNING, OK)
+# An INCOMPLETE run was read well and found no fault, which is no UNKNOWN: somebody has to look at what it left open. A
+# rehearsal has looked at no GPU.
+STATUS = {"ACCEPTED": OK, "INCOMPLETE": WARNING, "REJECTED": CRITICAL, "REHEARSAL": UNKNOWN}
+MOST_CHARACTERS = 300  # of the reason of one run: pagers and mail subjects cut a line off
+SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    text: str
+    figures: tuple[str, ...] = ()
+
+
+def answer(
+    folders: Sequence[RunFolder], judged: Callable[[RunFolder], Record], oldest: float | None, now: float
+) -> tuple[str, int]:
+    """The line about these runs and the exit status: the worst of all. `oldest`: seconds after which an ACCEPTED is
+    no longer OK; `now`: seconds since the epoch."""
+    answers = sorted(
+        (_of(folder, judged, oldest, now, len(folders) > 1) for folder in folders),
+        key=lambda each: WORST_FIRST.index(each.status),
+    )
+    status = answers[0].status
+    figures = [figure for each in answers for figure in each.figures]
+    text = "; ".join(each.text for each in answers)
+    return f"GPUFLEET {WORDS[status]} - {text}{' | ' * bool(figures)}{' '.join(figures)}", status
+
+
+def _of(
+    folder: RunFolder, judged: Callable[[RunFolder], Record], oldest: float | None, now: float, several: bool
+) -> Answer:
+    try:
+        with folder.of_anybody():
+            return _of_run(judged(folder), oldest, now, several)
+    except Refused as why:
+        return Answer(UNKNOWN, _clean(str(why)))
+
+
+def _of_run(record: Record, oldest: float | None, now: float, several: bool) -> Answer:
+    status = STATUS.get(record.verdict or "", UNKNOWN)
+    age = max(0.0, now - datetime.fromisoformat(record.run.utc).timestamp())
+    old = oldest is not None and age > oldest
+    reasons = [reason for reason in record.reasons if reason != record.judged_again]
+    why = "" if status == OK or not reasons else f": {reasons[0]}"
+    late = f", which is longer ago than {_span(oldest)}" if oldest is not None and old else ""
+    text = f"{record.run.host} {headline(record)}, {_span(age)} ago{late}{why}"
+    if old and status == OK:
+        status = WARNING
+    of = f"{_label(record.run.host)} " if several else ""
+    failed = sum(check.outcome == "failed" for check in record.checks.values())
+    limit = f"{oldest:.0f}" if oldest is not None else ""
+    return Answer(
+        status,
+        _clean(text),
+        (
+            f"'{of}age'={age:.0f}s;{limit};;0",
+            f"'{of}failed checks'={failed};;;0;{len(record.checks)}",
+            f"'{of}faults'={len(told(record))};;;0",
+        ),
+    )
+
+
+def _span(seconds: float) -> str:
+    """ "3 d", "5 h", "12 min" """
+    return next((f"{seconds / length:.0f} {unit}" for length, unit in SPANS if seconds >= length), f"{seconds:.0f} s")
+
+
+def _clean(text: str) -> str:
+    """One line without what begins figures, as a reader of the answer takes it."""
+    line = " ".join(wording.clean(text).split()).replace("|", "/")
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} ..."
+
+
+def _label(host: str) -> str:
+    return "".join(letter for letter in wording.clean(host) if letter not in "'=|")
