@@ -1112,7 +1112,9 @@ def test_snapshot_is_what_the_inventory_reads_without_names(tmp_path):
     uuid = "GPU-0c0ffee0-77aa-4c1e-9b1d-5a0c33e9f100"
     change = (
         f"gpus[1].update(serial='S3CRET', uuid='{uuid}')\nhost['name'] = 'n0de'\nmachine.processes = {{2: ['miner']}}\n"
-        f"host['environment']['CUDA_VISIBLE_DEVICES'] = 'GPU-x,{uuid}'"
+        f"host['environment']['CUDA_VISIBLE_DEVICES'] = 'GPU-x,{uuid}'\n"
+        "host['nvme'] = [dict(name='nvme0', serial='S666NE0T000001')]\n"
+        "host['memory_modules'] = [dict(locator='A1', serial='1'), dict(locator='A2', serial=None)]"
     )
     both = """
 import tests.hardware.recorded
@@ -1141,6 +1143,9 @@ for options in [], ["--anonymous"]:
     assert anonymous["topology"]["gpus"][1]["facts"]["serial"] == "0000000000001"
     assert anonymous["host"]["environment"]["CUDA_VISIBLE_DEVICES"].endswith("-000000000001")
     assert anonymous["topology"]["gpus"][3]["facts"]["nvlink_states"] == [1] * 18
+    assert whole["host"]["nvme"][0]["serial"] == "S666NE0T000001"
+    assert anonymous["host"]["nvme"] == [{"name": "nvme0", "serial": "0000000000000"}]
+    assert [module["serial"] for module in anonymous["host"]["memory_modules"]] == ["0000000000000", None]
 
 
 def test_dcgm_fails_by_its_faults_alone_and_never_passes_what_it_has_not_seen():

@@ -15,6 +15,7 @@ from pytest_gpufleet.hardware.node import take
 from pytest_gpufleet.model import codec
 
 NO_CLUSTER = "0" * 32
+WITH_SERIALS = ("memory_modules", "nvme")  # facts of the host: parts that have one each
 SCHEMA = 3  # 1 had no topology, 2 the facts of GPUs beside it
 
 
@@ -47,7 +48,15 @@ def _anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
     names = "|".join(map(re.escape, aliases))
     text = re.sub(rf"(?<!\w)({names})(?!\w)", lambda found: aliases[found[0]], json.dumps(document))
     plain: dict[str, Any] = json.loads(text)
-    return {**plain, "host": {**plain["host"], "name": "host"}}
+    host = plain["host"]
+    return {**plain, "host": {**host, **{part: _numbered(host.get(part)) for part in WITH_SERIALS}, "name": "host"}}
+
+
+def _numbered(parts: Any) -> Any:
+    """Their numbers instead of their serials, which may be as short as a number that stands elsewhere too."""
+    if not isinstance(parts, list):
+        return parts
+    return [{**part, "serial": part["serial"] and f"{number:013d}"} for number, part in enumerate(parts)]
 
 
 SNAPSHOT = Command("print everything the inventory reads, as one JSON document, secrets hidden", _arguments, _run)
