@@ -54,7 +54,8 @@ def test_no_uncorrected_pcie_error_is_recorded(machine: Machine) -> None:
     Such an error loses what was sent: a fatal one takes the link down, and the device with it. The kernel counts them
     by device (`aer_dev_fatal`, `aer_dev_nonfatal` in /sys/bus/pci/devices). What is named are the two ends of the
     deepest link that counted any: reseat what is there, look at riser, cable and retimer. A restart of the machine
-    clears the counters; if they come back, replace what is between.
+    clears the counters; if they come back, replace what is between. Requests to devices that are not there (UnsupReq)
+    are left out, for a system makes them at boot.
     """
     devices = of_host(machine.host.get, "pci_devices")
     if not counts_errors(devices):

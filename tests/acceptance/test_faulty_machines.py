@@ -59,10 +59,10 @@ ports = host['network_ports'] = [port(i) for i in range(4)]
 # A host with two sockets.
 SETUP = """
 memory = {'0': 1 << 40, '1': 1 << 40}
-setup = host['processor_setup'] = dict(clock_source='tsc', offline=[], smt='on', numa_memory=memory)
+setup = host['processor_setup'] = dict(clock_source='tsc', offline=[], smt='on', numa_memory=memory, virtual=False)
 """
 MODULES_OF_MEMORY = """
-setup.update(virtual=False, sockets=2)
+setup.update(sockets=2)
 usual = dict(bank=None, bytes=64 << 30, type='DDR5', speed=5600, configured_speed=4800)
 modules = host['memory_modules'] = [dict(usual, locator=f'DIMM_{slot}') for slot in range(16)]
 """
@@ -569,6 +569,10 @@ HEALTHY = {
             "test_host_memory_had_few_errors": "not applicable",
             "test_host_memory_errors_stayed_rare": "not applicable",
         },
+    ),
+    "a virtual machine whose host gives one NUMA node less memory": (
+        SETUP + "setup.update(virtual=True, clock_source='kvm-clock', numa_memory={'0': 1 << 40, '1': 1 << 39})",
+        {"test_every_socket_has_as_much_memory": "not applicable"},
     ),
     "a cloud's topology file": (
         "host['environment']['NCCL_TOPO_FILE'] = '/opt/microsoft/ndv5-topo.xml'",

@@ -181,6 +181,16 @@ def test_an_error_since_boot_that_could_not_be_corrected(tmp_path):
     assert "link from 0000:17:00.0 to 0000:18:00.0" in outcome[RECORDED].message
 
 
+@pytest.mark.parametrize("name", ["UnsupReq", "CmpltTO"])
+def test_probing_for_devices_at_boot_is_no_error(tmp_path, name):
+    probed = machine(tmp_path / "before", change=counted(TO_GPU, "nonfatal", name, 2))
+    more = machine(tmp_path / "now", change=counted(TO_GPU, "nonfatal", name, 3))
+
+    at_boot = {} if name == "UnsupReq" else {RECORDED: [("pcie_uncorrected", ["gpu0"])]}
+    assert failed(told(probed)) == at_boot
+    assert failed(told(probed, more)) == {**at_boot, CLEAN: [("pcie_uncorrected", ["gpu0"])]}
+
+
 def test_only_the_deepest_link_with_errors_is_named(tmp_path):
     """The root port waits for an answer that the link below the switch has lost."""
 
@@ -224,6 +234,16 @@ def test_a_device_that_is_gone_at_the_end(tmp_path):
     outcome = told(before, now)
     assert failed(outcome)[CLEAN] == [("pcie_uncorrected", ["node"])]
     assert "0000:3b:00.0 is gone" in outcome[CLEAN].message
+
+
+def test_an_interface_that_a_container_took_is_not_gone(tmp_path):
+    """Also where nothing else was below its port."""
+    before, now = machine(tmp_path / "before"), machine(tmp_path / "now")
+    for address in "0000:39:01.0", "0000:3b:00.0":
+        del now.machine.host["pci_devices"][address]
+    before.machine.host["pci_devices"]["0000:3b:00.0"]["kind"] = "network"
+
+    assert CLEAN not in failed(told(before, now))
 
 
 # ---------------------------------------------------------------- GPUDirect RDMA

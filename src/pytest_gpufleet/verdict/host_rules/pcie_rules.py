@@ -24,6 +24,11 @@ NO_LINK_ERRORS = (
 # What is inside a switch looks like a link of 5 GT/s above an H100 of 32 (NVIDIA/nccl, issue 1866), and is none.
 INSIDE = 5.0
 UNCORRECTED = ("nonfatal", "fatal")
+# Requests to what is not there, as a system makes them while it looks at boot for what is (the kernel log's row of
+# nonfatal errors does not condemn by what was logged then either). Their names as above.
+OF_PROBING = ("UnsupReq", "Unsupported Request")
+# Network interfaces go where their container goes, and are no longer to be seen here.
+MAY_LEAVE = ("port", "network")
 
 
 @dataclass(frozen=True)
@@ -123,17 +128,28 @@ def counts_errors(devices: Devices) -> bool:
 
 
 def uncorrected_errors(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
-    """Links with errors since boot that could not be corrected."""
-    return _uncorrected({}, devices, gpus, "since the machine was started")
+    """Links with errors since boot that could not be corrected, but for what probing gives."""
+    return _uncorrected(_by_probing(devices), devices, gpus, "since the machine was started")
+
+
+def _by_probing(devices: Devices) -> dict[str, Device]:
+    """The devices with those errors alone that a healthy machine has when it has started."""
+    found: dict[str, Device] = {}
+    for address, device in devices.items():
+        nonfatal = (device["errors"] or {}).get("nonfatal", {})
+        found[address] = {"errors": {"nonfatal": {name: nonfatal[name] for name in OF_PROBING if name in nonfatal}}}
+    return found
 
 
 def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> list[Fault]:
     """Links with errors between two readings so many seconds apart: any that could not be corrected, more corrected
     ones than a healthy link has, and devices that are gone."""
+    lost = [address for address, each in before.items() if each["kind"] not in MAY_LEAVE and address not in now]
+    ways = {port for address in lost for port in (*_above(before, address), address)}
     gone = [
         _fault("pcie_uncorrected", before, gpus, link, f"{link.lower} is gone")
         for link in links(before)
-        if link.lower not in now
+        if link.lower in ways and link.lower not in now
     ]
     return [*gone, *_uncorrected(before, now, gpus, f"in {seconds:.0f} s"), *_corrected(before, now, gpus, seconds)]
 
