@@ -19,6 +19,7 @@ from pytest_gpufleet.plugin import (
     needs,
     on_ranks,
     options,
+    own_terminal,
     ownership,
     suite_by_package,
     supervision,
@@ -43,7 +44,8 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
     pluginmanager.add_hookspecs(hookspecs)
     # Of hooks that are called first, the last one registered is called first.
-    for module in (fixtures, listeners, telling, needs, supervision, time_limits, suite_by_package):
+    parts = (fixtures, listeners, telling, needs, supervision, time_limits, suite_by_package, own_terminal)
+    for module in parts:
         pluginmanager.register(module, f"gpufleet-{module.__name__.rpartition('.')[2].replace('_', '-')}")
 
 

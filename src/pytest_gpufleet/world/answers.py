@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pytest_gpufleet.world.call import Members
+from pytest_gpufleet.world.debugging import Loans, Returned, Wanted
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Engine
 from pytest_gpufleet.world.outcomes import Outcome
 
@@ -27,27 +28,26 @@ class Answers:
     def ranks(self) -> set[int]:
         return self.outcomes.keys() | self.deaths.keys()
 
-    def take(self, event: Answer | Death, number: int) -> None:
+    def take(self, rank: int, ending: Outcome | Death, number: int) -> None:
         """One more. An outcome of another call than this one is of a call that is over."""
-        ending = event if isinstance(event, Death) else _ending(event)
         if isinstance(ending, Death):
-            self.deaths[event.rank] = ending
+            self.deaths[rank] = ending
             self.failed = True
         elif ending.call == number:
-            self.outcomes[event.rank] = ending
+            self.outcomes[rank] = ending
             self.failed = self.failed or ending.kind == "raised"
 
 
-def _ending(answer: Answer) -> Outcome | Death:
+def _told(answer: Answer) -> Outcome | Death | Wanted | Returned:
     # A pickle runs code. This one comes from a process that we have started ourselves, by a way that nobody else can
     # write to. Nothing else in this project's controller is unpickled, but the result in it.
     try:
-        ending = pickle.loads(answer.parcel)
+        told = pickle.loads(answer.parcel)
     except (Exception, SystemExit) as error:
         what = f"a message that cannot be unpickled ({type(error).__name__})"
         return Death(answer.rank, f"for its controller: it sent {what}")
-    if isinstance(ending, Outcome):
-        return ending
+    if isinstance(told, (Outcome, Wanted, Returned)):
+        return told
     return Death(answer.rank, "for its controller: it sent what is no answer")
 
 
@@ -56,26 +56,31 @@ def collect(
     number: int,
     ranks: Members,
     timeout: float,
-    clock: Callable[[], float],
     stopped: Callable[[], bool],
+    loans: Loans,
 ) -> Answers:
-    """Wait until every rank has answered the call of this number, one has failed, or `timeout` seconds have passed.
-    RuntimeError if `stopped`."""
+    """Wait until every rank has answered the call of this number, one has failed, or `timeout` seconds have passed, but
+    for those in which the terminal was lent. RuntimeError if `stopped`."""
     __tracebackhide__ = True
     answers, missing = Answers(), set(ranks)
-    until = clock() + timeout
+    until = loans.now() + timeout
     graceful = True
     remaining = timeout
     # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
     while missing and remaining > 0:
         if stopped():
             raise RuntimeError("the world was stopped by another thread")
-        remaining = until - clock()
+        remaining = until - loans.now()
         for event in engine.wait(min(remaining, TURN_SECONDS)):
-            answers.take(event, number)
+            told = event if isinstance(event, Death) else _told(event)
+            if isinstance(told, (Wanted, Returned)):
+                loans.hear(event.rank, told)
+                continue
+            loans.over(event.rank)
+            answers.take(event.rank, told, number)
             if event.rank in answers.outcomes or event.rank in answers.deaths:
                 missing.discard(event.rank)
         if answers.failed and graceful:
             graceful = False
-            until = min(until, clock() + GRACE_SECONDS)
+            until = min(until, loans.now() + GRACE_SECONDS)
     return answers

@@ -18,6 +18,7 @@ class Call:
     """Run `work`, a packed (function, args, kwargs), on disjoint groups of ranks at the same time, with or without the
     process group of each. `local_sizes`: how many of these ranks each node has.
 
+    `post_mortem`: a rank on which it fails asks for the terminal, and for somebody to look at what failed.
     `number`: no other call of this world has it, and its answers bear it. `test`: no other test of this session has it.
     """
 
@@ -28,6 +29,7 @@ class Call:
     work: bytes
     number: int = START
     test: int = 0
+    post_mortem: bool = False
 
     @property
     def ranks(self) -> Members:

@@ -26,6 +26,7 @@ from pytest_gpufleet.world.outcomes import Outcome, kind_of
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.shipping import pack, unpack
+from pytest_gpufleet.world.worker.debugger import DebuggerQuit, Debugging
 from pytest_gpufleet.world.worker.output import Output
 from pytest_gpufleet.world.worker.progress_board import Progress
 
@@ -56,6 +57,7 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
     _write_flight_recorder_on_request(files.recorder)
     spec.prepare()
     progress = Progress(files.progress)
+    debugging = Debugging(connection)
 
     state: RankState | None = None
 
@@ -77,10 +79,11 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
         except EOFError:
             return
         assert state is not None  # the controller sends nothing to a rank that did not start
-        answer(call.number, call.name, partial(_run, call, spec, state, progress))
+        answer(call.number, call.name, partial(_run, call, spec, state, progress, debugging))
 
 
-def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress) -> Any:
+def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress, debugging: Debugging) -> Any:
+    __tracebackhide__ = True
     state.before_call(call.test)
     members = call.group_of(spec.index)
     rank = Rank(
@@ -96,7 +99,12 @@ def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress) -> An
         _progress=progress,
     )
     function, args, kwargs = unpack(call.work)
-    return function(rank, *args, **kwargs)
+    try:
+        return function(rank, *args, **kwargs)
+    except BaseException as error:
+        if call.post_mortem and kind_of(error) == "raised":
+            debugging.after_failure(error, _without_own_frames(error))
+        raise
 
 
 def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any], output: Output) -> Outcome:
@@ -134,12 +142,13 @@ def _pack_result(result: Any) -> bytes:
 
 def _story(error: BaseException) -> dict[str, str]:
     kind = type(error)
+    frames = None if isinstance(error, DebuggerQuit) else _without_own_frames(error)
     try:
         text = str(error)
-        lines = traceback.format_exception(kind, error, _without_own_frames(error))
+        lines = traceback.format_exception(kind, error, frames)
     except BaseException as broken:  # an exception whose own __str__ raises, be it SystemExit
         why = "".join(traceback.format_exception_only(broken)).strip()
-        text, lines = f"(its text cannot be shown: {why})", traceback.format_tb(_without_own_frames(error))
+        text, lines = f"(its text cannot be shown: {why})", traceback.format_tb(frames)
     return {
         "error_type": _clip(f"{kind.__module__}.{kind.__qualname__}"),
         "error_text": _clip(text),
