@@ -35,6 +35,7 @@ from pytest_gpufleet.probes import (
     in_words,
     throughput_by,
     throughput_by_batch,
+    throughput_on_gpus,
     train_throughput,
     write_photos,
 )
@@ -52,6 +53,8 @@ SEARCHING_SECONDS = 900
 since_ampere = pytest.mark.needs(capability=(8, 0))
 PHOTOS = Size(256, rehearsal=16)
 METHODS = Size(("dp", "ddp", "fsdp"), rehearsal=("ddp", "fsdp"))  # DataParallel is for GPUs only
+BATCHES = Size((64, 128, 256, 512), rehearsal=(2, 4))  # of each GPU
+ACCUMULATED = Size((1, 2, 4, 8), rehearsal=(1, 2))  # batches a step, of the smallest of these
 FULL_MEMORY_SECONDS = 20
 RETURNED = 0.99  # of the memory that was free before: libraries may have taken a little more
 
@@ -160,26 +163,52 @@ def test_training_fed_by_a_data_loader(
 
 @pytest.mark.level("burnin")
 @pytest.mark.needs(ranks=2, capability=(8, 0))
-@pytest.mark.figures("train_throughput", "scaling_efficiency", "train_memory")
+@pytest.mark.figures("solo_train_throughput", "train_throughput", "scaling_efficiency", "train_memory", peers=None)
 def test_data_parallel_ddp_and_fsdp(nccl_group: World, judge: Judge, resnet: Workload) -> None:
-    """DataParallel, DDP and FSDP at the same global batch: throughput, memory and efficiency
+    """DataParallel, DDP and FSDP at the same global batch, on 1, 2, 4 ... GPUs: throughput, memory and efficiency
 
     For information: what these GPUs make of each way to train on several of them. No shipped limit applies to it.
     """
     recipe, places = "bf16", nccl_group.places
-    first = nccl_group.subset([0])
-    worlds = {method: first if method == "dp" else nccl_group for method in METHODS.on(nccl_group)}
     alone, *_ = measure_all(nccl_group, throughput_by, "ddp", recipe, resnet)
     compared = {
-        method: measure_all(world, throughput_by, method, recipe, resnet, places=places)
-        for method, world in worlds.items()
+        (method, count): measure_all(
+            nccl_group.subset([0] if method == "dp" else range(count)),
+            partial(throughput_by, method=method, recipe=recipe, workload=resnet, places=places[:count]),
+        )
+        for method in METHODS.on(nccl_group)
+        for count in several(nccl_group)
     }
-    throughput = {method: figures[0].values[WORLD] for method, figures in compared.items()}
-    memory = {method: figure.values for method, figures in compared.items() for figure in figures[1:]}
-    for method, figures in compared.items():
-        about = {"in_short": in_words(throughput, memory)} if method == next(iter(compared)) else {}
-        fast = replace(figures[0], details={**figures[0].details, **about})
-        judge(fast, *figures[1:], scaling_efficiency(alone, fast), required=False)
+    of_all = {method: figures for (method, count), figures in compared.items() if count == nccl_group.size}
+    throughput = {method: figures[0].values[WORLD] for method, figures in of_all.items()}
+    memory = {method: figure.values for method, figures in of_all.items() for figure in figures[1:]}
+    about = {"in_short": in_words(throughput, memory)}
+    for fast, *others in compared.values():
+        told = replace(fast, details={**fast.details, **about}) if fast is next(iter(of_all.values()))[0] else fast
+        judge(told, *others, scaling_efficiency(alone, fast), required=False)
+    judge(alone, required=False)
+
+
+@pytest.mark.level("burnin")
+@pytest.mark.needs(ranks=2)
+@pytest.mark.figures("solo_train_throughput", "train_throughput", "scaling_efficiency", peers=None)
+@pytest.mark.parametrize("way", ["by batch", "accumulated"])
+def test_throughput_by_batch_and_gpus(nccl_group: World, judge: Judge, resnet: Workload, way: str) -> None:
+    """ResNet-50 throughput and efficiency by batch size, and with accumulated gradients, on 1, 2, 4 ... GPUs
+
+    For information: a table with a row for each batch and a column for each number of GPUs, and the time of an epoch
+    of ImageNet. Small batches lose to the all_reduce of the gradients and to the host, and large ones hide both. With
+    gradients accumulated over several batches there is one all_reduce for all of them. No shipped limit applies to it.
+    """
+    batches = BATCHES.on(nccl_group)
+    several_a_step = {"batches": batches[:1], "accumulated": ACCUMULATED.on(nccl_group)}
+    work: dict[str, Any] = several_a_step if way == "accumulated" else {"batches": batches}
+    measured = partial(throughput_on_gpus, recipe="amp", workload=resnet, **work)
+    alone = measure_all(nccl_group, measured, together=False, timeout=SEARCHING_SECONDS)
+    judge(*alone, required=False)
+    for count in several(nccl_group):
+        every = measure_all(nccl_group.subset(range(count)), measured, timeout=SEARCHING_SECONDS)
+        judge(*every, *map(scaling_efficiency, alone, every), required=False)
 
 
 @pytest.mark.level("burnin")
@@ -221,6 +250,11 @@ def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: Worklo
             *(Fault("memory_occupied", (place,), "memory was not returned") for place in held),
         ]
     )
+
+
+def several(world: World) -> list[int]:
+    """2, 4, ... and all GPUs."""
+    return [*(count for count in SOME_GPUS if count < world.size), world.size]
 
 
 def longer(gpus: Sequence[Gpu]) -> tuple[str, ...]:

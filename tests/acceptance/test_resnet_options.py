@@ -108,13 +108,15 @@ def test_only_a_limit_for_other_work_judges_it(tmp_path):
 
 @pytest.fixture(scope="module")
 def thorough(run_pytest):
-    return run_pytest(RESNET, *OPTIONS, "--fleet-level=burnin", "-k", "peak or fsdp or sizes or full_memory")
+    return run_pytest(RESNET, *OPTIONS, "--fleet-level=burnin", "-k", "peak or fsdp or sizes or gpus or full_memory")
 
 
 def test_thorough_checks_are_rehearsed(thorough):
     assert thorough.outcomes == {
         "test_peak_throughput_and_scaling": "passed",
         "test_data_parallel_ddp_and_fsdp": "passed",
+        "test_throughput_by_batch_and_gpus[by batch]": "passed",
+        "test_throughput_by_batch_and_gpus[accumulated]": "passed",
         "test_batch_sizes": "passed",
         "test_training_in_full_memory": "not applicable",
     }, thorough.text
@@ -124,9 +126,13 @@ def test_what_is_for_information_says_so(thorough):
     found = {}
     for finding in thorough.record.findings:
         found.setdefault(finding.measurement.conditions.get("workload"), []).append(finding)
-    assert found.keys() == {None, "comparison", "sweep"}
-    assert not any(finding.required for kind in ("comparison", "sweep") for finding in found[kind])
+    assert found.keys() == {None, "comparison", "sweep", "accumulation"}
+    assert not any(finding.required for kind, some in found.items() if kind for finding in some)
     methods = [finding.measurement.conditions["method"] for finding in found["comparison"]]
-    assert methods == ["ddp", "ddp", "fsdp", "fsdp"]  # throughput and efficiency; a CPU has no DataParallel
+    # Throughput and efficiency, and each alone; a CPU has no DataParallel.
+    assert methods == ["ddp", "ddp", "fsdp", "fsdp", "ddp"]
     assert "trains fastest" in found["comparison"][0].measurement.details["in_short"]
-    assert [finding.measurement.conditions["batch"] for finding in found["sweep"]] == [16, 32]
+    one = [each.measurement for each in found["sweep"] if each.check.endswith("test_batch_sizes")]
+    assert [each.conditions["batch"] for each in one] == [16, 32]
+    together = [each.measurement for each in found["accumulation"] if each.measurement.metric == "train_throughput"]
+    assert [each.conditions["accumulated"] for each in together] == [1, 2]

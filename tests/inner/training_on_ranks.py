@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpufleet import WORLD, Place, measure, measure_all
-from pytest_gpufleet.probes.training import loader, loop, recipes
+from pytest_gpufleet.probes.training import batches_on_gpus, loader, loop, recipes
 from pytest_gpufleet.probes.training.recipes import Workload, plan
 from pytest_gpufleet.probes.training.replicas import differences
 
@@ -52,6 +52,29 @@ def test_peak_trains_as_ddp_does(nccl_group):
     ):
         assert torch.allclose(torch.tensor(peak), torch.tensor(usual), atol=0.01), (usual, peak)
         assert peak[-1] < 0.5 * peak[0]
+        assert not different
+
+
+def accumulated_losses(rank, batches):
+    training, made, genuine = plan("fp32", QUICK, rank.device), [], loop.network
+    loop.network = lambda *args: made.append(genuine(*args)) or made[-1]
+    try:
+        with loop.precision(training.recipe):
+            step = batches_on_gpus.accumulating(rank, training, batches, together=True)
+            step()  # the first has one batch
+            losses = [step().item() for _ in range(5)]
+    finally:
+        loop.network = genuine
+    return losses, differences(rank, dict(made[0].named_parameters()))
+
+
+def test_gradients_of_several_batches_are_one_step(nccl_group):
+    """Of the same images over and over the average is what one batch gives; and all ranks come to the same weights."""
+    for (one, _), (three, different) in zip(
+        nccl_group.run(accumulated_losses, 1), nccl_group.run(accumulated_losses, 3), strict=True
+    ):
+        assert torch.allclose(torch.tensor(three), torch.tensor(one), atol=0.01), (one, three)
+        assert three[-1] < 0.5 * three[0]
         assert not different
 
 

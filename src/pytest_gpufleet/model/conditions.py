@@ -62,6 +62,8 @@ LAUNCHES: dict[Condition, str] = {"replayed": "in a CUDA graph", "eager": "launc
 # Those of NCCL, as NCCL_ALGO names them, in lower case.
 ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
 
+# Work that is trained in several ways beside each other, for information: by batch, by method, by batches a step.
+COMPARED_WORK = ("sweep", "comparison", "accumulation")
 RESNETS = ("resnet50", "resnet101", "resnet152")
 TRANSFORMERS = ("transformer-0.1b", "transformer-0.6b", "transformer-1.3b")
 
@@ -97,6 +99,7 @@ CONDITIONS: dict[str, ConditionType] = {
     "in_place": ConditionType(bool, words={True: "in place", False: "out of place"}),
     "at_once": ConditionType(("one", "all"), words={"all": "all GPUs at once", "one": "one GPU at a time"}),
     "batch": ConditionType(int, "batch {}"),
+    "accumulated": ConditionType(None, "{} batches a step", {1: "1 batch a step"}),  # whose gradients are added up
     "image": ConditionType(None, "{} pixels"),
     "sequence": ConditionType(None, "{} tokens"),
     "optimizer": ConditionType(("sgd", "adam", "adamw")),
@@ -105,7 +108,9 @@ CONDITIONS: dict[str, ConditionType] = {
     "network": ConditionType(int, "{} Gb/s of network a node"),
     "port_rate": ConditionType(int, "ports of {} Gb/s"),
     "nccl": ConditionType(int, "NCCL {}"),  # as NCCL writes its version: 22809 is 2.28.9
-    "workload": ConditionType(("custom", "sweep", "full memory", "comparison", "transformer"), "workload {}"),
+    "workload": ConditionType(
+        ("custom", "sweep", "full memory", "comparison", "accumulation", "transformer"), "workload {}"
+    ),
     "work": ConditionType(("burn-in", "matrix products", "training"), "work {}"),
     "counter": ConditionType(None, leads=True),  # of a network port, as the kernel names it
     "fabric": ConditionType(("nvswitch", "nvlink", "pcie"), "fabric {}"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pytest_gpufleet.model.codec import Finite
+from pytest_gpufleet.model.conditions import COMPARED_WORK
 
 Condition = str | int | float | bool
 BETTER = ("higher", "lower")
@@ -181,6 +182,8 @@ _NO_PEERS: dict[str, Callable[[Mapping[str, Condition], str], bool]] = {
     "host_bandwidth": lambda conditions, fabric: (
         "both" in str(conditions["direction"]) if conditions["at_once"] == "one" else "method" not in conditions
     ),
+    # Small batches wait for the host, and hosts need not serve all GPUs alike.
+    "solo_train_throughput": lambda conditions, fabric: conditions.get("workload") in COMPARED_WORK,
     "pair_bandwidth": lambda conditions, fabric: fabric != "nvswitch",  # pairs have different numbers of links
 }
 

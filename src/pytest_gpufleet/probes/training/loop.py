@@ -108,13 +108,7 @@ def synthetic_batch(rank: Rank, training: Plan) -> tuple[Tensor, Tensor]:
 
 def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: bool = True) -> FedStep:
     """Forward, backward and optimizer as PyTorch runs them, one operation after the other."""
-    parameters = list(module.parameters())
-    optimizer = make_optimizer(training.optimizer, parameters, fused=fused and device.type == "cuda")
-    if training.optimizer == "sgd":
-        for parameter in parameters:
-            # The fused kernel leaves its first momentum uninitialised when gradient scaling skips the first step.
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    scaler = torch.amp.GradScaler(device.type, enabled=training.recipe.autocast is torch.float16)
+    optimizer, scaler = optimization(module, training, device, fused=fused)
 
     def step(images: Tensor, labels: Tensor) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
@@ -125,6 +119,19 @@ def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: boo
         return loss.detach()
 
     return step
+
+
+def optimization(
+    module: nn.Module, training: Plan, device: torch.device, *, fused: bool = True
+) -> tuple[torch.optim.Optimizer, torch.amp.GradScaler]:
+    """The optimizer of a plan, and its scaling of gradients."""
+    parameters = list(module.parameters())
+    optimizer = make_optimizer(training.optimizer, parameters, fused=fused and device.type == "cuda")
+    if training.optimizer == "sgd":
+        for parameter in parameters:
+            # The fused kernel leaves its first momentum uninitialised when gradient scaling skips the first step.
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer, torch.amp.GradScaler(device.type, enabled=training.recipe.autocast is torch.float16)
 
 
 def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]:

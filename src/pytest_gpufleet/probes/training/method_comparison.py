@@ -10,7 +10,7 @@ from torch import nn
 
 from pytest_gpufleet.model.conditions import METHODS
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.metric import GiB, metric_under
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.training import parallel_methods
 from pytest_gpufleet.probes.training.lap import SAMPLES, lap
@@ -60,7 +60,7 @@ def throughput_by(
         laps = [lap(rank, lambda: step(*data), count, together=together) for _ in range(SAMPLES)]
     samples = tuple(images * count / each.seconds for each in laps)
     metric, place = ("train_throughput", WORLD) if together else ("solo_train_throughput", None)
-    readings = [Reading(metric, median(samples), conditions, samples, place)]
+    readings = [Reading(metric_under(metric, conditions), median(samples), conditions, samples, place)]
     for device, at in here.items() if on_gpu else ():
         memory = torch.cuda.max_memory_allocated(device) / GiB
         readings.append(Reading("train_memory", memory, conditions, place=at))

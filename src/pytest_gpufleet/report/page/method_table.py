@@ -49,8 +49,10 @@ def compares_methods(finding: Finding) -> bool:
 
 
 def method_comparison(findings: Sequence[Finding]) -> MethodComparison | None:
-    """The comparison that is in the figures of a group; None if there is none of at least two methods."""
-    compared = [finding.measurement for finding in findings if compares_methods(finding)]
+    """The comparison on most GPUs that is in the figures of a group; None if there is none of at least two methods."""
+    every = [finding.measurement for finding in findings if compares_methods(finding)]
+    most = max((count for one in every if isinstance(count := one.conditions.get("ranks"), int)), default=0)
+    compared = [one for one in every if one.conditions.get("ranks") == most]  # of fewer GPUs: training_tables
     rates = {_method(one): one for one in compared if one.metric == "train_throughput" and WORLD in one.values}
     if len(rates) < 2:
         return None

@@ -34,6 +34,7 @@ from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.page.hosts_part import HostsPart
 from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.report.page.method_table import MethodComparison, compares_methods, method_comparison
+from pytest_gpufleet.report.page.training_tables import training_tables
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.judgement import STEADY
@@ -171,7 +172,7 @@ def _section(
         groups.check_lines(group, accused),
         _drawn(group.findings, hosts) if drawn else [],
         heat_tables(findings, hosts),
-        figure_tables(findings, sources, hosts),
+        [*training_tables(group.findings), *figure_tables(findings, sources, hosts)],
         methods,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pytest_gpufleet.model.conditions import COMPARED_WORK
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.method_table import compares_methods, method_comparison
@@ -19,6 +20,7 @@ def draw(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> l
     """(caption, SVG) of everything that can be drawn of the figures of one group of checks."""
     metrics = [*dict.fromkeys(finding.measurement.metric for finding in findings)][:MOST_METRICS]
     alone = [each for each in findings if each.measurement.metric in metrics and not compares_methods(each)]
-    drawn = [*scaling(alone), *bars(alone, hosts), *curves(alone)]
+    usual = [each for each in alone if each.measurement.conditions.get("workload") not in COMPARED_WORK]
+    drawn = [*scaling(usual), *bars(usual, hosts), *curves(alone)]
     methods = method_comparison(findings)
     return [*drawn, method_bars(methods)] if methods else drawn

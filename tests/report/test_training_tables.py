@@ -1,0 +1,85 @@
+"""Training by the number of GPUs, as tables."""
+
+from pytest_gpufleet.model.conditions import EACH_ALONE
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import WORLD, gpu
+from pytest_gpufleet.report.page.training_tables import EPOCH_IMAGES, training_tables
+
+WORK = {"model": "resnet50", "recipe": "amp", "image": 224}
+
+
+def finding(metric, value, **conditions):
+    values = {gpu(index): value for index in range(8)} if metric == "solo_train_throughput" else {WORLD: value}
+    return Finding("a", Measurement(metric, values, {**WORK, **conditions}), "for information")
+
+
+def cells(table):
+    return {
+        row.name: [(cell.below and f"{cell.text} {cell.below}") or cell.text for cell in row.cells]
+        for row in table.rows
+    }
+
+
+def swept(workload, batch, alone, **rates):
+    conditions = {"batch": batch, "workload": workload}
+    found = [finding("solo_train_throughput", alone, ranks=1, **conditions)]
+    for name, rate in rates.items():
+        ranks = int(name[1:])
+        found.append(finding("train_throughput", rate, ranks=ranks, **conditions))
+        found.append(
+            finding("scaling_efficiency", rate / ranks / (alone or 1), ranks=ranks, method=EACH_ALONE, **conditions)
+        )
+    return found
+
+
+def test_a_row_for_each_batch_and_a_column_for_each_number_of_gpus():
+    """The figures are those of the earlier suite: docs/earlier-suite.md."""
+    found = [*swept("sweep", 128, 753.0, n8=4630.0), *swept("sweep", 64, 778.0, n2=1400.0, n8=2657.0)]
+    (table,) = training_tables(found)
+    assert table.title == "Throughput and efficiency by batch size"
+    assert table.columns == ("1 GPU", "2 GPUs", "8 GPUs", "Epoch of ImageNet")
+    assert cells(table) == {
+        "batch 64": ["778", "1,400 90 %", "2,657 42.7 %", "8 min 2 s"],
+        "batch 128": ["753", "", "4,630 76.9 %", "4 min 37 s"],
+    }
+    assert round(EPOCH_IMAGES / 2657) == 8 * 60 + 2
+
+
+def test_what_was_trained_on_one_gpu_only_is_no_row():
+    one = [finding("train_throughput", 800.0, ranks=1, batch=batch, workload="sweep") for batch in (16, 32)]
+    assert training_tables(one) == []
+    (table,) = training_tables([*one, *swept("sweep", 64, 778.0, n8=2657.0)])
+    assert len(table.rows) == 1
+
+
+def test_methods_are_held_against_the_same_gpus_alone():
+    found = [finding("solo_train_throughput", 425.0, ranks=1, batch=64, workload="comparison", method="ddp")]
+    for method, rate in (("dp", 1205.0), ("ddp", 1598.0)):
+        conditions = {"ranks": 4, "batch": 64, "workload": "comparison", "method": method}
+        found.append(finding("train_throughput", rate, **conditions))
+        found.append(finding("scaling_efficiency", rate / 1700, **conditions))
+    (table,) = training_tables(found)
+    assert cells(table) == {
+        "DataParallel": ["425", "1,205 70.9 %", "17 min 43 s"],
+        "DDP": ["425", "1,598 94 %", "13 min 22 s"],
+    }
+
+
+def test_a_loader_has_a_row_of_its_own_beside_the_same_recipe():
+    usual = [
+        finding("train_throughput", 6000.0, ranks=8, batch=256),
+        finding("scaling_efficiency", 0.96, ranks=8, batch=256, method=EACH_ALONE),
+        finding("loader_throughput", 3000.0, ranks=8, batch=256),
+    ]
+    (table,) = training_tables(usual)
+    assert cells(table) == {
+        "images that stay on the GPU": ["", "6,000 96 %", "3 min 34 s"],
+        "fed by a data loader": ["", "3,000", "7 min 7 s"],
+    }
+
+
+def test_nothing_without_an_efficiency_and_no_epoch_without_a_rate():
+    assert training_tables([finding("train_throughput", 100.0, ranks=8, batch=64)]) == []
+    (table,) = training_tables(swept("sweep", 64, 0.0, n8=0.0))
+    assert table.rows[0].cells[-1].text == ""
