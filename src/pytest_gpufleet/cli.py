@@ -13,6 +13,7 @@ from pytest_gpufleet.commands.calibrate import CALIBRATE
 from pytest_gpufleet.commands.command import printing, tell
 from pytest_gpufleet.commands.compare import COMPARE
 from pytest_gpufleet.commands.drill import DRILL
+from pytest_gpufleet.commands.export import EXPORT
 from pytest_gpufleet.commands.fleet import FLEET
 from pytest_gpufleet.commands.judge import JUDGE
 from pytest_gpufleet.commands.monitor import MONITOR
@@ -35,6 +36,7 @@ COMMANDS = {
     "judge": JUDGE,
     "compare": COMPARE,
     "fleet": FLEET,
+    "export": EXPORT,
     "calibrate": CALIBRATE,
     "drill": DRILL,
     "order": ORDER,

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-from collections.abc import Iterable
-
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.wording import clean
+from pytest_gpufleet.report.csv_text import Row, csv_text
 from pytest_gpufleet.verdict.across_runs.drift import Drift
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures
 from pytest_gpufleet.verdict.across_runs.run_comparison import RunComparison
@@ -17,9 +12,6 @@ from pytest_gpufleet.verdict.across_runs.run_comparison import RunComparison
 COLUMNS = (
     "run", "host", "utc", "place", "identity", "metric", "unit", "conditions", "value", "median", "reference", "worse",
 )  # fmt: skip
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that spreadsheets compute (OWASP, "CSV Injection")
-
-Row = tuple[str | float | None, ...]
 
 
 def of_comparison(comparison: RunComparison) -> str:
@@ -27,7 +19,7 @@ def of_comparison(comparison: RunComparison) -> str:
     and by what fraction they are `worse`."""
     outliers = {(each.run, each.figure, each.place): (each.reference, each.worse) for each in comparison.outliers}
     medians = {row.figure: row.median for row in comparison.rows}
-    return _text(
+    rows = (
         (
             *_subject(name, record, place, record.topology.identity(place), figure),
             value,
@@ -39,12 +31,13 @@ def of_comparison(comparison: RunComparison) -> str:
         if figure in medians
         for place, value in values.items()
     )
+    return csv_text(COLUMNS, rows)
 
 
 def of_drift(drift: Drift) -> str:
     """What got worse, run by run; in the row of the last run stands by how much."""
     *_, last = drift.runs
-    return _text(
+    rows = (
         (
             *_subject(name, drift.runs[name], each.place, each.identity, each.figure),
             value,
@@ -54,24 +47,9 @@ def of_drift(drift: Drift) -> str:
         for each in drift.worse
         for name, value in each.history.items()
     )
+    return csv_text(COLUMNS, rows)
 
 
 def _subject(run: str, record: Record, place: Where, identity: str, figure: Figure) -> Row:
     conditions = "; ".join(f"{name}={value}" for name, value in figure.conditions)
     return run, record.run.host, record.run.utc, str(place), identity, figure.name, figure.metric.unit, conditions
-
-
-def _text(rows: Iterable[Row]) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(map(_cell, row) for row in rows)
-    return file.getvalue()
-
-
-def _cell(value: str | float | None) -> str | float:
-    """What is no number is empty; a text from evidence is never a formula, nor more than one line."""
-    if isinstance(value, str):
-        line = " ".join(clean(value).splitlines())
-        return f"'{line}" if line.startswith(FORMULA) else line
-    return value if value is not None and math.isfinite(value) else ""

@@ -1,0 +1,60 @@
+"""`gpufleet export`: what a run measured, for experiment trackers and spreadsheets."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+
+from pytest_gpufleet.commands.command import Command, tell
+from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.report.exports.formats import FORMATS
+from pytest_gpufleet.run.folder import RunFolder
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=RunFolder.of, metavar="DIR", help="the folder of a run")
+    parser.add_argument("--to", choices=FORMATS, required=True, help="what it is for")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one, to write to"
+    )
+
+
+def _run(given: argparse.Namespace) -> int:
+    from pytest_gpufleet.report.exports.tracked import tracked
+
+    form = FORMATS[given.to]
+    if form.library and find_spec(form.library) is None:
+        raise Refused(
+            f"--to {given.to} needs {form.library}, which is not installed: "
+            f"pip install 'pytest-gpufleet[{form.library}]'"
+        )
+    with given.folder.of_anybody():
+        content = tracked(given.folder.record(), given.folder.digest())
+    _make(given.output)
+    try:
+        form.write(content, given.output)
+    except OSError as error:
+        raise Refused(f"{given.output} cannot be written: {error.strerror}") from None
+    points = sum(len(each.points) for each in content.series)
+    tell(f"{given.output}: {len(content.series)} series, {points} points")
+    return 0
+
+
+def _make(folder: Path) -> None:
+    """An empty folder. Refused if something is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        empty = not any(folder.iterdir())
+    except OSError as error:
+        raise Refused(f"{folder} cannot be written to: {error.strerror}") from None
+    if not empty:
+        raise Refused(f"{folder} is not empty and is left as it is: name another folder")
+
+
+EXPORT = Command(
+    "write figures, curves and telemetry of a run for TensorBoard, SwanLab or as CSV",
+    _arguments,
+    _run,
+    "It works offline, from the evidence alone.",
+)
