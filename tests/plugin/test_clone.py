@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,16 +15,23 @@ from pytest_gpufleet.model.record import read
 from tests.conftest import ACCEPTANCE, KEPT, ROOT, SECONDS
 
 INSTALLED = Path(torch.__file__).parents[1]
+NOBODY = 65534
+READS_ALL = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")  # and writes no more than others
+FEW = "harmful or (product_is_exact and bf16)"
 ONE_ON_RANKS = "acceptance/test_3_exactness.py"
+
+
+def lay_out_clone(folder: Path) -> Path:
+    for name in ("src", "acceptance"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    for name in ("src", "acceptance"):
-        shutil.copytree(ROOT / name, tmp_path / "clone" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("conftest.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path / "clone" / name)
-    return tmp_path / "clone"
+    return lay_out_clone(tmp_path / "clone")
 
 
 @pytest.fixture
@@ -77,3 +85,32 @@ def test_where_it_is_installed_the_plugin_is_loaded_once(run_fresh):
     ended = run_fresh(ACCEPTANCE / "test_1_inventory.py", "--rehearse", "--collect-only", "-k", "gpu_count")
     assert "1/" in ended.text
     assert ended.status == 0, ended.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_user_without_privileges_runs_a_checkout_that_nobody_can_write_to():
+    """From a folder of its own, without a home. The one privilege it has is to read this interpreter wherever it is."""
+    program = shutil.which("setpriv")
+    if program is None:
+        pytest.skip("setpriv of util-linux is not installed")
+    with tempfile.TemporaryDirectory() as place:  # not below tmp_path, into which only root may look
+        checkout, own = Path(place, "checkout"), Path(place, "own")
+        own.mkdir()
+        lay_out_clone(checkout)
+        for path in (checkout, *checkout.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        os.chmod(place, 0o755)
+        os.chown(own, NOBODY, NOBODY)
+        became = [program, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *READS_ALL]
+        command = [*became, sys.executable, "-m", "pytest", checkout / "acceptance", "--rehearse", "-q", "-k", FEW]
+        homeless = {name: value for name, value in KEPT.items() if name != "HOME"}
+        environment = {**homeless, "PYTHONPATH": str(checkout / "src")}
+        ended = subprocess.run(
+            list(map(str, command)), cwd=own, env=environment, capture_output=True, text=True, timeout=SECONDS
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        (folder,) = (own / "reports").iterdir()
+        record = read(folder / "evidence.jsonl")
+        assert (record.verdict, record.altered, record.spoiled) == ("REHEARSAL", [], [])
+        assert {check.outcome for check in record.checks.values()} == {"passed"}
+        assert folder.stat().st_uid == NOBODY
