@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from pytest_gpufleet import expect
-from pytest_gpufleet.hardware import fact_tables, link_facts, local_node, network_ports
+from pytest_gpufleet.hardware import fact_tables, link_facts, local_node, network_ports, position
 from pytest_gpufleet.hardware import nvml as driver
 from pytest_gpufleet.hardware.link_facts import NVLINK_5_COUNTERS, NVLINK_COUNTERS
 from pytest_gpufleet.model.gpu import Gpu
@@ -217,6 +217,48 @@ def test_the_network_adapter_next_to_a_gpu(tmp_path, monkeypatch):
     (tmp_path / "infiniband" / "mlx5_3" / "device").symlink_to(tmp_path / "0000:15:01.0" / "0000:1c:00.0")
     monkeypatch.setattr(network_ports, "ADAPTERS", tmp_path / "infiniband")
     assert node.ask(0, "network_adapters") == ["mlx5_3"]
+
+
+def seated(tmp_path, monkeypatch, virtual=0, module=0):
+    """A GPU in slot 21 of a machine, or of a virtual one."""
+    node = slot(tmp_path, monkeypatch, 16, 16)
+
+    def module_id(handle, reference):
+        reference._obj.value = module
+        return 0
+
+    node._nvml.nvmlDeviceGetModuleId = module_id
+    node._nvml.nvmlDeviceGetVirtualizationMode = lambda handle: virtual
+    for name, address in (("20", "0000:1a:00"), ("21", "0000:1b:00")):
+        (tmp_path / "slots" / name).mkdir(parents=True)
+        (tmp_path / "slots" / name / "address").write_text(f"{address}\n")
+    monkeypatch.setattr(position, "PCI_SLOTS", tmp_path / "slots")
+    return node
+
+
+def test_where_a_gpu_sits(tmp_path, monkeypatch):
+    node = seated(tmp_path, monkeypatch, module=3)
+    assert (node.ask(0, "module_id"), node.ask(0, "physical_slot")) == (3, "21")
+    facts = {"module_id": 3, "physical_slot": "21"}
+    assert Gpu(0, facts).position == "module 3, slot 21"
+    assert Gpu(0).position == ""
+
+
+@pytest.mark.parametrize(
+    ("fact", "virtual", "slots"),
+    [
+        ("module_id", 0, True),  # a card: on no baseboard
+        ("physical_slot", 1, True),  # the slots of a virtual machine are its hypervisor's
+        ("physical_slot", 0, False),
+    ],
+)
+def test_where_a_gpu_sits_is_absent_where_nothing_tells(tmp_path, monkeypatch, fact, virtual, slots):
+    node = seated(tmp_path, monkeypatch, virtual)
+    if not slots:
+        monkeypatch.setattr(position, "PCI_SLOTS", tmp_path / "none")
+    with pytest.raises(driver.FactError) as caught:
+        node.ask(0, fact)
+    assert not caught.value.unavailable.applicable
 
 
 def test_lanes_that_no_system_tells_are_absent(tmp_path, monkeypatch):

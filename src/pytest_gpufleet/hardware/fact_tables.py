@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import link_facts
+from pytest_gpufleet.hardware import link_facts, position
 from pytest_gpufleet.hardware.link_facts import each_link
 from pytest_gpufleet.hardware.nvml_answers import NOT_HERE, field_values, named
 
@@ -137,6 +137,8 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "pcie_width_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkWidth(h),
     "pcie_width_able": link_facts.pcie_width_able,
     "network_adapters": link_facts.network_adapters,
+    "module_id": position.module_id,
+    "physical_slot": position.physical_slot,
     "ecc_mode": lambda n, h: list(n.nvmlDeviceGetEccMode(h)),
     "ecc_mode_default": lambda n, h: n.nvmlDeviceGetDefaultEccMode(h),
     "mig_mode": lambda n, h: list(n.nvmlDeviceGetMigMode(h)),

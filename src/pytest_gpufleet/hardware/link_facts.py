@@ -96,7 +96,7 @@ def _fabric_info(nvml: Any, handle: Any) -> Any:
 
 def pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
     """By the system, which asks device and port apart. A virtual machine shows no port, or one that is none."""
-    device = _pci_device(nvml, handle)
+    device = pci_device(nvml, handle)
     widths = {"gpu": _lanes(device), "port": _lanes(device.parent)}
     if not widths["gpu"]:
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
@@ -105,10 +105,10 @@ def pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
 
 def network_adapters(nvml: Any, handle: Any) -> list[str]:
     """Those next to the GPU, by the system."""
-    return network_ports.nearest(_pci_device(nvml, handle))
+    return network_ports.nearest(pci_device(nvml, handle))
 
 
-def _pci_device(nvml: Any, handle: Any) -> Path:
+def pci_device(nvml: Any, handle: Any) -> Path:
     """Where the system has it, below the ports and switches on its way."""
     domain, _, rest = str(text(nvml.nvmlDeviceGetPciInfo(handle).busId)).lower().partition(":")
     return (PCI_DEVICES / f"{int(domain, 16):04x}:{rest}").resolve()

@@ -14,14 +14,15 @@ import msgspec
 # nvmlGpuVirtualizationMode_t. What physical limits are made of (verdict/peaks.py): `cuda_cores`, `memory_bus_bits` and
 # the highest clocks. `pcie_width_able`: how many lanes the "gpu" can use and the "port" above it has, 0 for what the
 # system does not tell; pcie_width_max is no more than the less of both. `network_adapters`: InfiniBand and RoCE ones
-# ("mlx5_0") that share most of the GPU's way over PCIe; none where nobody can tell which of several. `fabric_health`:
-# the nvmlGpuFabricInfo's mask, clique and cluster, of which a fabric that is there may be ill.
+# ("mlx5_0") that share most of the GPU's way over PCIe; none where nobody can tell which of several. `module_id`: which
+# module of its baseboard it is, as on HGX. `physical_slot`: what the firmware calls the slot of a card ("21").
+# `fabric_health`: the nvmlGpuFabricInfo's mask, clique and cluster, of which a fabric that is there may be ill.
 CONSTANTS = (
     "name", "uuid", "serial", "board_part_number", "vbios", "gsp_firmware", "inforom_version", "inforom_valid",
     "pci_bus_id", "pci_device_id", "minor", "memory_bytes", "compute_capability",
     "brand", "virtualization", "cuda_cores", "memory_bus_bits", "sm_clock_max_mhz", "memory_clock_max_mhz",
     "pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "pcie_width_able",
-    "network_adapters",
+    "network_adapters", "module_id", "physical_slot",
     "ecc_mode", "ecc_mode_default", "mig_mode", "compute_mode", "persistence_mode",
     "power_limit_watts", "power_limit_default_watts", "application_clock_mhz", "application_clock_default_mhz",
     "temperature_limits_c", "recovery_action", "numa_node", "cpu_affinity", "fabric", "fabric_health",

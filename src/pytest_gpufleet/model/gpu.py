@@ -57,6 +57,12 @@ class Gpu:
         return self.get("serial") or None
 
     @property
+    def position(self) -> str:
+        """Where it sits in its machine: "module 3", "slot 21"; "" if nobody tells."""
+        known = (("module", self.get("module_id")), ("slot", self.get("physical_slot")))
+        return ", ".join(f"{what} {value}" for what, value in known if value is not None)
+
+    @property
     def memory_bytes(self) -> int:
         return self.get("memory_bytes") or 0
 
@@ -87,7 +93,8 @@ class Gpu:
     def identity(self) -> str:
         """How an error names this GPU: what a technician needs to find it in the machine."""
         serial = f"serial {self.serial}" if self.serial else "no serial"
-        return f"GPU {self.index} {self.name}, {serial}, {self.pci_bus_id}, {self.uuid}"
+        where = f" ({self.position})" if self.position else ""
+        return f"GPU {self.index}{where} {self.name}, {serial}, {self.pci_bus_id}, {self.uuid}"
 
 
 # The software of a topology, and what it is called.

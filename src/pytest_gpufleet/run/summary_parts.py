@@ -89,6 +89,7 @@ class OfGpu(Part, frozen=True):
     uuid: str
     serial: str | None
     pci_bus_id: str
+    position: Annotated[str, Meta(description="Where it sits, if the machine tells: module 3, slot 21.")] = ""
 
 
 class Counts(Part, frozen=True):

@@ -89,7 +89,8 @@ def _gpus(record: Record) -> str:
 
 
 def _gpu(gpu: Gpu) -> str:
-    return f"{gpu.index}: {f'serial {gpu.serial}' if gpu.serial else gpu.uuid}"
+    where = f" ({gpu.position})" if gpu.position else ""
+    return f"{gpu.index}{where}: {f'serial {gpu.serial}' if gpu.serial else gpu.uuid}"
 
 
 def _first(told: list[str]) -> str:

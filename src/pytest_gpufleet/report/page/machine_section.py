@@ -22,6 +22,7 @@ LINKS = {
 }
 INVENTORY = (
     "GPU",
+    "Position",
     "Name",
     "Serial",
     "UUID",
@@ -170,6 +171,7 @@ def _identity(gpu: Gpu) -> list[Any]:
     generation = _of(gpu.get("pcie_generation"), gpu.get("pcie_generation_max"), "gen {}")
     width = _of(gpu.get("pcie_width"), gpu.get("pcie_width_max"), "x{}")
     return [
+        gpu.position,
         gpu.name,
         gpu.serial,
         gpu.uuid,
