@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import cache
 
@@ -21,6 +22,10 @@ def teach_endings() -> None:
 def prepare() -> None:
     """Called on each rank when it starts."""
     teach_endings()
+    # What no handler of a test takes is among what a rank prints, in pytest's words.
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(logging.Formatter(compat.LOG_FORMAT))
+        logging.lastResort.setLevel(logging.NOTSET)
     compat.explain_assertions_by(_explain)
 
 

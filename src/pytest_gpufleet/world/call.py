@@ -14,11 +14,20 @@ START = 0  # the call that a rank answers when it is ready: nobody has sent it
 
 
 @dataclass(frozen=True)
+class Reporting:
+    """`filters`: those of the module warnings, packed; `log_level`: below it nothing is logged."""
+
+    filters: bytes
+    log_level: int
+
+
+@dataclass(frozen=True)
 class Call:
     """Run `work`, a packed (function, args, kwargs), on disjoint groups of ranks at the same time, with or without the
     process group of each. `local_sizes`: how many of these ranks each node has.
 
     `post_mortem`: a rank on which it fails asks for the terminal, and for somebody to look at what failed.
+    `reporting`: what is to be heard of warnings and log records; None: what a rank does by itself.
     `number`: no other call of this world has it, and its answers bear it. `test`: no other test of this session has it.
     """
 
@@ -30,6 +39,7 @@ class Call:
     number: int = START
     test: int = 0
     post_mortem: bool = False
+    reporting: Reporting | None = None
 
     @property
     def ranks(self) -> Members:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.world.call import ranks_text
+from pytest_gpufleet.world.notices import Notice
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a rank answers. Plain data: an exception itself often cannot be pickled. `kind`: "returned", "raised" or one
     of ENDINGS. `call` is the number of the call that it answers, `result` what was returned, packed, `phase` the one in
-    which it was raised, and `seconds` how long the call took on this rank."""
+    which it was raised, `seconds` how long the call took on this rank, and `notices` what it has warned of."""
 
     kind: str
     call: int
@@ -25,6 +26,7 @@ class Outcome:
     output: str = ""
     phase: str = ""
     seconds: float = 0.0
+    notices: tuple[Notice, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpufleet.world.call import START, Call
 from pytest_gpufleet.world.engines.channel import RankEnd
 from pytest_gpufleet.world.engines.rank_files import RankFiles
+from pytest_gpufleet.world.notices import Notices
 from pytest_gpufleet.world.outcomes import Outcome, kind_of
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.rank_spec import RankSpec
@@ -57,7 +59,7 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
     _write_flight_recorder_on_request(files.recorder)
     spec.prepare()
     progress = Progress(files.progress)
-    debugging = Debugging(connection)
+    debugging, notices = Debugging(connection), Notices()
 
     state: RankState | None = None
 
@@ -66,11 +68,11 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
         device = _prepare_device(spec, progress)
         from pytest_gpufleet.world.worker.rank_state import RankState
 
-        state = RankState(device, stacks, output)
+        state = RankState(device, stacks, output, notices)
 
     def answer(number: int, name: str, body: Callable[[], Any]) -> None:
         outcome = _perform(number, name, progress, body, output)
-        connection.send(pickle.dumps(outcome))
+        connection.send(pickle.dumps(replace(outcome, notices=notices.take())))
 
     answer(START, "start", prepare)
     while True:
@@ -84,7 +86,7 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
 
 def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress, debugging: Debugging) -> Any:
     __tracebackhide__ = True
-    state.before_call(call.test)
+    state.before_call(call.test, call.reporting)
     members = call.group_of(spec.index)
     rank = Rank(
         index=members.index(spec.index),

@@ -24,7 +24,8 @@ from typing import IO, Any
 import torch
 import torch.distributed
 
-from pytest_gpufleet.world.call import Members
+from pytest_gpufleet.world.call import Members, Reporting
+from pytest_gpufleet.world.notices import Notices
 from pytest_gpufleet.world.worker.output import Output
 
 ROUTINES = (FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
@@ -129,12 +130,13 @@ class RankState:
     """The state of a rank at its start. `stacks` is the file to which a rank that hangs writes its stack, `output`
     that of what it prints."""
 
-    def __init__(self, device: torch.device, stacks: IO[bytes], output: Output) -> None:
+    def __init__(self, device: torch.device, stacks: IO[bytes], output: Output, notices: Notices) -> None:
         self.device = device
         self.kept: dict[str, Any] = {}
         self.groups: dict[Members, torch.distributed.ProcessGroup] = {}
         self._stacks = stacks
         self._output = output
+        self._notices = notices
         self._test = 0
         self._modes: list[torch.inference_mode] = []
         self._umask = os.umask(0o077)
@@ -150,11 +152,15 @@ class RankState:
         self._random = torch.get_rng_state()
         self._cuda_seed = torch.cuda.initial_seed() if device.type == "cuda" else 0
 
-    def before_call(self, test: int) -> None:
-        """Put everything back if the last call was of another test."""
-        if test == self._test:
-            return
+    def before_call(self, test: int, wanted: Reporting | None) -> None:
+        """Put everything back if the last call was of another test; report on this one as is `wanted`."""
+        if test != self._test:
+            self._put_back()
         self._test = test
+        self._notices.heed(wanted)
+
+    def _put_back(self) -> None:
+        self._notices.forget()
         self.kept.clear()
         os.umask(self._umask)
         self._output.restore()
