@@ -1,15 +1,20 @@
 """Nodes that take no part, or do not answer any more, after their own runs."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.event_values import HostFound
+from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.nodes.cluster import Trouble
-from pytest_gpufleet.nodes.messages import CheckHealth, Health, Lock, ReadHost
+from pytest_gpufleet.nodes.messages import CheckHealth, Health, Hello, Lock, ReadHost
 from pytest_gpufleet.run.cluster_run import ClusterRun
 from pytest_gpufleet.run.settings import Options
+from tests.nodes.fake_transport import hello
 
 
 class Answering:
@@ -47,6 +52,23 @@ def run(cluster, monkeypatch):
     made.evidence = SimpleNamespace(spoil=lambda why: made.spoiled.extend(filter(None, [why])), close=lambda: None)
     monkeypatch.setattr(made, "record_event", lambda name, **content: made.said.append((name, content)))
     return made
+
+
+def test_why_a_node_does_not_tell_a_fact_is_known_here(cluster, run):
+    untold = Unavailable("only root may ask the BMC", applicable=False)
+    hosts = {0: {"bmc": untold}, 1: {"bmc": None}, 2: {"bmc": {"power": []}}}
+    cluster.answers[ReadHost] = {node: codec.unpacked(codec.packed(host), dict) for node, host in hosts.items()}
+    assert run.hosts_now("bmc") == {0: untold, 1: None, 2: {"power": []}}
+
+    said = hello(machine={"bmc": untold, "kernel": "6.8.0"})
+    assert codec.unpacked(codec.packed(said), Hello).machine == {"bmc": untold, "kernel": "6.8.0"}
+
+
+def test_why_a_host_does_not_tell_a_fact_is_on_record():
+    untold = Unavailable("a virtual machine has none", applicable=False)
+    found = codec.typed(json.loads(json.dumps(codec.plain({"host": {"dmi": untold, "kernel": "6.8.0"}}))), HostFound)
+    assert found.host["dmi"] == untold
+    assert [found.get(fact) for fact in ("dmi", "kernel", "nvme")] == [None, "6.8.0", None]
 
 
 TAKEN = "GPU 3 is in use by another run: process 4711"

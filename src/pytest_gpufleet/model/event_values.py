@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from pytest_gpufleet.model.codec import Amount, Moment
 from pytest_gpufleet.model.codes import CODES
-from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.facts import Unavailable, told
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Where
@@ -51,11 +51,20 @@ class FactsFound(msgspec.Struct, frozen=True):
 
 
 class HostFound(msgspec.Struct, frozen=True):
-    """The facts of a host, and when all were read. `gpus`: of schema 1; later ones have them in the topology."""
+    """The facts of a host, Unavailable where it is known why it does not tell one, and when all were read. `gpus`: of
+    schema 1; later ones have them in the topology."""
 
     taken: str = ""
     host: Mapping[str, Any] = {}
     gpus: tuple[Gpu, ...] = ()
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "host", told(self.host))
+
+    def get(self, fact: str) -> Any:
+        """A fact, or None where it cannot be had."""
+        value = self.host.get(fact)
+        return None if isinstance(value, Unavailable) else value
 
 
 class Sample(TypedDict):

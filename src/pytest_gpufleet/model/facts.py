@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -79,6 +81,12 @@ class Unavailable(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return self.reason
+
+
+def told(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Facts as they came from a file or another process: msgspec leaves what may be anything as it is."""
+    untyped = [name for name, value in facts.items() if isinstance(value, dict) and "unavailable" in value]
+    return {**facts, **{name: msgspec.convert(facts[name], Unavailable) for name in untyped}} if untyped else facts
 
 
 def check_name(fact: str) -> None:

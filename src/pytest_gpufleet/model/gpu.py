@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_gpufleet.model import codec, place
-from pytest_gpufleet.model.facts import Unavailable, check_name
+from pytest_gpufleet.model import place
+from pytest_gpufleet.model.facts import Unavailable, check_name, told
 from pytest_gpufleet.model.place import CALLED, Place, Where
 
 
@@ -23,10 +23,7 @@ class Gpu:
     node: int = 0
 
     def __post_init__(self) -> None:
-        """msgspec leaves what may be anything as it is."""
-        for name, value in self.facts.items():
-            if isinstance(value, dict) and "unavailable" in value:
-                object.__setattr__(self, "facts", {**self.facts, name: codec.typed(value, Unavailable)})
+        object.__setattr__(self, "facts", told(self.facts))
 
     def __getitem__(self, fact: str) -> Any:
         """KeyError for a name that this version and the recorded machine both do not know."""

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.facts import told
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.world.engines.protocol import Trace
@@ -146,6 +147,9 @@ class Hello(Message, frozen=True, tag="hello"):
     machine: Mapping[str, Any]
     environment: Mapping[str, str]
     clock: float  # seconds since the epoch when this was written
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "machine", told(self.machine))
 
 
 class Greeting(msgspec.Struct, frozen=True, tag_field="is", tag="hello"):

@@ -74,7 +74,7 @@ def nodes_in_words(record: Record) -> list[str]:
 
 def _network(machine: HostFound) -> str:
     """ "8 x ConnectX-7 400 Gb/sec" """
-    ports = machine.host.get("network_ports")
+    ports = machine.get("network_ports")
     known = [port for port in ports if isinstance(port, dict)] if isinstance(ports, list) else []
     kinds = Counter(" ".join(str(port[key]) for key in ("adapter", "rate") if port.get(key)) for port in known)
     return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()) if kind)

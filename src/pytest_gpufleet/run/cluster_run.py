@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpufleet.model.facts import told
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import Place, on_node
@@ -102,7 +103,7 @@ class ClusterRun(Run):
 
     def hosts_now(self, fact: str) -> dict[int, Any]:
         answers = self._answers(ReadHost((fact,)), self.cluster.alive, f"changes of {fact}")
-        return {node: host[fact] for node, host in answers.items()}
+        return {node: told(host)[fact] for node, host in answers.items()}
 
     def _answers(self, question: Asked, nodes: Iterable[int], what: str) -> dict[int, Any]:
         """What these nodes answer. One that does not keeps the run from being complete: `what` may have gone unseen."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -15,7 +15,6 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware.environment import of_this_process, relevant
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import SCHEMA
-from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.redaction import command
 from pytest_gpufleet.run import commit, conclusion, disk_space, early_exit, resume
@@ -49,7 +48,8 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
         run.record_event("profile", profile=asdict(given))
     if order:
         run.record_event("order", order=codec.plain(order))
-    run.record_event("machine", nodes=[{"taken": node.taken, "host": _told(node.facts)} for node in standing])
+    found = [{"taken": node.taken, "host": codec.plain(dict(node.facts))} for node in standing]
+    run.record_event("machine", nodes=found)
     if run.options.nodes is None:
         _notice(run)
     run.record_event("suite", manifest=shipped().to_json())
@@ -65,11 +65,6 @@ def _check_room(run: Run) -> None:
     burning = run.burn_in_seconds if options.level == "burnin" else 0.0
     wanted = disk_space.needed(len(ground.topology.gpus), ground.nodes, burning, options.interval)
     disk_space.check_evidence(options.folder, wanted)
-
-
-def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts of a host for the record, without those that it does not tell."""
-    return {name: None if isinstance(value, Unavailable) else value for name, value in facts.items()}
 
 
 def _notice(run: Run) -> None:

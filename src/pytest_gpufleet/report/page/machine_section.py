@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pytest_gpufleet.model.event_values import HostFound
 from pytest_gpufleet.model.events import Session
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.record import Record
@@ -38,7 +39,7 @@ INVENTORY = (
 
 def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
     """The run, the software and the host, each a small table."""
-    run, topology, host = record.run, record.topology, record.machine.host
+    run, topology, host = record.run, record.topology, record.machine
     changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())
     tables: dict[str, list[tuple[str, Any]]] = {
         "The run": [
@@ -75,7 +76,7 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
     return {title: rows for title, rows in tables.items() if rows}
 
 
-def _host(host: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _host(host: HostFound) -> list[tuple[str, Any]]:
     told = host.get("dmi") or {}
     return [
         ("Machine", " ".join(filter(None, (told.get("vendor"), told.get("product"))))),

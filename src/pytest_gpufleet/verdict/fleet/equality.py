@@ -137,7 +137,7 @@ def _models(record: Record) -> str:
 
 
 def _machine(record: Record) -> dict[str, str]:
-    topology, host = record.topology, record.machine.host
+    topology, host = record.topology, record.machine
     return {
         "GPU model": _models(record),
         "number of GPUs": str(len(topology.gpus)),

@@ -107,7 +107,9 @@ def memory_below_modules(by_numa_node: Sequence[float], host: Mapping[str, Any])
     how many channels there are: at least half as many as modules. None where not all nodes were measured, or the facts
     of the host do not tell of real modules."""
     modules, setup = host.get("memory_modules"), host.get("processor_setup")
-    if not isinstance(modules, list) or not setup or setup["virtual"] or len(by_numa_node) < len(setup["numa_memory"]):
+    if not isinstance(modules, list) or not isinstance(setup, Mapping) or setup["virtual"]:
+        return []
+    if len(by_numa_node) < len(setup["numa_memory"]):
         return []
     there, reached = filled_slots(modules), sum(by_numa_node)
     speed = min((each["configured_speed"] for each in there), default=0)
