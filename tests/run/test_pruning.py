@@ -76,6 +76,7 @@ STAYS = {
     "no verdict yet": lambda path: (path / "summary.json").unlink(),
     "no evidence": lambda path: (path / "evidence.jsonl").unlink(),
     "a summary of something else": lambda path: (path / "summary.json").write_text("[]"),
+    "a summary without end": lambda path: (path / "summary.json").write_text('{"x":' + "[" * 100_000),
     "a summary about another host": lambda path: (path / "summary.json").write_text(
         (path / "summary.json").read_text().replace("node7", "node8")
     ),
@@ -113,6 +114,11 @@ def test_a_link_to_a_run_is_not_followed(make: Make, tmp_path: Path) -> None:
     there.symlink_to(elsewhere)
     assert days(make(2), 1) == []
     assert sorted(os.listdir(elsewhere)) == sorted(LEFT)
+
+
+def test_a_folder_that_is_gone_costs_a_sentence_and_nothing_else(tmp_path: Path) -> None:
+    (problem,) = prune(RunFolder(tmp_path / "gone" / "node7-20261101T010000Z"), "node7", 1).problems
+    assert problem == f"--fleet-keep: {tmp_path / 'gone'} could not be read: No such file or directory"
 
 
 def test_runs_of_other_hosts_stay(make: Make) -> None:

@@ -50,7 +50,11 @@ class Pruned:
 def prune(own: RunFolder, host: str, keep: int) -> Pruned:
     """Remove what a run in `own` finds beside it, but for the `keep` latest runs of `host`, of which it is one."""
     names, problems = [], []
-    for path in removable(own, host, keep):
+    try:
+        found = removable(own, host, keep)
+    except OSError as error:
+        return Pruned(problems=(f"--fleet-keep: {own.path.parent} could not be read: {error.strerror}",))
+    for path in found:
         try:
             shutil.rmtree(path)  # which follows no link, not even one that has been put there since
             names.append(path.name)
@@ -82,7 +86,7 @@ def _runs(parent: Path, host: str) -> Iterator[tuple[Path, _Told]]:
                 continue
             with safe_files.open_regular(parent / entry.name / SUMMARY, MOST_BYTES) as file:
                 told = msgspec.json.decode(file.read(), type=_Told)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if told.run.host == host:
             yield parent / entry.name, told
