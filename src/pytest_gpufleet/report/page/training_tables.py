@@ -12,6 +12,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.efficiency_losses import Losses, efficiency_losses
 from pytest_gpufleet.report.page.figure_tables import FigureCell, FigureRow, FigureTable
 
 # Images of ImageNet's training set (ILSVRC 2012): https://image-net.org/download.php
@@ -30,6 +31,10 @@ TITLES: dict[Condition, str] = {
 NOTE = (
     "images/s, and below them the efficiency: of what as many GPUs do alone, added up. "
     f"1 GPU: each alone, all at the same time, on average. An epoch is derived: {EPOCH_IMAGES:,} images at the best"
+)
+LOST = (
+    "per cent of what the GPUs do alone, added up, derived from the share of communication and from each GPU alone; "
+    "what these do not tell apart is the host, or clocks"
 )
 BY_LOADER, FROM_MEMORY = "fed by a data loader", "images that stay on the GPU"
 METHOD_WORDS = {*METHODS.values()}
@@ -52,7 +57,8 @@ def training_tables(findings: Sequence[Finding]) -> list[FigureTable]:
         rows = _rows([one for one in measured if one.conditions.get("workload", "") == workload])
         if any(row.efficiencies for row in rows):
             tables.append(_by_gpus(title, rows))
-    return tables
+    losses = efficiency_losses(findings)
+    return [*tables, *([_lost(losses)] if losses else [])]
 
 
 def _rows(measured: Sequence[Measurement]) -> list[Row]:
@@ -101,3 +107,16 @@ def _rate(rate: float | None, efficiency: float | None) -> FigureCell:
         return FigureCell()
     below = wording.percent(efficiency) if efficiency is not None else ""
     return FigureCell(wording.number(rate), below=below, kind="figure")
+
+
+def _lost(losses: Sequence[Losses]) -> FigureTable:
+    rows = []
+    for each in losses:
+        cells = [FigureCell(wording.percent(part), kind="figure") for part in (each.delivered, each.gradients)]
+        pace = FigureCell(wording.percent(each.imbalance), below=f"of {wording.place(each.slowest)}", kind="figure")
+        rest = FigureCell(wording.percent(each.rest), kind="figure")
+        rows.append(
+            FigureRow(", ".join(wording.words(each.conditions)), "", (*cells, pace, rest), for_information=False)
+        )
+    heads = ("Efficiency", "all_reduce of gradients", "Pace of the slowest", "Anything else")
+    return FigureTable("Where efficiency is lost", LOST, "", heads, tuple(rows))

@@ -9,6 +9,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.method_table import compares_methods, method_comparison
 from pytest_gpufleet.report.plots.bars import bars
+from pytest_gpufleet.report.plots.collective_pictures import collective_pictures
 from pytest_gpufleet.report.plots.curves import curves
 from pytest_gpufleet.report.plots.method_bars import method_bars
 from pytest_gpufleet.report.plots.scaling import scaling
@@ -21,6 +22,6 @@ def draw(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> l
     metrics = [*dict.fromkeys(finding.measurement.metric for finding in findings)][:MOST_METRICS]
     alone = [each for each in findings if each.measurement.metric in metrics and not compares_methods(each)]
     usual = [each for each in alone if each.measurement.conditions.get("workload") not in COMPARED_WORK]
-    drawn = [*scaling(usual), *bars(usual, hosts), *curves(alone)]
+    drawn = [*scaling(usual), *bars(usual, hosts), *curves(alone), *collective_pictures(usual)]
     methods = method_comparison(findings)
     return [*drawn, method_bars(methods)] if methods else drawn
