@@ -27,7 +27,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_gpufleet.world.engines import processes
+from pytest_gpufleet.world.engines import loaded_packages, processes
 from pytest_gpufleet.world.engines.channel import RankEnd
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -194,7 +194,8 @@ def _become_rank(connection: int, lifeline: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         end = socket.socket(fileno=connection)
         # Before the function that it is to run is imported.
-        sys.path[:], sys.argv, folder, scratch = pickle.loads(RankEnd(end, Path()).receive())
+        sys.path[:], packages, sys.argv, folder, scratch = pickle.loads(RankEnd(end, Path()).receive())
+        sys.meta_path.append(loaded_packages.Finder(packages))
         with suppress(OSError):  # it was removed, or this user may not enter it: the fork server's own then
             os.chdir(folder)
         parcels = RankEnd(end, scratch)

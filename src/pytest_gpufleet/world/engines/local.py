@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gpufleet.world.engines import channel, processes, scratch
+from pytest_gpufleet.world.engines import channel, loaded_packages, processes, scratch
 from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
@@ -89,7 +89,7 @@ class LocalEngine:
         assert self._server is not None
         scratch.sweep()
         self._scratch = made = scratch.make()
-        self._ranks = []
+        self._ranks, packages = [], loaded_packages.beside_the_path()
         for spec in specs:
             ours, theirs = socket.socketpair()
             held, lifeline = os.pipe()
@@ -101,7 +101,7 @@ class LocalEngine:
             finally:
                 theirs.close()
                 os.close(held)
-            connection.send(_pickled(sys.path, sys.argv, _folder(), made.path))
+            connection.send(_pickled(sys.path, packages, sys.argv, _folder(), made.path))
             connection.send(_pickled(main.main, spec, files, self.environment(spec)))
 
     def environment(self, spec: RankSpec) -> dict[str, str]:
