@@ -30,7 +30,8 @@ TITLES: dict[Condition, str] = {
 }
 NOTE = (
     "images/s, and below them the efficiency: of what as many GPUs do alone, added up. "
-    f"1 GPU: each alone, all at the same time, on average. An epoch is derived: {EPOCH_IMAGES:,} images at the best"
+    "1 GPU: each alone, all at the same time, on average. "
+    f"Derived: an epoch, {EPOCH_IMAGES:,} images at the row's best rate"
 )
 LOST = (
     "per cent of what the GPUs do alone, added up, derived from the share of communication and from each GPU alone; "
