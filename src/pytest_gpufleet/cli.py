@@ -60,10 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subparser = subparsers.add_parser(name, help=command.help, description=description, epilog=epilog)
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run, passes_on=command.passes_on)
-    given, others = parser.parse_known_args(arguments)
-    if others and not given.passes_on:
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
-    given.others = others
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown and not given.passes_on:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    given.passed_on = unknown
     status: int = 0
     try:
         with printing():  # a command without end ends with its reader: `gpufleet monitor --json | head -1`

@@ -24,7 +24,7 @@ def named() -> list[str]:
 
 
 def _run(given: argparse.Namespace) -> int:
-    arguments = [sys.executable, "-m", "pytest", *named(), *given.others]
+    arguments = [sys.executable, "-m", "pytest", *named(), *given.passed_on]
     os.execv(sys.executable, arguments)  # signals and exit status are those of pytest
 
 

@@ -59,7 +59,7 @@ class Command:
     """A subcommand: what its help says, its arguments, and what it does; `run` gives the exit status.
 
     `details` goes on where `help` ends; `statuses` says what its exit statuses mean beyond those of all commands.
-    `passes_on`: arguments that it does not know are no mistake, and `run` has them as `others`.
+    `passes_on`: arguments that it does not know are no mistake, and `run` has them as `passed_on`.
     """
 
     help: str
