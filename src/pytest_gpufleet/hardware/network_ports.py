@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pytest_gpufleet.hardware import sysfs
+
 ADAPTERS = Path("/sys/class/infiniband")
 INTERFACES = Path("/sys/class/net")
 # Of the standard's port counters those that a bad cable, transceiver or adapter makes grow.
@@ -37,11 +39,11 @@ def read() -> list[dict[str, Any]]:
     return [
         {
             "port": f"{port.parts[-3]}/{port.name}",
-            "state": _text(port / "state"),
-            "rate": _text(port / "rate"),
-            "link_layer": _text(port / "link_layer"),
-            "adapter": _text(port.parents[1] / "hca_type"),
-            "firmware": _text(port.parents[1] / "fw_ver"),
+            "state": sysfs.text(port / "state"),
+            "rate": sysfs.text(port / "rate"),
+            "link_layer": sysfs.text(port / "link_layer"),
+            "adapter": sysfs.text(port.parents[1] / "hca_type"),
+            "firmware": sysfs.text(port.parents[1] / "fw_ver"),
             "function": (device := (port.parents[1] / "device").resolve()).name.rpartition(".")[2],
             "pcie": _pcie(device),
             "errors": _counts(port / "counters", ERRORS),
@@ -108,14 +110,13 @@ def _pcie(device: Path) -> dict[str, float]:
 
 def _number(path: Path, among: tuple[int, ...] = ()) -> float:
     """Of "16" or "32.0 GT/s PCIe"; 0 if there is none."""
-    found = re.match(r"\d+(\.\d+)?", _text(path) or "")
-    number = float(found[0]) if found else 0.0
+    number = sysfs.number(path) or 0.0
     return number if not among or number in among else 0.0
 
 
 def _carrier_changes(device: Path) -> int | None:
     """How often the link of an adapter's interfaces came or went since the system started."""
-    changes = [_text(path) for path in device.glob("net/*/carrier_changes")]
+    changes = [sysfs.text(path) for path in device.glob("net/*/carrier_changes")]
     return sum(int(each) for each in changes if each and each.isdigit()) if changes else None
 
 
@@ -131,9 +132,3 @@ def _counts(counters: Path, names: tuple[str, ...]) -> dict[str, int | None]:
         except ValueError:
             counts[name] = None
     return counts
-
-
-def _text(path: Path) -> str | None:
-    with suppress(OSError):
-        return path.read_text().strip()
-    return None
