@@ -10,6 +10,7 @@ from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, tell
 from pytest_gpufleet.commands.several import Done, check_one, for_each
 from pytest_gpufleet.commands.writing import check_output, write
+from pytest_gpufleet.model.language import LANGUAGES, Language
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
@@ -19,6 +20,7 @@ from pytest_gpufleet.verdict.verdict import DIED, settled
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", type=RunFolder.of, nargs="+", metavar="DIR", help="the folders of runs")
     parser.add_argument("--json", action="store_true", help="no lines, but one JSON object")
+    parser.add_argument("--language", choices=LANGUAGES, help="of the report (default: that of the run)")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the report there, and nothing else, of one folder"
     )
@@ -27,10 +29,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> int:
     check_output(given.output)
     check_one(given.folders, given.output)
-    return for_each(given.folders, partial(_again, given.output), given.json)
+    return for_each(given.folders, partial(_again, given.output, given.language), given.json)
 
 
-def _again(output: Path | None, folder: RunFolder) -> Done:
+def _again(output: Path | None, language: Language | None, folder: RunFolder) -> Done:
     from pytest_gpufleet.report.page.standalone import page
 
     with folder.of_anybody():
@@ -39,7 +41,7 @@ def _again(output: Path | None, folder: RunFolder) -> Done:
             record = settled(record, DIED)
         runs = folder.own_runs(record)
         reports = folder.reports(runs.values(), (output or folder.report).parent)
-        html, document = page(record, digest, runs, reports), summary.text(record, digest)
+        html, document = page(record, digest, runs, reports, language), summary.text(record, digest)
     if output is None:
         if signed := signatures.names(folder):
             raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")

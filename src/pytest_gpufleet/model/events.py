@@ -31,6 +31,7 @@ from pytest_gpufleet.model.event_values import (
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.fingerprint import Fingerprint
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
 from pytest_gpufleet.model.order_given import Order
@@ -90,6 +91,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     plugin: str = ""  # the version of pytest-gpufleet
     commit: str = ""
     notes: Mapping[str, str] = {}
+    language: Language = "en"  # of its report
     resumed: tuple[Earlier, ...] = ()
     nodes_wanted: Count = 0
     transport: str = ""

@@ -11,13 +11,12 @@ import pytest
 from pytest_gpufleet.plugin import html_columns
 from pytest_gpufleet.report.page import content_policy, other_software, summary_html
 from pytest_gpufleet.report.page.hosts_part import nodes_part
+from pytest_gpufleet.report.translation import says
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.run import Run
 
 # The style sheet hides pytest-html's own tables until this is opened.
-EVERY_TEST = (
-    '<details class="fleet-every"><summary>Every test as pytest ran it, with what it printed</summary></details>'
-)
+EVERY_TEST = '<details class="fleet-every"><summary>{}</summary></details>'
 
 
 class HtmlReport:
@@ -31,14 +30,16 @@ class HtmlReport:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_report_title(self, report: Any) -> None:
-        report.title = "GPU acceptance report"
+        report.title = says(self._evidence.record.run.language)("GPU acceptance report")
         report.set_data("environment", other_software.metadata(report.data["environment"]))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_summary(self, prefix: list[str]) -> None:
         record, own = self._evidence.record, self._run.runs_of_nodes()
         nodes = nodes_part(record, own, self._run.folder.reports(own.values(), self._run.folder.path))
-        prefix += [summary_html.summary(record, self._evidence.sha256, nodes), EVERY_TEST]
+        say = says(record.run.language)
+        every_test = EVERY_TEST.format(say("Every test as pytest ran it, with what it printed"))
+        prefix += [summary_html.summary(record, self._evidence.sha256, nodes), every_test]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_header(self, cells: list[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_gpufleet.model.language import LANGUAGES
 from pytest_gpufleet.model.levels import LEVELS
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.plugin import compat, resnet_options, unfit_options
@@ -54,6 +55,12 @@ class Option:
 def _level(text: str) -> str:
     if text not in LEVELS:
         raise argparse.ArgumentTypeError(f"{text!r} is no level: {', '.join(LEVELS)} are")
+    return text
+
+
+def _language(text: str) -> str:
+    if text not in LANGUAGES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no language of the report: {', '.join(LANGUAGES)} are")
     return text
 
 
@@ -150,6 +157,11 @@ OPTIONS = (
         "what stands in the report's head and beside the signatures: order, asset, location, technician, remarks or "
         "any other key; may be given several times",
         site=True, many=True,
+    ),
+    Option(
+        "--fleet-language", "language", _language, f"{{{','.join(LANGUAGES)}}}",
+        "what the report is written in (default: en); the terminal, the evidence and summary.json stay English",
+        site=True,
     ),
     Option(
         "--fleet-resume", "resume", Path, "DIR",

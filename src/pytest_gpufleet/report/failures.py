@@ -16,6 +16,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.accused import Accused
 from pytest_gpufleet.report.misses import Miss, misses
+from pytest_gpufleet.report.translation import ENGLISH, Say
 from pytest_gpufleet.verdict.accusations import searched
 
 # Half of it from the top and half from the end: the cause of a failure is in one of the two.
@@ -49,6 +50,7 @@ class Failure:
     messages: tuple[Message, ...]
     silent: int  # cases whose messages are not shown
     advice: tuple[str, ...]  # paragraphs
+    codes: tuple[Code, ...]  # kinds of what it found
     said: str = ""  # what all of its cases said, if that is all there is to tell
     alike: tuple[Failure, ...] = ()
 
@@ -68,7 +70,7 @@ class Failure:
         return files
 
 
-def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
+def failures(record: Record, accused: Mapping[str, Accused], say: Say = ENGLISH) -> list[Failure]:
     """Every check that failed, or of which a figure missed its limit, the cases of one check together, and checks that
     all said the same."""
     cases: dict[str, list[str]] = {}
@@ -84,6 +86,7 @@ def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
             record,
             accused,
             [miss for check_id in ids for miss in missed.get(check_id, ())],
+            say,
         )
         for name, ids in cases.items()
     )
@@ -110,6 +113,7 @@ def _failure(
     record: Record,
     accused: Mapping[str, Accused],
     missed: Sequence[Miss],
+    say: Say,
 ) -> Failure:
     checks = [record.checks.get(check_id) or Check(check_id, "failed", 0.0) for check_id in ids]
     its = [accused[check_id] for check_id in ids]
@@ -125,7 +129,8 @@ def _failure(
     advice = [part for part in inspect.cleandoc(checks[0].doc).split("\n\n") if part.strip()]
     if all(each.is_explained and not _finds_cause(each, ids) for each in its):
         advice = [
-            f"{cause} Until then this says nothing against the hardware." for cause in explanations(its, record.hosts)
+            f"{cause} {say('Until then this says nothing against the hardware.')}"
+            for cause in explanations(its, record.hosts, say)
         ]
     return Failure(
         name,
@@ -137,11 +142,12 @@ def _failure(
         tuple(messages[:MOST_MESSAGES]),
         max(0, len(messages) - MOST_MESSAGES),
         tuple(advice),
+        tuple(dict.fromkeys(fault.kind for fault in record.faults if fault.check in ids)),
         said=heads.pop() if len(heads) == 1 and not more else "",
     )
 
 
-def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:
+def explanations(accused: Iterable[Accused], hosts: wording.Hosts, say: Say = ENGLISH) -> list[str]:
     """What explains what checks say, and what to do about it: one sentence for all places of one kind."""
     causes = dict.fromkeys(cause for each in accused for cause in each.causes)
     by_kind: dict[Code, dict[str, None]] = {}
@@ -149,7 +155,7 @@ def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:
     for cause in causes:
         by_kind.setdefault(cause.kind, {})[cause.told(named)] = None
     return [
-        f"{wording.capitalised(code.message)} ({'; '.join(where)}). {code.next_step}."
+        f"{wording.capitalised(say(code.message))} ({'; '.join(where)}). {say(code.next_step)}{say('.')}"
         for code, where in by_kind.items()
     ]
 

@@ -14,115 +14,129 @@ from pytest_gpufleet.report.banner import STAMPS, stamp
 from pytest_gpufleet.report.failures import explanations
 from pytest_gpufleet.report.node_standings import to_look_at
 from pytest_gpufleet.report.open_points import counted, gaps
+from pytest_gpufleet.report.translation import ENGLISH, Say
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import own_limits
 from pytest_gpufleet.verdict.verdict import remarks
 
 MOST_GPUS = 3
+ALL_MET = (
+    "Every check that level {level} requires ran on {gpus} GPUs, and all {figures} judged figures met their limits."
+)
+ALL_MET_ON_ONE = ALL_MET.replace("{gpus} GPUs", "1 GPU")
+NAMED = "{gpu} ({serial}) is named in {count}"
+NO_SINGLE_GPU = "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
 
 
-def why(record: Record) -> str:
-    """The paragraph for the top of the report."""
-    return " ".join(filter(None, (_again(record), _no_gpu(record), _why(record))))
+def why(record: Record, say: Say = ENGLISH) -> str:
+    """The paragraph for the top of the report, in the language of `say`."""
+    return " ".join(filter(None, (_again(record, say), _no_gpu(record, say), _why(record, say))))
 
 
-def _again(record: Record) -> str:
+def _again(record: Record, say: Say) -> str:
     """That this is no verdict of a run."""
     note = record.judged_again
-    return f"Judged again, and not the verdict of the run itself: {note}." if note else ""
+    return say("Judged again, and not the verdict of the run itself: {note}.", note=note) if note else ""
 
 
-def _no_gpu(record: Record) -> str:
+def _no_gpu(record: Record, say: Say) -> str:
     """Where no GPU is here nothing else needs to be explained."""
     absent = not record.topology.gpus and not record.run.rehearsal
     reason = "; ".join(record.topology.problems)
-    return f"No GPU is here: {reason.rstrip('.')}." if absent and reason else ""
+    return say("No GPU is here: {reason}.", reason=reason.rstrip(".")) if absent and reason else ""
 
 
-def _why(record: Record) -> str:
+def _why(record: Record, say: Say) -> str:
     if record.run.drill:
-        return stamp(record).meaning
+        return say(stamp(record).meaning)
     word = stamp(record).word
     if word == "REHEARSAL":
         because = record.run.rehearsal_because.rstrip(".")
-        why_none = f"Why it is a rehearsal: {because}." if because else ""
-        return " ".join(filter(None, (f"{_rehearsed(record)}.", STAMPS[word].meaning, why_none)))
+        why_none = say("Why it is a rehearsal: {because}.", because=because) if because else ""
+        return " ".join(filter(None, (_rehearsed(record, say), say(STAMPS[word].meaning), why_none)))
     if record.verdict is None:
-        return f"The run did not reach its end, so there is no verdict. {_open(record)}".rstrip()
+        return f"{say('The run did not reach its end, so there is no verdict.')} {_open(record, say)}".rstrip()
     if record.of_cluster:
-        return _of_nodes(record, word)
+        return _of_nodes(record, word, say)
     said = accused(record)
     if word == "REJECTED" and said:
-        failed = f"{len(said)} of {wording.count(len(record.checks), 'check')} failed."
-        if _no_gpu(record):
+        of_all = "{failed} of {checks} checks failed." if len(record.checks) != 1 else "{failed} of 1 check failed."
+        failed = say(of_all, failed=len(said), checks=len(record.checks))
+        if _no_gpu(record, say):
             return failed
         unexplained = {check_id: each for check_id, each in said.items() if not each.is_explained}
-        first = _first(record, said, unexplained)
+        first = _first(record, said, unexplained, say)
         if first and not unexplained:
             return f"{failed} {first}"
-        return " ".join(filter(None, (failed, first, _named(record, unexplained), _first_cause(record, unexplained))))
+        named = _named(record, unexplained, say)
+        return " ".join(filter(None, (failed, first, named, _first_cause(record, unexplained))))
     told = [f"{wording.capitalised(remark)}." for remark in remarks(record)]
     if word == "ACCEPTED":
-        return " ".join(filter(None, (_judged(record), *told, _tightest(record))))
+        return " ".join(filter(None, (_judged(record, say), *told, _tightest(record, say))))
     own = f"{wording.capitalised(text)}." if (text := own_limits(record)) else ""
-    return " ".join(filter(None, (STAMPS[word].meaning, own, _open(record), *told)))
+    return " ".join(filter(None, (say(STAMPS[word].meaning), own, _open(record, say), *told)))
 
 
-def _of_nodes(record: Record, word: str) -> str:
+def _of_nodes(record: Record, word: str, say: Say) -> str:
     """Which nodes to look at first. What is wrong with each is told beside it."""
     told = [f"{wording.capitalised(remark)}." for remark in remarks(record)]
     if word == "INCOMPLETE":
-        return " ".join(filter(None, (STAMPS[word].meaning, _open(record), *told)))
-    level, nodes = record.run.level, wording.count(len(record.hosts), "node")
+        return " ".join(filter(None, (say(STAMPS[word].meaning), _open(record, say), *told)))
+    level, nodes = record.run.level, len(record.hosts)
     if word == "ACCEPTED":
-        all_of_them = f"Every check that level {level} requires ran on {nodes} and between them, and met its limits."
+        text = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
+        all_of_them = say(text, level=level, nodes=nodes)
         return " ".join([all_of_them, *told])
     found = to_look_at(record)
     if not found:
-        return "No node is named: look at what all nodes share (switches, network, software, settings)."
+        return say("No node is named: look at what all nodes share (switches, network, software, settings).")
     first = ", ".join(f"{record.hosts[node]} ({why})" for node, why in list(found.items())[:MOST_GPUS])
-    more = f" and {len(found) - MOST_GPUS} more" if len(found) > MOST_GPUS else ""
-    return f"{len(found)} of {nodes} {'needs' if len(found) == 1 else 'need'} a look: {first}{more}."
+    more = say(" and {count} more", count=len(found) - MOST_GPUS) if len(found) > MOST_GPUS else ""
+    one, several = "1 of {nodes} nodes needs a look: {first}.", "{count} of {nodes} nodes need a look: {first}."
+    return say(one if len(found) == 1 else several, count=len(found), nodes=nodes, first=first + more)
 
 
-def _rehearsed(record: Record) -> str:
+def _rehearsed(record: Record, say: Say) -> str:
     outcomes = Counter(check.outcome for check in record.checks.values())
-    told = [f"{wording.count(outcomes['passed'], 'check')} passed", f"{outcomes['failed'] or 'none'} failed"]
-    if outcomes["not applicable"]:
-        told.append(f"{outcomes['not applicable']} {_s('need', outcomes['not applicable'])} a GPU")
-    return ", ".join(told)
+    passed, failed, absent = (outcomes[name] for name in ("passed", "failed", "not applicable"))
+    told = [
+        say("{count} checks passed" if passed != 1 else "1 check passed", count=passed),
+        say("{count} failed", count=failed) if failed else say("none failed"),
+    ]
+    if absent:
+        told.append(say("{count} need a GPU" if absent != 1 else "1 needs a GPU", count=absent))
+    return f"{', '.join(told)}{say('.')}"
 
 
-def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str, Accused]) -> str:
+def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str, Accused], say: Say) -> str:
     """What has to be mended first: it is the cause of what it explains, and not the GPU below it."""
-    told = explanations(said.values(), record.hosts)
+    told = explanations(said.values(), record.hosts, say)
     named = times_named(unexplained.values())
     clear = dict.fromkeys(where for each in said.values() for where in each.explained if where not in named)
     if clear:
-        told.append(
-            f"Nothing here speaks against {' or '.join(wording.place(where, record.hosts) for where in sorted(clear))}."
-        )
+        places = say(" or ").join(wording.place(where, record.hosts) for where in sorted(clear))
+        told.append(say("Nothing here speaks against {places}.", places=places))
     return " ".join(told)
 
 
-def _named(record: Record, unexplained: Mapping[str, Accused]) -> str:
+def _named(record: Record, unexplained: Mapping[str, Accused], say: Say) -> str:
     """ "GPU 5 (serial 1654124046124) is named in 2 of them." """
     times = times_named(unexplained.values()).most_common()
     if not times:
-        return "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
+        return say(NO_SINGLE_GPU)
     serials = {gpu.place: f"serial {gpu.serial}" if gpu.serial else gpu.pci_bus_id for gpu in record.topology.gpus}
     told = [
-        f"{wording.place(where, record.hosts)} ({serials[where]}) is named in {count}"
+        say(NAMED, gpu=wording.place(where, record.hosts), serial=serials[where], count=count)
         for where, count in times[:MOST_GPUS]
     ]
     more = len(times) - MOST_GPUS
-    text = ", ".join(told) + (f", {wording.count(more, 'more GPU')} in some" if more > 0 else "")
+    if more > 0:
+        told.append(say("{count} more GPUs in some" if more != 1 else "1 more GPU in some", count=more))
     nobody = sum(not each.named for each in unexplained.values())
-    return f"{text} of them" + (f"; {nobody} {_s('point', nobody)} to no single GPU." if nobody else ".")
-
-
-def _s(verb: str, count: int) -> str:
-    return f"{verb}s" if count == 1 else verb
+    if not nobody:
+        return say("{gpus} of them.", gpus=", ".join(told))
+    one, several = "{gpus} of them; 1 points to no single GPU.", "{gpus} of them; {count} point to no single GPU."
+    return say(one if nobody == 1 else several, gpus=", ".join(told), count=nobody)
 
 
 def _first_cause(record: Record, accused: Iterable[str]) -> str:
@@ -133,13 +147,13 @@ def _first_cause(record: Record, accused: Iterable[str]) -> str:
     return ""
 
 
-def _judged(record: Record) -> str:
-    gpus, level = wording.count(len(record.topology.gpus), "GPU"), record.run.level
+def _judged(record: Record, say: Say) -> str:
+    gpus, level = len(record.topology.gpus), record.run.level
     figures = sum(finding.state == "met" for finding in distinct(record.findings))
-    return f"Every check that level {level} requires ran on {gpus}, and all {figures} judged figures met their limits."
+    return say(ALL_MET if gpus != 1 else ALL_MET_ON_ONE, level=level, gpus=gpus, figures=figures)
 
 
-def _tightest(record: Record) -> str:
+def _tightest(record: Record, say: Say) -> str:
     """The figure that came nearest to its limit."""
     judged = [finding for finding in record.findings if finding.state == "met" and finding.limit]
     nearest = min(judged, key=wording.margin, default=None)
@@ -149,9 +163,10 @@ def _tightest(record: Record) -> str:
     value, limit = wording.value_and_limit(worst[1], nearest.limit)
     what = ", ".join([wording.title(nearest), *wording.conditions(nearest)])
     inside = wording.percent(wording.margin(nearest), 2)
-    return f"Nearest to its limit came {what}: {value} against {limit}, {inside} inside."
+    text = "Nearest to its limit came {what}: {value} against {limit}, {inside} inside."
+    return say(text, what=what, value=value, limit=limit, inside=inside)
 
 
-def _open(record: Record) -> str:
+def _open(record: Record, say: Say) -> str:
     told = counted(gaps(record))
-    return f"Open: {', '.join(told)}." if told else ""
+    return say("Open: {points}.", points=", ".join(told)) if told else ""

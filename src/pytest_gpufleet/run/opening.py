@@ -102,6 +102,7 @@ def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, 
         "plugin": __version__,
         "commit": commit.of_checkout(),
         "notes": dict(options.notes),
+        "language": options.language,
         **run.cluster_header(),
     }
 

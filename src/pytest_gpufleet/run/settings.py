@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pytest_gpufleet.model.language import Language
+
 REHEARSAL_RANKS = 2
 SHORTEST_DEADLINE_SECONDS = 60.0  # to start (10 s on 8 GPUs), and to end with a report (30 s)
 LONGEST_INTERVAL_SECONDS = 10.0  # a slowdown that lasts for less can go unseen
@@ -43,6 +45,7 @@ class Options:
     basis: str = "physical"
     disk_folder: Path | None = None  # where drives are written to and read
     notes: tuple[tuple[str, str], ...] = ()  # key and value; of one key the last counts
+    language: Language = "en"  # of the report
     dcgm: int = 2  # the level of DCGM's diagnostic
     asked: bool = False
     listing: bool = False

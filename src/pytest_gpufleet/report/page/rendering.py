@@ -10,26 +10,29 @@ import jinja2
 from markupsafe import Markup, escape
 
 from pytest_gpufleet import __version__
+from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page import content_policy
+from pytest_gpufleet.report.translation import says
 
 HERE = Path(__file__).parent
 ABSENT = "—"
 
 
-def render(template: str, **content: object) -> str:
+def render(template: str, language: Language = "en", **content: object) -> str:
     """A template of this folder as a page that needs no other file."""
     style = stylesheet().read_text(encoding="utf-8")
     return (
-        templates()
+        templates(language)
         .get_template(template)
         .render(policy=content_policy.meta(), style=style, version=__version__, **content)
     )
 
 
-def templates() -> jinja2.Environment:
-    """The templates of this folder."""
+def templates(language: Language) -> jinja2.Environment:
+    """The templates of this folder. What they say themselves goes through the filter `say`: not the i18n extension of
+    Jinja, since that marks what it says as safe HTML and would not show it as `_shown` does."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -38,7 +41,8 @@ def templates() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"prose": _prose, "titled": titled}
+    environment.filters |= {"prose": _prose, "titled": titled, "say": says(language)}
+    environment.globals |= {"language": language, "say": says(language)}
     return environment
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page import summary_html
@@ -16,15 +17,24 @@ ALONE: NodeRuns = {}
 NOWHERE: Mapping[str, str] = {}
 
 
-def page(record: Record, sha256: str, runs: NodeRuns = ALONE, reports: Mapping[str, str] = NOWHERE) -> str:
+def page(
+    record: Record,
+    sha256: str,
+    runs: NodeRuns = ALONE,
+    reports: Mapping[str, str] = NOWHERE,
+    language: Language | None = None,
+) -> str:
     """A self-contained HTML page: the report as pytest-html's page has it, and a plain table of every check.
 
-    `sha256`: of the whole evidence file. `runs` and `reports`: as `hosts_part.nodes_part` takes them.
+    `sha256`: of the whole evidence file. `runs` and `reports`: as `hosts_part.nodes_part` takes them. `language`: that
+    of the run, if none is given.
     """
+    language = language or record.run.language
     return render(
         "page.html.jinja",
+        language,
         host=record.run.host or "unknown host",
-        fragment=summary_html.summary(record, sha256, nodes_part(record, runs, reports)),
+        fragment=summary_html.summary(record, sha256, nodes_part(record, runs, reports), language),
         checks=[_row(check) for check in record.checks.values()],
     )
 

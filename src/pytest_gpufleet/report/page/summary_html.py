@@ -11,13 +11,14 @@ from markupsafe import Markup
 
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import groups, wording
 from pytest_gpufleet.report.accused import Accused, accused
 from pytest_gpufleet.report.banner import reasons, stamp, standing
-from pytest_gpufleet.report.failures import failures
+from pytest_gpufleet.report.failures import Failure, failures
 from pytest_gpufleet.report.gpu_grid import standings
 from pytest_gpufleet.report.next_steps import next_steps
 from pytest_gpufleet.report.node_standings import groups_between, nodes_in_words
@@ -36,6 +37,7 @@ from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.report.page.method_table import MethodComparison, compares_methods, method_comparison
 from pytest_gpufleet.report.page.training_tables import training_tables
 from pytest_gpufleet.report.reason_texts import why
+from pytest_gpufleet.report.translation import Say, says
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.judgement import STEADY
 
@@ -69,28 +71,30 @@ class Section:
         ended = all(line.state in SETTLED for line in self.lines)
         return ended and all(finding.state in SETTLED or for_information(finding) for finding in self.group.findings)
 
-    @property
-    def in_short(self) -> str:
+    def in_short(self, say: Say) -> str:
         outcomes = Counter(check.outcome if check else "unfinished" for check in self.group.checks.values())
         states = Counter(map(state, self.group.findings))
-        told = [_tally("check", outcomes, groups.GRAVITY), _tally("figure", states, STATES) if states else ""]
+        told = [_tally("check", say, outcomes, groups.GRAVITY), _tally("figure", say, states, STATES) if states else ""]
         return "; ".join(filter(None, told))
 
 
-def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) -> str:
+def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, language: Language | None = None) -> str:
     """The report of a run as an HTML fragment for the top of pytest-html's page; see `rendering.stylesheet`.
 
     `sha256`: of the whole evidence file, shown beside the signatures. `nodes`: of a run on many, what their own runs
-    came to; of the checks that these have run by themselves nothing else is told.
+    came to; of the checks that these have run by themselves nothing else is told. `language`: that of the
+    run, if none is given.
     """
+    language = language or record.run.language
+    say = says(language)
     said, sources, parts = accused(record), Sources(), groups.groups(record)
     if nodes:
         parts = groups_between(parts, nodes.fleet)
         ours = {check for part in parts for check in (*part.checks, *(each.check for each in part.findings))}
         said = {check: each for check, each in said.items() if check in ours}
-    failed = failures(record, said)
+    failed = failures(record, said, say)
     return (
-        rendering.templates()
+        rendering.templates(language)
         .get_template("summary.html.jinja")
         .render(
             record=record,
@@ -99,16 +103,14 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
             **identity.shown(record, sha256),
             basis=standing(record),
             stamp=stamp(record),
-            why=why(record),
+            why=why(record, say),
             reasons=reasons(record, "all of which are listed below"),
-            counts=_counts(record),
+            counts=_counts(record, say),
             groups=parts,
             hosts=nodes,
             standings=[] if nodes else standings(record, parts, said),
             failures=failed,
-            anchors={
-                name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1) for name in failure.names
-            },
+            anchors=_anchors(failed),
             sections=[
                 _section(part, said, sources, record.hosts, number < MOST_DRAWN)
                 for number, part in enumerate(part for part in parts if part.checks or part.findings)
@@ -126,6 +128,11 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None) ->
             sha256=sha256,
         )
     )
+
+
+def _anchors(failed: Sequence[Failure]) -> dict[str, str]:
+    """Where each check that failed is told of."""
+    return {name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1) for name in failure.names}
 
 
 def _open(record: Record) -> dict[str, Any]:
@@ -177,33 +184,34 @@ def _section(
     )
 
 
-def _counts(record: Record) -> list[str]:
+def _counts(record: Record, say: Say) -> list[str]:
     """The run in figures: GPUs, checks, what was measured, and what it was held against."""
     models = Counter(gpu.name for gpu in record.topology.gpus)
     outcomes: Counter[str] = Counter(check.outcome for check in record.checks.values())
     states = Counter(map(state, distinct(record.findings)))
-    machines = [f"{count} x {name}" for name, count in models.items()] or ["no GPU"]
+    machines = [f"{count} x {name}" for name, count in models.items()] or [say("no GPU")]
     told = [
         *nodes_in_words(record),
         ", ".join(machines),
-        _tally("check", outcomes, ("passed", "failed", "skipped", "not applicable")),
-        _tally("figure", states, STATES),
-        _basis(record),
+        _tally("check", say, outcomes, ("passed", "failed", "skipped", "not applicable")),
+        _tally("figure", say, states, STATES),
+        _basis(record, say),
     ]
     return [text for text in told if text]
 
 
-def _basis(record: Record) -> str:
+def _basis(record: Record, say: Say) -> str:
     """ "Limits: 19 calibrated, 23 physical, at least published asked for"; "" where there is nothing to tell"""
-    told = [f"{count} {grade}" for grade, count in basis.by_grade(record).items()]
+    told = [f"{count} {say(grade)}" for grade, count in basis.by_grade(record).items()]
     if record.run.basis != GRADES[-1]:
-        told.append(f"at least {record.run.basis} asked for")
-    return f"Limits: {', '.join(told)}" if told else ""
+        told.append(say("at least {grade} asked for", grade=say(record.run.basis)))
+    return say("Limits: {grades}", grades=", ".join(told)) if told else ""
 
 
-def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:
-    parts = [f"{counts[name]} {name}" for name in order if counts[name]]
-    return wording.count(counts.total(), noun) + (f": {', '.join(parts)}" if parts else "")
+def _tally(noun: str, say: Say, counts: Counter[str], order: Sequence[str]) -> str:
+    parts = [f"{counts[name]} {say(name)}" for name in order if counts[name]]
+    total = counts.total()
+    return f"{total} {say(noun if total == 1 else f'{noun}s')}" + (f": {', '.join(parts)}" if parts else "")
 
 
 def _drawn(findings: Sequence[Finding], hosts: wording.Hosts) -> Plots:

@@ -1,0 +1,32 @@
+"""What the report says, in the language of its reader: gettext, with one catalogue a language beside this file.
+
+Translated is what the authors of this project wrote. Figures, units, places and names of checks and metrics stay.
+"""
+
+from __future__ import annotations
+
+import gettext
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from pytest_gpufleet.model.language import Language
+
+LOCALE = Path(__file__).with_name("locale")
+Say = Callable[..., str]  # (text, **values): see `says`
+
+
+@cache
+def says(language: Language) -> Say:
+    """The function that says a text in `language`: English where the catalogue does not have it. Where `values` are
+    given, the text has their {names}."""
+    catalogue = gettext.translation("gpufleet", LOCALE, [language], fallback=True)
+
+    def say(text: str, **values: object) -> str:
+        said = catalogue.gettext(text) if text else ""  # gettext("") is the head of the catalogue
+        return said.format(**values) if values else said
+
+    return say
+
+
+ENGLISH = says("en")

@@ -1,0 +1,104 @@
+"""The report in other languages: each text has a translation, and nothing else changes."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet import cli
+from pytest_gpufleet.report.page import standalone
+from pytest_gpufleet.report.reason_texts import why
+from pytest_gpufleet.report.translation import says
+from pytest_gpufleet.run.folder import RunFolder
+from tests.conftest import REPORTS, FleetRun
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "tests" / "recorded"
+# What a report in Chinese says in English, for want of a translation. It can only become shorter.
+UNTRANSLATED: frozenset[str] = frozenset()
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> dict[str, Any]:
+    """What docs/make_catalogue.py defines, and `zh`: what the catalogue of that language has."""
+    made = runpy.run_path(str(ROOT / "docs" / "make_catalogue.py"))
+    (chinese,) = made["catalogues"]()
+    return {**made, "file": chinese, "zh": made["translated"](chinese)}
+
+
+def test_every_text_has_a_translation(catalogue: dict[str, Any]) -> None:
+    texts = set(catalogue["texts"]())
+    assert len(texts) > 400
+    missing = {text for text in texts if text not in catalogue["zh"]}
+    assert missing == UNTRANSLATED, f"translate them in {catalogue['file']}, then run `{catalogue['COMMAND']}`"
+
+
+def test_the_compiled_catalogue_is_that_of_the_text(catalogue: dict[str, Any]) -> None:
+    compiled = catalogue["file"].with_suffix(".mo").read_bytes()
+    assert compiled == catalogue["compiled"](catalogue["zh"]), f"run `{catalogue['COMMAND']}`"
+
+
+def test_names_of_values_and_commands_are_not_translated(catalogue: dict[str, Any]) -> None:
+    for text, said in catalogue["zh"].items():
+        if text:
+            assert _values(said) == _values(text)
+            assert set(re.findall(r"`[^`]+`", said)) == set(re.findall(r"`[^`]+`", text)), text
+
+
+def test_what_has_no_translation_is_english() -> None:
+    assert says("zh")("no such text {count}", count=3) == "no such text 3"
+    assert says("zh")("") == ""
+    assert says("zh")("REJECTED").endswith("REJECTED")
+
+
+@pytest.mark.parametrize("run", ["h200x2-f", "h200x4-neighbour"])
+def test_recorded_run_in_both_languages_has_the_same_figures_and_names(run: str) -> None:
+    folder = RunFolder.of(str(RECORDED / run))
+    record, digest = folder.record(), folder.digest()
+    english, chinese = (standalone.page(record, digest, language=language) for language in ("en", "zh"))
+    assert english == standalone.page(record, digest)
+    assert '<html lang="en">' in english
+    assert '<html lang="zh">' in chinese
+    assert "签字验收" in chinese
+    assert says("zh")(record.verdict or "") in chinese
+    assert _figures(chinese) == _figures(english)
+    assert re.findall(r'(?:id|href|class)="[^"]*"', chinese) == re.findall(r'(?:id|href|class)="[^"]*"', english)
+    assert why(record, says("zh")) != why(record) == why(record, says("en"))
+
+
+def test_language_of_a_run_is_on_record_and_report_writes_it_again_in_the_other(
+    run_pytest: Callable[..., FleetRun], capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"test_one.py": "def test_one(): pass"}
+    run = run_pytest("--rehearse=1", "--fleet-language=zh", f"--fleet-dir={REPORTS}", files=files)
+    (folder,) = run.folders
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert run.record.run.language == "zh"
+    assert '<div class="fleet fleet-report" lang="zh">' in page
+    assert "签字验收" in page
+    assert "REHEARSAL" in run.text
+    assert "演练" not in run.text
+    again = folder.parent / "again.html"
+    assert cli.main(["report", str(folder), "--language", "en", "-o", str(again)]) == 0
+    assert "Sign-off" in again.read_text(encoding="utf-8")
+    assert "签字验收" not in again.read_text(encoding="utf-8")
+
+
+def test_a_page_in_chinese_shows_strings_of_evidence_as_they_are() -> None:
+    text = "<b>{host}</b>"
+    assert says("zh")("Verdict of this run on {host}:", host=text).count(text) == 1
+
+
+def _values(text: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(text) if name}
+
+
+def _figures(page: str) -> list[str]:
+    """The cells with figures."""
+    return re.findall(r'<td class="fleet-[^"]*fleet-right[^"]*">([^<]*)', page)
