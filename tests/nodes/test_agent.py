@@ -142,7 +142,7 @@ def test_hung_ranks_are_examined_and_killed(agent):
 
 
 def test_what_it_is_asked_about_its_node_is_answered(agent):
-    assert agent.ask(ReadHost())["processors"] == os.cpu_count()
+    assert agent.ask(ReadHost(("processors",)))["processors"] == os.cpu_count()
     assert agent.ask(Lock()) == ""
     assert agent.ask(CheckHealth()) == Health()
     assert agent.ask(Rendezvous()).startswith("tcp://127.0.0.1:")
@@ -319,7 +319,7 @@ def test_ranks_have_an_interface_each_and_as_many_open_files_as_there_can_be(tmp
         started = controlled(settings(tmp_path), {**KEPT, "GLOO_SOCKET_IFNAME": "lo,eth9", "PYTHONPATH": str(ROOT)})
         with started as agent:
             start_ranks(agent)
-            assert agent.ask(ReadHost())["open_files_limit"] == hard - 1  # its own is the one that is judged
+            assert agent.ask(ReadHost(("open_files_limit",)))["open_files_limit"] == hard - 1  # its own is the one that is judged
             submit(agent, of_the_system)
             assert results(agent) == {2: ("lo", "=lo", hard), 3: ("eth9", "=lo", hard)}
     finally:
