@@ -23,7 +23,7 @@ from tests.conftest import REPORTS, FleetRun
 
 ROOT = Path(__file__).parents[2]
 ACCEPTANCE, SOURCES, DOCS = ROOT / "acceptance", ROOT / "src" / "pytest_gpufleet", ROOT / "docs"
-PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted(DOCS.rglob("*.md")))
 
 # One case of each check that measures something and rehearses within a second or two, and one of training.
 MEASURING = (
@@ -112,6 +112,24 @@ def test_readme_is_read_in_one_go() -> None:
     assert len(lines) <= 120
     (picture,) = (number for number, line in enumerate(lines) if line.startswith("!["))
     assert picture <= 12, "what it is, two commands and the picture stand on the first screen"
+
+
+def test_readme_in_chinese_has_the_same_commands_links_and_code() -> None:
+    english, chinese = (_parts((ROOT / name).read_text(encoding="utf-8")) for name in ("README.md", "README.zh-CN.md"))
+    assert chinese == english
+
+
+def _parts(text: str) -> dict[str, list[str]]:
+    """What is the same in every language: commands without their remarks, code, links, headings by their depth."""
+    return {
+        "commands": re.findall(
+            r"^    (\w.*?)(?:\s+#.*)?$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE
+        ),
+        "code": re.findall(r"```.*?```", text, re.DOTALL),
+        "links": sorted(link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("README")),
+        "headings": re.findall(r"^#+ ", text, re.MULTILINE),
+        "verdicts": re.findall(r"^\| ([A-Z]+) \|", text, re.MULTILINE),
+    }
 
 
 def test_readme_leads_to_every_page() -> None:
