@@ -120,7 +120,7 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
     pages |= {f"{name}-without-policy": without_policy(page) for name, page in pages.items()}
     templates = rendering.templates("en")
     templates.autoescape = False
-    monkeypatch.setattr(rendering, "templates", lambda: templates)
+    monkeypatch.setattr(rendering, "templates", lambda language: templates)
     pages["policy-alone"] = page(replace(record, telemetry=[], findings=[]), "")
     pages["neither"] = without_policy(pages["policy-alone"])
     shown = seen(pages, tmp_path)
