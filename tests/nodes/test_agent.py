@@ -319,7 +319,8 @@ def test_ranks_have_an_interface_each_and_as_many_open_files_as_there_can_be(tmp
         started = controlled(settings(tmp_path), {**KEPT, "GLOO_SOCKET_IFNAME": "lo,eth9", "PYTHONPATH": str(ROOT)})
         with started as agent:
             start_ranks(agent)
-            assert agent.ask(ReadHost(("open_files_limit",)))["open_files_limit"] == hard - 1  # its own is the one that is judged
+            # Its own is the one that is judged.
+            assert agent.ask(ReadHost(("open_files_limit",)))["open_files_limit"] == hard - 1
             submit(agent, of_the_system)
             assert results(agent) == {2: ("lo", "=lo", hard), 3: ("eth9", "=lo", hard)}
     finally:
