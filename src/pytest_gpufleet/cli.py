@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.commands.accept import ACCEPT
+from pytest_gpufleet.commands.bundle import BUNDLE
 from pytest_gpufleet.commands.calibrate import CALIBRATE
 from pytest_gpufleet.commands.command import printing, tell
 from pytest_gpufleet.commands.compare import COMPARE
@@ -39,6 +40,7 @@ COMMANDS = {
     "export": EXPORT,
     "calibrate": CALIBRATE,
     "drill": DRILL,
+    "bundle": BUNDLE,
     "order": ORDER,
 }
 

@@ -56,15 +56,18 @@ def ended(*command: str, seconds: float = 20) -> tuple[int, str, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Nothing is left to do for one that has ended."""
+    """Its own children may still hold the other ends of its pipes, which are not waited for."""
     if process.poll() is None:
         process.terminate()
         try:
-            process.communicate(timeout=LAST_SECONDS)
+            process.wait(LAST_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(KILLED_SECONDS)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 Run = Callable[..., str]  # as `output`, for what reads a part of the machine by programs
