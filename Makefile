@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 # The tests run side by side, but where there is a GPU: one run at a time may have it. One more than there are cores:
-# tests of what hangs or comes late wait most of their time.
+# tests of what hangs or comes late wait most of their time. A test that hangs itself must not hold up all others.
 WORKERS := $(if $(wildcard /dev/nvidia0),0,$(shell expr $$(nproc) + 1))
 READY  := $(VENV)/.ready
 
@@ -15,7 +15,7 @@ accept: $(READY)
 	$(BIN)/pytest acceptance/ $(ARGS)
 
 test: $(READY)
-	$(BIN)/pytest tests/ -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest tests/ -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --timeout 900 $(ARGS)
 
 hosts: $(READY)
 	GPUFLEET_ALONE=1 $(BIN)/pytest tests/nodes/test_faults_of_nodes.py tests/nodes/test_slow_nodes.py tests/nodes/test_ray.py $(ARGS)

@@ -72,7 +72,7 @@ def test_ranks_end_alike(nccl_group: World, recipe: str) -> None:
 
 
 @pytest.mark.figures("solo_token_throughput")
-def test_each_gpu_alone(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> None:
+def test_speed_of_each_gpu_alone(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> None:
     """Training of a transformer in bf16 on every GPU by itself, all at the same time
 
     What GPUs are bought for today: products, attention and memory at full power. One that is slower than its peers is
@@ -98,7 +98,7 @@ def test_all_together(nccl_group: World, judge: Judge, gpu_topology: GpuTopology
 @pytest.mark.figures("solo_token_throughput")
 @pytest.mark.parametrize("model", ["transformer-0.6b", "transformer-1.3b"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_each_gpu_alone_for_longer(
+def test_speed_of_each_gpu_alone_for_longer(
     nccl_group: World, judge: Judge, gpu_topology: GpuTopology, recipe: str, model: str
 ) -> None:
     """Training of two sizes of transformers, in bf16 and FP8, on every GPU by itself, until the GPUs are warm

@@ -101,7 +101,7 @@ def test_the_rank_that_is_wrong_is_named(run_pytest, check, fault, code):
 
 
 def test_a_late_rank_is_slower_alone(run_pytest):
-    run = run_with(run_pytest, f"{TRANSFORMER}::test_each_gpu_alone", "late")
+    run = run_with(run_pytest, f"{TRANSFORMER}::test_speed_of_each_gpu_alone", "late")
     (tokens,) = (each.measurement for each in run.record.findings if each.measurement.metric == "solo_token_throughput")
     rates = {place.index: value for place, value in tokens.values.items()}
     assert rates[1] == min(rates.values()), run.text

@@ -257,3 +257,8 @@ def _unknown_words(line: str, known: list[list[str]]) -> list[str]:
             for group in range(1, len(parts) + 1):
                 covered |= set(range(*found.span(group)))
     return [word[0] for word in re.finditer(r"\b[a-z]{4,}\b", line) if not covered.issuperset(range(*word.span()))]
+
+
+def test_no_two_checks_have_one_name():
+    names = [name.rpartition("::")[2] for name in suite.shipped().checks]
+    assert [name for name in set(names) if names.count(name) > 1] == []

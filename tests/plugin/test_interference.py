@@ -231,7 +231,7 @@ def test_what_leaves_the_suite_alone_is_only_on_record(beside_the_suite: Any, tm
         "checks/test_own.py": "def test_own(judge, site):\n    assert judge is None\n",
     }
     run = beside_the_suite(
-        files, tmp_path / "acceptance", tmp_path / "checks", "-k", "ecc_is_on or gpus_are_alike or own"
+        files, tmp_path / "acceptance", tmp_path / "checks", "-k", "ecc_is_on or gpus_are_alike or test_own"
     )
     assert set(run.outcomes.values()) == {"passed"}, run.text
     assert run.record.interference == []

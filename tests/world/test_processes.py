@@ -218,10 +218,11 @@ def tells_its_child(connection, lifeline):
 def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hearing_its_news(tmp_path):
     server = Forkserver([])
     ours, theirs = socket.socketpair()
+    ours.settimeout(60)  # a rank that could not begin answers nothing
     held, lifeline = os.pipe()
     with ours, theirs:
         server.fork(0, theirs.fileno(), held)
-        for told in ((sys.path, sys.argv, os.getcwd(), tmp_path), (tells_its_child,)):
+        for told in ((sys.path, {}, sys.argv, os.getcwd(), tmp_path), (tells_its_child,)):
             ours.sendall(message(pickle.dumps(told)))
         pids = [server.pid, *pickle.loads(RankEnd(ours, tmp_path).receive())]
         assert all(map(processes.look, pids))
@@ -248,12 +249,13 @@ def imported_before_a_rank_is_forked(folder, asked_first):
             file.write(f"while not pathlib.Path({str(folder / 'asked')!r}).exists(): time.sleep(0.01)\n")
     server = Forkserver(["idle_first"], ["idle_second", "idle_third"])
     ours, theirs = socket.socketpair()
+    ours.settimeout(60)  # a rank that could not begin answers nothing
     held, lifeline = os.pipe()
     with ours, theirs:
         wait_for(folder / ("idle_second" if asked_first else "idle_third"))
         server.fork(0, theirs.fileno(), held)
         (folder / "asked").touch()
-        for told in ((sys.path, sys.argv, os.getcwd(), folder), (tells_its_modules,)):
+        for told in ((sys.path, {}, sys.argv, os.getcwd(), folder), (tells_its_modules,)):
             ours.sendall(message(pickle.dumps(told)))
         modules = pickle.loads(RankEnd(ours, folder).receive())
     server.kill()
