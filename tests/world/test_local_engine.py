@@ -87,7 +87,8 @@ def test_ranks_are_examined_as_they_are(engine):
     assert 0 <= busy.seconds < SECONDS
     assert "in falls_silent" in busy.stack
     assert "worker/main.py" not in busy.stack
-    assert (stopped.phase, stopped.state, stopped.stack) == ("deep in thought", "(stopped by a signal)", "")
+    assert (stopped.phase, stopped.state) == ("deep in thought", "(stopped by a signal)")
+    assert "in falls_silent" not in stopped.stack  # at most it is what an earlier look found it at
     assert "a last word" in busy.output
     assert "a last word" in stopped.output
 
