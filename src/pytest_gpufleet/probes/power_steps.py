@@ -1,8 +1,8 @@
 """Power steps: all GPUs go from idle to full load and back together, which trips supplies that carry a steady load.
 
-As DCGM's pulse test does, in a few frequencies. The moments of the steps are given beforehand, on the clock that all
-processes of one machine share, so that ranks neither wait for each other nor drift apart. Few products wait in a GPU's
-queue at a time: when a step is over, its load is.
+DCGM's pulse test is for the same; frequencies and shape of the steps are our own. The moments of the steps are given
+beforehand, on the clock that all processes of one machine share, so that ranks neither wait for each other nor drift
+apart. Few products wait in a GPU's queue at a time: when a step is over, its load is.
 """
 
 from __future__ import annotations

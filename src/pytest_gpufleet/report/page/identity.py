@@ -20,7 +20,6 @@ NOTES = {
     "remarks": "Remarks",
 }
 MOST_NOTES, MOST_NAMED = 12, 16  # that the page with the signatures has room for
-SHA256 = 64  # characters
 
 
 def shown(record: Record, sha256: str) -> dict[str, Any]:
