@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from pytest_gpufleet import (
+    Fault,
     Machine,
     cleared_since,
     expect_none,
@@ -15,6 +16,7 @@ from pytest_gpufleet import (
     filled_slots,
     grave_host_messages,
     is_inlet,
+    log_full,
     logged_errors,
     logged_since,
     nodes_with_less_memory,
@@ -31,6 +33,7 @@ from pytest_gpufleet import (
 )
 
 Now = Callable[[str], Any]
+Notice = Callable[[Iterable[Fault]], None]
 
 pytestmark = [
     pytest.mark.chapter("Host", "Is the machine around the GPUs whole, healthy, and set up as it should be?"),
@@ -163,28 +166,31 @@ def test_air_comes_in_cool(host_before: Now, host_now: Now) -> None:
 
 
 @pytest.mark.level("standard")
-def test_bmc_logged_no_grave_error(host_before: Now, host_now: Now) -> None:
+def test_bmc_logged_no_grave_error(host_before: Now, host_now: Now, notice: Notice) -> None:
     """The BMC's log holds no uncorrectable error of memory, processor or PCIe and no failed power of the last 30 days
 
     The BMC remembers what the kernel forgets at a reboot: memory modules, processors, slots and power supplies that
     failed before. What went away again does not count, nor what is older by the BMC's own clock. `ipmitool sel elist`
     shows the log. Mend what is named, then save and clear the log (`ipmitool sel save FILE`, `ipmitool sel clear`).
+    A log that is full is read as it is, and told beside the verdict: what happened since it was full is not in it.
     """
     bmc = bmc_of(host_before, host_now)
     if bmc["log"] is None:
         not_applicable(f"the BMC's log cannot be read: {bmc['log_untold']}")
+    notice(log_full(bmc["log"]))
     expect_none(logged_errors(bmc["log"]))
 
 
 @pytest.mark.level("standard")
 @pytest.mark.at_the_end
-def test_bmc_logged_nothing_during_the_run(host_before: Now, host_now: Now) -> None:
+def test_bmc_logged_nothing_during_the_run(host_before: Now, host_now: Now, notice: Notice) -> None:
     """The BMC logged no error of power, cooling, memory or PCIe while this run lasted, and all is still sound
 
     A power supply that drops out for a second under load, a fan that stalls or an error that was noticed below the
     kernel leaves its trace here only, also where it went away again since. `ipmitool sel elist` shows the log. Look at
-    the part that is named. Where the log is full, or was cleared meanwhile, it proves nothing: save it and clear it
-    (`ipmitool sel save FILE`, `ipmitool sel clear`), then run again.
+    the part that is named. A log that is full and took nothing cannot show such an event: that is told beside the
+    verdict, and what the sensors say counts. To see more, save and clear it (`ipmitool sel save FILE`, `ipmitool sel
+    clear`) and run again; so also where somebody has cleared it while this run lasted, for then it proves nothing.
     """
     if host_before("bmc") is None:
         not_applicable("nobody asked the BMC when this run began")
@@ -194,10 +200,13 @@ def test_bmc_logged_nothing_during_the_run(host_before: Now, host_now: Now) -> N
     expect_none([*power_ills(now), *fan_ills(now), *temperature_ills(now), *supplies_lost(before, now), *news])
     if not all(logs):
         not_applicable(f"the BMC's log cannot be read: {now['log_untold'] or before['log_untold']}")
-    if now["log"]["full"]:
-        not_judged("the BMC's log is full and takes no more events: save and clear it")
+    notice(log_full(now["log"]))
     if cleared_since(*logs):
         not_judged("the BMC's log was cleared while this run lasted")
+    if now["log"]["full"] and now["log"]["events"] == before["log"]["events"]:
+        not_applicable(
+            "the BMC's log is full, so nothing that happened in this run can be seen in it: save and clear it"
+        )
 
 
 def bmc_of(host_before: Now, host_now: Now) -> Any:

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.host_rules.bmc_rules import cleared_since as cleared_since
     from pytest_gpufleet.verdict.host_rules.bmc_rules import fan_ills as fan_ills
     from pytest_gpufleet.verdict.host_rules.bmc_rules import is_inlet as is_inlet
+    from pytest_gpufleet.verdict.host_rules.bmc_rules import log_full as log_full
     from pytest_gpufleet.verdict.host_rules.bmc_rules import logged_errors as logged_errors
     from pytest_gpufleet.verdict.host_rules.bmc_rules import logged_since as logged_since
     from pytest_gpufleet.verdict.host_rules.bmc_rules import power_ills as power_ills
@@ -158,6 +159,7 @@ _NAMES = {
         "cleared_since",
         "fan_ills",
         "is_inlet",
+        "log_full",
         "logged_errors",
         "logged_since",
         "power_ills",

@@ -190,8 +190,14 @@ CHECKS = (
 
 
 def check_all(first: Any, now: Any) -> dict[str, str]:
-    ended = outcomes(recorded(), host_before={"bmc": first}.get, host_now={"bmc": now}.get)
-    return {name: ended[name].what for name in CHECKS}
+    return checked(first, now)[0]
+
+
+def checked(first: Any, now: Any) -> tuple[dict[str, str], list[str]]:
+    """How each check ends, and the codes of what is told beside the verdict."""
+    told: list[Fault] = []
+    ended = outcomes(recorded(), host_before={"bmc": first}.get, host_now={"bmc": now}.get, notice=told.extend)
+    return {name: ended[name].what for name in CHECKS}, [fault.code for fault in told]
 
 
 def test_the_checks(tmp_path: Path) -> None:
@@ -203,6 +209,28 @@ def test_the_checks(tmp_path: Path) -> None:
         "test_power_supplies_are_sound": "failed",
         "test_bmc_logged_nothing_during_the_run": "failed",
     }
-    full = told(tmp_path / "full", ("Overflow         : false", "Overflow         : true"))
-    assert check_all(full, full) == {**dict.fromkeys(CHECKS, "passed"), CHECKS[-1]: "skipped"}
     assert set(check_all(None, None).values()) == {"not applicable"}
+
+
+FULL = ("Overflow         : false", "Overflow         : true")
+
+
+def test_a_full_log_is_told_beside_the_verdict_and_what_it_holds_counts(tmp_path: Path) -> None:
+    sound = told(tmp_path / "sound")
+    assert checked(sound, sound) == (dict.fromkeys(CHECKS, "passed"), [])
+    full = told(tmp_path / "full", FULL)
+    assert checked(full, full) == (
+        {**dict.fromkeys(CHECKS, "passed"), CHECKS[-1]: "not applicable"},
+        ["bmc_log_full"] * 2,
+    )
+    grave = told(tmp_path / "grave", FULL, (CORRECTED, CORRECTED + MEMORY))
+    assert check_all(grave, grave)["test_bmc_logged_no_grave_error"] == "failed"
+    dead = told(tmp_path / "dead", FULL, (SUPPLIES, DEAD))
+    assert check_all(full, dead)[CHECKS[-1]] == "failed"
+
+
+def test_a_full_log_that_writes_over_its_oldest_entries_still_shows_what_comes(tmp_path: Path) -> None:
+    full = told(tmp_path / "full", FULL)
+    boot = MEMORY.replace("Memory | Uncorrectable ECC (@DIMMG1(CPU1))", "System Event #0x01 | OEM System boot event")
+    assert check_all(full, told(tmp_path / "harmless", FULL, (CORRECTED, CORRECTED + boot)))[CHECKS[-1]] == "passed"
+    assert check_all(full, told(tmp_path / "grave", FULL, (CORRECTED, CORRECTED + MEMORY)))[CHECKS[-1]] == "failed"

@@ -108,6 +108,7 @@ FROZEN = {
     274: "bmc_bus_error",
     275: "bmc_power_error",
     276: "bmc_cooling_error",
+    277: "bmc_log_full",
     280: "network_module_fault",
     281: "network_link_errors",
     282: "network_link_flaps",

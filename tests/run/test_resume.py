@@ -284,6 +284,19 @@ def test_what_spoiled_a_run_spoils_those_that_go_on_with_it(tmp_path, what):
     assert any(told in reason for reason in reasons)
 
 
+def test_what_a_check_has_noticed_goes_along_unless_the_check_looks_again(tmp_path):
+    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+    done = "acceptance/test_3_exactness.py::test_largest_all_reduce_is_exact"
+    again = "acceptance/test_2_host.py::test_bmc_logged_no_grave_error"
+    shown = [Fault("dcgm_remark", (), "x", check=check, watched=watched) for check, watched in
+             ((done, False), (again, False), (again, True), ("", False))]  # fmt: skip
+    events = [{"event": "noticed", "fault": fault.to_json()} for fault in shown]
+    first = cut_short(tmp_path / "first", *events, limits=limits)
+    taken = resume.events(RunFolder(first), resume.load(RunFolder(first)))
+    left = [content["fault"] for kind, content in taken if kind == "noticed"]
+    assert [(fault["check"], fault["watched"]) for fault in left] == [(done, False), (again, True)]
+
+
 def test_a_run_that_only_died_spoils_nothing(tmp_path):
     (limits := tmp_path / "limits.toml").write_text(LIMITS)
     first = cut_short(tmp_path / "first", {"event": "check_started", "check": "own.py::test_dies"}, limits=limits)

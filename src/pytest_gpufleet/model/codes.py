@@ -228,6 +228,8 @@ _ALL = (
          "Look at the power supply that it names and its mains: `ipmitool sel elist`; clear the log once it is mended"),
     Code(276, "bmc_cooling_error", "cooling", "TRIAGE", "the BMC's log has an error of cooling",
          "Look at fans, air ducts and the part that it names: `ipmitool sel elist`; clear the log once it is mended"),
+    Code(277, "bmc_log_full", "error", "MONITOR", "the BMC's event log is full",
+         "Save it and clear it (`ipmitool sel save FILE`, `ipmitool sel clear`), then run again"),
     Code(280, "network_module_fault", "network", "TRIAGE", "the transceiver of a network port is not well",
          "Clean its connector, reseat it and look at its cooling; then exchange it: `mlxlink -d DEVICE -m`"),
     Code(281, "network_link_errors", "network", "TRIAGE", "a network link has more bit errors than a healthy one",

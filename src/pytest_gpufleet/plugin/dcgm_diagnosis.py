@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pytest_gpufleet.hardware.host_parts import dcgm
 from pytest_gpufleet.hardware.tools import Untold
 from pytest_gpufleet.model.endings import not_applicable
@@ -24,6 +26,5 @@ def diagnose(run: Run, check: str) -> Diagnosis:
         not_applicable(str(why))
     run.record_event("host_fact", fact="dcgm", value=told)
     found = diagnosed(told, gpus)
-    for fault in found.shown:
-        run.record_event("noticed", fault={**fault.to_json(), "check": check, "watched": True})
+    run.notice(replace(fault, check=check) for fault in found.shown)
     return found

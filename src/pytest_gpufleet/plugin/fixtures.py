@@ -5,7 +5,8 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,7 @@ from pytest_gpufleet.plugin.ownership import is_spmd, uses_ranks
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.fingerprint import Fingerprint
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.machine import Machine
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.order_given import Order
     from pytest_gpufleet.plugin.judging import Judge
     from pytest_gpufleet.run.ground import OwnMachine
+    from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis
     from pytest_gpufleet.verdict.profiles.profile import Profile
@@ -210,6 +213,13 @@ def record_fingerprints(request: pytest.FixtureRequest) -> Callable[[Sequence[Fi
         request.config.stash[RUN].record_event("fingerprint", check=request.node.nodeid, fingerprints=told)
 
     return record
+
+
+@pytest.fixture
+def notice(request: pytest.FixtureRequest) -> Callable[[Iterable[Fault]], None]:
+    """notice(faults): what this check has seen, is told beside the verdict, and speaks against nothing."""
+    run: Run = request.config.stash[RUN]
+    return lambda shown: run.notice(replace(fault, check=request.node.nodeid) for fault in shown)
 
 
 @pytest.fixture

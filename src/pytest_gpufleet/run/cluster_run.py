@@ -152,8 +152,7 @@ class ClusterRun(Run):
         watched = self._locked & {*self.cluster.alive} if self.ground.topology.gpus else set()
         for node, health in self._answers(CheckHealth(failed), watched, "what got worse").items():
             faults += [_of_node(fault, node, check) for fault in health.faults]
-            for shown in health.noticed:
-                self.record_event("noticed", fault=_of_node(shown, node, check).to_json())
+            self.notice(_of_node(shown, node, check) for shown in health.noticed)
             self.evidence.spoil(health.unseen and f"{self.ground.hosts[node]}: {health.unseen}")
         for fault in faults:
             self.accuse(fault)

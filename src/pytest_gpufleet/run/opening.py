@@ -70,8 +70,7 @@ def _check_room(run: Run) -> None:
 def _notice(run: Run) -> None:
     """What the kernel log has from before the run and is shown."""
     machine = run.own_machine.machine
-    for fault in log_rules.shown_before(machine.logged.host, machine.gpus):
-        run.record_event("noticed", fault=fault.to_json())
+    run.notice(log_rules.shown_before(machine.logged.host, machine.gpus))
 
 
 def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, Any]:

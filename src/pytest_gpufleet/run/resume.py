@@ -213,8 +213,8 @@ def events(folder: RunFolder, then: Record) -> list[tuple[str, dict[str, Any]]]:
                     taken.append(("check_finished", {"check": {**check, "run": check.get("run") or name}}))
             case {"event": "fault", "fault": {"watched": False}}:  # the check runs again
                 pass
-            case {"event": "noticed", "fault": {"watched": False}}:  # the kernel log still has it
-                pass
+            case {"event": "noticed", "fault": {"watched": False, "check": check}} if check not in passed:
+                pass  # the kernel log still has it, or the check runs again
             case {"event": "suite", "manifest": _}:  # that of the new run, which is of the same version
                 pass
             case {"event": kind} if kind not in MADE_AGAIN:

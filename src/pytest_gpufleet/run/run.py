@@ -145,8 +145,7 @@ class Run:
         faults = [replace(fault, check=check, watched=True) for fault in self.health.check(failed)]
         for fault in faults:
             self.accuse(fault)
-        for shown in self.health.noticed:
-            self.record_event("noticed", fault=replace(shown, check=check, watched=True).to_json())
+        self.notice(replace(shown, check=check, watched=True) for shown in self.health.noticed)
         if self.health.unread:
             self.evidence.spoil(f"an XID may have gone unseen: {self.health.unread}")
         return faults
@@ -184,6 +183,11 @@ class Run:
         """Put on record what is wrong, and tell who listens."""
         self.record_event("fault", fault=fault.to_json())
         self.hear_fault(fault)
+
+    def notice(self, shown: Iterable[Fault]) -> None:
+        """Put on record what is told beside the verdict and speaks against nothing."""
+        for fault in shown:
+            self.record_event("noticed", fault=fault.to_json())
 
     def cluster_header(self) -> dict[str, Any]:
         """What evidence says first of a run on many nodes."""

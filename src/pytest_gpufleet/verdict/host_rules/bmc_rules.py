@@ -133,6 +133,15 @@ def logged_since(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Faul
     return _summed_up(event for event in _new(before, now) if event["asserted"] and _code(event))
 
 
+def log_full(log: Mapping[str, Any]) -> list[Fault]:
+    """That the log has no room: nearly all BMCs take no more events then, and some write over their oldest ones. It is
+    so of many machines that are sound, so it speaks against none."""
+    if not log["full"]:
+        return []
+    last = f"its last entry is of {log['events'][-1]['at']}" if log["events"] else "none of its entries can be read"
+    return [Fault("bmc_log_full", (THIS_NODE,), f"{last}, and it may have taken none since: save and clear it")]
+
+
 def cleared_since(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether somebody has cleared the log between two readings, and with it what it would have told."""
     return any(event["what"] == CLEARED for event in _new(before, now))
