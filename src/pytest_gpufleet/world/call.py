@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from pytest_gpufleet.world.rank_spec import RankSpec
 
@@ -15,10 +16,12 @@ START = 0  # the call that a rank answers when it is ready: nobody has sent it
 
 @dataclass(frozen=True)
 class Reporting:
-    """`filters`: those of the module warnings, packed; `log_level`: below it nothing is logged."""
+    """`filters`: those of the module warnings, packed; `log_level`: below it nothing is logged. `counting`: by which
+    options lines are counted, None if they are not."""
 
     filters: bytes
     log_level: int
+    counting: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Call:
     process group of each. `local_sizes`: how many of these ranks each node has.
 
     `post_mortem`: a rank on which it fails asks for the terminal, and for somebody to look at what failed.
-    `reporting`: what is to be heard of warnings and log records; None: what a rank does by itself.
+    `reporting`: what is to be heard of warnings, log records and lines; None: what a rank does by itself.
     `number`: no other call of this world has it, and its answers bear it. `test`: no other test of this session has it.
     """
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpufleet.world import notices, shipping
+from pytest_gpufleet.world import counted_lines, notices, shipping
 from pytest_gpufleet.world.answers import collect
 from pytest_gpufleet.world.attempts import Attempts
 from pytest_gpufleet.world.call import START, Call, Members, local_sizes
@@ -86,7 +86,7 @@ class Pool:
             self._start()
             if call.with_group:
                 self._join(tuple(members for members in call.groups if members not in self._joined))
-            # Tests of the suite judge machines, and not what libraries warn of.
+            # Tests of the suite judge machines, and not what libraries warn of. Counting lines would slow them.
             wanted = notices.reporting() if self._foreign_test() else None
             outcomes = self._run(replace(call, reporting=wanted), self._seconds_left(timeout))
             echo_output(outcomes)
@@ -201,6 +201,7 @@ class Pool:
         finally:
             loans.over()
         notices.show(answers.outcomes)
+        counted_lines.add(answers.outcomes)
         if answers.failed or not answers.ranks.issuperset(call.ranks):
             raise diagnose(self._engine, self.specs, call, answers, timeout)
         return answers.outcomes

@@ -51,12 +51,18 @@ class News:
     exitcode: int | None
 
 
+# By which coverage counts every new Python from its start. Here that would be all ranks for all their life, killed
+# before they could write what was counted: world/counted_lines.py counts on them.
+NOT_FOR_RANKS = {"COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"}
+
+
 def launch(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start the process: a fresh Python that does nothing but `serve`."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
     told = [" ".join(modules) for modules in (preload, idle)]
     return subprocess.Popen(
         [sys.executable, *flags, "-c", BOOT, str(control_descriptor), *told, *map(str, sys.path)],
+        env={name: value for name, value in os.environ.items() if name not in NOT_FOR_RANKS},
         stdin=subprocess.DEVNULL,
         pass_fds=[control_descriptor],
         start_new_session=True,  # signals of the terminal are for the controller

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.world.call import START, Call
+from pytest_gpufleet.world.counted_lines import LineCounter
 from pytest_gpufleet.world.engines.channel import RankEnd
 from pytest_gpufleet.world.engines.rank_files import RankFiles
 from pytest_gpufleet.world.notices import Notices
@@ -59,7 +60,7 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
     _write_flight_recorder_on_request(files.recorder)
     spec.prepare()
     progress = Progress(files.progress)
-    debugging, notices = Debugging(connection), Notices()
+    debugging, notices, lines = Debugging(connection), Notices(), LineCounter()
 
     state: RankState | None = None
 
@@ -72,7 +73,7 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
 
     def answer(number: int, name: str, body: Callable[[], Any]) -> None:
         outcome = _perform(number, name, progress, body, output)
-        connection.send(pickle.dumps(replace(outcome, notices=notices.take())))
+        connection.send(pickle.dumps(replace(outcome, notices=notices.take(), lines=lines.take())))
 
     answer(START, "start", prepare)
     while True:
@@ -81,10 +82,12 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
         except EOFError:
             return
         assert state is not None  # the controller sends nothing to a rank that did not start
-        answer(call.number, call.name, partial(_run, call, spec, state, progress, debugging))
+        answer(call.number, call.name, partial(_run, call, spec, state, progress, debugging, lines))
 
 
-def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress, debugging: Debugging) -> Any:
+def _run(
+    call: Call, spec: RankSpec, state: RankState, progress: Progress, debugging: Debugging, lines: LineCounter
+) -> Any:
     __tracebackhide__ = True
     state.before_call(call.test, call.reporting)
     members = call.group_of(spec.index)
@@ -101,6 +104,8 @@ def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress, debug
         _progress=progress,
     )
     function, args, kwargs = unpack(call.work)
+    if call.reporting is not None:
+        lines.begin(call.reporting.counting)
     try:
         return function(rank, *args, **kwargs)
     except BaseException as error:
