@@ -8,6 +8,7 @@ from pytest_gpufleet import ORDER_LINES, GpuTopology, Machine, Order, expect_as_
 
 pytestmark = [
     pytest.mark.chapter("Order", "Is this the machine that was bought?"),
+    pytest.mark.proves_sound,
     pytest.mark.needs(gpus=True),
 ]
 

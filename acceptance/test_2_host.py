@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -122,43 +123,49 @@ def test_processors_are_online(machine: Machine) -> None:
 # ---------------------------------------------------------------- power and cooling
 
 
+@pytest.fixture(scope="module")
+def asked_once(host_now: Now) -> Now:
+    """asked_once(fact): as host_now has told it to the first of these checks: asking the BMC takes seconds."""
+    return cache(host_now)
+
+
 @pytest.mark.level("standard")
-def test_power_supplies_are_sound(host_before: Now, host_now: Now) -> None:
+def test_power_supplies_are_sound(asked_once: Now) -> None:
     """Every power supply works and has mains, and together they are redundant, as far as the BMC tells
 
     With a dead power supply the others carry its load: the machine runs, until a step of load or the next failure takes
     it down, or GPUs are slowed down by the power brake. A bay that is empty shows as redundancy that is lost. Look at
     cable and socket of the one that is named, then replace it; `ipmitool sdr type "Power Supply"` shows all.
     """
-    bmc = bmc_of(host_before, host_now)
+    bmc = of_host(asked_once, "bmc")
     if not bmc["power"]:
         not_applicable("the BMC has no sensor of power supplies")
     expect_none(power_ills(bmc))
 
 
 @pytest.mark.level("standard")
-def test_fans_are_sound(host_before: Now, host_now: Now) -> None:
+def test_fans_are_sound(asked_once: Now) -> None:
     """Every fan turns as fast as the BMC asks for at least
 
     A dead fan shows as GPUs or memory modules that become slow in one part of the machine only. Limits are the BMC's
     own; a fan without a reading is taken for one that is not there. Replace the one that is named, and look for what
     blocks it; `ipmitool sdr type Fan` shows all.
     """
-    bmc = bmc_of(host_before, host_now)
+    bmc = of_host(asked_once, "bmc")
     if not bmc["fans"]:
         not_applicable("the BMC has no sensor of fans, as where water or the rack cools the machine")
     expect_none(fan_ills(bmc))
 
 
 @pytest.mark.level("standard")
-def test_air_comes_in_cool(host_before: Now, host_now: Now) -> None:
+def test_air_comes_in_cool(asked_once: Now) -> None:
     """The air that comes in is within the BMC's own limits, and no part of the host is beyond its critical ones
 
     Where the air is warm already, GPUs run hotter and slower, and that is the room's fault and not theirs. Look at the
     cooling of the room and the rack, at blanking panels and at what blocks the air. A part that is too hot: look at its
     heat sink and at fans and ducts near it. `ipmitool sdr type Temperature` shows all.
     """
-    bmc = bmc_of(host_before, host_now)
+    bmc = of_host(asked_once, "bmc")
     if not any(sensor["status"] != "ns" for sensor in bmc["temperatures"] if is_inlet(sensor)):
         expect_none(temperature_ills(bmc))
         not_applicable("no sensor of the BMC that has a reading is called inlet, intake or ambient")
@@ -166,7 +173,7 @@ def test_air_comes_in_cool(host_before: Now, host_now: Now) -> None:
 
 
 @pytest.mark.level("standard")
-def test_bmc_logged_no_grave_error(host_before: Now, host_now: Now, notice: Notice) -> None:
+def test_bmc_logged_no_grave_error(asked_once: Now, notice: Notice) -> None:
     """The BMC's log holds no uncorrectable error of memory, processor or PCIe and no failed power of the last 30 days
 
     The BMC remembers what the kernel forgets at a reboot: memory modules, processors, slots and power supplies that
@@ -174,7 +181,7 @@ def test_bmc_logged_no_grave_error(host_before: Now, host_now: Now, notice: Noti
     shows the log. Mend what is named, then save and clear the log (`ipmitool sel save FILE`, `ipmitool sel clear`).
     A log that is full is read as it is, and told beside the verdict: what happened since it was full is not in it.
     """
-    bmc = bmc_of(host_before, host_now)
+    bmc = of_host(asked_once, "bmc")
     if bmc["log"] is None:
         not_applicable(f"the BMC's log cannot be read: {bmc['log_untold']}")
     notice(log_full(bmc["log"]))
@@ -187,10 +194,11 @@ def test_bmc_logged_nothing_during_the_run(host_before: Now, host_now: Now, noti
     """The BMC logged no error of power, cooling, memory or PCIe while this run lasted, and all is still sound
 
     A power supply that drops out for a second under load, a fan that stalls or an error that was noticed below the
-    kernel leaves its trace here only, also where it went away again since. `ipmitool sel elist` shows the log. Look at
-    the part that is named. A log that is full and took nothing cannot show such an event: that is told beside the
-    verdict, and what the sensors say counts. To see more, save and clear it (`ipmitool sel save FILE`, `ipmitool sel
-    clear`) and run again; so also where somebody has cleared it while this run lasted, for then it proves nothing.
+    kernel leaves its trace here only, also where it went away again since. A run that was resumed looks back to the
+    begin of its first session. `ipmitool sel elist` shows the log. Look at the part that is named. A log that is full
+    and took nothing cannot show such an event: that is told beside the verdict, and what the sensors say counts. To see
+    more, save and clear it (`ipmitool sel save FILE`, `ipmitool sel clear`) and run again; so also where somebody has
+    cleared it while this run lasted, for then it proves nothing.
     """
     if host_before("bmc") is None:
         not_applicable("nobody asked the BMC when this run began")
@@ -207,8 +215,3 @@ def test_bmc_logged_nothing_during_the_run(host_before: Now, host_now: Now, noti
         not_applicable(
             "the BMC's log is full, so nothing that happened in this run can be seen in it: save and clear it"
         )
-
-
-def bmc_of(host_before: Now, host_now: Now) -> Any:
-    """What the BMC told first in this run: asking it takes seconds."""
-    return of_host(lambda fact: host_before(fact) or host_now(fact), "bmc")

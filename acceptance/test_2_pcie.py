@@ -26,6 +26,7 @@ from pytest_gpufleet import (
 
 pytestmark = [
     pytest.mark.chapter("PCIe", "Are all links whole, and can network adapters reach the memory of GPUs?"),
+    pytest.mark.proves_sound,
     pytest.mark.needs(gpus=True),
 ]
 

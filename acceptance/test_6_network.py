@@ -31,6 +31,7 @@ needs_gpus = pytest.mark.needs(gpus=True)
 
 
 @needs_gpus
+@pytest.mark.proves_sound
 def test_transceivers_are_well(host_now: Callable[[str], Any]) -> None:
     """Transceivers report no fault and work within their own limits
 
@@ -43,6 +44,7 @@ def test_transceivers_are_well(host_now: Callable[[str], Any]) -> None:
 
 
 @needs_gpus
+@pytest.mark.proves_sound
 def test_links_have_few_bit_errors(host_now: Callable[[str], Any]) -> None:
     """Network links have no more bit errors than healthy ones, and stay up
 

@@ -76,6 +76,7 @@ def outcomes(here: Recorded, asked: int = 4, **more: Any) -> dict[str, Outcome]:
         "fleet_order": None,
         "host_now": here.machine.host.get,
         "host_before": {}.get,
+        "asked_once": here.machine.host.get,
         "notice": lambda shown: None,
         "pytestconfig": SimpleNamespace(getoption={"gpus": asked}.get),
         **more,

@@ -196,7 +196,8 @@ def check_all(first: Any, now: Any) -> dict[str, str]:
 def checked(first: Any, now: Any) -> tuple[dict[str, str], list[str]]:
     """How each check ends, and the codes of what is told beside the verdict."""
     told: list[Fault] = []
-    ended = outcomes(recorded(), host_before={"bmc": first}.get, host_now={"bmc": now}.get, notice=told.extend)
+    before, at_the_end = {"bmc": first}.get, {"bmc": now}.get
+    ended = outcomes(recorded(), asked_once=before, host_before=before, host_now=at_the_end, notice=told.extend)
     return {name: ended[name].what for name in CHECKS}, [fault.code for fault in told]
 
 

@@ -297,6 +297,38 @@ def test_what_a_check_has_noticed_goes_along_unless_the_check_looks_again(tmp_pa
     assert [(fault["check"], fault["watched"]) for fault in left] == [(done, False), (again, True)]
 
 
+def test_what_only_looks_at_the_machine_looks_again(tmp_path):
+    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+    first = cut_short(tmp_path / "first", limits=limits)
+    taken = resume.events(RunFolder(first), resume.load(RunFolder(first)))
+    carried = {content["check"]["id"].partition("/")[2] for kind, content in taken if kind == "check_finished"}
+    files = {check.partition("::")[0] for check in carried}
+    assert "test_3_exactness.py" in files
+    assert files.isdisjoint({"test_1_inventory.py", "test_1_order.py", "test_2_host.py", "test_2_pcie.py"})
+    assert "test_6_network.py::test_transceivers_are_well" not in carried
+
+
+LOOKS_BACK = """
+def test_looks_back(host_before, host_now):
+    assert host_before("bmc") == {"log": {"events": []}}
+    host_now("bmc")
+    assert host_before("bmc") == {"log": {"events": []}}
+    assert host_before("dmi") is None
+"""
+
+
+def test_the_host_is_compared_with_what_it_was_in_the_first_session(died, run_pytest, tmp_path):
+    folder = shutil.copytree(died.folders[0], tmp_path / "first")
+    first, later = {"log": {"events": []}}, {"log": {"events": ["a fan stalled"]}}
+    with (folder / "evidence.jsonl").open("a") as file:
+        file.writelines(
+            f"{json.dumps({'event': 'host_fact', 'fact': 'bmc', 'value': bmc})}\n" for bmc in (first, later)
+        )
+    options = ("--rehearse=2", "--fleet-dir=runs", f"--fleet-resume={folder}")
+    run = run_pytest(*options, files={"test_inner.py": MODULE + LOOKS_BACK, "repaired": ""})
+    assert run.outcomes["test_looks_back"] == "passed", run.text
+
+
 def test_a_run_that_only_died_spoils_nothing(tmp_path):
     (limits := tmp_path / "limits.toml").write_text(LIMITS)
     first = cut_short(tmp_path / "first", {"event": "check_started", "check": "own.py::test_dies"}, limits=limits)

@@ -107,7 +107,8 @@ def host_now(pytestconfig: pytest.Config) -> Callable[[str], Any]:
 
 @pytest.fixture(scope="session")
 def host_before(pytestconfig: pytest.Config) -> Callable[[str], Any]:
-    """host_before(fact): a fact of the host as host_now has told it first in this run; None if nobody has asked."""
+    """host_before(fact): a fact of the host as host_now has told it first in this run, and in the one that it goes on
+    with (--fleet-resume) if there is one; None if nobody has asked."""
     _own_machine(pytestconfig, "host_before", "the ranks: world.run(...)")
     return cast("Callable[[str], Any]", pytestconfig.stash[RUN].host_before.get)
 

@@ -55,6 +55,8 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     run.record_event("suite", manifest=shipped().to_json())
     for name, content in carried:
         run.record_event(name, **content)
+        if name == "host_fact":
+            run.host_before.setdefault(content["fact"], content["value"])
     run.carried = set(map(shipped().known_as, run.evidence.record.checks))
     run.last_things.enter_context(early_exit.noticed(lambda: conclusion.exited_early(run)))
 

@@ -72,7 +72,7 @@ class Run:
         self.open_things = ExitStack()  # closed before the evidence
         self.last_things = ExitStack()  # closed after it
         self.hear_fault: Callable[[Fault], None] = lambda fault: None  # called with each that is put on record
-        self.host_before: dict[str, Any] = {}  # facts of the host, as host_now has told them first
+        self.host_before: dict[str, Any] = {}  # facts of the host, as the first session of the run has told them first
         self._locks: ExitStack | None = None
 
     @cached_property
