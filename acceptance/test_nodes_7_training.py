@@ -11,9 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -99,12 +96,16 @@ def test_nodes_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup) -> No
 
 # ---------------------------------------------------------------- checkpoints
 
+# torch.distributed.checkpoint is imported where it is used: whoever only collects these checks shall not wait for it.
+
 Files = dict[str, bytes]
 
 
 def train_and_save(rank: Rank) -> tuple[Files, dict[str, Tensor], list[float]]:
     """Train with FSDP and save a checkpoint: what this rank has written, and the losses of the steps that follow; of
     the first rank also the weights in it."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
     model = fully_sharded(rank, network(rank))
     optimizer = sgd(model)
     for step in range(STEPS):
@@ -118,6 +119,9 @@ def train_and_save(rank: Rank) -> tuple[Files, dict[str, Tensor], list[float]]:
 
 
 def load_and_go_on(rank: Rank, files: Files, weights: dict[str, Tensor], losses: list[float]) -> None:
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     model = fully_sharded(rank, network(rank))
     optimizer = sgd(model)
     state = checkpoint(model, optimizer)
@@ -133,6 +137,8 @@ def load_and_go_on(rank: Rank, files: Files, weights: dict[str, Tensor], losses:
 
 
 def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
 
 

@@ -95,6 +95,23 @@ def test_rehearsal_passes_and_is_stamped_everywhere(rehearsal):
     assert f"report: runs/{folder.name}/report.html" in rehearsal.text
 
 
+LOADED = """
+import sys
+
+def pytest_unconfigure():
+    print("loaded:", *({"torch", "torch._dynamo", "torchvision", "triton", "matplotlib"} & set(sys.modules)))
+"""
+
+
+def test_level_quick_waits_for_nothing_that_others_need(run_fresh):
+    """The compiler, the networks and the plots take seconds to load, and this level runs before every job."""
+    run = run_fresh(
+        "-p", "loaded", ACCEPTANCE, "--rehearse", "--fleet-level=quick", FOLDER, files={"loaded.py": LOADED}
+    )
+    assert run.status == 0, run.text
+    assert re.findall(r"^loaded: (.*)$", run.text, re.MULTILINE) == ["torch"]
+
+
 def test_report_is_one_file_with_figures_and_a_place_to_sign(rehearsal):
     (folder,) = rehearsal.folders
     html = (folder / "report.html").read_text()

@@ -29,6 +29,7 @@ from pytest_gpufleet.report.page.rendering import stylesheet
 from pytest_gpufleet.report.page.summary_html import summary
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.verdict import conclude, remarks
+from tests.report import standard_run
 from tests.report.page import Page
 
 HOSTILE = "<script>alert('x')</script> & \x1b[31mred\x1b[0m \x00 \ud800 \"quoted\""
@@ -320,6 +321,13 @@ def test_matplotlib_waits_for_a_report() -> None:
     imports = ", ".join(f"pytest_gpufleet.{module}" for module in modules)
     code = f"import sys, {imports}; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(("seconds", "drawn"), [(2, False), (16, False), (60, True)])
+def test_what_the_gpus_did_is_drawn_where_there_is_something_to_see(
+    record_of: Callable[..., Record], seconds: int, drawn: bool
+) -> None:
+    assert ('id="fleet-seen"' in summary(record_of(telemetry=list(standard_run.telemetry(seconds))))) is drawn
 
 
 def test_stylesheet_knows_dark_mode_and_paper() -> None:

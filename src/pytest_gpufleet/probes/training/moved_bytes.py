@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 NO_TRAFFIC = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view", "detach")
 
@@ -25,12 +24,15 @@ def moved_bytes(step: Callable[[], object]) -> int:
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        from torch.utils.flop_counter import flop_registry  # which imports Triton
+
+        self._computed = flop_registry
         self.moved = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
-        if not (func.is_view or packet.__name__ in NO_TRAFFIC or packet in flop_registry):
+        if not (func.is_view or packet.__name__ in NO_TRAFFIC or packet in self._computed):
             given = [*args, *(kwargs or {}).values()]
             changed = [
                 value

@@ -43,6 +43,9 @@ from pytest_gpufleet.verdict.judgement import STEADY
 
 SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures
 STATES = ("met", LIKE_PEERS, "missed", "not judged", "for information")
+# Seconds of telemetry below which it is not drawn. Level quick of recorded machines had 7 to 16 samples, one a second,
+# in which no GPU became warm; to load matplotlib and draw them took a tenth of the run.
+SHORTEST_DRAWN = 20.0
 MOST_DRAWN = 24  # groups of checks with plots; the suite has ten, and evidence may come from anybody
 
 LEAVES_NOTHING_OPEN = {
@@ -224,7 +227,8 @@ def _drawn(findings: Sequence[Finding], hosts: wording.Hosts) -> Plots:
 
 
 def _telemetry(record: Record) -> Plots:
-    if len(record.telemetry) < 2:  # nothing to draw, and no need to load matplotlib
+    times = [sample["time"] for sample in record.telemetry]
+    if not times or max(times) - times[0] < SHORTEST_DRAWN:  # and no need to load matplotlib
         return []
     from pytest_gpufleet.report.plots import telemetry_plots
 
