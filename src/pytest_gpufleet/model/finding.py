@@ -33,7 +33,7 @@ class Finding:
     slower_than_peers: Mapping[Where, Finite] | None = None
     reason: str = ""
     required: bool = True
-    again: str = ""  # what held GPUs back when it missed: it was measured once more, and only that finding counts
+    again: str = ""  # why it was measured once more: only that finding counts
     tolerances: tuple[Tolerance, ...] = ()  # what may differ among peers; none where places are no peers
 
     def __post_init__(self) -> None:

@@ -44,7 +44,8 @@ class Judge:
         on_miss: Callable[[], Cause] | None = None,
     ) -> None:
         """Hold each of the measurements against its limit and its peers, and record all. `again` measures them once
-        more where one missed because its GPU was held back by the heavy load before; `on_miss` looks for the cause if
+        more where one missed because its GPU was held back by the heavy load before, or met its limit by samples that
+        differ; `on_miss` looks for the cause if
         one missed. TypeError for what is no Measurement, ValueError for none."""
         __tracebackhide__ = True
         run, item, shown = self._item.config.stash[RUN], self._item, tuple(shown)
@@ -54,8 +55,9 @@ class Judge:
         if not measurements:
             raise ValueError("judge() was given no measurement: nothing was judged")
         findings = run.judged(item.nodeid, measurements, required) + run.judged(item.nodeid, shown, False)
-        if again and (first := _held_back(findings, run.ground.topology)):
-            time.sleep(PAUSE_SECONDS)
+        if again and (first := _set_aside(findings, run.ground.topology)):
+            if any(finding.missed or finding.slower_than_peers for finding in first):
+                time.sleep(PAUSE_SECONDS)
             findings = [*first, *run.judged(item.nodeid, again(), required)]
         item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:
@@ -69,15 +71,15 @@ class Judge:
                 causes.append(fault)
 
 
-def _held_back(findings: Sequence[Finding], topology: GpuTopology) -> list[Finding]:
-    """The findings with those that missed set aside, if the heavy load before is the reason of all; else none."""
-    from pytest_gpufleet.verdict.heavy_load import held_back
+def _set_aside(findings: Sequence[Finding], topology: GpuTopology) -> list[Finding]:
+    """The findings with those set aside for which there is a reason to measure again; none if there is no reason, or if
+    one missed without."""
     from pytest_gpufleet.verdict.judgement import measured_again
+    from pytest_gpufleet.verdict.second_measurement import why_again
 
     figures = [finding for finding in findings if finding.measurement.metric != "spread"]
-    why = {id(finding): held_back(finding, topology) for finding in figures}
-    missed = [finding for finding in figures if finding.state == "missed"]
-    if not missed or not all(why[id(finding)] for finding in missed):
+    why = {id(finding): why_again(finding, topology) for finding in figures}
+    if not any(why.values()) or any(each.state == "missed" and not why[id(each)] for each in figures):
         return []
     return [measured_again(finding, why[id(finding)]) if why[id(finding)] else finding for finding in figures]
 

@@ -23,12 +23,12 @@ from pytest_gpufleet.model.suite import of_version
 from pytest_gpufleet.model.tolerance import Tolerance
 from pytest_gpufleet.verdict import node_contradictions
 from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart
-from pytest_gpufleet.verdict.heavy_load import held_back
 from pytest_gpufleet.verdict.judgement import deciding, held, tolerances_of, unsteady
 from pytest_gpufleet.verdict.orders import order_contradictions
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.profiles.profile import Profile
 from pytest_gpufleet.verdict.profiles.profile_file import SENSES
+from pytest_gpufleet.verdict.second_measurement import why_again
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, EXIT_STATUS, settled
 
 COUNT = "test_1_inventory.py::test_gpu_count"
@@ -98,7 +98,7 @@ def _findings(record: Record) -> Iterator[str]:
         if finding.limit is not None:
             yield from _limit(finding, finding.limit, record.topology.fabric)
         if finding.again and not _counts_later(finding, record):
-            yield f"{_told(finding)} is said to have been measured again, but nothing held the GPUs back, or it was not"
+            yield f"{_told(finding)} is said to have been measured again, but there was no reason, or it was not"
         compared = finding.measurement.definition.peer_tolerance is not None and finding.measurement.values
         if not rehearsal and bool(compared) != bool(finding.tolerances):
             yield f"{_told(finding)} has peers and is compared with none, or the other way round"
@@ -115,11 +115,12 @@ def _findings(record: Record) -> Iterator[str]:
 
 
 def _counts_later(finding: Finding, record: Record) -> bool:
-    """Whether a finding that missed was measured again for a reason, once."""
+    """Whether what was found was measured again for a reason, once."""
     later = record.findings[record.findings.index(finding) + 1 :]
     others = [each for each in later if not each.again and each.measurement.metric != "spread"]
     counts = [each for each in others if _key(each)[:2] == _key(finding)[:2]]
-    return len(counts) == 1 and finding.again == held_back(replace(finding, state="missed"), record.topology)
+    bare = replace(finding, state="not judged", missed=(), slower_than_peers=None, again="")
+    return len(counts) == 1 and finding.again == why_again(held(bare, record.topology, ""), record.topology)
 
 
 def _judged(finding: Finding) -> tuple[str, tuple[Where, ...], tuple[Where, ...]]:

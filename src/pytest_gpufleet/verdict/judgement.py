@@ -112,18 +112,22 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str) -> Finding:
     finding = replace(finding, slower_than_peers=slower)
     if missed or slower:
         reason = _missed_reason(len(missed), len(slower or ()))
-        missing = replace(finding, state="missed", missed=missed, reason=reason)
-        return measured_again(missing, finding.again) if finding.again else missing
+        return _counted(replace(finding, state="missed", missed=missed, reason=reason))
     if limit and not limit.weak:
-        return replace(finding, state="met")
+        return _counted(replace(finding, state="met"))
     if finding.required:
         return replace(finding, state="not judged", reason=WEAK if limit else no_limit)
     return replace(finding, state="for information")
 
 
+def _counted(finding: Finding) -> Finding:
+    return measured_again(finding, finding.again) if finding.again else finding
+
+
 def measured_again(finding: Finding, why: str) -> Finding:
-    """A missed finding that was measured once more, because of what held GPUs back: it is told and counts no longer."""
-    told = f"{finding.reason}, but {why}: it was measured once more after a pause, and the next finding counts"
+    """A judged finding of something that was measured once more: it is told and counts no longer."""
+    missed = f"{finding.reason}, but " if finding.missed or finding.slower_than_peers else ""
+    told = f"{missed}{why}: it was measured once more, and the next finding counts"
     return replace(finding, state="for information", again=why, reason=told)
 
 

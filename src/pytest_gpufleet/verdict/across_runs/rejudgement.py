@@ -109,6 +109,8 @@ def _on_nodes(check: Check, found: Mapping[int, Check], record: Record) -> Check
 def _findings(finding: Finding, record: Record, profile: Profile | None) -> list[Finding]:
     if finding.measurement.metric == "spread":  # it follows from another figure
         return []
+    if finding.again:  # only the one after it counts
+        return [finding]
     rehearsal = record.run.rehearsal
     new = judge(
         finding.measurement,

@@ -1,4 +1,4 @@
-"""A figure that missed while its GPU held itself back is measured once more, and no other is."""
+"""A figure that missed while its GPU held itself back, or of which the samples differ, is measured once more."""
 
 import json
 from dataclasses import replace
@@ -18,9 +18,9 @@ from pytest_gpufleet.plugin import judging
 from pytest_gpufleet.plugin.judging import Judge
 from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
 from pytest_gpufleet.verdict.contradictions import contradictions
-from pytest_gpufleet.verdict.heavy_load import held_back
-from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.judgement import judge, unsteady
 from pytest_gpufleet.verdict.profiles.profile import for_gpu
+from pytest_gpufleet.verdict.second_measurement import why_again
 
 H200 = "NVIDIA H200"
 FACTS = {"name": H200, "power_limit_watts": 700.0, "temperature_limits_c": {"slowdown": 89}}
@@ -52,18 +52,18 @@ def judged(measurement):
 def test_only_a_gpu_that_is_hot_or_at_its_power_limit_is_held_back(value, state, held):
     finding = judged(measured(value, state))
     assert (finding.state == "missed") == (value < 4130)
-    assert bool(held_back(finding, MACHINE)) == held
+    assert bool(why_again(finding, MACHINE)) == held
 
 
 def test_another_gpu_that_is_hot_excuses_nobody():
     slow = Measurement("memory_bandwidth", {gpu(0): 4280.0, gpu(1): 4000.0}, COPY, gpu_states={gpu(0): HOT})
-    assert held_back(judged(slow), MACHINE) == ""
+    assert why_again(judged(slow), MACHINE) == ""
 
 
 def test_a_product_is_its_own_heavy_load():
     slow = measured(100.0, FULL, "gemm", {"precision": "bf16", "at_once": "all"})
     assert judged(slow).state == "missed"
-    assert held_back(judged(slow), MACHINE) == ""
+    assert why_again(judged(slow), MACHINE) == ""
 
 
 @pytest.fixture
@@ -74,7 +74,9 @@ def run(monkeypatch):
     ground = SimpleNamespace(topology=MACHINE)
     run = SimpleNamespace(
         ground=ground,
-        judged=lambda check, figures, required: [judged(each) for each in figures],
+        judged=lambda check, figures, required: [
+            finding for each in map(judged, figures) for finding in (each, unsteady(each)) if finding
+        ],
         record_event=lambda name, **event: found.recorded.append(event),
     )
     hook = SimpleNamespace(pytest_gpufleet_finding=SimpleNamespace(get_hookimpls=list))
@@ -102,14 +104,49 @@ def test_what_misses_for_no_such_reason_is_not_measured_again(run, state):
     assert run.pauses == []
 
 
+STEADY, DISTURBED = (55.4, 55.4, 55.5), (54.0, 50.8, 53.9)  # GB/s; the second was seen on a healthy machine
+LOW = (29.0, 25.0, 29.2)
+
+
+def host_link(samples):
+    """Bandwidth from the host to GPU 0 with these samples, and to GPU 1 as it should be."""
+    conditions = {"direction": "host to device", "at_once": "one"}
+    values, states = {gpu(0): sorted(samples)[1], gpu(1): 55.4}, {gpu(0): COOL}
+    return Measurement("host_bandwidth", values, conditions, {gpu(0): samples, gpu(1): STEADY}, gpu_states=states)
+
+
+@pytest.mark.parametrize(("second", "missed"), [(STEADY, []), (DISTURBED, ["spread"]), (LOW, ["host_bandwidth"])])
+def test_samples_that_differ_are_measured_again_without_a_pause(run, second, missed):
+    run.judge(host_link(DISTURBED), again=lambda: [host_link(second)])
+    first, *_ = (codec.typed(event["finding"], Finding) for event in run.recorded)
+    assert run.pauses == []
+    assert (first.state, first.again) == ("for information", "the samples of gpu0 differed by 5.9%")
+    now = run.stash.get(MISSED, ([], []))[0]
+    assert [each.measurement.metric for each in now][:1] == missed
+
+
+def test_samples_that_differ_excuse_no_figure_that_misses(run):
+    run.judge(host_link(LOW), again=lambda: pytest.fail("it was measured again"))
+    assert run.stash[MISSED][0][0].measurement.metric == "host_bandwidth"
+
+
+def told(*findings):
+    header = msgspec.structs.replace(RunHeader(), plugin="9.9.9")
+    record = Record(run=header, topology=MACHINE, findings=list(findings), started=[findings[0].check])
+    return [each for each in contradictions(record) if "measured again" in each]
+
+
+def test_evidence_in_which_samples_that_do_not_differ_were_set_aside_contradicts_itself(run):
+    run.judge(host_link(DISTURBED), again=lambda: [host_link(STEADY)])
+    first, last = (codec.typed(json.loads(json.dumps(event["finding"])), Finding) for event in run.recorded)
+    assert told(first, last) == []
+    assert told(replace(first, measurement=host_link(STEADY)), last)
+    assert told(replace(first, measurement=host_link(LOW)), last)
+
+
 def test_evidence_in_which_a_miss_was_set_aside_for_no_reason_contradicts_itself(run):
     run.judge(measured(4000.0, HOT), again=lambda: [measured(4280.0, COOL)])
     first, last = (codec.typed(json.loads(json.dumps(event["finding"])), Finding) for event in run.recorded)
-
-    def told(*findings):
-        header = msgspec.structs.replace(RunHeader(), plugin="9.9.9")
-        record = Record(run=header, topology=MACHINE, findings=list(findings), started=[first.check])
-        return [each for each in contradictions(record) if "measured again" in each]
 
     assert told(first, last) == []
     assert told(first)  # the second is not there

@@ -1,9 +1,10 @@
-"""Whether a GPU still held itself back when a figure was measured, from the heavy load of the checks before.
+"""Which figures are measured a second time. The second one counts; both stay on record.
 
-Such a figure says nothing about what it is for. If it misses, it is measured once more after a pause, and the second
-one counts; both stay on record. One that misses while nothing held the GPU back is not measured again: whoever tries
-until something passes has tested nothing. Nor are figures whose own work is the heavy load, like matrix products: a GPU
-that is slow once it is hot is what they are to find.
+A figure that missed while its GPU still held itself back, from the heavy load of the checks before, says nothing about
+what it is for. Nor does one that met its limit by samples that differ: what the host did for a moment is no fault of a
+GPU, and a fault that makes figures change from one sample to the next does so again. One that misses for no such reason
+is not measured again: whoever tries until something passes has tested nothing. Nor are figures whose own work is the
+heavy load, like matrix products: a GPU that is slow, or changes, once it is hot is what they are to find.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState
 from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.verdict.judgement import unsteady
 
 # The GPU begins to slow itself down at the temperature that NVML calls its slowdown, and does at its power limit. On a
 # healthy H200 these are 89 C and 700 W; the hottest that was recorded had 67 C, and 480 W while its memory was copied.
@@ -23,13 +25,22 @@ OWN_LOAD = (
 )  # fmt: skip
 
 
-def held_back(finding: Finding, topology: GpuTopology) -> str:
+def why_again(finding: Finding, topology: GpuTopology) -> str:
+    """Why a figure is measured a second time; empty if it is not."""
+    if finding.measurement.metric in OWN_LOAD:
+        return ""
+    if finding.state == "missed":
+        return _held_back(finding, topology)
+    if not (spread := unsteady(finding)):
+        return ""
+    return "; ".join(f"the samples of {at} differed by {spread.measurement.values[at]:.1%}" for at in spread.missed)
+
+
+def _held_back(finding: Finding, topology: GpuTopology) -> str:
     """What held GPUs back, by the temperatures and the power that stand beside a missed figure; empty if nothing did,
     or if nobody knows."""
     measurement = finding.measurement
-    if finding.state != "missed" or measurement.metric in OWN_LOAD:
-        return ""
-    found = {at: _held_back(state, _of(at, topology)) for at, state in measurement.gpu_states.items()}
+    found = {at: _reason_of(state, _of(at, topology)) for at, state in measurement.gpu_states.items()}
     blamed = {*finding.missed, *(finding.slower_than_peers or ())}
     return "; ".join(f"{at} had {what}" for at, what in found.items() if what and at in blamed)
 
@@ -39,7 +50,7 @@ def _of(where: Where, topology: GpuTopology) -> list[Gpu]:
     return [gpu for gpu in topology.gpus if gpu.place in where.parts] or list(topology.gpus)
 
 
-def _held_back(state: GpuState, gpus: list[Gpu]) -> str:
+def _reason_of(state: GpuState, gpus: list[Gpu]) -> str:
     slowdowns = [(gpu.get("temperature_limits_c") or {}).get("slowdown") for gpu in gpus]
     celsius, watts = state.temperature_c or 0.0, state.power_watts or 0.0
     hot = [f"{celsius:g} C, and slows down at {each:g}" for each in slowdowns if each and celsius >= each - NEAR_KELVIN]
