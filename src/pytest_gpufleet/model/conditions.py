@@ -56,6 +56,8 @@ EACH_ALONE = "sum of each alone"
 ONE_WINDOW, WARMED_THROUGH, LINED_UP = "one window", "warmed through", "lined up"
 # Products and an all_reduce at once: only the time in which both were under way counts.
 SHARED_SPAN = "shared span"
+# Photos that are decoded on the GPUs, before they train on them.
+BY_NVJPEG = "nvjpeg"
 # How collectives of a few bytes were launched.
 LAUNCHES: dict[Condition, str] = {"replayed": "in a CUDA graph", "eager": "launched one by one"}
 
@@ -82,11 +84,12 @@ CONDITIONS: dict[str, ConditionType] = {
             WARMED_THROUGH,
             LINED_UP,
             SHARED_SPAN,
+            BY_NVJPEG,
             "replayed",
             "eager",
             *map(str, LOOPBACKS),
         ),
-        words={**METHODS, **LAUNCHES, **LOOPBACKS, EACH_ALONE: f"of the {EACH_ALONE}"},
+        words={**METHODS, **LAUNCHES, **LOOPBACKS, EACH_ALONE: f"of the {EACH_ALONE}", BY_NVJPEG: "decoded by nvJPEG"},
     ),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak", "fp8"), leads=True),
     "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),

@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.training.batch_size import fill_memory as fill_memory
     from pytest_gpufleet.probes.training.batch_size import throughput_by_batch as throughput_by_batch
     from pytest_gpufleet.probes.training.batches_on_gpus import throughput_on_gpus as throughput_on_gpus
+    from pytest_gpufleet.probes.training.gpu_decoder import decoder_difference as decoder_difference
+    from pytest_gpufleet.probes.training.gpu_decoder import wrongly_decoded as wrongly_decoded
     from pytest_gpufleet.probes.training.loader import fed_throughput as fed_throughput
     from pytest_gpufleet.probes.training.loader import write_photos as write_photos
     from pytest_gpufleet.probes.training.loop import train_throughput as train_throughput
@@ -126,6 +128,7 @@ _NAMES = {
     "search.wrong_data": ("who_corrupts",),
     "training.batch_size": ("FILLED", "fill_memory", "throughput_by_batch"),
     "training.batches_on_gpus": ("throughput_on_gpus",),
+    "training.gpu_decoder": ("decoder_difference", "wrongly_decoded"),
     "training.loader": ("fed_throughput", "write_photos"),
     "training.loop": ("train_throughput",),
     "training.method_comparison": ("in_words", "throughput_by"),
