@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import expect_none, of_host, sick_drives
-from pytest_gpufleet.probes import drive_read_faults
+from pytest_gpufleet import Judge, expect_none, of_host, sick_drives
+from pytest_gpufleet.probes import read_drive
 
 pytestmark = [
     pytest.mark.chapter("Disks", "Are the host's drives healthy, and do they give back what is written?"),
@@ -31,12 +31,17 @@ def test_drives_are_healthy(host_now: Callable[[str], Any]) -> None:
 
 @pytest.mark.level("burnin")
 @pytest.mark.needs(gpus=True)
-def test_drive_gives_back_what_is_written(disk_folder: Path | None) -> None:
+@pytest.mark.figures("drive_bandwidth", "drive_iops")
+def test_drive_gives_back_what_is_written(disk_folder: Path | None, judge: Judge) -> None:
     """What is written to the folder of --fleet-disk-folder is read from its drive as it was, in order and at random
 
-    1 GiB with a checksum for every 4 KiB, past the page cache, in half a minute; the file has no name and leaves
-    nothing behind. Data that come back changed mean that the drive, its cable, its controller or memory on the way
-    corrupts them, and nobody notices until a checkpoint does not load: look at the kernel log and replace the drive.
-    Name a folder on each drive in turn to test them all. It needs fio, and room for 2 GiB.
+    1 GiB with a checksum for every 4 KiB, past the page cache, in a minute; the file has no name and leaves nothing
+    behind. Data that come back changed mean that the drive, its cable, its controller or memory on the way corrupts
+    them, and nobody notices until a checkpoint does not load: look at the kernel log and replace the drive. How fast
+    one thread reads them is shown; a data sheet has higher rates, for many threads on a whole drive that is empty. One
+    far slower than another of its kind: look at its PCIe link and temperature. Name a folder on each drive in turn to
+    test them all. It needs fio, and room for 2 GiB.
     """
-    expect_none(drive_read_faults(disk_folder))
+    found = read_drive(disk_folder)
+    judge(*found.figures, required=False)
+    expect_none(found.faults)

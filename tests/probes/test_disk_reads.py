@@ -10,6 +10,7 @@ import pytest
 
 from pytest_gpufleet.hardware.tools import Untold, output
 from pytest_gpufleet.model.endings import NotApplicable
+from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.probes import disk_reads
 
 MiB = 1 << 20
@@ -17,11 +18,24 @@ MiB = 1 << 20
 FAILED = "fio: pid=12186, err=84/file:io_u.c:2190, func=io_u_queued_complete, error=Invalid or incomplete multibyte or wide character\n"  # noqa: E501
 
 
+# What it says of reading that a virtual machine's disk did, by job.
+READ = {
+    "read in order": {"bw_bytes": 633102490, "iops": 603.773585, "clat_ns": {"percentile": {"99.000000": 64225280}}},
+    "read at random": {"bw_bytes": 84940365, "iops": 20737.393909, "clat_ns": {"percentile": {"99.000000": 12648448}}},
+}
+
+
 def printed(before="", **errors):
     """What fio prints; the keys of a job are those that it has, without those that nobody reads."""
     jobs = [
-        {"jobname": name, "groupid": 0, "error": errors.get(name.split()[-1], 0), "elapsed": 1}
-        for name in ("written", "read in order", "read at random")
+        {
+            "jobname": name,
+            "groupid": 0,
+            "error": errors.get(name.removesuffix(" again").split()[-1], 0),
+            "elapsed": 1,
+            "read": READ.get(name.removesuffix(" again"), {"bw_bytes": 0, "iops": 0.0, "clat_ns": {}}),
+        }
+        for name in ("written", *READ, *(f"{name} again" for name in READ))
     ]
     return before + json.dumps({"fio version": "fio-3.33", "timestamp": 1795368126, "jobs": jobs}, indent=2)
 
@@ -43,9 +57,23 @@ def fio(monkeypatch):
     ids=["as it was written", "changed", "changed, read at random", "not written"],
 )
 def test_what_comes_back(tmp_path, fio, text, code, words):
-    found = disk_reads.drive_read_faults(tmp_path, MiB, lambda *command, **how: text)
-    assert [fault.code for fault in found] == ([code] if code else [])
+    found = disk_reads.read_drive(tmp_path, MiB, lambda *command, **how: text).faults
+    assert {fault.code for fault in found} == ({code} if code else set())
     assert all(words in fault.what and str(tmp_path) in fault.what for fault in found)
+
+
+def test_how_fast_it_was_read_is_told_with_what_it_was_measured_under(tmp_path, fio):
+    in_order, at_random = disk_reads.read_drive(tmp_path, MiB, lambda *command, **how: printed()).figures
+    assert (in_order.metric, dict(in_order.values)) == ("drive_bandwidth", {THIS_NODE: pytest.approx(0.633, rel=0.01)})
+    assert in_order.conditions == {"bytes": MiB, "queue_depth": 32}
+    assert (at_random.metric, dict(at_random.values)) == ("drive_iops", {THIS_NODE: pytest.approx(20737, rel=0.01)})
+    assert at_random.conditions == {"bytes": 4096, "queue_depth": 32}
+    assert at_random.details == {"folder": str(tmp_path), "99 % of reads took at most": "12.6 ms"}
+
+
+def test_what_could_not_be_read_has_no_figure(tmp_path, fio):
+    found = disk_reads.read_drive(tmp_path, MiB, lambda *command, **how: printed(random=EIO))
+    assert [figure.metric for figure in found.figures] == ["drive_bandwidth"]
 
 
 def test_the_file_has_room_and_no_name(tmp_path, fio):
@@ -56,7 +84,7 @@ def test_the_file_has_room_and_no_name(tmp_path, fio):
         seen.update(size=os.stat(file).st_size, names=os.listdir(tmp_path))
         return printed()
 
-    disk_reads.drive_read_faults(tmp_path, MiB, run)
+    disk_reads.read_drive(tmp_path, MiB, run)
     assert seen == {"size": MiB, "names": []}
 
 
@@ -76,13 +104,13 @@ def untold(*command, **how):
 )
 def test_why_nothing_was_read(tmp_path, fio, folder, nbytes, run, why):
     with pytest.raises(NotApplicable, match=why):
-        disk_reads.drive_read_faults(tmp_path if folder == "here" else folder, nbytes, run)
+        disk_reads.read_drive(tmp_path if folder == "here" else folder, nbytes, run)
 
 
 def test_without_fio_nothing_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(disk_reads.shutil, "which", lambda name: None)
     with pytest.raises(NotApplicable, match="fio is not installed"):
-        disk_reads.drive_read_faults(tmp_path)
+        disk_reads.read_drive(tmp_path)
 
 
 def test_a_folder_in_memory_is_on_no_drive(monkeypatch):
@@ -90,7 +118,7 @@ def test_a_folder_in_memory_is_on_no_drive(monkeypatch):
     if disk_reads._file_system(os.stat("/dev/shm").st_dev) != "tmpfs":
         pytest.skip("/dev/shm is no tmpfs here")
     with pytest.raises(NotApplicable, match="in memory"):
-        disk_reads.drive_read_faults(Path("/dev/shm"), MiB, untold)
+        disk_reads.read_drive(Path("/dev/shm"), MiB, untold)
 
 
 @pytest.mark.skipif(disk_reads.shutil.which("fio") is None, reason="fio is not installed")
@@ -102,13 +130,14 @@ def test_fio_itself(tmp_path, changed):
         file = next(each for each in command if each.startswith("--filename="))
         begin = command.index("--name=read in order")
         jobs = command.index("--name=written")
-        text = output(*command[:begin], **how)
+        output(*command[:begin], **how)
         if changed:
             with open(file.partition("=")[2], "r+b") as written:
                 written.seek(300_000)
                 written.write(b"others")
-        return output(*command[:jobs], *command[begin:], **how) if changed else text
+        return output(*command[:jobs], *command[begin:], **how)
 
-    found = disk_reads.drive_read_faults(tmp_path, 4 * MiB, run)
-    assert {fault.code for fault in found} == ({"drive_data_wrong"} if changed else set())
+    found = disk_reads.read_drive(tmp_path, 4 * MiB, run)
+    assert {fault.code for fault in found.faults} == ({"drive_data_wrong"} if changed else set())
+    assert [figure.metric for figure in found.figures] == ["drive_bandwidth", "drive_iops"]
     assert os.listdir(tmp_path) == []

@@ -110,6 +110,7 @@ CONDITIONS: dict[str, ConditionType] = {
     "algorithm": ConditionType(ALGORITHMS, "algorithm {}"),  # that NCCL_ALGO asks for
     "network": ConditionType(int, "{} Gb/s of network a node"),
     "port_rate": ConditionType(int, "ports of {} Gb/s"),
+    "queue_depth": ConditionType(int, "queue depth {}"),
     "nccl": ConditionType(int, "NCCL {}"),  # as NCCL writes its version: 22809 is 2.28.9
     "workload": ConditionType(
         ("custom", "sweep", "full memory", "comparison", "accumulation", "transformer"), "workload {}"

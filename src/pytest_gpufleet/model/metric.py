@@ -110,6 +110,10 @@ METRICS = {
         Metric("memory_bandwidth", "GB/s", "higher", "memory bandwidth", 0.03),
         Metric("host_bandwidth", "GB/s", "higher", "bandwidth between host and GPU", 0.10),
         Metric("host_memory_bandwidth", "GB/s", "higher", "bandwidth of host memory", 0.06),
+        # Of the one drive that a folder was named on: what another machine's gives depends on its make, on how full it
+        # is and on the file system, so these have no peers.
+        Metric("drive_bandwidth", "GB/s", "higher", "reading a drive in order", steady=False),
+        Metric("drive_iops", "reads/s", "higher", "reading a drive at random", steady=False),
         Metric("pair_bandwidth", "GB/s", "higher", "bandwidth between two GPUs", 0.03),
         Metric("pair_latency", "us", "lower", "latency between two GPUs"),
         Metric("train_throughput", "images/s", "higher", "training throughput"),

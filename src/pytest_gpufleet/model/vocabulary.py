@@ -44,6 +44,8 @@ MEASURED_UNDER: dict[str, tuple[str, ...]] = {
     "memory_bandwidth": ("operation", "at_once", "method"),
     "host_bandwidth": ("direction", "at_once", "method"),
     "host_memory_bandwidth": ("operation", "method"),
+    "drive_bandwidth": ("bytes", "queue_depth"),
+    "drive_iops": ("bytes", "queue_depth"),
     "pair_bandwidth": ("direction", "link", "fabric", "method"),
     "pair_latency": ("link", "fabric", "method"),
     "train_throughput": _TRAINING,

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.compute.soak import rate_of as rate_of
     from pytest_gpufleet.probes.compute.soak import soak_figures as soak_figures
     from pytest_gpufleet.probes.compute.soak import soak_turn as soak_turn
-    from pytest_gpufleet.probes.disk_reads import drive_read_faults as drive_read_faults
+    from pytest_gpufleet.probes.disk_reads import DriveRead as DriveRead
+    from pytest_gpufleet.probes.disk_reads import read_drive as read_drive
     from pytest_gpufleet.probes.links.copying import Copied as Copied
     from pytest_gpufleet.probes.links.host_copies import ONE_WAY as ONE_WAY
     from pytest_gpufleet.probes.links.host_copies import HostDirection as HostDirection
@@ -110,7 +111,7 @@ _NAMES = {
     "compute.fixed_work": ("fingerprints",),
     "compute.rate": ("PRECISIONS", "precisions_of", "product_rate", "relative_rate"),
     "compute.soak": ("Turn", "rate_of", "soak_figures", "soak_turn"),
-    "disk_reads": ("drive_read_faults",),
+    "disk_reads": ("DriveRead", "read_drive"),
     "links.copying": ("Copied",),
     "links.host_copies": ("ONE_WAY", "HostDirection", "host_bandwidth", "pcie_generation_under_load"),
     "links.pairs": ("PairDirection", "pair_bandwidth", "pair_latency", "wrong_data"),

@@ -1,4 +1,4 @@
-"""What was written to a drive, read again and compared, by fio."""
+"""What was written to a drive, read again and compared, and how fast it was read, by fio."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from errno import EILSEQ
 from pathlib import Path
 from typing import Any
@@ -16,29 +17,52 @@ from typing import Any
 from pytest_gpufleet.hardware.tools import Run, Untold, output
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import GiB, KiB, MiB
 from pytest_gpufleet.model.place import THIS_NODE
 
 READ_SECONDS = 10  # in order, and as long again at random
+RATE_SECONDS = 5  # of each of the two again, to see how fast it goes
+QUEUE_DEPTH = 32
 SECONDS = 120  # in which 1 GiB is written at less than 15 MB/s
 IN_MEMORY = ("tmpfs", "ramfs")
 ANY_STATUS = tuple(range(256))
-# Around the page cache, which would give back what never reached the drive. Each 4 KiB has a checksum of its own, so
-# that blocks of either size can be compared. Threads end with fio, processes would stay.
+# Around the page cache, which would give back what never reached the drive. Threads end with fio, processes would stay.
 ALL_JOBS = (
-    "--output-format=json", "--thread", "--direct=1", "--ioengine=libaio", "--iodepth=32",
-    "--verify=crc32c", "--verify_interval=4k", "--verify_fatal=1",
+    "--output-format=json", "--thread", "--direct=1", "--ioengine=libaio", f"--iodepth={QUEUE_DEPTH}",
     "--verify_state_save=0",
 )  # fmt: skip
+# Each 4 KiB has a checksum of its own, so that blocks of either size can be compared.
+COMPARED = ("--verify=crc32c", "--verify_interval=4k", "--verify_fatal=1")
+IN_ORDER, AT_RANDOM = ("--rw=read", "--bs=1M"), ("--rw=randread", "--bs=4k")
+# Comparing takes a processor longer than a fast drive needs to read, so rates are of jobs that do not.
+TIMED = ("--time_based", f"--runtime={RATE_SECONDS}")
 JOBS = (
-    *("--name=written", "--rw=write", "--bs=1M", "--do_verify=0", "--end_fsync=1"),
-    *("--name=read in order", "--stonewall", "--rw=read", "--bs=1M", f"--runtime={READ_SECONDS}"),
-    *("--name=read at random", "--stonewall", "--rw=randread", "--bs=4k", f"--runtime={READ_SECONDS}"),
+    *("--name=written", "--rw=write", "--bs=1M", *COMPARED, "--do_verify=0", "--end_fsync=1"),
+    *("--name=read in order", "--stonewall", *IN_ORDER, *COMPARED, f"--runtime={READ_SECONDS}"),
+    *("--name=read at random", "--stonewall", *AT_RANDOM, *COMPARED, f"--runtime={READ_SECONDS}"),
+    *("--name=read in order again", "--stonewall", *IN_ORDER, *TIMED),
+    *("--name=read at random again", "--stonewall", *AT_RANDOM, *TIMED),
 )
+# By job: the metric, the key of what fio read that it is, by how much that is divided, and the bytes of a block.
+RATES = {
+    "read in order again": ("drive_bandwidth", "bw_bytes", 1e9, MiB),
+    "read at random again": ("drive_iops", "iops", 1.0, 4 * KiB),
+}
 
 
-def drive_read_faults(folder: Path | None, nbytes: int = GiB, run: Run = output) -> list[Fault]:
-    """Write `nbytes` to a file in this folder, read them in order and at random past the page cache, and compare.
+@dataclass(frozen=True)
+class DriveRead:
+    """What was wrong with the data or with reading them, and the rates at which one thread read them."""
+
+    faults: tuple[Fault, ...]
+    figures: tuple[Measurement, ...]
+
+
+def read_drive(folder: Path | None, nbytes: int = GiB, run: Run = output) -> DriveRead:
+    """Write `nbytes` to a file in this folder, read them in order and at random past the page cache, and compare; then
+    read them again for drive_bandwidth (GB/s, in blocks of 1 MiB) and drive_iops (of 4 KiB at random), both by one
+    thread that has QUEUE_DEPTH reads under way.
 
     The file has no name, so that nothing of it is left, whatever becomes of this process. Not applicable without a
     folder or fio, where the folder has no room for twice as much, or lies on no drive.
@@ -73,18 +97,19 @@ def _file_system(device: int) -> str:
     return next((each[each.index("-") + 1] for each in mounted if each[2] == number), "")
 
 
-def _read_back(file: str, nbytes: int, folder: Path, run: Run) -> list[Fault]:
+def _read_back(file: str, nbytes: int, folder: Path, run: Run) -> DriveRead:
     began = time.monotonic()
     try:
         printed = run(
             "fio", f"--filename={file}", f"--size={nbytes}", *ALL_JOBS, *JOBS, seconds=SECONDS, statuses=ANY_STATUS
         )
-        return faults_of(_jobs(printed), folder)
+        jobs = _jobs(printed)
+        return DriveRead(tuple(faults_of(jobs, folder)), tuple(rates_of(jobs, folder)))
     except Untold as why:
         if time.monotonic() - began < SECONDS:
             not_applicable(str(why))
         what = f"{folder}: {nbytes / GiB:g} GiB could not be written and read within {SECONDS} s"
-        return [Fault("drive_unreadable", (THIS_NODE,), what)]
+        return DriveRead((Fault("drive_unreadable", (THIS_NODE,), what),), ())
 
 
 def _jobs(printed: str) -> list[Any]:
@@ -108,6 +133,20 @@ def faults_of(jobs: Iterable[Mapping[str, Any]], folder: Path) -> list[Fault]:
         for job in jobs
         if job["error"]
     ]
+
+
+def rates_of(jobs: Iterable[Mapping[str, Any]], folder: Path) -> list[Measurement]:
+    """None of a job that failed."""
+    found = []
+    for job in jobs:
+        metric, key, unit, nbytes = RATES.get(job["jobname"], ("", "", 1.0, 0))
+        if metric and not job["error"]:
+            read = job["read"]
+            slowest = read["clat_ns"]["percentile"]["99.000000"] / 1e6
+            conditions = {"bytes": nbytes, "queue_depth": QUEUE_DEPTH}
+            details = {"folder": str(folder), "99 % of reads took at most": f"{slowest:.3g} ms"}
+            found.append(Measurement(metric, {THIS_NODE: read[key] / unit}, conditions, details=details))
+    return found
 
 
 def _error(job: Mapping[str, Any]) -> str:
