@@ -26,22 +26,32 @@ def fp8_linear(x: Tensor, weight: Tensor) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor) -> Tensor:
-        context.save_for_backward(x, weight)
-        return _product(scaled(x, NUMBERS), scaled(weight.t(), NUMBERS), x.dtype, fast=True)
+        scaled_x, scaled_weight = scaled(x, NUMBERS), scaled(weight, NUMBERS)
+        context.save_for_backward(*scaled_x, *scaled_weight)
+        context.dtype = weight.dtype
+        return _product(scaled_x, _transposed(scaled_weight), x.dtype, fast=True)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = context.saved_tensors
-        of_x = _product(scaled(gradient, GRADIENTS), scaled(weight, NUMBERS), x.dtype)
-        of_weight = _product(scaled(gradient.t(), GRADIENTS), scaled(x, NUMBERS), x.dtype)
-        return of_x, of_weight.to(weight.dtype)
+        x, of_x, weight, of_weight = context.saved_tensors
+        scaled_gradient = scaled(gradient, GRADIENTS)
+        gradient_of_x = _product(scaled_gradient, (weight, of_weight), gradient.dtype)
+        gradient_of_weight = _product(_transposed(scaled_gradient), (x, of_x), gradient.dtype)
+        return gradient_of_x, gradient_of_weight.to(context.dtype)
 
 
 def scaled(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The tensor in `dtype`, and what it is to be multiplied with: a number in float32 on the same device."""
-    scale = tensor.detach().abs().amax().float().clamp(min=LEAST) / torch.finfo(dtype).max
-    most = torch.finfo(dtype).max
-    return (tensor.float() / scale).clamp(-most, most).to(dtype), scale
+    # The largest number comes to the largest of the format, up to the last bit of float32, which rounding takes away.
+    most = torch.linalg.vector_norm(tensor.detach(), torch.inf)
+    scale = most.float().clamp(min=LEAST) / torch.finfo(dtype).max
+    # By a vector of one number, so that torch divides in float32 without a copy in float32 before.
+    return (tensor / scale.view(1)).to(dtype), scale
+
+
+def _transposed(scaled: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    numbers, scale = scaled
+    return numbers.t(), scale
 
 
 def _product(
