@@ -112,6 +112,25 @@ def test_level_quick_waits_for_nothing_that_others_need(run_fresh):
     assert re.findall(r"^loaded: (.*)$", run.text, re.MULTILINE) == ["torch"]
 
 
+def test_trainings_tell_their_losses(rehearsal):
+    """Each GPU its own, or all together one; those of each training fall."""
+    told = {}
+    for each in rehearsal.record.losses:
+        told.setdefault(each.check.rsplit("::", 1)[-1], []).append(each.curve)
+    for check, places in {
+        "test_phase_2_loss_falls": ["cpu0", "cpu1"],
+        "test_loss_follows_fp32[bf16]": ["cpu0", "cpu0", "cpu1", "cpu1"],
+        "test_all_train_as_one_gpu[ddp]": ["world"],
+        "test_all_train_as_one_gpu[fsdp]": ["world"],
+        "test_each_gpu_alone": ["cpu0", "cpu1"],
+        "test_throughput_and_scaling[amp]": ["cpu0", "cpu1", "world"],
+        "test_speed_of_each_gpu_alone": ["cpu0", "cpu1"],
+        "test_all_together": ["cpu0", "cpu1", "world"],
+    }.items():
+        assert sorted(str(curve.place) for curve in told[check]) == places, check
+        assert all(curve.losses[-1] < curve.losses[0] for curve in told[check]), check
+
+
 def test_report_is_one_file_with_figures_and_a_place_to_sign(rehearsal):
     (folder,) = rehearsal.folders
     html = (folder / "report.html").read_text()

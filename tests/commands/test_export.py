@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from pathlib import Path
 
@@ -14,12 +15,31 @@ from pytest_gpufleet.report.exports.tracked import Tracked, tracked
 from pytest_gpufleet.run.folder import RunFolder
 from tests.conftest import ROOT
 
-RUN = ROOT / "tests/recorded/h200x4-b"
+RECORDED = ROOT / "tests/recorded/h200x4-b/evidence.jsonl"
+# Of a version that told no losses: as a later one would have told some.
+RESNET = {"model": "resnet50", "recipe": "amp", "ranks": 1}
+LOSSES = [
+    {"training": RESNET, "place": "gpu0", "steps": [1, 21, 41], "losses": [7.08, 6.5, 6.34]},
+    {"training": RESNET, "place": "gpu1", "steps": [1, 21, 41], "losses": [7.09, 6.6, 6.35]},
+    {"training": {**RESNET, "ranks": 2}, "place": "world", "steps": [1, 2], "losses": [7.0, 6.9]},
+    {"training": RESNET, "place": "gpu0", "steps": [1, 21], "losses": [7.08, 6.4]},  # once more
+]
 
 
 @pytest.fixture(scope="module")
-def content() -> Tracked:
-    folder = RunFolder(RUN)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "node7"
+    folder.mkdir()
+    *lines, verdict = RECORDED.read_text().splitlines(keepends=True)
+    told = {"t": "2026-11-20T23:30:00.000+00:00", "event": "losses", "check": "acceptance/test_8.py::test_trains[amp]"}
+    lines += [json.dumps({**told, "curve": curve}) + "\n" for curve in LOSSES]
+    (folder / "evidence.jsonl").write_text("".join([*lines, verdict]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def content(run: Path) -> Tracked:
+    folder = RunFolder(run)
     return tracked(folder.record(), folder.digest())
 
 
@@ -27,8 +47,8 @@ def points(content: Tracked) -> list[tuple[str, int, float]]:
     return [(each.tag, point.step, point.value) for each in content.series for point in each.points]
 
 
-def test_figures_curves_and_telemetry_are_those_of_the_record(content: Tracked) -> None:
-    record = RunFolder(RUN).record()
+def test_figures_curves_and_telemetry_are_those_of_the_record(run: Path, content: Tracked) -> None:
+    record = RunFolder(run).record()
     by_tag = {each.tag: each for each in content.series}
     assert len(by_tag) == len(content.series)
     finding = next(each for each in record.findings if each.measurement.metric == "gemm_mean")
@@ -45,13 +65,24 @@ def test_figures_curves_and_telemetry_are_those_of_the_record(content: Tracked) 
     power = by_tag["telemetry/power_watts/gpu0"]
     assert [point.value for point in power.points] == [each["gpus"][0]["power_watts"] for each in record.telemetry]
     assert (power.unit, power.points[0].step) == ("W", 0)
-    assert content.about["evidence_sha256"] == RunFolder(RUN).digest()
+    assert content.about["evidence_sha256"] == RunFolder(run).digest()
 
 
-def test_csv(content: Tracked, tmp_path: Path) -> None:
-    assert cli.main(["export", str(RUN), "--to", "csv", "-o", str(tmp_path / "out")]) == 0
+def test_losses_are_a_series_for_each_training_and_place(content: Tracked) -> None:
+    losses = {each.tag: each for each in content.series if each.kind == "losses"}
+    alone, together = (f"losses/test_8.py::test_trains/model=resnet50, recipe=amp, ranks={count}" for count in (1, 2))
+    points = {tag: [(point.step, point.value) for point in each.points] for tag, each in losses.items()}
+    assert points == {
+        f"{alone}/gpu0": [(1, 7.08), (21, 6.4)],
+        f"{alone}/gpu1": [(1, 7.09), (21, 6.6), (41, 6.35)],
+        f"{together}/world": [(1, 7.0), (2, 6.9)],
+    }
+
+
+def test_csv(run: Path, content: Tracked, tmp_path: Path) -> None:
+    assert cli.main(["export", str(run), "--to", "csv", "-o", str(tmp_path / "out")]) == 0
     rows = []
-    for kind in ("figures", "curves", "telemetry"):
+    for kind in ("figures", "curves", "losses", "telemetry"):
         with (tmp_path / "out" / f"{kind}.csv").open(newline="") as file:
             for row in csv.DictReader(file):
                 tag = "/".join(filter(None, (kind, row["name"], row["conditions"], row["place"])))
@@ -59,12 +90,12 @@ def test_csv(content: Tracked, tmp_path: Path) -> None:
     assert rows == points(content)
 
 
-def test_tensorboard(content: Tracked, tmp_path: Path) -> None:
+def test_tensorboard(run: Path, content: Tracked, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import TENSORS, EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
-    assert cli.main(["export", str(RUN), "--to", "tensorboard", "-o", str(tmp_path / "out")]) == 0
+    assert cli.main(["export", str(run), "--to", "tensorboard", "-o", str(tmp_path / "out")]) == 0
     events = EventAccumulator(str(tmp_path / "out"), size_guidance={TENSORS: 0})
     events.Reload()
     read = {
@@ -80,12 +111,12 @@ def test_tensorboard(content: Tracked, tmp_path: Path) -> None:
     assert sample.time in read.values()
 
 
-def test_swanlab(content: Tracked, tmp_path: Path) -> None:
+def test_swanlab(run: Path, content: Tracked, tmp_path: Path) -> None:
     pytest.importorskip("swanlab")
     from swanlab.proto.swanlab.record.v1.record_pb2 import Record
     from swanlab.sdk.internal.core_python.store import DataStoreReader
 
-    assert cli.main(["export", str(RUN), "--to", "swanlab", "-o", str(tmp_path / "out")]) == 0
+    assert cli.main(["export", str(run), "--to", "swanlab", "-o", str(tmp_path / "out")]) == 0
     (file,) = (tmp_path / "out").rglob("*.swanlab")
     reader = DataStoreReader()
     reader.open(file)
@@ -95,19 +126,19 @@ def test_swanlab(content: Tracked, tmp_path: Path) -> None:
     assert content.about["evidence_sha256"] in next((tmp_path / "out").rglob("config.yaml")).read_text()
 
 
-def test_what_is_there_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_there_is_left_as_it_is(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").write_text("dear to me")
     for output in (tmp_path, tmp_path / "mine"):
-        assert cli.main(["export", str(RUN), "--to", "csv", "-o", str(output)]) == 1
+        assert cli.main(["export", str(run), "--to", "csv", "-o", str(output)]) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert "is not empty and is left as it is" in capsys.readouterr().err
     assert (tmp_path / "mine").read_text() == "dear to me"
 
 
 def test_a_missing_extra_is_told_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "find_spec", lambda name: None)
-    assert cli.main(["export", str(RUN), "--to", "swanlab", "-o", str(tmp_path / "out")]) == 1
+    assert cli.main(["export", str(run), "--to", "swanlab", "-o", str(tmp_path / "out")]) == 1
     assert "pip install 'pytest-gpufleet[swanlab]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -329,6 +329,16 @@ def test_the_host_is_compared_with_what_it_was_in_the_first_session(died, run_py
     assert run.outcomes["test_looks_back"] == "passed", run.text
 
 
+def test_losses_go_along_unless_the_check_runs_again(tmp_path):
+    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+    done, again = f"{runs.BANDWIDTH}[0]", "acceptance/test_8_resnet50.py::test_batch_sizes"
+    curve = {"training": {"model": "resnet50"}, "steps": [1], "losses": [7.1], "place": "gpu0"}
+    events = [{"event": "losses", "check": check, "curve": curve} for check in (done, again)]
+    first = cut_short(tmp_path / "first", *events, limits=limits)
+    taken = resume.events(RunFolder(first), resume.load(RunFolder(first)))
+    assert [content["check"] for kind, content in taken if kind == "losses"] == [done]
+
+
 def test_a_run_that_only_died_spoils_nothing(tmp_path):
     (limits := tmp_path / "limits.toml").write_text(LIMITS)
     first = cut_short(tmp_path / "first", {"event": "check_started", "check": "own.py::test_dies"}, limits=limits)

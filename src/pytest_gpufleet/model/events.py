@@ -34,6 +34,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
+from pytest_gpufleet.model.loss_curve import LossCurve
 from pytest_gpufleet.model.order_given import Order
 from pytest_gpufleet.model.session_facts import Conftest, Interference, Plugin
 from pytest_gpufleet.model.suite import Suite
@@ -161,6 +162,9 @@ class NodeFinished(Event, frozen=True, tag="node_finished"):
 
 
 class WorldStarted(Event, frozen=True, tag="world_started"):
+    """`check`: the one that needed the ranks; "" of versions before 0.3."""
+
+    check: str = ""
     ranks: Count = 0
     seconds: Amount = 0
 
@@ -190,6 +194,13 @@ class FingerprintsTaken(Event, frozen=True, tag="fingerprint"):
 
     check: str
     fingerprints: tuple[Fingerprint, ...]
+
+
+class LossesTold(Event, frozen=True, tag="losses"):
+    """A training of a check, if its probe tells its losses."""
+
+    check: str
+    curve: LossCurve
 
 
 class FaultFound(Event, frozen=True, tag="fault"):

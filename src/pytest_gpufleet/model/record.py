@@ -25,6 +25,7 @@ from pytest_gpufleet.model.events import (
     HostFact,
     InterferenceSeen,
     Judged,
+    LossesTold,
     MachineRead,
     NodeFinished,
     NodeLeftOut,
@@ -76,6 +77,7 @@ class Record:
     worlds: list[WorldStarted] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     fingerprints: dict[str, tuple[Fingerprint, ...]] = field(default_factory=dict)  # by the checks that took them
+    losses: list[LossesTold] = field(default_factory=list)
     checks: dict[str, Check] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     deselected: list[str] = field(default_factory=list)
@@ -167,6 +169,8 @@ class Record:
                 self.findings.append(finding)
             case FingerprintsTaken():
                 self.fingerprints[event.check] = event.fingerprints
+            case LossesTold():
+                self.losses.append(event)
             case HealthWorsened() | FaultFound() | Noticed():
                 self._accuse(event)
             case CheckFinished(check=check):
@@ -250,8 +254,7 @@ class Record:
             self.manifest = suite.manifest
 
     def _finish(self, check: Check, at: float) -> None:
-        before = self.checks.get(check.id)
-        if before and before.outcome != check.outcome:
+        if (before := self.checks.get(check.id)) and before.outcome != check.outcome:
             self.contradictions.append(f"{check.id} finished twice: {before.outcome}, and {check.outcome}")
         # A check that a hook before ours kept from starting may have failed; it cannot have passed.
         if check.id not in self._begun and not check.run and check.outcome == "passed":

@@ -42,6 +42,7 @@ class Ranks:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.test_deadline: float | None = None  # monotonic time, where pytest-timeout sets one
+        self.test = ""  # the running one
         self.foreign_test = ""  # the running test, if it is none of the suite
         self.environment: dict[str, str] = {}  # what of it steers drivers and libraries, when the run began
 
@@ -73,7 +74,7 @@ class Ranks:
             run.options.timeout,
             test_deadline=lambda: self.test_deadline,
             foreign_test=lambda: self.foreign_test,
-            on_event=lambda name, **content: run.record_event(name, **throughout(content)),
+            on_event=lambda name, **content: run.record_event(name, check=self.test, **throughout(content)),
         )
 
     def _engine(self) -> Engine:
@@ -113,7 +114,7 @@ class Ranks:
     def begin_test(self, test: str, of_the_suite: bool, fresh: bool) -> None:
         """A test of the suite finds ranks that no other test has used, and an environment that no other test, and no
         import of its file, has changed. `fresh`: a test asks for new ranks itself."""
-        self.foreign_test = "" if of_the_suite else test
+        self.test, self.foreign_test = test, "" if of_the_suite else test
         if of_the_suite:
             from pytest_gpufleet.hardware.environment import put_back
 

@@ -211,6 +211,8 @@ def events(folder: RunFolder, then: Record) -> list[tuple[str, dict[str, Any]]]:
             case {"event": "check_finished", "check": check}:
                 if check["id"] in passed:
                     taken.append(("check_finished", {"check": {**check, "run": check.get("run") or name}}))
+            case {"event": "losses", "check": check} if check not in passed:  # it runs again
+                pass
             case {"event": "fault", "fault": {"watched": False}}:  # the check runs again
                 pass
             case {"event": "noticed", "fault": {"watched": False, "check": check}} if check not in passed:

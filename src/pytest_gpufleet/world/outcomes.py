@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
+from pytest_gpufleet.model.loss_curve import LossCurve
 from pytest_gpufleet.world.call import ranks_text
 from pytest_gpufleet.world.counted_lines import Lines
 from pytest_gpufleet.world.notices import Notice
@@ -16,8 +17,8 @@ from pytest_gpufleet.world.notices import Notice
 class Outcome:
     """What a rank answers. Plain data: an exception itself often cannot be pickled. `kind`: "returned", "raised" or one
     of ENDINGS. `call` is the number of the call that it answers, `result` what was returned, packed, `phase` the one in
-    which it was raised, `seconds` how long the call took on this rank, `notices` what it has warned of, and `lines`
-    those that ran, if they are counted."""
+    which it was raised, `seconds` how long the call took on this rank, `notices` what it has warned of,
+    `losses` of the trainings that it tells of, and `lines` those that ran, if they are counted."""
 
     kind: str
     call: int
@@ -29,6 +30,7 @@ class Outcome:
     phase: str = ""
     seconds: float = 0.0
     notices: tuple[Notice, ...] = ()
+    losses: tuple[LossCurve, ...] = ()
     lines: Lines = field(default_factory=dict)
 
 

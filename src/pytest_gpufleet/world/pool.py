@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.world import counted_lines, notices, shipping
 from pytest_gpufleet.world.answers import collect
 from pytest_gpufleet.world.attempts import Attempts
@@ -32,7 +35,7 @@ class Pool:
 
     `timeout` is the default deadline of a call in seconds, `test_deadline()` the time on `clock` by which the running
     test must be done, if it has one; `foreign_test()` the running test if it is none of the suite; `on_event(name,
-    **content)` hears of every start.
+    **content)` hears of every start, and of losses that ranks tell.
     """
 
     def __init__(
@@ -202,9 +205,16 @@ class Pool:
             loans.over()
         notices.show(answers.outcomes)
         counted_lines.add(answers.outcomes)
+        self._keep_losses(answers.outcomes)
         if answers.failed or not answers.ranks.issuperset(call.ranks):
             raise diagnose(self._engine, self.specs, call, answers, timeout)
         return answers.outcomes
+
+    def _keep_losses(self, outcomes: Mapping[int, Outcome]) -> None:
+        for rank in sorted(outcomes):
+            for curve in outcomes[rank].losses:
+                placed = msgspec.structs.replace(curve, place=curve.place or self.specs[rank].place)
+                self._on_event("losses", curve=codec.plain(placed))
 
     def _seconds_left(self, timeout: float | None) -> float:
         seconds = self.timeout if timeout is None else timeout

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.loss_curve import LossCurve
+from pytest_gpufleet.model.metric import Condition, conditions, number
+from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.world.call import Members
 from pytest_gpufleet.world.worker.progress_board import Progress
 
@@ -37,6 +41,7 @@ class Rank:
     _members: Members | None = field(repr=False)  # of the group, if it has one
     _progress: Progress = field(repr=False)
     _phase: str = field(default="", repr=False)
+    _losses: list[LossCurve] = field(default_factory=list, repr=False)
 
     @property
     def group(self) -> ProcessGroup:
@@ -49,6 +54,20 @@ class Rank:
         """This rank with another process group of the same ranks."""
         assert self._members is not None
         return replace(self, _groups={self._members: group})
+
+    def record_losses(
+        self, training: Mapping[str, Condition], by_step: Mapping[int, float], place: Where | None = None
+    ) -> None:
+        """Put the losses of a training on record, for trackers: `gpufleet export` has them. Nothing is judged by them.
+
+        `training`: what was trained and how, like {"model": "resnet50", "ranks": 1}. `by_step`: the loss by the number
+        of steps done; what is not finite is left out. `place`: this rank's own GPU, or WORLD where the ranks train one
+        model together, which one of them tells.
+        """
+        losses = {int(step): number(loss, "a loss") for step, loss in by_step.items()}
+        finite = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
+        about = conditions(training, "what was trained")
+        self._losses.append(LossCurve(about, tuple(finite), tuple(finite.values()), place))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.probes.timing.all_ranks import line_up
+from pytest_gpufleet.model.metric import Condition
+from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.probes.timing.all_ranks import everyones, line_up
 from pytest_gpufleet.world.rank import Rank
 
 SAMPLES = 3
@@ -56,6 +59,16 @@ def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
         raise FloatingPointError(f"the loss became {loss.item()}")
     times = tuple(a.elapsed_time(b) / 1e3 if on_gpu else b - a for a, b in itertools.pairwise(marks))
     return Lap(seconds, times, loss.item(), processor_seconds)
+
+
+def record_losses(rank: Rank, training: Mapping[str, Condition], course: Sequence[Lap], *, together: bool) -> None:
+    """Put the loss at the end of each lap on record, by the steps done in all laps of the course up to it. Ranks that
+    train one model together have one curve, the mean of theirs: each sees its own data."""
+    steps, losses = itertools.accumulate(len(each.steps) for each in course), [each.loss for each in course]
+    if together:
+        losses = [fmean(column) for column in zip(*everyones(rank, losses), strict=True)]
+    if not together or rank.index == 0:
+        rank.record_losses(training, dict(zip(steps, losses, strict=True)), WORLD if together else None)
 
 
 def _mark(on_gpu: bool) -> Any:

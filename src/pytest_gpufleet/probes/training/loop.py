@@ -21,7 +21,7 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.tf32 import products_in_tf32
 from pytest_gpufleet.probes.timing.all_ranks import everyones, line_up
 from pytest_gpufleet.probes.training import cuda_graph, parallel_methods
-from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap
+from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap, record_losses
 from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Recipe, Workload, make_optimizer, plan
 from pytest_gpufleet.probes.training.utilization import utilization
 from pytest_gpufleet.world.rank import Rank
@@ -177,6 +177,7 @@ def train_throughput(
         torch.cuda.reset_peak_memory_stats()  # `_details` tells the peak
     with rank.phase(f"{training}, {ranks} rank(s)"), precision(training.recipe), _fitting(rank, training):
         laps = _laps(rank, training, together, communication, busy)
+        record_losses(rank, training.conditions(ranks), laps.course, together=together)
     samples = tuple(images * count / each.seconds for each in laps.usual)
     throughput = Reading(
         metric="train_throughput" if together else "solo_train_throughput",
@@ -193,30 +194,32 @@ def train_throughput(
 @dataclass(frozen=True)
 class Laps:
     """The first step, the samples, and, where asked for, samples without communication, and how busy the GPU was in
-    each of the usual ones."""
+    each of the usual ones. `course`: all laps in their order, the warm-up too."""
 
     first: Lap
     usual: Sequence[Lap]
     quiet: Sequence[Lap]
     busy: Sequence[float | None]
+    course: Sequence[Lap]
 
 
 def _laps(rank: Rank, training: Plan, together: bool, communication: bool, busy: bool) -> Laps:
     step, alone = steps_of(rank, training, together=together)
-    first = lap(rank, step, 1, together=together)
-    lap(rank, step, training.recipe.warm_up, together=together)
+    course = [lap(rank, step, each, together=together) for each in (1, training.recipe.warm_up)]
     usual, quiet, shares, count = [], [], [], training.recipe.steps
     if communication:
-        lap(rank, alone, 1)
+        course.append(lap(rank, alone, 1))
     if rank.size > 1:
         line_up(rank)  # also ranks that train alone: beside neighbours that still warm up they would be faster
     for _ in range(SAMPLES):
         usual.append(lap(rank, step, count, together=together))
+        course.append(usual[-1])
         if busy:
             shares.append(utilization(rank, usual[-1]))
         if communication:
             quiet.append(lap(rank, alone, count))
-    return Laps(first, usual, quiet, shares)
+            course.append(quiet[-1])
+    return Laps(course[0], usual, quiet, shares, course)
 
 
 def _utilization(conditions: Mapping[str, Condition], laps: Laps) -> list[Reading]:

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pytest_gpufleet.model.metric import Condition
+from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.training.loop import returns_memory
 from pytest_gpufleet.probes.training.replicas import differences
 from pytest_gpufleet.probes.training.small_network import full_precision
@@ -37,6 +39,11 @@ LEARNED = 0.8  # of the first loss, at most, after so many steps
 
 def _compared(rank: Rank) -> str:
     return "transformer-check" if rank.device.type == "cuda" else "transformer-tiny"
+
+
+def _training(rank: Rank, recipe: str) -> dict[str, Condition]:
+    """What of a training is the same on one rank and on all."""
+    return {"model": _compared(rank), "recipe": recipe, "batch": SHAPES[_compared(rank)].batch}
 
 
 def _losses(rank: Rank, recipe: str, method: str, parts: Iterable[int]) -> tuple[list[float], dict[str, Tensor]]:
@@ -83,6 +90,8 @@ def follows_fp32(rank: Rank, recipe: str) -> str:
         if told := unlike(gradients, right, GRADIENT_TOLERANCES[recipe]):
             return told
         (losses, _), (exact, _) = (_losses(rank, each, ALONE, [0]) for each in (recipe, "fp32"))
+    for each, course in ((recipe, losses), ("fp32", exact)):
+        rank.record_losses({**_training(rank, each), "ranks": 1}, dict(enumerate(course, 1)))
     return parting(losses, exact, TOLERANCES[recipe], "in fp32") or not_learned(losses)
 
 
@@ -95,7 +104,11 @@ def trains_as_one(rank: Rank, method: str) -> str:
         own, _ = _losses(rank, "fp32", method, [rank.index])
         mean = torch.tensor(own, dtype=torch.float64, device=rank.device)
         dist.all_reduce(mean, group=rank.group)
-    return parting((mean / rank.size).tolist(), alone, SAME, "on one rank") or not_learned(alone)
+    together: list[float] = (mean / rank.size).tolist()
+    if rank.index == 0:
+        training = {**_training(rank, "fp32"), "ranks": rank.size, "method": method}
+        rank.record_losses(training, dict(enumerate(together, 1)), WORLD)
+    return parting(together, alone, SAME, "on one rank") or not_learned(alone)
 
 
 @returns_memory

@@ -18,7 +18,7 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import lacking
 from pytest_gpufleet.probes.timing.all_ranks import agree, everyones
 from pytest_gpufleet.probes.training import parallel_methods
-from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap
+from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap, record_losses
 from pytest_gpufleet.probes.training.loop import returns_memory
 from pytest_gpufleet.probes.training.moved_bytes import moved_bytes
 from pytest_gpufleet.probes.training.sharding import fully_sharded
@@ -161,12 +161,15 @@ def token_throughput(
         first = lap(rank, step, 1, together=together)
         details: dict[str, Condition] = {} if together else {"bytes_a_token": _bytes_a_token(step, training)}
         samples_of = [step] if method != "ddp" else [step, _quiet(module, step)]
-        count, warm_up = _counts(rank, step, seconds / SAMPLES / len(samples_of))
-        lap(rank, step, warm_up, together=together)
+        tried = lap(rank, step, 2)
+        count, warm_up = _counts(rank, tried, seconds / SAMPLES / len(samples_of))
+        warm = lap(rank, step, warm_up, together=together)
         with Watch(rank.gpu) as watch:
             laps = [[lap(rank, each, count) for each in samples_of] for _ in range(SAMPLES)]
     usual = [each[0] for each in laps]
     conditions, rates = training.conditions(ranks, method), _rates(usual, ranks * training.tokens)
+    course = [first, tried, warm, *(each for pair in laps for each in pair)]
+    record_losses(rank, conditions, course, together=together)
     details |= _details(rank, training, first, usual, rates, ranks)
     throughput = Reading(
         "token_throughput" if together else "solo_token_throughput",
@@ -195,10 +198,9 @@ def _quiet(module: nn.Module, step: Step) -> Step:
     return quiet
 
 
-def _counts(rank: Rank, step: Step, seconds: float) -> tuple[int, int]:
+def _counts(rank: Rank, tried: Lap, seconds: float) -> tuple[int, int]:
     """Steps of a sample of so many seconds, and of the warm-up, as the slowest rank would have them."""
-    each = lap(rank, step, 2).mean
-    count = agree(rank, max(LEAST_STEPS, math.ceil(seconds / each)))
+    count = agree(rank, max(LEAST_STEPS, math.ceil(seconds / tried.mean)))
     return count, max(1, math.ceil(LEAD_IN * SAMPLES * count))
 
 

@@ -1,4 +1,4 @@
-"""What of a run goes to experiment trackers: figures, curves and telemetry as series of points."""
+"""What of a run goes to experiment trackers: figures, curves, losses and telemetry as series of points."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pytest_gpufleet.model.facts import READINGS
+from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.plots.curves import ALONG
@@ -23,8 +24,9 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Point:
-    """`step`: 0 of a figure; of a curve the size (bytes, batch or nodes); of telemetry milliseconds since the first
-    sample. `time`: seconds since the epoch; of figures and curves when the run began."""
+    """`step`: 0 of a figure; of a curve the size (bytes, batch or nodes); of losses the steps that were done; of
+    telemetry milliseconds since the first sample. `time`: seconds since the epoch; of figures and curves when the run
+    began, of losses when their check told them."""
 
     step: int
     value: float
@@ -33,7 +35,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """`kind`: figures, curves or telemetry. `along`: what the steps are, "" of a figure."""
+    """`kind`: figures, curves, losses or telemetry. `along`: what the steps are, "" of a figure."""
 
     kind: str
     name: str
@@ -74,7 +76,7 @@ def tracked(record: Record, sha256: str) -> Tracked:
         "pytest_gpufleet": run.plugin,
         "evidence_sha256": sha256,
     }
-    series = (*_figures(record), *_curves(record), *_telemetry(record))
+    series = (*_figures(record), *_curves(record), *_losses(record), *_telemetry(record))
     return Tracked({name: clean(value) for name, value in about.items()}, series)
 
 
@@ -108,6 +110,19 @@ def _curves(record: Record) -> Iterator[Series]:
             points = tuple(Point(size, curve[size], began) for size in sorted(curve))
             name, rest_told = f"{clean(figure.name)} by {along}", _words(dict(figure.conditions))
             yield Series("curves", name, figure.metric.unit, rest_told, at, along, points)
+
+
+def _losses(record: Record) -> Iterator[Series]:
+    """Named as the check that trains. Of what a check trained several times in the same way the last one."""
+    found = {}
+    for each in record.losses:
+        name, conditions = clean(check_name(each.check)), _words(each.curve.training)
+        told = zip(each.curve.steps, each.curve.losses, strict=True)
+        points = tuple(Point(step, loss, each.seconds) for step, loss in told)
+        found[name, conditions, each.curve.place] = Series(
+            "losses", name, "", conditions, str(each.curve.place), "steps", points
+        )
+    yield from found.values()
 
 
 def _telemetry(record: Record) -> Iterator[Series]:

@@ -21,7 +21,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.world.call import START, Call
-from pytest_gpufleet.world.counted_lines import LineCounter
 from pytest_gpufleet.world.engines.channel import RankEnd
 from pytest_gpufleet.world.engines.rank_files import RankFiles
 from pytest_gpufleet.world.notices import Notices
@@ -60,7 +59,7 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
     _write_flight_recorder_on_request(files.recorder)
     spec.prepare()
     progress = Progress(files.progress)
-    debugging, notices, lines = Debugging(connection), Notices(), LineCounter()
+    debugging, notices = Debugging(connection), Notices()
 
     state: RankState | None = None
 
@@ -73,7 +72,9 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
 
     def answer(number: int, name: str, body: Callable[[], Any]) -> None:
         outcome = _perform(number, name, progress, body, output)
-        connection.send(pickle.dumps(replace(outcome, notices=notices.take(), lines=lines.take())))
+        if state is not None:
+            outcome = replace(outcome, losses=state.take_losses(), lines=state.lines.take())
+        connection.send(pickle.dumps(replace(outcome, notices=notices.take())))
 
     answer(START, "start", prepare)
     while True:
@@ -82,12 +83,10 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
         except EOFError:
             return
         assert state is not None  # the controller sends nothing to a rank that did not start
-        answer(call.number, call.name, partial(_run, call, spec, state, progress, debugging, lines))
+        answer(call.number, call.name, partial(_run, call, spec, state, progress, debugging))
 
 
-def _run(
-    call: Call, spec: RankSpec, state: RankState, progress: Progress, debugging: Debugging, lines: LineCounter
-) -> Any:
+def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress, debugging: Debugging) -> Any:
     __tracebackhide__ = True
     state.before_call(call.test, call.reporting)
     members = call.group_of(spec.index)
@@ -102,10 +101,11 @@ def _run(
         _groups=state.groups,
         _members=members if call.with_group else None,
         _progress=progress,
+        _losses=state.losses,
     )
     function, args, kwargs = unpack(call.work)
     if call.reporting is not None:
-        lines.begin(call.reporting.counting)
+        state.lines.begin(call.reporting.counting)
     try:
         return function(rank, *args, **kwargs)
     except BaseException as error:

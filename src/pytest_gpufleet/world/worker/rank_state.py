@@ -24,7 +24,9 @@ from typing import IO, Any
 import torch
 import torch.distributed
 
+from pytest_gpufleet.model.loss_curve import LossCurve
 from pytest_gpufleet.world.call import Members, Reporting
+from pytest_gpufleet.world.counted_lines import LineCounter
 from pytest_gpufleet.world.notices import Notices
 from pytest_gpufleet.world.worker.output import Output
 
@@ -134,6 +136,8 @@ class RankState:
         self.device = device
         self.kept: dict[str, Any] = {}
         self.groups: dict[Members, torch.distributed.ProcessGroup] = {}
+        self.losses: list[LossCurve] = []  # that the call at work has told
+        self.lines = LineCounter()
         self._stacks = stacks
         self._output = output
         self._notices = notices
@@ -158,6 +162,12 @@ class RankState:
             self._put_back()
         self._test = test
         self._notices.heed(wanted)
+
+    def take_losses(self) -> tuple[LossCurve, ...]:
+        """Those since the last time."""
+        taken = tuple(self.losses)
+        self.losses.clear()
+        return taken
 
     def _put_back(self) -> None:
         self._notices.forget()
