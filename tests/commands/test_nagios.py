@@ -82,7 +82,37 @@ def test_of_several_runs_the_worst_answers_first(capsys):
     assert line.index("REJECTED") < line.index("is not the folder of a run")
 
 
-@pytest.mark.parametrize("more", [["--json"], ["-o", "x.html"]])
-def test_one_line_is_all_that_it_prints(capsys, more):
-    assert cli.main(["judge", "--nagios", *more, str(RECORDED / "h200x4-a")]) == 1
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["judge", "--max-age", "30days", "FOLDER"],
+        ["judge", "--fleet-basis", "best", "FOLDER"],
+        ["judge", "--warning", "3", "FOLDER"],
+        ["judge", "--json", "FOLDER"],
+        ["judge", "-o", "x.html", "FOLDER"],
+        ["judge"],
+        ["juge", "FOLDER"],
+        [],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("at", ["first", "last"])
+def test_bad_usage_is_unknown(capsys, arguments, at):
+    """Status 2 would be CRITICAL, and 1 WARNING."""
+    typed = [str(RECORDED / "h200x4-a") if each == "FOLDER" else each for each in arguments]
+    try:
+        status = cli.main(["--nagios", *typed] if at == "first" else [*typed, "--nagios"])
+    except SystemExit as ended:
+        status = ended.code
+    printed = capsys.readouterr()
+    assert status == 3
+    assert LINE.fullmatch(printed.out.removesuffix("\n")), printed.out
+    assert printed.out.startswith("GPUFLEET UNKNOWN - ")
+    assert printed.err == ""
+
+
+def test_without_the_option_bad_usage_stays_what_it_is(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["judge", "--max-age", "30days", "x"])
+    assert ended.value.code == 2
     assert capsys.readouterr().out == ""

@@ -35,7 +35,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="no summary, but one JSON object")
     parser.add_argument(
-        "--nagios", action="store_true",
+        nagios.OPTION, action="store_true",
         help="one line and the exit status as of a monitoring plugin: 0 OK, 1 WARNING (INCOMPLETE), 2 CRITICAL "
         "(REJECTED), 3 UNKNOWN",
     )  # fmt: skip
@@ -49,19 +49,20 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    check_output(given.output, [given.fleet_profile])
-    check_one(given.folders, given.output)
-    if given.max_age and not given.nagios:
-        raise Refused("--max-age is about --nagios")
     if given.nagios:
         return _monitored(given)
+    check_output(given.output, [given.fleet_profile])
+    check_one(given.folders, given.output)
+    if given.max_age:
+        raise Refused("--max-age is about --nagios")
     return for_each(given.folders, partial(_judge, given), given.json)
 
 
 def _monitored(given: argparse.Namespace) -> int:
     if given.json or given.output:
-        raise Refused("--nagios prints one line, so neither --json nor -o goes with it")
-    line, status = nagios.answer(given.folders, partial(_judged, given), given.max_age, time.time())
+        line, status = nagios.unknown("--nagios prints one line, so neither --json nor -o goes with it")
+    else:
+        line, status = nagios.answer(given.folders, partial(_judged, given), given.max_age, time.time())
     with printing():
         tell(line)
     return status

@@ -3,10 +3,14 @@ with figures behind "|", and an exit status of 0 OK, 1 WARNING, 2 CRITICAL, 3 UN
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NoReturn
 
+from pytest_gpufleet.commands.command import tell
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.report import wording
@@ -14,6 +18,7 @@ from pytest_gpufleet.report.banner import headline
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.accusations import told
 
+OPTION = "--nagios"
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 WORST_FIRST = (CRITICAL, UNKNOWN, WARNING, OK)
@@ -31,6 +36,21 @@ class Answer:
     figures: tuple[str, ...] = ()
 
 
+class Parser(argparse.ArgumentParser):
+    """For arguments that ask for such an answer: bad usage is answered too. argparse's own exit status for it would be
+    taken for CRITICAL."""
+
+    def error(self, message: str) -> NoReturn:
+        line, status = unknown(message)
+        tell(line)
+        sys.exit(status)
+
+
+def unknown(why: str) -> tuple[str, int]:
+    """The line and the exit status where nothing could be judged."""
+    return _answered([Answer(UNKNOWN, _clean(why))])
+
+
 def answer(
     folders: Sequence[RunFolder], judged: Callable[[RunFolder], Record], oldest: float | None, now: float
 ) -> tuple[str, int]:
@@ -40,6 +60,11 @@ def answer(
         (_of(folder, judged, oldest, now, len(folders) > 1) for folder in folders),
         key=lambda each: WORST_FIRST.index(each.status),
     )
+    return _answered(answers)
+
+
+def _answered(answers: Sequence[Answer]) -> tuple[str, int]:
+    """The worst one first."""
     status = answers[0].status
     figures = [figure for each in answers for figure in each.figures]
     text = "; ".join(each.text for each in answers)
