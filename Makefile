@@ -12,7 +12,7 @@ READY  := $(VENV)/.ready
 .PHONY: accept test hosts lint
 
 accept: $(READY)
-	$(BIN)/pytest acceptance/ $(ARGS)
+	GPUFLEET_STARTED_BY="make accept" $(BIN)/pytest acceptance/ $(ARGS)
 
 test: $(READY)
 	$(BIN)/pytest tests/ -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --timeout 900 $(ARGS)

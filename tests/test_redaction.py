@@ -107,7 +107,7 @@ def test_what_is_redacted_stays_as_it_is(text: str) -> None:
 def test_a_command_line_tells_options_and_hides_what_they_promise() -> None:
     given = "a/ --metadata token 1234 -o api_key=s3k --db-password 1234 --proxy=http://u:s3k@h -k token x.py::a[b=c]"
     shown = "a/ --metadata token (hidden) -o api_key=(hidden) --db-password (hidden) --proxy=http://(hidden)@h"
-    assert command(given.split()) == f"{shown} -k token x.py::a[b=c]"
+    assert command(given.split()) == f"{shown} -k token 'x.py::a[b=c]'"
 
 
 ATTACK = """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -129,10 +130,10 @@ def variable(name: str, value: str) -> str:
 
 
 def command(arguments: Sequence[str]) -> str:
-    """A command line with the values hidden of options whose names promise a secret, and of `--metadata NAME VALUE`."""
-    return " ".join(
-        _argument(*each) for each in zip(("", "", *arguments), ("", *arguments), arguments, strict=False)
-    )  # fmt: skip
+    """A command line as a shell takes it, with the values hidden of options whose names promise a secret, and of
+    `--metadata NAME VALUE`."""
+    shown = (_argument(*each) for each in zip(("", "", *arguments), ("", *arguments), arguments, strict=False))
+    return " ".join(each if HIDDEN in each else shlex.quote(each) for each in shown)
 
 
 def _argument(two_before: str, before: str, argument: str) -> str:

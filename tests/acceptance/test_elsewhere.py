@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -62,6 +63,9 @@ def test_an_installed_wheel_has_the_suite(environment: Path, tmp_path: Path, cal
         "test_4_each_gpu.py::test_matrix_product_is_exact[bf16]": "passed",
     }
     assert (record.verdict, record.altered, record.spoiled) == ("REHEARSAL", [], [])
+    again = " ".join(["pytest", *arguments[2:]] if program == "python" else called)
+    assert record.run.command == f"{again} {shlex.join(options)}"
+    assert record.run.command_line.of_all("--gpus 8") == f"{again} --gpus 8"
 
 
 def test_an_installed_wheel_has_all_of_the_suite(environment: Path, tmp_path: Path) -> None:

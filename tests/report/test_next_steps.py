@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from pytest_gpufleet.model.command_line import CommandLine
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.next_steps import next_steps
 from pytest_gpufleet.report.page.summary_html import summary
@@ -29,6 +30,14 @@ def left_out(incomplete: Record) -> Record:
 def test_what_was_left_out_runs_without_what_left_it_out(left_out: Record) -> None:
     left_out.run = msgspec.structs.replace(left_out.run, command="pytest acceptance/ --gpus 8 -k bandwidth")
     assert commands(left_out) == ["pytest acceptance/ --gpus 8 --fleet-level standard"]
+
+
+def test_it_is_started_as_it_was(left_out: Record) -> None:
+    line = CommandLine("gpufleet accept", "--gpus 8 -k bandwidth")
+    left_out.run = msgspec.structs.replace(left_out.run, command=line.typed, command_line=line)
+    assert commands(left_out) == ["gpufleet accept --gpus 8 --fleet-level standard"]
+    died = replace(left_out, verdict=None)
+    assert commands(died) == ["gpufleet accept --gpus 8 -k bandwidth --fleet-resume FOLDER"]
 
 
 def test_figures_without_limits_need_a_calibration_first(incomplete: Record) -> None:

@@ -8,6 +8,7 @@ import sys
 from importlib.util import find_spec
 
 from pytest_gpufleet.commands.command import Command
+from pytest_gpufleet.model.command_line import STARTED_BY
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.suite import CLONE, PACKAGED
 
@@ -25,7 +26,8 @@ def named() -> list[str]:
 
 def _run(given: argparse.Namespace) -> int:
     arguments = [sys.executable, "-m", "pytest", *named(), *given.passed_on]
-    os.execv(sys.executable, arguments)  # signals and exit status are those of pytest
+    # Signals and exit status are those of pytest.
+    os.execve(sys.executable, arguments, {**os.environ, STARTED_BY: "gpufleet accept"})
 
 
 ACCEPT = Command(

@@ -15,6 +15,7 @@ import msgspec
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.codec import Amount, Moment
+from pytest_gpufleet.model.command_line import CommandLine
 from pytest_gpufleet.model.event_values import (
     Count,
     Earlier,
@@ -72,6 +73,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     nodes: tuple[NodeFound, ...] = ()
     utc: Moment = Moment("")
     command: str = ""
+    command_line: CommandLine | None = None  # the same, to be started again; None of versions before 0.3
     level: Level = "standard"
     burn_in_seconds: Amount = 0
     deadline_seconds: Amount = 0

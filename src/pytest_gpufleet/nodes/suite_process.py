@@ -15,13 +15,14 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet import safe_files
+from pytest_gpufleet.model.command_line import STARTED_BY
 from pytest_gpufleet.model.event_lines import LONGEST_LINE
 from pytest_gpufleet.nodes import run_files
 from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
 from pytest_gpufleet.world.worker.main import F_SETSIG
 
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
-ADDED_OPTIONS = "PYTEST_ADDOPTS"  # those of the run of all nodes, and what is meant for each is told
+NOT_PASSED_ON = ("PYTEST_ADDOPTS", STARTED_BY)  # of the run of all nodes: what is meant for each is told
 ONE_OF_MANY = "GPUFLEET_ONE_OF_MANY"  # set for it: hooks hear of all nodes where the run of all of them is
 OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
 
@@ -59,7 +60,7 @@ class SuiteProcess:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "pytest", *asked.arguments, f"--fleet-dir={self._reports}"],
                     cwd=asked.folder,
-                    env={name: value for name, value in environment.items() if name != ADDED_OPTIONS}
+                    env={name: value for name, value in environment.items() if name not in NOT_PASSED_ON}
                     | {ONE_OF_MANY: "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=output,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pytest_gpufleet.model.command_line import CommandLine
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import stamp
 from pytest_gpufleet.report.open_points import gaps
@@ -25,6 +26,7 @@ OTHERWISE = {
     "interfered": "without what took part in the checks",
     "not accepted": "once the nodes that are not accepted are mended",
 }
+OF_BEFORE = CommandLine("pytest", "", "acceptance/")  # of versions that did not say how they were started
 WHOLE = (NOTHING_LEFT_OUT, OTHERWISE["too short"])
 
 
@@ -37,20 +39,23 @@ class Step:
 def next_steps(record: Record) -> list[Step]:
     """In the order in which to type them; none for what is accepted, rejected or a rehearsal that came to its end.
     FOLDER is the one that the run is in, DIR that of runs on good machines: neither is known to a record."""
-    command = record.run.command
+    start = record.run.command_line or CommandLine(record.run.command, "")
     if record.began and (record.verdict is None or record.broken in RESUMABLE):
-        return [Step("go on where this run stopped", f"{command} --fleet-resume FOLDER")]
+        return [Step("go on where this run stopped", start.once_more("--fleet-resume FOLDER"))]
     if stamp(record).word != "INCOMPLETE":
         return []
     states = dict.fromkeys(gap.state for gap in gaps(record))
     if not any(finding.required and finding.state == "not judged" for finding in record.findings):
         states.pop("not judged", None)
     found = dict.fromkeys(OTHERWISE[state] for state in states if state in OTHERWISE)
-    if any(each in WHOLE for each in found):
-        nodes = f"--nodes {record.run.nodes_wanted or 'all'} " if record.of_cluster else ""
-        command = f"pytest acceptance/ {nodes}--gpus {record.run.gpus} --fleet-level {record.run.level}"
-    steps = []
+    steps, limits = [], ""
     if LIMITS in found:
         steps.append(Step("make limits of machines that are known to be good", "gpufleet calibrate DIR -o my.toml"))
-        command += " --fleet-profile my.toml"
+        limits = "--fleet-profile my.toml"
+    if any(each in WHOLE for each in found):
+        nodes = f"--nodes {record.run.nodes_wanted or 'all'} " if record.of_cluster else ""
+        whole = f"{nodes}--gpus {record.run.gpus} --fleet-level {record.run.level}"
+        command = (record.run.command_line or OF_BEFORE).of_all(" ".join(filter(None, (whole, limits))))
+    else:
+        command = start.once_more(limits)
     return [*steps, Step(", ".join(["run it again", *found]), command)]

@@ -16,11 +16,11 @@ from pytest_gpufleet.hardware.environment import of_this_process, relevant
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import SCHEMA
 from pytest_gpufleet.model.suite import shipped
-from pytest_gpufleet.redaction import command
 from pytest_gpufleet.run import commit, conclusion, disk_space, early_exit, resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.started_by import command_line
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.host_rules import log_rules
 
@@ -78,12 +78,14 @@ def _notice(run: Run) -> None:
 def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, Any]:
     """What evidence says of its run first."""
     options, ground, profile, order = run.options, run.ground, run.profile, run.order
+    started_by = command_line(arguments)
     return {
         "schema": SCHEMA,
         "host": socket.gethostname(),
         "nodes": codec.plain([node.found for node in ground.standing]),
         "utc": started.isoformat(timespec="seconds"),
-        "command": command(["pytest", *arguments]),
+        "command": started_by.typed,
+        "command_line": codec.plain(started_by),
         "level": options.level,
         "burn_in_seconds": run.burn_in_seconds if options.level == "burnin" else 0,
         "deadline_seconds": options.deadline or 0,
