@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import pytest
 
@@ -33,6 +34,7 @@ from pytest_gpufleet.probes import (
 pytestmark = pytest.mark.chapter("Links", "Are the links between the GPUs, and to the host, as fast as they should be?")
 between_gpus = pytest.mark.needs(ranks=2)
 
+DIRECTIONS: tuple[HostDirection, ...] = (*ONE_WAY, "both")
 ONE_DIRECTION = "for one direction at a time"
 BUFFER = Size(512 * MiB, rehearsal=MiB)
 # Half of nvbandwidth's, which takes as long to pin as to copy; at 55 GB/s a copy of it lasts 5 ms, its launch 0.005.
@@ -41,6 +43,19 @@ HOST_BUFFER = Size(256 * MiB, rehearsal=MiB)
 ARRAY = Size(16 * MiB, rehearsal=MiB)
 TRIAD_SECONDS = Size(0.4, rehearsal=0.02)
 SMALL_BUFFER = Size(16 * MiB, rehearsal=MiB)
+
+
+@pytest.fixture(scope="module")
+def each_copies(world: World) -> Callable[[], dict[HostDirection, Copied]]:
+    """each_copies(): what crosses the link of each GPU while the others rest, in every direction; measured once,
+    whichever check asks first."""
+    return cache(partial(host_bandwidth, world, DIRECTIONS, "one", HOST_BUFFER.on(world)))
+
+
+@pytest.fixture(scope="module")
+def all_copy(world: World) -> Callable[[], dict[HostDirection, Copied]]:
+    """all_copy(): the same while all copy."""
+    return cache(partial(host_bandwidth, world, DIRECTIONS, "all", HOST_BUFFER.on(world)))
 
 
 def figures(copied: Copied) -> Sequence[Measurement]:
@@ -62,8 +77,10 @@ def test_data_crosses_every_pair_unharmed(world: World, gpu_topology: GpuTopolog
 
 @pytest.mark.level("standard")
 @pytest.mark.figures("host_bandwidth", required=("host_bandwidth",), of=ONE_DIRECTION, peers=ONE_DIRECTION)
-@pytest.mark.parametrize("direction", [*ONE_WAY, "both"])
-def test_host_bandwidth_of_each_gpu(world: World, judge: Judge, direction: HostDirection) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_host_bandwidth_of_each_gpu(
+    world: World, judge: Judge, each_copies: Callable[[], dict[HostDirection, Copied]], direction: HostDirection
+) -> None:
     """Bandwidth between host memory and each GPU, while the others rest
 
     Data loading and checkpoints go this way. With both directions busy, each has a figure of its own. Low for one GPU:
@@ -72,17 +89,19 @@ def test_host_bandwidth_of_each_gpu(world: World, judge: Judge, direction: HostD
     BIOS settings, or the IOMMU of a virtual machine.
     """
 
-    def measured() -> Sequence[Measurement]:
-        return figures(host_bandwidth(world, direction, "one", HOST_BUFFER.on(world)))
+    def again() -> Sequence[Measurement]:
+        return figures(host_bandwidth(world, [direction], "one", HOST_BUFFER.on(world))[direction])
 
-    judge(*measured(), required=direction in ONE_WAY, again=measured)
+    judge(*figures(each_copies()[direction]), required=direction in ONE_WAY, again=again)
 
 
 @between_gpus
 @pytest.mark.level("standard")
 @pytest.mark.figures("host_bandwidth", peers="at the same NUMA node, where the machine shows which these are")
-@pytest.mark.parametrize("direction", [*ONE_WAY, "both"])
-def test_host_bandwidth_of_all_gpus(world: World, judge: Judge, direction: HostDirection) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_host_bandwidth_of_all_gpus(
+    judge: Judge, all_copy: Callable[[], dict[HostDirection, Copied]], direction: HostDirection
+) -> None:
     """Bandwidth between host memory and each GPU, all at the same time
 
     All begin together and copy for more than a second in all. GPUs that share a PCIe switch, a socket or the memory of
@@ -91,7 +110,7 @@ def test_host_bandwidth_of_all_gpus(world: World, judge: Judge, direction: HostD
     others has a bad slot or riser, or sits behind a switch that others do not share. Compare machines of one kind with
     each other: `gpufleet compare`.
     """
-    judge(*figures(host_bandwidth(world, direction, "all", HOST_BUFFER.on(world))), required=False)
+    judge(*figures(all_copy()[direction]), required=False)
 
 
 @pytest.mark.level("standard")

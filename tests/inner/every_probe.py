@@ -32,8 +32,8 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
     )
     compared = measure(nccl_group, method_comparison.throughput_by, "ddp", "fp32", places=nccl_group.places)
     copied = [
-        host_copies.host_bandwidth(world, "host to device", "one", MiB),
-        host_copies.host_bandwidth(world, "both", "all", MiB),
+        *host_copies.host_bandwidth(world, ["host to device"], "one", MiB).values(),
+        *host_copies.host_bandwidth(world, ["both"], "all", MiB).values(),
         pairs.pair_bandwidth(world, gpu_topology, "read", MiB),
         pairs.pair_latency(world, gpu_topology),
     ]

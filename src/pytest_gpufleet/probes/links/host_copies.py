@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -11,8 +12,8 @@ from typing import Literal
 import torch
 
 from pytest_gpufleet.model.conditions import LINED_UP
-from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import MiB, metric_under
+from pytest_gpufleet.model.measurement import Measurement, Reading
+from pytest_gpufleet.model.metric import Condition, MiB, metric_under
 from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.copier import Copier, Copy, Memory
 from pytest_gpufleet.probes.links.copying import Copied
@@ -25,7 +26,7 @@ COPIES = 20
 SPEED_UP_SECONDS = 2.0
 
 # A way that has rested is slow at first: of two healthy H200 in a virtual machine one reached half its bandwidth for up
-# to 0.5 s, at its full PCIe generation by NVML.
+# to 0.5 s, at its full PCIe generation by NVML. Once for all directions of a GPU.
 LEAD_IN_SECONDS = 1.0
 
 # All together: the three samples last more than a second.
@@ -33,6 +34,7 @@ LASTING = {"cuda": 0.35, "cpu": 0.002}
 
 HostDirection = Literal["host to device", "device to host", "both"]
 ONE_WAY: tuple[HostDirection, ...] = ("host to device", "device to host")
+BACK: dict[HostDirection, HostDirection] = dict(zip(ONE_WAY, reversed(ONE_WAY), strict=True))
 WAYS: dict[HostDirection, tuple[HostDirection, ...]] = {**{way: (way,) for way in ONE_WAY}, "both": ONE_WAY}
 
 
@@ -62,82 +64,120 @@ def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
         pynvml.nvmlShutdown()
 
 
-def host_bandwidth(world: World, direction: HostDirection, at_once: Literal["one", "all"], nbytes: int) -> Copied:
-    """Bandwidth in GB/s between pinned host memory and each GPU, in buffers of `nbytes`, by the method of nvbandwidth.
+def host_bandwidth(
+    world: World, directions: Sequence[HostDirection], at_once: Literal["one", "all"], nbytes: int
+) -> dict[HostDirection, Copied]:
+    """Bandwidth in GB/s between pinned host memory and each GPU, in buffers of `nbytes`, by the method of nvbandwidth,
+    in each of these directions.
 
     "both" gives a figure for each direction while the other one is busy: it has twice as much to copy, so what is timed
     is never alone. `at_once`: each GPU alone, while the others rest, or all at the same time; then all begin together,
-    and their samples last more than a second in all. GPUs are held against their peers where they copy alone and in one
-    direction, and where all copy against those at the same NUMA node: otherwise some share a path to the host, and
-    which ones differs from machine to machine.
+    and the samples of a direction last more than a second in all. GPUs are held against their peers where they copy
+    alone and in one direction, and where all copy against those at the same NUMA node: otherwise some share a path to
+    the host, and which ones differs from machine to machine. The directions of a GPU follow each other without a rest.
     """
     together_they = at_once == "all"
     turns = [list(range(world.size))] if together_they else [[index] for index in range(world.size)]
-    lines = world.run(_prepare, direction, nbytes)
-    measurements = []
-    for way in WAYS[direction]:
-        conditions = {"direction": f"{way} both ways" if direction == "both" else way, "at_once": at_once}
-        if together_they:
-            conditions["method"] = LINED_UP
-        metric = metric_under("host_bandwidth", conditions)
-        samples = [each for turn in turns for each in world.subset(turn).run(_samples, way, together_they, lines)]
-        readings = [[Reading(metric, median(each), conditions, each, details={"bytes": nbytes})] for each in samples]
-        measurements += together(world, readings)
-    wrong = world.run(_wrong)
+    lines = world.run(_prepare, nbytes)
+    by_rank = [each for turn in turns for each in world.subset(turn).run(_copied, directions, together_they, lines)]
     world.run(_free)
-    return Copied(measurements, world.faults("copy_wrong", wrong))
+    copied = {}
+    for direction in directions:
+        crossed = [each[direction] for each in by_rank]
+        measurements = [
+            _measurement(world, _conditions(direction, way, at_once), nbytes, [each.samples[way] for each in crossed])
+            for way in WAYS[direction]
+        ]
+        copied[direction] = Copied(measurements, world.faults("copy_wrong", [each.wrong for each in crossed]))
+    return copied
+
+
+def _conditions(direction: HostDirection, way: HostDirection, at_once: str) -> dict[str, Condition]:
+    lined_up = {"method": LINED_UP} if at_once == "all" else {}
+    return {"direction": f"{way} both ways" if direction == "both" else way, "at_once": at_once, **lined_up}
+
+
+def _measurement(
+    world: World, conditions: dict[str, Condition], nbytes: int, samples: Sequence[tuple[float, ...]]
+) -> Measurement:
+    metric, details = metric_under("host_bandwidth", conditions), {"bytes": nbytes}
+    readings = [[Reading(metric, median(each), conditions, each, details=details)] for each in samples]
+    (measurement,) = together(world, readings)
+    return measurement
 
 
 @dataclass
 class _Link:
-    """What a rank copies between: a source and a sink for each direction; and where it meets the other ranks."""
+    """What a rank copies between: a source and a sink for each way; and where it meets the other ranks."""
 
     copier: Copier
     ways: dict[HostDirection, tuple[Memory, Memory]]
     line: StartingLine
 
 
+@dataclass(frozen=True)
+class _Crossed:
+    """What a rank saw of a direction: samples in GB/s of each way, and what did not arrive; "" if all did."""
+
+    samples: dict[HostDirection, tuple[float, ...]]
+    wrong: str
+
+
 LINK = "the link to the host"  # of a rank, which it keeps from `_prepare` to `_free`
 
 
-def _prepare(rank: Rank, direction: HostDirection, nbytes: int) -> str:
+def _prepare(rank: Rank, nbytes: int) -> str:
     copier = copying.copier(rank)
     memory = {"host": copier.host_memory, "device": copier.device_memory}
     link = rank.kept[LINK] = _Link(copier, {}, StartingLine(rank.size))
-    for way in WAYS[direction]:
+    for way in ONE_WAY:
         source, sink = (memory[side](nbytes) for side in way.split(" to "))
         copying.fill(source.words, rank.index)
-        sink.words.fill_(copying.BLANK)
         link.ways[way] = (source, sink)
     return link.line.address
 
 
-def _samples(rank: Rank, way: HostDirection, at_once: bool, lines: list[str]) -> tuple[float, ...]:
-    """Of one direction, while this rank's others are busy."""
+def _copied(
+    rank: Rank, directions: Sequence[HostDirection], at_once: bool, lines: list[str]
+) -> dict[HostDirection, _Crossed]:
+    """In each direction, while this rank's others are busy."""
     link: _Link = rank.kept[LINK]
-    ends = [link.ways[way], *(others for other, others in link.ways.items() if other != way)]
-    copies = [Copy(sink.address, source.address, sink.words.nbytes) for source, sink in ends]
-    with rank.phase(f"copies between host and device: {way}"):
-        if rank.gpu is not None and way == next(iter(link.ways)):
-            _lead_in(link.copier, copies)
-        if not at_once:
-            return copying.bandwidth(link.copier, copies)
+    if at_once:
         link.line.draw(rank.index, lines)
-        everyone = partial(link.line.meet, [other for other in range(rank.size) if other != rank.index])
-        return copying.bandwidth(link.copier, copies, everyone, LASTING[rank.device.type])
+    if rank.gpu is not None:
+        _lead_in(link)
+    return {direction: _crossed(rank, link, direction, at_once) for direction in directions}
 
 
-def _lead_in(copier: Copier, copies: list[Copy]) -> None:
+def _crossed(rank: Rank, link: _Link, direction: HostDirection, at_once: bool) -> _Crossed:
+    sinks = [link.ways[way][1].words for way in WAYS[direction]]
+    for words in sinks:
+        words.fill_(copying.BLANK)
+    samples = {}
+    for way in WAYS[direction]:
+        with rank.phase(f"copies between host and device: {way}"):
+            copies = _copies(link, [way, *(other for other in WAYS[direction] if other != way)])
+            if at_once:
+                everyone = partial(link.line.meet, [other for other in range(rank.size) if other != rank.index])
+                samples[way] = copying.bandwidth(link.copier, copies, everyone, LASTING[rank.device.type])
+            else:
+                samples[way] = copying.bandwidth(link.copier, copies)
+    expected = [link.ways[BACK[way]][0].words for way in WAYS[direction]]  # what lies on that side was filled alike
+    texts = map(copying.difference, sinks, expected)
+    return _Crossed(samples, "; ".join(filter(None, texts)))
+
+
+def _copies(link: _Link, ways: Sequence[HostDirection]) -> list[Copy]:
+    ends = [link.ways[way] for way in ways]
+    return [Copy(sink.address, source.address, sink.words.nbytes) for source, sink in ends]
+
+
+def _lead_in(link: _Link) -> None:
+    """Copies in both directions, so that neither has rested."""
+    copies = _copies(link, ONE_WAY)
     until = time.monotonic() + LEAD_IN_SECONDS
     while time.monotonic() < until:
-        copier.seconds(copies, 0, copying.WARM_UP)
-
-
-def _wrong(rank: Rank) -> str:
-    """What did not arrive, in either direction."""
-    sinks = [sink.words for _, sink in rank.kept[LINK].ways.values()]
-    texts = [copying.difference(words, copying.fill(torch.empty_like(words), rank.index)) for words in sinks]
-    return "; ".join(filter(None, texts))
+        link.copier.seconds(copies, 0, copying.WARM_UP)
 
 
 def _free(rank: Rank) -> None:
