@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import statistics
+import sys
 import time
 
 from pytest_gpufleet.run.cluster_run import ClusterRun
@@ -53,31 +54,47 @@ def timed(function, *args):
     return time.perf_counter() - began
 
 
-def main():
+def asked_for(arguments):
+    """A run on the ranks that were asked for, none of which is started yet."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--gpus", type=int, default=None)
     parser.add_argument("--ranks", type=int, default=4, help="CPU ranks, without --gpus")
     parser.add_argument("--nodes", type=int, default=None, help="GPUs and ranks are those of each")
     parser.add_argument("--address", default=None, help="of a Ray cluster")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     where = {"nodes": asked.nodes, "address": asked.address}
     options = Options(gpus=asked.gpus, **where) if asked.gpus else Options(rehearse=asked.ranks, **where)
-    run = ClusterRun(options) if asked.nodes else Run(options)
+    return ClusterRun(options) if asked.nodes else Run(options)
+
+
+def figures(arguments):
+    run = asked_for(arguments)
     world, group = run.ranks.world(with_group=False), run.ranks.world(with_group=True)
-    print(f"{world.size} ranks: {run.ground.headline(options.level, options.basis)}")
-    print(f"start by forkserver, first time       {timed(world.run, no_op):8.2f} s")
-    print(f"process group, first collective       {timed(group.run, no_op):8.2f} s")
+    print(f"{world.size} ranks: {run.ground.headline(run.options.level, run.options.basis)}")
+    found = {
+        "start by forkserver, first time, s": timed(world.run, no_op),
+        "process group, first collective, s": timed(group.run, no_op),
+    }
     run.ranks.pool.stop()
-    print(f"start by forkserver, after a failure  {timed(world.run, no_op):8.2f} s")
+    found["start by forkserver, after a failure, s"] = timed(world.run, no_op)
     group.run(no_op)
     for name, handle in (("world", world), ("nccl_group", group)):
         rounds = [sorted(timed(handle.run, no_op) * 1e3 for _ in range(CALLS)) for _ in range(ROUNDS)]
         times = min(rounds, key=statistics.median)
-        print(f"no-op {name}.run: median {statistics.median(times):.3f} ms, 95 % {times[CALLS * 95 // 100]:.3f} ms")
+        found[f"no-op {name}.run, median, ms"] = statistics.median(times)
+        found[f"no-op {name}.run, 95 %, ms"] = times[CALLS * 95 // 100]
     run.close()
-    print(
-        f"start by spawn, for comparison        {spawn_seconds([spec.device for spec in run.ranks.pool.specs]):8.2f} s"
-    )
+    return found
+
+
+def main():
+    found = figures(sys.argv[1:])
+    run = asked_for(sys.argv[1:])
+    devices = [spec.device for spec in run.ranks.pool.specs]
+    run.close()
+    found["start by spawn, for comparison, s"] = spawn_seconds(devices)
+    for name, value in found.items():
+        print(f"{name:40} {value:8.3f}")
 
 
 if __name__ == "__main__":

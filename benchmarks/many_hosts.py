@@ -7,8 +7,8 @@ the folder for temporary files (0.6 MB a host). It was REJECTED, so every host s
 from __future__ import annotations
 
 import argparse
+import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -31,25 +31,38 @@ def folders(parent: Path, hosts: int) -> list[Path]:
     return made
 
 
+def figures(arguments: list[str]) -> dict[str, float]:
+    """Of as many hosts as `arguments` say."""
+    (hosts,) = map(int, arguments)
+    with tempfile.TemporaryDirectory() as parent:
+        page, reports = Path(parent) / "fleet.html", Path(parent) / "reports"
+        reports.mkdir()
+        command = [
+            sys.executable,
+            "-m",
+            "pytest_gpufleet",
+            "fleet",
+            *map(str, folders(reports, hosts)),
+            "-o",
+            str(page),
+        ]
+        began = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return {
+            "time, s": time.monotonic() - began,
+            "CPU time, s": used.ru_utime + used.ru_stime,
+            "memory, MB": used.ru_maxrss / 1024,
+            "page, MB": page.stat().st_size / 1e6,
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("hosts", nargs="*", type=int, default=[64, 500])
     for hosts in parser.parse_args().hosts:
-        with tempfile.TemporaryDirectory() as parent:
-            page = Path(parent) / "fleet.html"
-            (Path(parent) / "reports").mkdir()
-            command = [
-                sys.executable,
-                "-m",
-                "pytest_gpufleet",
-                "fleet",
-                *map(str, folders(page.parent / "reports", hosts)),
-            ]
-            began = time.monotonic()
-            subprocess.run([*command, "-o", str(page)], stdout=subprocess.DEVNULL, check=False)
-            seconds = time.monotonic() - began
-            memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-            print(f"{hosts} hosts: {seconds:.1f} s, {memory:,.0f} MB, page {page.stat().st_size / 1e6:.2f} MB")
+        print(f"{hosts} hosts: " + "; ".join(f"{name} {value:,.2f}" for name, value in figures([str(hosts)]).items()))
 
 
 if __name__ == "__main__":

@@ -27,13 +27,18 @@ def cpu_milliseconds(folder, *arguments):
     return used() - before
 
 
-def main():
+def figures(arguments):
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "pytest.ini").write_text("[pytest]\n")
         (Path(folder) / "test_plain.py").write_text("def test_plain(): pass\n")
-        runs = [(cpu_milliseconds(folder), cpu_milliseconds(folder, "-p", "no:gpufleet")) for _ in range(RUNS)]
-    with_it, without = (statistics.median(column) for column in zip(*runs, strict=True))
-    print(f"with {with_it:.0f} ms, without {without:.0f} ms, difference {with_it - without:.0f} ms (median of {RUNS})")
+        with_it, without = cpu_milliseconds(folder), cpu_milliseconds(folder, "-p", "no:gpufleet")
+    return {"with, ms": with_it, "without, ms": without, "difference, ms": with_it - without}
+
+
+def main():
+    runs = [figures([]) for _ in range(RUNS)]
+    medians = (f"{name} {statistics.median(each[name] for each in runs):.0f}" for name in runs[0])
+    print(f"{'; '.join(medians)} (median of {RUNS})")
 
 
 if __name__ == "__main__":

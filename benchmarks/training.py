@@ -15,7 +15,7 @@ import torch
 
 from pytest_gpufleet.model.conditions import METHODS
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.measure import measure_all, scaling_efficiency
+from pytest_gpufleet.probes.measure import measure, measure_all, scaling_efficiency
 from pytest_gpufleet.probes.training.batch_size import throughput_by_batch
 from pytest_gpufleet.probes.training.loop import train_throughput
 from pytest_gpufleet.probes.training.method_comparison import in_words, throughput_by
@@ -122,6 +122,22 @@ def batches(group, recipes, workload):
             heads,
             [[f"{batch}", f"{rate:,.0f}", *(f"{g:.1f}" for g in used)] for batch, (rate, *used) in figures.items()],
         )
+
+
+def figures(arguments):
+    """images/s of each recipe on all ranks, without the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpus", type=int)
+    parser.add_argument("--recipes", nargs="+", choices=tuple(RECIPES), default=["amp"])
+    asked = parser.parse_args(arguments)
+    run = Run(Options(gpus=asked.gpus) if asked.gpus else Options(rehearse=2))
+    group = run.ranks.world(with_group=True)
+    found = {
+        f"{recipe}, images/s": value(measure(group, train_throughput, recipe, timeout=SECONDS))
+        for recipe in asked.recipes
+    }
+    run.close()
+    return found
 
 
 # Each part, and the recipes that it is for where none are named.
