@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pytest_gpufleet.nodes import messages as say
 from pytest_gpufleet.nodes.cluster import Cluster, RankNews, Trouble
 from pytest_gpufleet.nodes.roll import Lost
+from pytest_gpufleet.world.engines import loaded_packages
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.rank_spec import RankSpec
 
@@ -31,10 +33,11 @@ class ClusterEngine:
         self._cluster.rank_news(0.0)  # of ranks before these
         self._nodes = {spec.index: spec.node for spec in specs}
         self._deaths, self._dead = [], set()
+        packages = loaded_packages.beside_the_path()  # of pytest, which is not on the nodes
         there = self._cluster.alive  # asked after the old news: of who is lost from here on there will be new
         for node, ranks in self._by_node(self._nodes).items():
             if node in there:
-                here = [spec for spec in specs if spec.index in ranks]
+                here = [replace(spec, packages=packages) for spec in specs if spec.index in ranks]
                 self._cluster.send(node, say.StartRanks(pickle.dumps(here, protocol=pickle.HIGHEST_PROTOCOL)))
             else:
                 self._deaths += self._of_node(node, self._why_not(node))

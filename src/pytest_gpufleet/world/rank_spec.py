@@ -19,7 +19,8 @@ class RankSpec:
     """Rank `index` of `size`, which is rank `local_index` of the `local_size` on its node. `device` is a torch device
     of that node ("cuda:3", "cpu"), `gpu` the GPU behind it; None in a rehearsal. `prepare` is called on the
     rank when it starts. `host`: the name of its node, where there are several. `environment`: variables that it finds
-    whatever else there is."""
+    whatever else there is. `packages`: those that it finds past sys.path, as loaded_packages tells them, beside those
+    of the process that starts it."""
 
     index: int
     size: int
@@ -32,6 +33,7 @@ class RankSpec:
     prepare: Callable[[], None] = nothing
     host: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)
 
     @property
     def place(self) -> Place:

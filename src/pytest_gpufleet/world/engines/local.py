@@ -101,7 +101,7 @@ class LocalEngine:
             finally:
                 theirs.close()
                 os.close(held)
-            connection.send(_pickled(sys.path, packages, sys.argv, _folder(), made.path))
+            connection.send(_pickled(sys.path, {**packages, **spec.packages}, sys.argv, _folder(), made.path))
             connection.send(_pickled(main.main, spec, files, self.environment(spec)))
 
     def environment(self, spec: RankSpec) -> dict[str, str]:
