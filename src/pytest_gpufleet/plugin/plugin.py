@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import pytest_gpufleet.plugin.own_bytecode  # noqa: F401  # before all others of this package
+from pytest_gpufleet.kept_objects import kept
 from pytest_gpufleet.plugin import (
     compat,
     fixtures,
@@ -66,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(selection, "gpufleet-selection")
     if run.options.makes_a_run:
         _refuse_what_spoils_a_run(config, run.options)
-        with options.refusals():
+        with options.refusals(), kept():
             _open(config, run)
 
 

@@ -27,6 +27,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import NoReturn
 
+from pytest_gpufleet.kept_objects import kept
 from pytest_gpufleet.world.engines import loaded_packages, processes
 from pytest_gpufleet.world.engines.channel import RankEnd
 
@@ -135,8 +136,9 @@ def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     looked_at = select.poll()  # and not select, which knows 1,024 descriptors: the controller has chosen ours
     looked_at.register(control, select.POLLIN)
-    _import(preload)
-    _import(itertools.takewhile(lambda name: not looked_at.poll(0), idle))
+    with kept():  # ranks neither look at it, nor copy its pages by doing so
+        _import(preload)
+        _import(itertools.takewhile(lambda name: not looked_at.poll(0), idle))
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
