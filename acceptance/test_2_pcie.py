@@ -18,6 +18,7 @@ from pytest_gpufleet import (
     not_applicable,
     of_host,
     path_errors,
+    ports_in_use,
     redirecting_ports,
     reduced_links,
     tells_links,
@@ -31,7 +32,7 @@ pytestmark = [
 ]
 
 NO_ERRORS_TOLD = (
-    "this system does not count the errors of its PCIe links: a virtual machine, or a host whose firmware keeps them"
+    "nobody counts the errors of PCIe links here: a virtual machine hides them, or the firmware keeps them to itself"
 )
 
 
@@ -45,7 +46,7 @@ def test_links_to_the_root_are_full(machine: Machine) -> None:
     """
     devices = of_host(machine.host.get, "pci_devices")
     if not tells_links(devices):
-        not_applicable("this system shows no switch, drive or port that tells its PCIe link, as a virtual machine does")
+        not_applicable("no PCIe switch, drive or port tells its link here, as where a virtual machine hides them")
     expect_none(reduced_links(devices, machine.gpus))
 
 
@@ -86,7 +87,7 @@ def test_adapters_are_next_to_gpus(machine: Machine) -> None:
     rail is slow. The adapter is in the wrong slot, has no link, or is gone: compare `nvidia-smi topo -m` (PIX or PXB
     is near) with another machine of this kind. Machines that were built without such pairs are left as they are.
     """
-    devices, ports = of_host(machine.host.get, "pci_devices"), in_use(machine)
+    devices, ports = of_host(machine.host.get, "pci_devices"), ports_in_use(machine)
     pairs(machine, devices, ports)
     expect_none(adapters_far(machine.gpus, devices, ports))
 
@@ -99,7 +100,7 @@ def test_gpudirect_rdma_can_work(machine: Machine) -> None:
     or newer needs none), and boot with `iommu=pt`: an IOMMU that translates the addresses of a GPU and its adapter
     makes them meet at the processor instead of at the switch.
     """
-    ports, devices = in_use(machine), of_host(machine.host.get, "pci_devices")
+    ports, devices = ports_in_use(machine), of_host(machine.host.get, "pci_devices")
     if not built_for_gpudirect(machine.gpus, devices, ports):
         not_applicable("no GPU shares a PCIe switch with a network adapter in use here, and there are fewer than GPUs")
     ways, kernel = of_host(machine.host.get, "gpudirect"), of_host(machine.host.get, "kernel")
@@ -115,17 +116,9 @@ def test_switches_let_adapters_reach_gpus(machine: Machine, host_now: Callable[[
     BIOS, or at every boot: `setpci -s ADDRESS ECAP_ACS+0x6.w=0000`. On a host of virtual machines it has to stay on,
     with address translation by the adapters (ATS) and DirectTrans+ at the ports.
     """
-    ports, devices = in_use(machine), of_host(machine.host.get, "pci_devices")
+    ports, devices = ports_in_use(machine), of_host(machine.host.get, "pci_devices")
     pairs(machine, devices, ports)
     expect_none(redirecting_ports(machine.gpus, devices, ports, of_host(host_now, "pcie_acs")))
-
-
-def in_use(machine: Machine) -> Sequence[Mapping[str, Any]]:
-    """Its network ports, of which at least one is active."""
-    ports = machine.host["network_ports"] or ()
-    if not any("ACTIVE" in (port["state"] or "") for port in ports):
-        not_applicable("no InfiniBand or RoCE port is active here")
-    return ports
 
 
 def pairs(machine: Machine, devices: Mapping[str, Any], ports: Sequence[Mapping[str, Any]]) -> None:

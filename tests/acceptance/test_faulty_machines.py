@@ -590,6 +590,27 @@ def test_a_fatal_error_of_nvlink_5_among_those_that_call_for_nothing():
     assert "Link 03" in fault.what
 
 
+def test_what_a_machine_does_not_show_is_told_by_its_reason_alone():
+    """Whoever reads it looks for no names of this program, and is not told the same thing in two ways."""
+    why = "its host keeps it"
+    facts = (
+        "cpu_governor",
+        "memory_modules",
+        "memory_errors",
+        "pci_devices",
+        "disk_health",
+        "bmc",
+        "optics",
+        "rdma_writes",
+    )
+    change = "".join(f"host[{fact!r}] = Unavailable({why!r}, False)\n" for fact in facts)
+    found = outcomes(recorded(f"{change}host['network_ports'] = []"))
+    told = {name: each.message for name, each in found.items() if each.what == "not applicable"}
+    assert len([message for message in told.values() if message == f"not applicable: {why}"]) >= len(facts)
+    assert told["test_network_ports_are_active"] == told["test_network_ports_stayed_clean"]
+    assert not [message for message in told.values() for fact in facts if fact in message]
+
+
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_healthy_machines_are_like(name):
     change, expected = HEALTHY[name]

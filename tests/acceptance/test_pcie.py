@@ -91,7 +91,7 @@ def test_a_virtual_machine_shows_none_of_it_but_the_modules(tmp_path):
         **dict.fromkeys(CHECKS, "not applicable"),
         GPUDIRECT: "passed",
     }
-    assert "as a virtual machine does" in outcome[FULL].message
+    assert "as where a virtual machine hides them" in outcome[FULL].message
     assert "a virtual machine" in outcome[RECORDED].message
     assert "as in a virtual machine" in outcome[NEAR].message
 
@@ -99,7 +99,7 @@ def test_a_virtual_machine_shows_none_of_it_but_the_modules(tmp_path):
 def test_without_a_network_there_is_nothing_to_reach(tmp_path):
     outcome = told(machine(tmp_path, VIRTUAL, host="host['network_ports'] = []"))
     assert {each.what for each in outcome.values()} == {"not applicable"}
-    assert outcome[GPUDIRECT].message == "not applicable: no InfiniBand or RoCE port is active here"
+    assert outcome[GPUDIRECT].message == "not applicable: this system has no InfiniBand or RoCE port"
 
 
 def test_evidence_of_before_has_no_such_facts():

@@ -56,6 +56,14 @@ def _text(path: str | Path) -> str:
     return Path(path).read_text().strip()
 
 
+def _governor() -> str:
+    try:
+        return _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    except FileNotFoundError:
+        why = "this system leaves the clock of its processors to the BIOS, or to the host of the virtual machine"
+        raise Untold(why) from None
+
+
 def _fabric_manager() -> bool:
     """Whether nvidia-fabricmanager runs; the kernel cuts names of processes to 15 characters."""
     return any(_comm(process).startswith("nv-fabricmanage") for process in Path("/proc").glob("[0-9]*"))
@@ -141,7 +149,7 @@ FACTS: dict[str, Callable[[], Any]] = {
     "memory_bytes": lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     "container_memory_limit": _memory_limit,
     "numa_nodes": lambda: len(list(NUMA_NODES.glob("node[0-9]*"))),
-    "cpu_governor": lambda: _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    "cpu_governor": _governor,
     "cpu_energy_preference": lambda: _text("/sys/devices/system/cpu/cpu0/cpufreq/energy_performance_preference"),
     "shared_memory_bytes": _shared_memory,
     "locked_memory_limit": _locked_memory,

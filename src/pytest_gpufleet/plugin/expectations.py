@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,5 +124,17 @@ def of_host(read: Callable[[str], Any], fact: str) -> Any:
     __tracebackhide__ = True
     value = read(fact)
     if value is None or isinstance(value, Unavailable):
-        not_applicable(f"this system does not tell its {fact}{f': {value}' if value else ''}")
+        not_applicable(str(value) if value else f"this system does not tell its {fact}")
     return value
+
+
+def ports_in_use(machine: Machine) -> Sequence[Mapping[str, Any]]:
+    """The InfiniBand and RoCE ports of the host, of which at least one is active; ends the check as not applicable if
+    none is."""
+    __tracebackhide__ = True
+    ports: Sequence[Mapping[str, Any]] = machine.host["network_ports"] or ()
+    if not ports:
+        not_applicable("this system has no InfiniBand or RoCE port")
+    if not any("ACTIVE" in (port["state"] or "") for port in ports):
+        not_applicable(f"none of {len(ports)} InfiniBand and RoCE ports is up: no cable, or a switch that is off")
+    return ports
