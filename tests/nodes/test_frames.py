@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from pytest_gpufleet.nodes.frames import HEADER, MARK, MOST_BYTES, Frames, Garbled
+from pytest_gpufleet.nodes.frames import HEADER, MARK, MOST_BYTES, Frames
+from pytest_gpufleet.world.engines.unblocked import Garbled
 
 
 @pytest.fixture

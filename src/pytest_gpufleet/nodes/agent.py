@@ -30,13 +30,14 @@ from pytest_gpufleet.nodes import interfaces, own_node, rank_environment, run_fi
 from pytest_gpufleet.nodes import messages as say
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.aside import Aside
-from pytest_gpufleet.nodes.frames import Frames, Garbled
+from pytest_gpufleet.nodes.frames import Frames
 from pytest_gpufleet.nodes.own_node import OwnNode
 from pytest_gpufleet.nodes.ranks_here import RanksHere
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
 from pytest_gpufleet.world.engines import held_folders, processes
 from pytest_gpufleet.world.engines.forkserver import PR_SET_CHILD_SUBREAPER
 from pytest_gpufleet.world.engines.local import LocalEngine
+from pytest_gpufleet.world.engines.unblocked import Garbled
 
 PULSE_SECONDS = 1.0
 SUITE_SECONDS = 0.2  # between two looks at what its own run has written

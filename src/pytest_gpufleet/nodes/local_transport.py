@@ -13,9 +13,9 @@ from contextlib import suppress
 from pytest_gpufleet.model.event_values import Secured
 from pytest_gpufleet.nodes import agent_process
 from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings
-from pytest_gpufleet.nodes.frames import Garbled
 from pytest_gpufleet.nodes.transport import Arrived, Gone
 from pytest_gpufleet.world.engines import processes
+from pytest_gpufleet.world.engines.unblocked import Garbled
 
 EXIT_SECONDS = 0.2  # the connection of a dying process closes a moment before its exit status is there
 KILL_SECONDS = 2.0  # of the time to close

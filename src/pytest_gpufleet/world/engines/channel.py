@@ -10,20 +10,15 @@ import os
 import socket
 import struct
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+
+from pytest_gpufleet.world.engines.unblocked import Garbled, UnblockedEnd
 
 PARCEL, FILE = b"gpuf", b"gpuF"
 HEADER = struct.Struct("!4sI")
 # Above this a parcel travels as a file: a socket holds a small message even when nobody reads it, so that neither side
 # has to wait for a peer that hangs.
 INLINE_BYTES = 8 * 1024
-READ_BYTES = 1 << 18
-READS = 16  # at a time: more than a socket buffers, and a rank that never stops sending keeps nobody here
-
-
-class Garbled(Exception):
-    """What a rank sent is no message."""
 
 
 def message(parcel: bytes) -> bytes:
@@ -69,72 +64,15 @@ class RankEnd:
         return received
 
 
-class ControllerEnd:
+class ControllerEnd(UnblockedEnd):
     """The controller's end: nothing here waits for the rank, whose large parcels lie in `folder`."""
 
     def __init__(self, end: socket.socket, folder: Path) -> None:
-        end.setblocking(False)
-        self._end = end
+        super().__init__(end, HEADER, (PARCEL, FILE), INLINE_BYTES)
         self._folder = folder
-        self._unsent = bytearray()
-        self._received = bytearray()
 
-    def fileno(self) -> int:
-        return self._end.fileno()
-
-    def close(self) -> None:
-        self._end.close()
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether the rank has yet to read something before the rest can be sent: call `flush` when it is writable."""
-        return bool(self._unsent)
-
-    def send(self, message: bytes) -> None:
-        self._unsent += message
-        self.flush()
-
-    def flush(self) -> None:
-        try:
-            while self._unsent:
-                del self._unsent[: self._end.send(self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:  # the rank is gone, which shows when it is read
-            self._unsent.clear()
-
-    def receive(self) -> list[bytes]:
-        """The parcels that are complete by now. What has come of the next one is kept.
-
-        EOFError once the rank has closed its end and all is read. Garbled if what came is no message.
-        """
-        parcels: list[bytes] = []
-        for _ in range(READS):
-            try:
-                chunk = self._end.recv(READ_BYTES)
-            except BlockingIOError:
-                break
-            except OSError:  # a connection that was reset
-                chunk = b""
-            if not chunk:
-                if parcels:
-                    break  # its end is told the next time
-                raise EOFError
-            self._received += chunk
-            parcels += self._complete()
-        return parcels
-
-    def _complete(self) -> Iterator[bytes]:
-        while len(self._received) >= HEADER.size:
-            mark, length = HEADER.unpack_from(self._received)
-            if mark not in (PARCEL, FILE) or length > INLINE_BYTES:
-                raise Garbled("it sent what is no message")
-            end = HEADER.size + length
-            if len(self._received) < end:
-                break
-            body = bytes(self._received[HEADER.size : end])
-            del self._received[:end]
-            yield body if mark == PARCEL else self._taken(Path(os.fsdecode(body)))
+    def _message(self, mark: bytes, body: bytes) -> bytes:
+        return body if mark == PARCEL else self._taken(Path(os.fsdecode(body)))
 
     def _taken(self, path: Path) -> bytes:
         """The parcel in a file, which is removed."""

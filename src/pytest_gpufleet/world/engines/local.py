@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpufleet.world.engines import channel, loaded_packages, processes, scratch
-from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled
+from pytest_gpufleet.world.engines.channel import ControllerEnd
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.engines.rank_files import RankFiles, stack_sizes, wait_for_stacks
+from pytest_gpufleet.world.engines.unblocked import Garbled
 from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.worker import main
 
