@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import pytest
 
@@ -18,6 +19,7 @@ from pytest_gpufleet import (
     measure,
     measure_all,
     model_flops_utilization,
+    not_applicable,
     scaling_efficiency,
 )
 from pytest_gpufleet.probes import SHAPES, ends_alike, follows_fp32, token_throughput, trains_as_one
@@ -33,10 +35,25 @@ LONG_SECONDS = Size(15.0, rehearsal=0.05)
 
 since_fp8 = pytest.mark.needs(capability=(8, 9))
 RECIPES = ["bf16", pytest.param("fp8", marks=since_fp8)]
+# Level standard has some seconds for a transformer: these are trained in level burnin.
+LONGER = ("fp8", "fsdp")
+
+
+@pytest.fixture(scope="module")
+def alone(nccl_group: World) -> Callable[[str, str], Measurement]:
+    """alone(recipe, model): what each GPU reaches by itself, all at the same time, until the GPUs are warm; measured
+    once, whichever check asks first."""
+    return cache(lambda recipe, model: measure(nccl_group, token_throughput, recipe, model=model, seconds=LONG_SECONDS))
+
+
+def has_time_for(case: str, fleet_level: str) -> None:
+    """End the check as not applicable where its level leaves this recipe or method out."""
+    if case in LONGER and fleet_level != "burnin":
+        not_applicable(f"{case} is part of level burnin")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_loss_follows_fp32(nccl_group: World, recipe: str) -> None:
+def test_loss_follows_fp32(nccl_group: World, fleet_level: str, recipe: str) -> None:
     """Every GPU by itself trains a small transformer in 16 or 8 bits as it does in float32
 
     All train on the same data, which the model learns in 20 steps. The first gradient of each weight and the loss of
@@ -44,70 +61,67 @@ def test_loss_follows_fp32(nccl_group: World, recipe: str) -> None:
     in attention or in products of such shapes: replace it. If all are named, torch, cuBLAS and driver do not fit
     together: try another version of torch.
     """
+    has_time_for(recipe, fleet_level)
     nccl_group.faultless(follows_fp32, recipe, code="training_wrong")
 
 
 @pytest.mark.needs(ranks=2)
 @pytest.mark.parametrize("method", ["ddp", "fsdp"])
-def test_all_train_as_one_gpu(nccl_group: World, method: str) -> None:
+def test_all_train_as_one_gpu(nccl_group: World, fleet_level: str, method: str) -> None:
     """A transformer under DDP and FSDP has the losses that one GPU has with the data of all
 
     Every GPU also trains on everybody's data alone, in float32, and compares. The GPU that is named when no other is
     computes or keeps something wrong. If all are named, one of them spoils everybody's gradients: the check before, and
     the exact collectives, tell which.
     """
+    has_time_for(method, fleet_level)
     nccl_group.faultless(trains_as_one, method, code="training_wrong")
 
 
 @pytest.mark.needs(ranks=2)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_ranks_end_alike(nccl_group: World, recipe: str) -> None:
+def test_ranks_end_alike(nccl_group: World, fleet_level: str, recipe: str) -> None:
     """After 20 steps of DDP weights, gradients and moments of Adam are the same on all GPUs, bit for bit
 
     All apply the same update, so any difference is a wrong bit in memory, arithmetic or transfer, and the copies go on
     to drift apart. The GPU that is named differs from most: it is the suspect. With two GPUs both are named, and the
     checks of each GPU say more.
     """
+    has_time_for(recipe, fleet_level)
     nccl_group.faultless(ends_alike, recipe, code="replicas_differ")
 
 
-@pytest.mark.figures("solo_token_throughput")
-def test_speed_of_each_gpu_alone(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> None:
-    """Training of a transformer in bf16 on every GPU by itself, all at the same time
+@pytest.mark.figures("solo_token_throughput", of_several=("token_throughput", "communication_share"))
+def test_speed(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> None:
+    """Training of a transformer in bf16, by each GPU and by all together
 
-    What GPUs are bought for today: products, attention and memory at full power. One that is slower than its peers is
-    hot, power-capped or used by somebody else: compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` with the others'. MFU
-    is the part of its peak that a GPU makes use of, and beside it stands what the time of a step is spent on. All of
-    them low, with products and memory as they should be: the host launches too slowly; see the time to launch.
+    What GPUs are bought for today: products, attention and memory at full power. All train one model by DDP, in turns
+    with steps without communication, which show what each GPU does by itself. One that is slower than its peers is hot,
+    power-capped or used by somebody else: compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` with the others'. MFU is
+    the part of its peak that a GPU makes use of. All of them low, with products and memory as they should be: the host
+    launches too slowly; see the time to launch. Where much of a step is communication, look at the bandwidth of
+    all_reduce. Nobody publishes figures of this model: they are for comparison with machines of its kind.
     """
-    _judge_alone(nccl_group, judge, gpu_topology, measure(nccl_group, token_throughput, "bf16", seconds=SECONDS))
-
-
-@pytest.mark.needs(ranks=2)
-@pytest.mark.figures("token_throughput", "solo_token_throughput", "scaling_efficiency", "communication_share")
-def test_all_together(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> None:
-    """Training of a transformer in bf16 on all GPUs together by DDP, and how well it scales
-
-    For comparison with machines of its kind: nobody publishes figures of this model. Of a step as much is communication
-    as the share says; where it is large, look at the bandwidth of all_reduce.
-    """
-    _judge_together(nccl_group, judge, gpu_topology, "bf16", "ddp", None, SECONDS)
+    method = "ddp" if nccl_group.size > 1 else ""
+    measured = measure_all(nccl_group, token_throughput, "bf16", method, seconds=SECONDS)
+    shares = [each for each in measured if each.metric == "communication_share"]
+    _judge([each for each in measured if each not in shares], judge, gpu_topology, shown=shares)
 
 
 @pytest.mark.level("burnin")
 @pytest.mark.figures("solo_token_throughput")
 @pytest.mark.parametrize("model", ["transformer-0.6b", "transformer-1.3b"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_speed_of_each_gpu_alone_for_longer(
-    nccl_group: World, judge: Judge, gpu_topology: GpuTopology, recipe: str, model: str
+def test_speed_of_each_gpu_alone(
+    judge: Judge, gpu_topology: GpuTopology, alone: Callable[[str, str], Measurement], recipe: str, model: str
 ) -> None:
     """Training of two sizes of transformers, in bf16 and FP8, on every GPU by itself, until the GPUs are warm
 
-    As the check of each GPU alone. Slower than its peers only here: it becomes hot. FP8 runs without a compiler, so
-    that much of its time goes into scaling: its figure is for comparison with peers, and not with what FP8 can do.
+    Slower than its peers only here, and not in the check of speed: a GPU becomes hot. Beside its figure stands what the
+    time of a step is spent on. FP8 runs without a compiler, so that much of its time goes into scaling: its figure is
+    for comparison with peers, and not with what FP8 can do.
     """
-    tokens = measure(nccl_group, token_throughput, recipe, model=model, seconds=LONG_SECONDS)
-    _judge_alone(nccl_group, judge, gpu_topology, tokens)
+    _judge([alone(recipe, model)], judge, gpu_topology)
 
 
 @pytest.mark.level("burnin")
@@ -115,34 +129,35 @@ def test_speed_of_each_gpu_alone_for_longer(
 @pytest.mark.figures("token_throughput", "solo_token_throughput", "scaling_efficiency")
 @pytest.mark.parametrize("method", ["ddp", "fsdp"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_ddp_and_fsdp(nccl_group: World, judge: Judge, gpu_topology: GpuTopology, recipe: str, method: str) -> None:
-    """Training of a transformer on all GPUs together, by DDP and by FSDP, in bf16 and FP8
+def test_ddp_and_fsdp(
+    nccl_group: World,
+    judge: Judge,
+    gpu_topology: GpuTopology,
+    alone: Callable[[str, str], Measurement],
+    recipe: str,
+    method: str,
+) -> None:
+    """Training of a transformer on all GPUs by DDP and by FSDP, in bf16 and FP8, and how well it scales
 
     For comparison with machines of its kind. FSDP gathers the weights of each layer when it is their turn, so that it
     takes less memory and communicates more: slow under FSDP alone are all_gather and reduce_scatter.
     """
-    _judge_together(nccl_group, judge, gpu_topology, recipe, method, "transformer-0.6b", LONG_SECONDS)
+    model = "transformer-0.6b"
+    together, *others = measure_all(nccl_group, token_throughput, recipe, method, model, seconds=LONG_SECONDS)
+    figures = [together, alone(recipe, model)]
+    _judge(figures, judge, gpu_topology, scaling_efficiency(figures[1], together), shown=others)
 
 
-def _judge_alone(nccl_group: World, judge: Judge, topology: GpuTopology, tokens: Measurement) -> None:
-    judge(tokens, shown=_utilization([tokens], topology), required=False)
-    expect_none(_impossible([tokens], topology))
-
-
-def _judge_together(
-    nccl_group: World,
+def _judge(
+    tokens: Sequence[Measurement],
     judge: Judge,
     topology: GpuTopology,
-    recipe: str,
-    method: str,
-    model: str | None,
-    seconds: Size[float],
+    *others: Measurement,
+    shown: Sequence[Measurement] = (),
 ) -> None:
-    together, *shares = measure_all(nccl_group, token_throughput, recipe, method, model, seconds=seconds)
-    alone = measure(nccl_group, token_throughput, recipe, model=model, seconds=seconds)
-    scaling = scaling_efficiency(alone, together)
-    judge(together, alone, scaling, shown=[*_utilization([together], topology), *shares], required=False)
-    expect_none(_impossible([together, alone], topology))
+    """`tokens`: throughputs, of which the MFU is shown, and which may not be more than the GPUs can compute."""
+    judge(*tokens, *others, shown=[*_utilization(tokens, topology), *shown], required=False)
+    expect_none(_impossible(tokens, topology))
 
 
 def _utilization(figures: Sequence[Measurement], topology: GpuTopology) -> list[Measurement]:

@@ -101,7 +101,7 @@ def test_the_rank_that_is_wrong_is_named(run_pytest, check, fault, code):
 
 
 def test_a_late_rank_is_slower_alone(run_pytest):
-    run = run_with(run_pytest, f"{TRANSFORMER}::test_speed_of_each_gpu_alone", "late")
+    run = run_with(run_pytest, f"{TRANSFORMER}::test_speed", "late")
     (tokens,) = (each.measurement for each in run.record.findings if each.measurement.metric == "solo_token_throughput")
     rates = {place.index: value for place, value in tokens.values.items()}
     assert rates[1] == min(rates.values()), run.text
@@ -110,7 +110,8 @@ def test_a_late_rank_is_slower_alone(run_pytest):
 
 def test_every_figure_that_a_check_is_there_for_is_left_wherever_it_runs(run_pytest):
     """Also under FSDP, and where no peak is known, as of CPU ranks or of a GPU that is newer than this version."""
-    names = "each_gpu_alone and not longer or all_together or ddp_and_fsdp and bf16 or what_each_keeps"
+    speed = "test_speed and not alone or alone and bf16 and 0.6b"
+    names = f"{speed} or ddp_and_fsdp and bf16 or what_each_keeps"
     options = ("--rehearse=2", "--fleet-level=burnin", "--fleet-dir=runs", "-k", names)
     run = run_pytest(TRANSFORMER, UNDER_LOAD, *options)
     assert [check.outcome for check in run.record.checks.values()] == ["passed"] * 5

@@ -13,6 +13,7 @@ from pytest_gpufleet.model.conditions import (
     LINED_UP,
     LOOPBACKS,
     METHODS,
+    NO_SYNC,
     ONE_WINDOW,
     SHARED_SPAN,
     WARMED_THROUGH,
@@ -92,7 +93,7 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
         (
             "method",
             {*method_comparison.METHODS, *LAUNCHES, *LOOPBACKS}
-            | {EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN, BY_NVJPEG},
+            | {EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN, NO_SYNC, BY_NVJPEG},
         ),
         (
             "direction",

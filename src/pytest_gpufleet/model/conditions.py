@@ -58,6 +58,8 @@ ONE_WINDOW, WARMED_THROUGH, LINED_UP = "one window", "warmed through", "lined up
 SHARED_SPAN = "shared span"
 # Photos that are decoded on the GPUs, before they train on them.
 BY_NVJPEG = "nvjpeg"
+# What a GPU does by itself in the steps of DDP that leave communication out (torch's no_sync).
+NO_SYNC = "no_sync"
 # How collectives of a few bytes were launched.
 LAUNCHES: dict[Condition, str] = {"replayed": "in a CUDA graph", "eager": "launched one by one"}
 
@@ -84,12 +86,20 @@ CONDITIONS: dict[str, ConditionType] = {
             WARMED_THROUGH,
             LINED_UP,
             SHARED_SPAN,
+            NO_SYNC,
             BY_NVJPEG,
             "replayed",
             "eager",
             *map(str, LOOPBACKS),
         ),
-        words={**METHODS, **LAUNCHES, **LOOPBACKS, EACH_ALONE: f"of the {EACH_ALONE}", BY_NVJPEG: "decoded by nvJPEG"},
+        words={
+            **METHODS,
+            **LAUNCHES,
+            **LOOPBACKS,
+            EACH_ALONE: f"of the {EACH_ALONE}",
+            BY_NVJPEG: "decoded by nvJPEG",
+            NO_SYNC: "by DDP, without communication",
+        },
     ),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak", "fp8"), leads=True),
     "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_gpufleet.hardware.watch import Watch
+from pytest_gpufleet.model.conditions import NO_SYNC
 from pytest_gpufleet.model.endings import not_applicable
-from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.measurement import GpuState, Reading
 from pytest_gpufleet.model.metric import Condition, GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import lacking
@@ -144,11 +146,11 @@ def token_throughput(
     """Tokens/s of training a transformer in `recipe` for about `seconds` in all: forward, loss, backward, AdamW.
 
     Each GPU trains a model of its own at the same time; with a `method` of TOGETHER all ranks train one, and the figure
-    is their sum at the pace of the slowest. The median of three samples. With "ddp" also the share of a step that
-    waits for communication. Raises FloatingPointError if the loss is not finite.
+    is their sum at the pace of the slowest. The median of three samples. With "ddp" steps without communication take
+    turns with those: so there is also what each GPU does by itself, and the share of a step that waits for
+    communication. Raises FloatingPointError if the loss is not finite.
     """
-    training = training_on(rank, recipe, model)
-    together, ranks = bool(method), rank.size if method else 1
+    training, together = training_on(rank, recipe, model), method in TOGETHER
     if rank.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with rank.phase(f"{training.model} in {recipe}, batch {training.batch}, {method or 'alone'}"):
@@ -166,21 +168,15 @@ def token_throughput(
         warm = lap(rank, step, warm_up, together=together)
         with Watch(rank.gpu) as watch:
             laps = [[lap(rank, each, count) for each in samples_of] for _ in range(SAMPLES)]
-    usual = [each[0] for each in laps]
-    conditions, rates = training.conditions(ranks, method), _rates(usual, ranks * training.tokens)
+    usual, *quiet = zip(*laps, strict=True)
+    conditions = training.conditions(rank.size if together else 1, method)
     course = [first, tried, warm, *(each for pair in laps for each in pair)]
     record_losses(rank, conditions, course, together=together)
-    details |= _details(rank, training, first, usual, rates, ranks)
-    throughput = Reading(
-        "token_throughput" if together else "solo_token_throughput",
-        median(rates),
-        conditions,
-        rates,
-        WORLD if together else None,
-        details,
-        watch.state,
-    )
-    return [throughput, *([_communication_share(rank, conditions, laps)] if method == "ddp" and ranks > 1 else [])]
+    readings = [_throughput(rank, training, method, first, usual, details, watch.state)]
+    for each in quiet:
+        readings.append(_throughput(rank, training, NO_SYNC, first, each, {}, watch.state))
+        readings.append(_communication_share(rank, conditions, usual, each))
+    return readings
 
 
 def _bytes_a_token(step: Step, training: Training) -> int:
@@ -201,31 +197,52 @@ def _quiet(module: nn.Module, step: Step) -> Step:
 def _counts(rank: Rank, tried: Lap, seconds: float) -> tuple[int, int]:
     """Steps of a sample of so many seconds, and of the warm-up, as the slowest rank would have them."""
     count = agree(rank, max(LEAST_STEPS, math.ceil(seconds / tried.mean)))
-    return count, max(1, math.ceil(LEAD_IN * SAMPLES * count))
+    return count, max(1, math.ceil(LEAD_IN * SAMPLES * count) - len(tried.steps))
 
 
-def _rates(laps: list[Lap], tokens: int) -> tuple[float, ...]:
-    return tuple(tokens * len(each.steps) / each.seconds for each in laps)
+def _throughput(
+    rank: Rank,
+    training: Training,
+    method: str,
+    first: Lap,
+    laps: Sequence[Lap],
+    details: Mapping[str, Condition],
+    state: GpuState | None,
+) -> Reading:
+    together = method in TOGETHER
+    ranks = rank.size if together else 1
+    rates = tuple(ranks * training.tokens * len(each.steps) / each.seconds for each in laps)
+    return Reading(
+        "token_throughput" if together else "solo_token_throughput",
+        median(rates),
+        training.conditions(ranks, method),
+        rates,
+        WORLD if together else None,
+        {**details, **_details(rank, training, first, laps, median(rates) / ranks)},
+        state,
+    )
 
 
-def _details(
-    rank: Rank, training: Training, first: Lap, usual: list[Lap], rates: tuple[float, ...], ranks: int
-) -> dict[str, Condition]:
-    step = median(seconds for each in usual for seconds in each.steps)
+def _details(rank: Rank, training: Training, first: Lap, laps: Sequence[Lap], rate: float) -> dict[str, Condition]:
+    """`rate`: tokens/s of one GPU."""
+    step = median(seconds for each in laps for seconds in each.steps)
     details: dict[str, Condition] = {
         "computed": f"linear layers in {training.recipe}, the rest in {str(PRODUCTS[training.recipe][0])[6:]} and fp32",
         "step": f"{1e3 * step:.4g} ms",
-        "TFLOP/s a GPU": float(f"{median(rates) / ranks * training.shape.flop_a_token / 1e12:.4g}"),
-        "loss": f"{first.loss:.3g} at first, {usual[-1].loss:.3g} in the end",
+        "TFLOP/s a GPU": float(f"{rate * training.shape.flop_a_token / 1e12:.4g}"),
+        "loss": f"{first.loss:.3g} at first, {laps[-1].loss:.3g} in the end",
     }
     if rank.device.type == "cuda":
         details["memory"] = f"{torch.cuda.max_memory_allocated() / GiB:.1f} GiB a GPU"
     return details
 
 
-def _communication_share(rank: Rank, conditions: dict[str, Condition], laps: list[list[Lap]]) -> Reading:
+def _communication_share(
+    rank: Rank, conditions: dict[str, Condition], usual: Sequence[Lap], quiet: Sequence[Lap]
+) -> Reading:
     """What the slowest rank's step is longer with communication than without."""
-    every = everyones(rank, [each.mean for pair in laps for each in pair])
+    every = everyones(rank, [each.mean for each in (*usual, *quiet)])
     slowest = [max(column) for column in zip(*every, strict=True)]
-    shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in zip(slowest[0::2], slowest[1::2], strict=True))
+    pairs = zip(slowest[: len(usual)], slowest[len(usual) :], strict=True)
+    shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in pairs)
     return Reading("communication_share", median(shares), conditions, shares, WORLD)
