@@ -68,7 +68,7 @@ def host_rows(fleet: Fleet, between: Mapping[str, BetweenHosts] | None = None) -
     """Each host, and each that is missing, in the order of their names. `between`: what a run over all of them has
     found, by host."""
     between = between or {}
-    gaps, differences = by_host(fleet.gaps), _by_host(fleet.differences)
+    gaps, differences = by_host(fleet.gaps), by_host(fleet.differences)
     slow: dict[int, list[SlowPlaces]] = defaultdict(list)
     odd: dict[int, list[OddHost]] = defaultdict(list)
     for each in fleet.slow:
@@ -135,14 +135,6 @@ def _standing(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[str, str
     if not run.held_back and not any(each.everywhere for each in slow):
         named += [on_node(place, 0) for each in slow for place in each.worse]
     return cells, tuple(gpus[place] for place in dict.fromkeys(named) if place in gpus)
-
-
-def _by_host(differences: Iterable[Difference]) -> dict[str, list[Difference]]:
-    found: dict[str, list[Difference]] = defaultdict(list)
-    for each in differences:
-        for host in each.hosts:
-            found[host].append(each)
-    return found
 
 
 def counts(fleet: Fleet) -> list[str]:

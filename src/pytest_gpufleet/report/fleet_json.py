@@ -59,12 +59,18 @@ def _host(run: HostRun, row: HostRow) -> dict[str, Any]:
     }
 
 
+def _figure(found: SlowPlaces | OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
+    return {
+        "host": hosts[found.node].host,
+        "metric": found.figure.name,
+        "unit": found.figure.metric.unit,
+        "conditions": dict(found.figure.conditions),
+    }
+
+
 def _slow(slow: SlowPlaces, hosts: Sequence[HostRun]) -> dict[str, Any]:
     return {
-        "host": hosts[slow.node].host,
-        "metric": slow.figure.name,
-        "unit": slow.figure.metric.unit,
-        "conditions": dict(slow.figure.conditions),
+        **_figure(slow, hosts),
         "values": {str(place): _number(value) for place, value in slow.values.items()},
         "worse": {str(place): fraction for place, fraction in slow.worse.items()},
         "everywhere": slow.everywhere,
@@ -74,10 +80,7 @@ def _slow(slow: SlowPlaces, hosts: Sequence[HostRun]) -> dict[str, Any]:
 
 def _odd(odd: OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
     return {
-        "host": hosts[odd.node].host,
-        "metric": odd.figure.name,
-        "unit": odd.figure.metric.unit,
-        "conditions": dict(odd.figure.conditions),
+        **_figure(odd, hosts),
         "value": _number(odd.value),
         "reference": _number(odd.reference),
         "worse": odd.worse,

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -75,6 +75,14 @@ class Unusable:
     folder: str
     host: str
     why: str
+
+
+class OnHosts(Protocol):
+    @property
+    def hosts(self) -> Iterable[str]: ...
+
+
+Found = TypeVar("Found", bound=OnHosts)
 
 
 @dataclass(frozen=True)
@@ -181,9 +189,10 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((len(part.lstrip("0")), part.lstrip("0")) if number % 2 else (0, part) for number, part in parts)
 
 
-def by_host(gaps: Iterable[Gap]) -> Mapping[str, list[Gap]]:
-    found: dict[str, list[Gap]] = defaultdict(list)
-    for gap in gaps:
-        for host in gap.hosts:
-            found[host].append(gap)
-    return found
+def by_host(found: Iterable[Found]) -> Mapping[str, list[Found]]:
+    """Gaps, or whatever else was found on hosts, by the names of these."""
+    of_each: dict[str, list[Found]] = defaultdict(list)
+    for each in found:
+        for host in each.hosts:
+            of_each[host].append(each)
+    return of_each
