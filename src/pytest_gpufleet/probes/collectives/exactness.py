@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 
 import torch
 import torch.distributed as dist
@@ -61,32 +61,33 @@ class Operation:
     """A reduction, and numbers of which its result is exact.
 
     `combine` makes the result from stacked numbers of n ranks. Each rank's numbers stay below 1 / `headroom(n)` of what
-    the type holds, and then go through `shape(numbers, turn, n)`; `turn` is true where it is this rank's turn.
+    the type holds, and then go through `shape(numbers, n)`. `one_at_a_time`: of all ranks one has a number, and the
+    others 1 or -1.
     """
 
     op: dist.ReduceOp.RedOpType
     combine: Callable[[Tensor], Tensor]
     headroom: Callable[[int], int] = lambda n: 1
-    shape: Callable[[Tensor, Tensor, int], Tensor] = lambda numbers, turn, n: numbers
+    shape: Callable[[Tensor, int], Tensor] = lambda numbers, n: numbers
+    one_at_a_time: bool = False
 
 
 OPERATIONS = {
     "sum": Operation(dist.ReduceOp.SUM, lambda numbers: numbers.sum(0), headroom=lambda n: n),
     "max": Operation(dist.ReduceOp.MAX, lambda numbers: numbers.amax(0)),
     "min": Operation(dist.ReduceOp.MIN, lambda numbers: numbers.amin(0)),
-    # Of all ranks one has a number and the others 1 or -1.
     "prod": Operation(
         dist.ReduceOp.PRODUCT,
         # Not torch.prod, for which torch compiles a kernel of its own on a GPU: a second for each shape of its input.
         lambda numbers: reduce(torch.mul, numbers),
-        shape=lambda numbers, turn, n: torch.where(turn, numbers, torch.where(numbers < 0, -1, 1)),
+        one_at_a_time=True,
     ),
     # Multiples of n: their average is a whole number, whether one divides before or after adding up.
     "avg": Operation(
         dist.ReduceOp.AVG,
         lambda numbers: numbers.sum(0) // len(numbers),
         headroom=lambda n: n**2,
-        shape=lambda numbers, turn, n: numbers * n,
+        shape=lambda numbers, n: numbers * n,
     ),
 }
 ANY = OPERATIONS["max"]  # for what reduces nothing: all numbers that the type holds
@@ -148,6 +149,11 @@ def exchange(
     roots = sorted({0, rank.size // 2, rank.size - 1}) if collective.rooted else [None]
     places = {"always": [True], "also": [False] if strided else [False, True], "never": [False]}[collective.in_place]
     wrong, refused, right = [], [], 0
+
+    @lru_cache(maxsize=1)  # the same from every root, in place and out of place
+    def numbers_of(count: int, dtype: torch.dtype) -> Tensor:
+        return whole_numbers(OPERATIONS.get(operation, ANY), count, rank.size, dtype, rank.device)
+
     for dtype in dtypes:
         wanted = [*COUNTS[rank.device.type], *([LARGE[rank.device.type]] if dtype is torch.float32 else [])]
         counts = [bounded(count, rank.size) for count in wanted]
@@ -155,7 +161,7 @@ def exchange(
             for count, root, in_place in itertools.product(counts, roots, places):
                 case = Case(name, operation, dtype, count, root, in_place, strided)
                 with rank.phase(str(case)):
-                    fault = _fault(rank, case)
+                    fault = _fault(rank, case, numbers_of)
                 if fault:
                     wrong.append(f"{case}: {fault}")
                 else:
@@ -165,8 +171,9 @@ def exchange(
     return Delivery(tuple(wrong), tuple(refused), right)
 
 
-def _fault(rank: Rank, case: Case) -> str:
-    """ "" if every element of this rank's result is right, else how many are wrong and the first of them."""
+def _fault(rank: Rank, case: Case, numbers_of: Callable[[int, torch.dtype], Tensor]) -> str:
+    """ "" if every element of this rank's result is right, else how many are wrong and the first of them.
+    `numbers_of(count, dtype)`: those of all ranks."""
     collective, dtype, n = COLLECTIVES[case.collective], case.dtype, rank.size
     operation = OPERATIONS.get(case.operation, ANY)
     if collective.reduces and _float8(dtype) and rank.device.type == "cuda" and not _adds_float8():
@@ -179,7 +186,7 @@ def _fault(rank: Rank, case: Case) -> str:
         return space[::2] if case.strided else space
 
     input, output = collective.buffers(collective.total(case.count, n), n, rank.index, case.in_place, empty)
-    numbers = whole_numbers(operation, input.numel(), n, dtype, rank.device)
+    numbers = numbers_of(input.numel(), dtype)
     input.copy_(as_type(numbers[rank.index], dtype))
     sent = input.contiguous()
     received = sent if case.in_place and case.strided else output.contiguous()
@@ -208,12 +215,14 @@ def whole_numbers(operation: Operation, count: int, n: int, dtype: torch.dtype, 
     top = DTYPES[dtype] // headroom
     if not top:
         raise Refused(f"it holds no exact result of {n} ranks")
-    turn = noise(n, count, device).remainder(n)
+    turn = noise(n, count, device).remainder(n) if operation.one_at_a_time else None
     rows = []
     for index in range(n):
         numbers = noise(index, count, device)
         numbers = numbers.remainder(2 * top + 1) - top if dtype.is_signed else numbers.remainder(top + 1)
-        rows.append(operation.shape(numbers, turn == index, n))
+        if turn is not None:
+            numbers = torch.where(turn == index, numbers, torch.where(numbers < 0, -1, 1))
+        rows.append(operation.shape(numbers, n))
     return torch.stack(rows)
 
 
