@@ -38,6 +38,9 @@ LONGEST = (
 ALONE = tuple(f"nodes/{name}" for name in ("test_faults_of_nodes.py", "test_slow_nodes.py", "test_ray.py"))
 REPORTS = "runs"  # not pytest-gpufleet's own default, so that a report in a wrong place shows
 SECONDS = 600  # far more than any run takes: a run that hangs must not hang the tests
+# Hundreds of processes that import the same modules: where no bytecode is kept, they compile most of the time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Not what would change results, but where NVLink multicast is switched off it must stay so. Where CI is set, pytest
 # writes whole messages into its summary.
 DROPPED = ("PYTEST_", "CUDA_", "NCCL_", "COV_", "CI", "BUILD_NUMBER")

@@ -1,7 +1,8 @@
 """Where the tests fork each pytest of their own from: a process that has imported the libraries which all of them need.
 
 Such a pytest is a process of its own in every other respect, with its own folder, environment, session and end. So is
-the fork server of its ranks. A fresh Python imports torch for longer than most of these runs take.
+the fork server of its ranks. A fresh Python imports torch for longer than most of these runs take, and what is ours for
+longer than the rest of them does. That nothing is imported before it is needed, and that it can be, `run_fresh` shows.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import gc
 import importlib
 import os
 import pickle
+import pkgutil
 import signal
 import socket
 import struct
@@ -24,8 +26,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-# What a run imports from elsewhere. No plugin of pytest: it rewrites the assertions of those as it imports them.
+# What a run imports from elsewhere, besides the plugins of pytest.
 IMPORTED = (
+    "cloudpickle",
     "jinja2",
     "matplotlib.backends.backend_svg",
     "matplotlib.figure",
@@ -167,9 +170,28 @@ def end(status: int) -> NoReturn:
     os._exit(status)
 
 
+class Imports:
+    """All that a run imports, and reads of files that never change. A run of pytest imports it, and so its plugins with
+    their assertions rewritten: the runs that are forked later would complain of any others."""
+
+    def pytest_configure(self) -> None:
+        import pytest_gpufleet
+        from pytest_gpufleet.report.page import rendering
+        from pytest_gpufleet.verdict.profiles import profile
+
+        ours = (each.name for each in pkgutil.walk_packages(pytest_gpufleet.__path__, "pytest_gpufleet."))
+        for name in (*IMPORTED, *ours):
+            importlib.import_module(name)
+        templates = rendering.templates("en")
+        for name in templates.list_templates(extensions=["jinja"]):
+            templates.get_template(name)
+        profile.shipped()
+
+
 def serve(control: socket.socket) -> NoReturn:
-    for name in IMPORTED:
-        importlib.import_module(name)
+    with tempfile.TemporaryDirectory() as empty:
+        pytest.main([empty, f"--rootdir={empty}", "-p", "no:cacheprovider"], plugins=[Imports()])
+    gc.collect()
     gc.freeze()
     while True:
         request, descriptors, *_ = socket.recv_fds(control, MOST_BYTES, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def render(template: str, language: Language = "en", **content: object) -> str:
     )
 
 
+@cache
 def templates(language: Language) -> jinja2.Environment:
     """The templates of this folder. What they say themselves goes through the filter `say`: not the i18n extension of
     Jinja, since that marks what it says as safe HTML and would not show it as `_shown` does."""
