@@ -35,9 +35,10 @@ class ClusterEngine:
         self._deaths, self._dead = [], set()
         packages = loaded_packages.beside_the_path()  # of pytest, which is not on the nodes
         there = self._cluster.alive  # asked after the old news: of who is lost from here on there will be new
+        by_rank = {spec.index: spec for spec in specs}
         for node, ranks in self._by_node(self._nodes).items():
             if node in there:
-                here = [replace(spec, packages=packages) for spec in specs if spec.index in ranks]
+                here = [replace(by_rank[rank], packages=packages) for rank in ranks]
                 self._cluster.send(node, say.StartRanks(pickle.dumps(here, protocol=pickle.HIGHEST_PROTOCOL)))
             else:
                 self._deaths += self._of_node(node, self._why_not(node))

@@ -18,17 +18,15 @@ from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Greeting, Hello, 
 from pytest_gpufleet.run import node_folders, resume
 from pytest_gpufleet.run.cluster_ground import ClusterGround
 from pytest_gpufleet.run.cluster_ranks import ClusterRanks
-from pytest_gpufleet.run.folder import NODES
 from pytest_gpufleet.run.node_runs import NodeRuns
 from pytest_gpufleet.run.node_transport import settings_for, transport_for
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.fleet.among_nodes import minority
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.record import Record
-    from pytest_gpufleet.model.suite import Suite
     from pytest_gpufleet.run.folder import RunFolder
+    from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 
 HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver
 LOCK_SECONDS = 30.0
@@ -94,12 +92,7 @@ class ClusterRun(Run):
         return tuple(map(self.ground.machine, self.cluster.alive))
 
     def runs_of_nodes(self) -> dict[int, HostRun]:
-        suites: list[Suite] = []
-        began = {node: run for node, run in self.node_runs.all.items() if run.record.began}
-        return {
-            node: HostRun(f"{NODES}/{run.folder.name}", "", kept(run.record, suites, run.host))
-            for node, run in began.items()
-        }
+        return self.node_runs.of_hosts()
 
     def hosts_now(self, fact: str) -> dict[int, Any]:
         answers = self._answers(ReadHost((fact,)), self.cluster.alive, f"changes of {fact}")

@@ -18,8 +18,8 @@ from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
 from pytest_gpufleet.nodes.roll import Lost
-from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.verdict.fleet.host_runs import kept
+from pytest_gpufleet.run.folder import NODES, RunFolder
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 from pytest_gpufleet.verdict.node_verdicts import faults_of
 
 START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
@@ -99,7 +99,8 @@ class NodeRuns:
                 own = folder.of_node(node)
                 shutil.copytree(earlier[node.index].path, own.path)
                 ended = SuiteEnded(record.exit_status or 0, "", "", {})
-                self.all[node.index] = NodeRun(node.index, node.host, own, record, ended, taken_over=True)
+                whole = kept(record, self._suites, node.host)
+                self.all[node.index] = NodeRun(node.index, node.host, own, whole, ended, taken_over=True)
 
     def start(
         self, arguments: Mapping[int, tuple[str, ...]], nodes: Iterable[NodeFound], folder: RunFolder
@@ -131,9 +132,24 @@ class NodeRuns:
                 case SuiteEnded():
                     run.ended = news
                     if run.record.verdict is not None:  # what it measured in all its samples is in its own evidence
-                        run.record = kept(run.record, self._suites)
+                        run.record = kept(run.record, self._suites, run.host)
                 case Lost():
                     run.lost = news
+
+    def of_hosts(self) -> dict[int, HostRun]:
+        """What each has come to by now, of those that have told anything. What has ended was kept then: to do that anew
+        for 500 nodes takes seconds, and checks between nodes ask again and again."""
+        return {
+            node: HostRun(
+                f"{NODES}/{run.folder.name}",
+                "",
+                run.record
+                if run.ended and run.record.verdict is not None
+                else kept(run.record, self._suites, run.host),
+            )
+            for node, run in self.all.items()
+            if run.record.began
+        }
 
     def at_work(self, check: str = "") -> list[NodeRun]:
         """Those that have not done this check yet; without one, those that have not ended."""
