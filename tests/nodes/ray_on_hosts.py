@@ -96,18 +96,25 @@ class RayCluster:
         return any(host.folder.glob("session_2*/sockets/raylet"))
 
     def _count(self) -> None:
-        """Wait until Ray knows of as many nodes as there are: it may need 15 s to see that an earlier one is dead."""
+        """Wait until Ray knows of as many nodes as there are: it may need 15 s to see that an earlier one is dead. Who
+        counts ends with a head that is begun again."""
+        counting = self._counting()
+
+        def all_are_there() -> bool:
+            nonlocal counting
+            joined = all(self._has_joined(host) for host in self.hosts)
+            if counting.poll():
+                counting = self._counting()
+            return joined and counting.poll() == 0
+
+        until("Ray runs on all hosts", all_are_there, PATIENCE_SECONDS)
+
+    def _counting(self) -> subprocess.Popen[bytes]:
         with (self.folder / "count.txt").open("ab") as output:
-            counting = subprocess.Popen(
+            return subprocess.Popen(
                 self.hosts[0].inside(sys.executable, "-c", COUNT, self.address, len(self.hosts), folder=self.folder),
                 env={**KEPT, **RAY}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
-
-        def all_are_there() -> bool:
-            return all(self._has_joined(host) for host in self.hosts) and counting.poll() is not None
-
-        until("Ray runs on all hosts", all_are_there, PATIENCE_SECONDS)
-        assert counting.returncode == 0, (self.folder / "count.txt").read_text()
 
     def rehearse(
         self, *checks: str, held: Iterable[str] = (), environment: Mapping[str, str] | None = None
