@@ -18,6 +18,7 @@ import compileall
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -44,14 +45,26 @@ with open(file, "w") as out:
 """
 
 
+def copied(folder: Path) -> Path:
+    """The package of the working tree as it is now, whatever is edited meanwhile."""
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return compiled(folder)
+
+
 def archived(commit: str, folder: Path) -> Path:
-    """The package of a commit as files, compiled as those of the working tree are."""
+    """The package of a commit."""
     command = ["git", "-C", str(ROOT), "archive", commit, "src", "pyproject.toml"]
     archive = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(folder)
-    compileall.compile_dir(folder / "src", quiet=2)
-    return folder
+    return compiled(folder)
+
+
+def compiled(tree: Path) -> Path:
+    """Both are compiled before they are measured: with PYTHONDONTWRITEBYTECODE one that is not would never be."""
+    compileall.compile_dir(tree / "src", quiet=2)
+    return tree
 
 
 def environment(tree: Path, folder: Path) -> dict[str, str]:
@@ -98,7 +111,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         before = environment(archived(asked.commit, folder / "before"), folder / "about before")
-        now = environment(ROOT, folder / "about now")
+        now = environment(copied(folder / "now"), folder / "about now")
         taken = []
         for turn in range(asked.turns):
             order = (before, now) if turn % 2 == 0 else (now, before)

@@ -65,5 +65,16 @@ def test_a_commit_is_unpacked_with_what_makes_it_a_package(monkeypatch, tmp_path
     (package / "__init__.py").write_text("HELD = 5\n")
     monkeypatch.setattr(against, "ROOT", tmp_path / "clone")
     tree = against.archived("HEAD", tmp_path / "before")
+    assert [*tree.rglob("*.pyc")]
     assert (tree / "src" / "pytest_gpufleet" / "__init__.py").read_text() == "HELD = 3\n"
     assert (tree / "pyproject.toml").exists()
+
+
+def test_both_packages_are_compiled(monkeypatch, tmp_path, against):
+    package = tmp_path / "clone" / "src" / "pytest_gpufleet"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("HELD = 3\n")
+    (tmp_path / "clone" / "pyproject.toml").write_text(PROJECT.format("x"))
+    monkeypatch.setattr(against, "ROOT", tmp_path / "clone")
+    assert [*against.copied(tmp_path / "now").rglob("*.pyc")]
+    assert not [*(tmp_path / "clone").rglob("*.pyc")]
