@@ -87,8 +87,8 @@ def fingerprint(rank: Rank, work: str) -> Fingerprint:
     with repeatable():
         for job in WORK[work](rank):
             with rank.phase(job.name):
-                first, again = (_hash(job.compute()) for _ in range(2))
-                parts[job.name] = Part(job.inputs, first if first == again else "")
+                first, again = (job.compute() for _ in range(2))
+                parts[job.name] = Part(job.inputs, _hash(first) if torch.equal(_bits(first), _bits(again)) else "")
     return Fingerprint(THIS_NODE, _kind(rank.device), _software(rank.device), parts)
 
 
@@ -129,13 +129,14 @@ def products(rank: Rank) -> Iterator[Job]:
     for m, n, k in SHAPES[rank.device.type]:
         a, b = fixed(m, k, seed=0), fixed(n, k, seed=1)
         inputs = _hash(a, b)
+        on_device = a.to(rank.device), b.to(rank.device)
         for precision in precisions_of(rank):
-            yield Job(f"{precision} product {m} x {n} x {k}", inputs, _product(rank, precision, a, b))
+            yield Job(f"{precision} product {m} x {n} x {k}", inputs, _product(precision, *on_device))
 
 
-def _product(rank: Rank, precision: str, a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+def _product(precision: str, a: Tensor, b: Tensor) -> Callable[[], Tensor]:
     def compute() -> Tensor:
-        first, second = (matrix.to(rank.device).to(PRECISIONS[precision].dtype) for matrix in (a, b))
+        first, second = (matrix.to(PRECISIONS[precision].dtype) for matrix in (a, b))
         with strictly(precision):
             return multiplication(precision, first, second.t())()
 
@@ -215,8 +216,12 @@ def _hash(*tensors: Tensor) -> str:
     """SHA-256 over the bits of tensors, in hexadecimal."""
     digest = sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        digest.update(_bits(tensor).cpu().numpy().data)
     return digest.hexdigest()
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
 def _name(dtype: torch.dtype) -> str:

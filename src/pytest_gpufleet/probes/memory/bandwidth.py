@@ -28,9 +28,9 @@ def memory_bandwidth(rank: Rank) -> list[Reading]:
         "triad": (3, lambda: torch.add(b, c, alpha=SCALAR, out=a)),
     }
     readings = []
+    warm_up(rank.device, operations["copy"][1], WARM_UP_SECONDS[kind])  # and the triad follows without a rest
     for name, (arrays, work) in operations.items():
         with rank.phase(f"memory {name}"):
-            warm_up(rank.device, work, WARM_UP_SECONDS[kind])
             rates = tuple(arrays * a.nbytes / seconds / 1e9 for seconds in samples(rank.device, work))
         conditions = {"operation": name, "at_once": "all" if rank.size > 1 else "one"}
         details = {"dtype": "float64"}

@@ -170,7 +170,7 @@ def _compare(block: Tensor, pattern: Pattern, expected: Tensor, unequal: Tensor)
     else:
         pattern.fill(expected, begin)
         torch.ne(block, expected, out=unequal)
-    if not unequal.any():
+    if not unequal.view(torch.int64).any():  # eight at a time
         return 0, []
     pattern.fill(expected, begin)
     # Only what is near the first one: a list of all could be larger than the memory that is left.
