@@ -158,10 +158,10 @@ def test_packages_that_pytest_loads_past_sys_path_are_found_on_all_nodes(run_pyt
             assert (double(2), triple(2)) == (4, 6)
     """
     files = {
-        "mine/__init__.py": "",
-        "mine/shared.py": "def double(x): return 2 * x",
-        "mine/other.py": "def triple(x): return 3 * x",
-        "mine/test_there.py": module,
+        "checks/mine/__init__.py": "",
+        "checks/mine/shared.py": "def double(x): return 2 * x",
+        "checks/mine/other.py": "def triple(x): return 3 * x",
+        "checks/mine/test_there.py": module,
     }
     options = ("--rehearse=1", "--nodes=2", f"--fleet-dir={REPORTS}", "--import-mode=importlib")
     run = run_pytest(*options, files=files)
