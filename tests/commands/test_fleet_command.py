@@ -163,7 +163,7 @@ def test_the_terminal_names_verdict_and_hosts(reports: Path, capsys: pytest.Capt
     folders = map(str, sorted(reports.iterdir()))
     assert cli.main(["fleet", *folders, "--expect", str(reports.parent / "hosts.txt")]) == 10
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("INCOMPLETE; 3 hosts of 4 expected")
+    assert lines[0].startswith("INCOMPLETE; 3 hosts, 4 expected")
     assert "  node4: no run that counts" in lines
 
 

@@ -54,6 +54,12 @@ def test_a_run_that_was_cut_short_goes_on(standard: Record) -> None:
     assert commands(died) == [f"{standard.run.command} --fleet-resume FOLDER"]
 
 
+def test_where_the_folder_is_known_it_is_named(standard: Record) -> None:
+    died = replace(standard, verdict=None)
+    told = [line for line, _ in summary_lines(died, "reports/node 7")]
+    assert f"  {standard.run.command} --fleet-resume 'reports/node 7'" in told
+
+
 def test_nothing_is_to_be_typed_where_nothing_is_open(accepted: Record, rejected: Record, rehearsal: Record) -> None:
     assert commands(accepted) == commands(rejected) == commands(rehearsal) == []
     assert "What to type next" not in summary(accepted)

@@ -80,10 +80,29 @@ def test_what_does_not_apply_is_not_left_open(record_of: Callable[..., Record], 
     checks = [replace(check, message="one GPU") for check in standard.checks.values()]
     checks[5] = replace(checks[5], outcome="not applicable")
     text = text_of(record_of(checks=checks, deselected=ABOVE, verdict="ACCEPTED"))
-    assert "Not applicable to this machine: 1 check" in text
+    assert "Not applicable: 1 check: one GPU (1)" in text
     assert "Left open" not in text
     checks[6] = replace(checks[6], outcome="skipped")
     assert "Left open: 1 check skipped" in text_of(record_of(checks=checks, verdict="INCOMPLETE"))
+
+
+def test_the_commonest_reasons_why_checks_do_not_apply_are_told(
+    record_of: Callable[..., Record], standard: Record
+) -> None:
+    reasons = ["no --fleet-order was given"] * 3 + ["needs 4 ranks, this run has 2"] * 2 + ["no BMC", "no port"]
+    checks = list(standard.checks.values())
+    for place, reason in enumerate(reasons):
+        checks[place] = replace(checks[place], outcome="not applicable", message=f"not applicable: {reason}")
+    told = " ".join(text_of(record_of(checks=checks, deselected=ABOVE, verdict="ACCEPTED")).split())
+    assert "Not applicable: 7 checks: no --fleet-order was given (3); needs 4 ranks, this run has 2 (2)" in told
+    assert "and for 2 other reasons, which the report lists" in told
+
+
+def test_a_level_that_judges_no_figure_does_not_say_that_all_met(accepted: Record) -> None:
+    accepted.findings.clear()
+    told = " ".join(text_of(accepted).split())
+    assert "and found nothing wrong. No figure was judged." in told
+    assert " 0 " not in told
 
 
 def test_empty_record_is_incomplete() -> None:

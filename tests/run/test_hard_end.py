@@ -84,7 +84,7 @@ def test_a_hang_on_a_rank_ends_in_time_with_a_report(late):
     (folder,) = run.folders
     assert {path.name for path in folder.iterdir()} == LEFT
     assert not [path for path in run.root.glob("pid*") if alive(path.read_text())]
-    assert f"go on with: --fleet-resume {REPORTS}/{folder.name}" in run.text
+    assert f" --fleet-resume {REPORTS}/{folder.name}\n" in run.text
     assert run.record.run.deadline_seconds == 86400
     assert main(["verify", str(folder)]) == 0
 

@@ -233,7 +233,7 @@ def test_a_signal_is_answered_at_once_and_a_second_one_does_not_take_the_report_
     assert text.index(told) < text.index("cleaning up")
     assert {path.name for path in folder.iterdir()} == LEFT
     assert read(folder / "evidence.jsonl").broken == f"the run was {what}"
-    assert f"go on with: --fleet-resume out/{folder.name}\n" in text
+    assert f" --fleet-resume out/{folder.name}\n" in text
     assert "--fleet-resume" in (folder / "report.html").read_text()
     assert "afterwards: True" in text
     assert "Traceback" not in text

@@ -66,7 +66,7 @@ def _run(given: argparse.Namespace) -> int:
     except ValueError as error:
         raise Refused(f"{folder} cannot be signed: {error}") from None
     with printing():  # before somebody gives a passphrase
-        tell(f"{folder}: signing as {name}: {', '.join(manifest.run.values())}")
+        tell(f"{folder}: signing as {name}: {', '.join(filter(None, manifest.run.values()))}")
     path = signatures.add(folder, manifest, openssh.sign(manifest.to_bytes(), given.key))
     with printing():
         tell(f"{path}: signed, SHA-256 of {EVIDENCE} {digest}")

@@ -85,6 +85,9 @@ def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> 
     if asked.prometheus is not None:
         run.write(asked.prometheus, lambda path: prometheus.write(path, record))
     run.close()
-    for line in [text for text, _ in summary_lines(record)] + [*run.unwritten, f"report: {run.folder}"]:
+    for line in [text for text, _ in summary_lines(record, str(run.folder))] + [
+        *run.unwritten,
+        f"report: {run.folder}",
+    ]:
         print(line)
     return status or (conclusion.INCOMPLETE if run.unwritten else 0)

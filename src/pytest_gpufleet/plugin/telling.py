@@ -39,12 +39,12 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         if run.never_began:
             terminalreporter.write_line("nothing was tested, because of the error that pytest tells below", red=True)
             return
-        for text, markup in summary_lines.summary_lines(record):
+        for text, markup in summary_lines.summary_lines(record, str(run.folder)):
             terminalreporter.write_line(text, **markup)
         for trouble in filter(None, [run.evidence.trouble, *run.unwritten]):
             if trouble not in record.reasons:
                 terminalreporter.write_line(trouble, red=True)
-        if record.broken in RESUMABLE:
+        if record.of_cluster and record.broken in RESUMABLE:  # else it is among those lines
             terminalreporter.write_line(f"go on with: --fleet-resume {run.folder}")
         if run.pruned is not None:
             if run.pruned.names:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Where, on_node
-from pytest_gpufleet.report import gpu_grid
+from pytest_gpufleet.report import gpu_grid, wording
 from pytest_gpufleet.report.accused import accused, times_named
 from pytest_gpufleet.report.groups import groups
 from pytest_gpufleet.verdict.fleet.equality import Difference
@@ -141,9 +141,9 @@ def counts(fleet: Fleet) -> list[str]:
     """The fleet in figures: hosts by verdict, GPUs by model."""
     verdicts = Counter(str(run.record.verdict) for run in fleet.hosts)
     models = Counter(gpu.name for run in fleet.hosts for gpu in run.record.topology.gpus)
-    expected = f" of {len(fleet.expected)} expected" if fleet.expected is not None else ""
+    expected = f", {len(fleet.expected)} expected" if fleet.expected is not None else ""
     told = [
-        f"{len(fleet.hosts)} hosts{expected}",
+        f"{wording.count(len(fleet.hosts), 'host')}{expected}",
         ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())),
         ", ".join(f"{count} x {name}" for name, count in models.items()),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.command_line import CommandLine
@@ -36,12 +37,12 @@ class Step:
     command: str
 
 
-def next_steps(record: Record) -> list[Step]:
+def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
     """In the order in which to type them; none for what is accepted, rejected or a rehearsal that came to its end.
-    FOLDER is the one that the run is in, DIR that of runs on good machines: neither is known to a record."""
+    `folder`: the one that the run is in. DIR is that of runs on good machines. Neither is known to a record."""
     start = record.run.command_line or CommandLine(record.run.command, "")
     if record.began and (record.verdict is None or record.broken in RESUMABLE):
-        return [Step("go on where this run stopped", start.once_more("--fleet-resume FOLDER"))]
+        return [Step("go on where this run stopped", start.once_more(f"--fleet-resume {shlex.quote(folder)}"))]
     if stamp(record).word != "INCOMPLETE":
         return []
     states = dict.fromkeys(gap.state for gap in gaps(record))

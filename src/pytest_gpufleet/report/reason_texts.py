@@ -24,6 +24,10 @@ ALL_MET = (
     "Every check that level {level} requires ran on {gpus} GPUs, and all {figures} judged figures met their limits."
 )
 ALL_MET_ON_ONE = ALL_MET.replace("{gpus} GPUs", "1 GPU")
+NOTHING_WRONG = (
+    "Every check that level {level} requires ran on {gpus} GPUs and found nothing wrong. No figure was judged."
+)
+NOTHING_WRONG_ON_ONE = NOTHING_WRONG.replace("{gpus} GPUs", "1 GPU")
 NAMED = "{gpu} ({serial}) is named in {count}"
 NO_SINGLE_GPU = "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
 
@@ -150,7 +154,8 @@ def _first_cause(record: Record, accused: Iterable[str]) -> str:
 def _judged(record: Record, say: Say) -> str:
     gpus, level = len(record.topology.gpus), record.run.level
     figures = sum(finding.state == "met" for finding in distinct(record.findings))
-    return say(ALL_MET if gpus != 1 else ALL_MET_ON_ONE, level=level, gpus=gpus, figures=figures)
+    on_several, on_one = (ALL_MET, ALL_MET_ON_ONE) if figures else (NOTHING_WRONG, NOTHING_WRONG_ON_ONE)
+    return say(on_several if gpus != 1 else on_one, level=level, gpus=gpus, figures=figures)
 
 
 def _tightest(record: Record, say: Say) -> str:

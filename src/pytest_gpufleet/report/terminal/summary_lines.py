@@ -19,12 +19,15 @@ from pytest_gpufleet.report.terminal.screen_lines import BAD, HEADING, Line, wra
 
 MOST_MISSES = 3  # of one check
 MOST_LINES = 8  # of what it said: a line a GPU
+MOST_REASONS = 2  # for which checks do not apply
+SHORT = 70  # characters of one
 # Many a serial console knows ASCII only.
 SPOKEN = {"≥ ": "at least ", "≤ ": "at most "}
 
 
-def summary_lines(record: Record) -> list[Line]:
-    """The lines of the summary, each with pytest's markup; 80 columns wide where that cuts no identity."""
+def summary_lines(record: Record, folder: str = "FOLDER") -> list[Line]:
+    """The lines of the summary, each with pytest's markup; 80 columns wide where that cuts no identity. `folder`: the
+    one that the run is in."""
     if record.of_cluster:
         return node_lines(record)
     verdict = stamp(record)
@@ -34,7 +37,7 @@ def summary_lines(record: Record) -> list[Line]:
     if failed := failures(record, accused(record)):
         result.append((f"Failed checks: {sum(len(failure.names) for failure in failed)}", HEADING))
         result += [line for failure in failed for line in _failure(failure)]
-    for step in next_steps(record):
+    for step in next_steps(record, folder):
         result += [*wrapped(f"Next, {step.why}:", ""), (f"  {step.command}", {})]
     carried = Counter(check.run for check in record.checks.values() if check.run)
     for run, count in carried.items():
@@ -42,9 +45,24 @@ def summary_lines(record: Record) -> list[Line]:
     if left_open := counted(gaps(record)):
         text = f"Left open: {', '.join(left_open)} (the report lists each with its reason)"
         result += wrapped(text, "", {"yellow": True})
-    if others := sum(len(gap.things) for gap in inapplicable(record)):
-        result += wrapped(f"Not applicable to this machine: {wording.count(others, 'check')}", "")
-    return result
+    return result + _inapplicable(record)
+
+
+def _inapplicable(record: Record) -> list[Line]:
+    """How many checks, and for which reasons most of them: somebody may have meant to give what they need."""
+    reasons: Counter[str] = Counter()
+    for gap in inapplicable(record):
+        reasons[gap.reason] += len(gap.things)
+    if not reasons:
+        return []
+    commonest = [
+        f"{textwrap.shorten(reason, SHORT, placeholder=' ...')} ({count})"
+        for reason, count in reasons.most_common(MOST_REASONS)
+    ]
+    told = f"Not applicable: {wording.count(reasons.total(), 'check')}: {'; '.join(commonest)}"
+    if (more := len(reasons) - MOST_REASONS) > 0:
+        told += f"; and for {wording.count(more, 'other reason')}, which the report lists"
+    return wrapped(told, "")
 
 
 def _failure(failure: Failure) -> list[Line]:
