@@ -17,13 +17,35 @@ from jinja2 import nodes
 
 from pytest_gpufleet.model import suite
 from pytest_gpufleet.model.codes import CODES
+from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report import banner, gpu_grid, reason_texts, translation, wording
-from pytest_gpufleet.report.page import figure_tables, identity, machine_section, rendering, summary_html
+from pytest_gpufleet.report import (
+    banner,
+    gpu_grid,
+    misses,
+    next_steps,
+    open_points,
+    reason_texts,
+    translation,
+    wording,
+)
+from pytest_gpufleet.report.page import (
+    figure_tables,
+    health_section,
+    identity,
+    machine_section,
+    rendering,
+    summary_html,
+    training_tables,
+)
+from pytest_gpufleet.report.plots import telemetry_plots
+from pytest_gpufleet.report.plots.curves import SIZES
+from pytest_gpufleet.verdict import basis, given_limits, judgement, node_verdicts, verdict
 
 SOURCES = rendering.HERE.parents[1]
+CHECKS = SOURCES.parents[1] / "acceptance"
 COMMAND = "python docs/make_catalogue.py"
 SAYING_MACROS = ("table", "heads", "state", "mark", "gaps_table")  # of parts.html.jinja: they say their arguments
 TEMPLATES = ("page", "parts", "summary", "signoff", "failures", "sections", "machine")  # those that have a language
@@ -54,7 +76,7 @@ def compiled(entries: dict[str, str]) -> bytes:
 
 def texts() -> list[str]:
     """Every text that the authors of this project wrote and a report says: those of tables, templates and code."""
-    found = [*_of_tables(), *_of_templates(), *_of_code(), *_of_rows()]
+    found = [*_of_tables(), *_of_checks(), *_of_templates(), *_of_code(), *_of_rows()]
     return [text for text in dict.fromkeys(found) if any(letter.isalpha() for letter in text)]
 
 
@@ -65,15 +87,37 @@ def _of_tables() -> Iterator[str]:
         yield from (code.message, code.next_step)
     for title, question in suite.shipped().chapters.items():
         yield from (title, question)
-    for tables in (identity.NOTES, machine_section.LINKS):
+    for tables in (identity.NOTES, machine_section.LINKS, gpu_grid.MEANING):
         yield from tables.values()
-    for keys in (wording.SYMBOLS, gpu_grid.SYMBOLS, summary_html.LEAVES_NOTHING_OPEN, GRADES):
+    for keys in (wording.SYMBOLS, gpu_grid.SYMBOLS, summary_html.LEAVES_NOTHING_OPEN, GRADES, open_points.NOUNS):
         yield from keys
     yield from machine_section.INVENTORY
     constants = (getattr(reason_texts, name) for name in dir(reason_texts) if name.isupper())
     yield from (text for text in constants if isinstance(text, str))
-    yield from ("Spread", "check", "checks", "figure", "figures", figure_tables.LIKE_PEERS)
+    yield from ("What else ran", "Spread", "check", "checks", "figure", "figures", figure_tables.LIKE_PEERS)
     yield from sorted({f"{metric.better} is better" for metric in METRICS.values()})
+
+
+def _of_checks() -> Iterator[str]:
+    """Of what is checked and measured, and of what is left open."""
+    for noun in open_points.NOUNS.values():
+        yield from (noun, f"{noun}s")
+    yield from next_steps.OTHERWISE.values()
+    yield from node_verdicts.TOLD.values()
+    for check in suite.shipped().checks.values():
+        yield check.title
+    for metric in METRICS.values():
+        yield metric.title
+    for condition in CONDITIONS.values():
+        yield from (condition.form, *condition.words.values())
+    yield from (basis.ONE, basis.SOME, basis.MORE, basis.PHYSICAL, basis.TOO_LOW, verdict.SINCE, verdict.SINCE_ONE)
+    yield from (verdict.ALTERED, given_limits.OWN_LIMITS, given_limits.NOT_APPLIED, judgement.WEAK, misses.OF_THE_RUN)
+    yield from (training_tables.NOTE, training_tables.LOST, training_tables.BY_LOADER, training_tables.FROM_MEMORY)
+    yield from (*training_tables.TITLES.values(), training_tables.TITLE_LOST)
+    yield from (*training_tables.HEADS_LOST, training_tables.EPOCH)
+    yield from (quantity.title for quantity in telemetry_plots.QUANTITIES)
+    yield from (label for _, label, _ in SIZES.values())
+    yield from (heading for heading, _, _ in health_section.COLUMNS)
 
 
 def _of_templates() -> Iterator[str]:
@@ -87,7 +131,7 @@ def _of_templates() -> Iterator[str]:
                 yield from _constants(use.node)
         for call in tree.find_all(nodes.Call):
             if isinstance(call.node, nodes.Name) and call.node.name in SAYING_MACROS:
-                for argument in call.args[:1]:
+                for argument in (*call.args[:1], *call.args[2:3]):  # of a table: its caption and the note beside it
                     yield from _constants(argument)
         for loop in tree.find_all(nodes.For):
             if isinstance(loop.iter, nodes.List):
@@ -101,12 +145,16 @@ def _constants(node: Any) -> Iterator[str]:
 
 def _of_code() -> Iterator[str]:
     """What is given to `say` where it stands, and what has names of values for it. Constants are among the tables."""
-    for path in sorted(SOURCES.rglob("*.py")):
+    for path in sorted([*SOURCES.rglob("*.py"), *CHECKS.rglob("*.py")]):
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match call:
                 case ast.Call(func=ast.Name(id="say"), args=[ast.IfExp(body=first, orelse=second), *_]):
                     yield from _texts_of(first, second)
                 case ast.Call(func=ast.Name(id="say"), args=[first, *_]):
+                    yield from _texts_of(first)
+                case ast.Assign(targets=[ast.Name(id="CAPTION")], value=ast.Constant(value=str(caption))):
+                    yield caption
+                case ast.Call(func=ast.Name(id="not_applicable" | "not_judged"), args=[first]):
                     yield from _texts_of(first)
                 case ast.Assign(value=ast.Constant(value=str(text))) if path.stem == "reason_texts" and "{" in text:
                     yield text

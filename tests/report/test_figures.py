@@ -26,19 +26,17 @@ def figures(values: dict[str, float], metric: str = "gemm", **conditions: object
 
 
 def test_each_gpu_has_a_column_and_what_missed_is_marked(bad_gpu: Record) -> None:
-    table = next(
-        table for table in figure_tables(bad_gpu.findings, Sources()) if table.title == "Matrix product, TFLOP/s"
-    )
+    table = next(table for table in figure_tables(bad_gpu.findings, Sources()) if table.title == "matrix product")
     assert table.columns == (*(f"GPU {index}" for index in range(8)), "Limit", "Spread", "State")
     (row,) = (row for row in table.rows if row.name == "bf16, all GPUs at once")
     assert [cell.state for cell in row.cells] == ["", "", "", "", "", "missed", "", "", "", "", "missed"]
     assert row.cells[5].below == "13 % off peers"
     assert row.cells[8].text == "≥ 689.4"
-    assert row.cells[9].text.endswith("% in 3")
+    assert row.cells[9].text.endswith("% (n=3)")
 
 
 def test_curve_has_a_column_a_size_and_a_limit_in_each_cell(standard: Record) -> None:
-    table = next(table for table in figure_tables(standard.findings, Sources()) if table.title == "Bus bandwidth, GB/s")
+    table = next(table for table in figure_tables(standard.findings, Sources()) if table.title == "bus bandwidth")
     assert table.shared == "float32, 8 ranks, NVLS off"
     assert len(table.rows) == 9
     cells = dict(zip(table.columns, table.rows[0].cells, strict=True))
@@ -191,4 +189,4 @@ def test_spread_says_of_which_figure_and_why_it_may_be_so_wide(state: str, told:
         curve_point(4 * MiB, (10.0, 10.0, 10.0), "met"),
     ]
     (table,) = figure_tables(points, Sources())
-    assert (table.rows[0].cells[-1].text, table.rows[0].cells[-1].below) == ("20 % in 3", told)
+    assert (table.rows[0].cells[-1].text, table.rows[0].cells[-1].below) == ("20 % (n=3)", told)

@@ -226,7 +226,7 @@ def test_health_of_each_gpu_and_of_the_host() -> None:
 def test_cases_that_do_not_apply_are_told_together(record_of: Callable[..., Record]) -> None:
     checks = [Check(f"a.py::b[{case}]", "not applicable", 0.0, "All links", message="one GPU") for case in range(21)]
     page = Page(summary(record_of(checks=checks)))
-    assert page.table("Not applicable").row("· not applicable")["What"] == "All links (a.py::b), 21 cases"
+    assert page.table("Not applicable").row("· not applicable")["What"] == "21 x All links (a.py::b)"
 
 
 def test_what_a_verdict_stands_on_is_told_of_acceptance_only(standard: Record, rejected: Record) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.verdict import failure, remarks
@@ -72,9 +73,9 @@ def stamp(record: Record) -> Stamp:
     return STAMPS.get(record.verdict or "", STAMPS["INCOMPLETE"])
 
 
-def standing(record: Record) -> str:
+def standing(record: Record, say: Say = english) -> str:
     """What a verdict of ACCEPTED stands on; "" of any other: who is rejected, is so by what failed."""
-    return basis.told(record) if stamp(record).word == "ACCEPTED" else ""
+    return basis.told(record, say) if stamp(record).word == "ACCEPTED" else ""
 
 
 def headline(record: Record) -> str:
@@ -82,21 +83,27 @@ def headline(record: Record) -> str:
     return "; ".join(filter(None, (stamp(record).word, standing(record))))
 
 
-def reasons(record: Record, where_more: str = "which the report lists") -> list[str]:
+def reasons(record: Record, where_more: str = "which the report lists", say: Say = english) -> list[str]:
     """Why the verdict is what it is, or that there is none, beyond the headline and the paragraph below it; the first
     few, and `where_more` says where all of them are.
 
     Of a check with parameters that failed in several cases there is one reason.
     """
     if record.verdict is None:
-        return [*record.reasons, "No verdict was recorded: the run did not reach its end."]
-    titled = (check for check in record.checks.values() if check.title)
-    whole = {failure(check, record): check.id for check in titled}
-    without_case = {told: told.replace(name, name.partition("[")[0]) for told, name in whole.items()}
+        return [*record.reasons, say("No verdict was recorded: the run did not reach its end.")]
+    without_case = {
+        failure(check, record): failure(check, record, say, with_case=False)
+        for check in record.checks.values()
+        if check.title
+    }
     said = {basis.told(record), record.judged_again}
     if record.verdict in ("ACCEPTED", "INCOMPLETE"):
         said.update(remarks(record))
     cases = Counter(without_case.get(reason, reason) for reason in record.reasons if reason not in said)
-    told = [f"{reason}, {count} cases" if count > 1 else reason for reason, count in cases.items()]
+    told = [
+        say("{reason}, {count} cases", reason=reason, count=count) if count > 1 else say(reason)
+        for reason, count in cases.items()
+    ]
     more = len(told) - MOST_REASONS
-    return told[:MOST_REASONS] + ([f"... and {more} more, {where_more}"] if more > 0 else [])
+    left = [say("... and {count} more, {where}", count=more, where=say(where_more))] if more > 0 else []
+    return told[:MOST_REASONS] + left

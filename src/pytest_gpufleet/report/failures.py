@@ -12,11 +12,11 @@ from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.fault_code import Code
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.accused import Accused
 from pytest_gpufleet.report.misses import Miss, misses
-from pytest_gpufleet.report.translation import ENGLISH, Say
 from pytest_gpufleet.verdict.accusations import searched
 
 # Half of it from the top and half from the end: the cause of a failure is in one of the two.
@@ -61,25 +61,25 @@ class Failure:
 
     @property
     def by_file(self) -> dict[str, list[str]]:
-        """The checks that are alike: {"test_links.py": ["test_a", "6 cases of test_b"]}."""
+        """The checks that are alike: {"test_links.py": ["test_a", "6 x test_b"]}."""
         files: dict[str, list[str]] = {}
         for failure in self.alike:
             file, _, name = failure.name.partition("::")
-            cases = f"{len(failure.cases)} cases of " if len(failure.cases) > 1 else ""
+            cases = f"{len(failure.cases)} x " if len(failure.cases) > 1 else ""
             files.setdefault(file, []).append(cases + name)
         return files
 
 
-def failures(record: Record, accused: Mapping[str, Accused], say: Say = ENGLISH) -> list[Failure]:
+def failures(record: Record, accused: Mapping[str, Accused], say: Say = english) -> list[Failure]:
     """Every check that failed, or of which a figure missed its limit, the cases of one check together, and checks that
     all said the same."""
     cases: dict[str, list[str]] = {}
     for check_id in accused:
         cases.setdefault(check_id.partition("[")[0], []).append(check_id)
     missed: dict[str, list[Miss]] = {}
-    for miss in misses(record):
+    for miss in misses(record, say):
         missed.setdefault(miss.check, []).append(miss)
-    return _together(
+    told = (
         _failure(
             name,
             ids,
@@ -90,20 +90,21 @@ def failures(record: Record, accused: Mapping[str, Accused], say: Say = ENGLISH)
         )
         for name, ids in cases.items()
     )
+    return _together(told, say)
 
 
-def _together(failures: Iterable[Failure]) -> list[Failure]:
+def _together(failures: Iterable[Failure], say: Say) -> list[Failure]:
     groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures:
         groups.setdefault(("", failure.said) if failure.said else (failure.name, ""), []).append(failure)
-    return [told for group in groups.values() for told in (group if len(group) < ALIKE else [_as_one(group)])]
+    return [told for group in groups.values() for told in (group if len(group) < ALIKE else [_as_one(group, say)])]
 
 
-def _as_one(group: Sequence[Failure]) -> Failure:
+def _as_one(group: Sequence[Failure], say: Say) -> Failure:
     count = sum(len(failure.cases) or 1 for failure in group)
     (first, *_) = group
     message = replace(first.messages[0], case="")
-    title = f"{count} checks failed with one and the same message"
+    title = say("{count} checks failed with one and the same message", count=count)
     return replace(first, title=title, cases=(), messages=(message,), silent=0, advice=(), alike=tuple(group))
 
 
@@ -134,7 +135,7 @@ def _failure(
         ]
     return Failure(
         name,
-        checks[0].title or name,
+        say(checks[0].title) or name,
         tuple(check_id.removeprefix(name) for check_id in ids if check_id != name),
         tuple(causes),
         tuple(gpu for gpu in record.topology.gpus if gpu.place in named),
@@ -147,7 +148,7 @@ def _failure(
     )
 
 
-def explanations(accused: Iterable[Accused], hosts: wording.Hosts, say: Say = ENGLISH) -> list[str]:
+def explanations(accused: Iterable[Accused], hosts: wording.Hosts, say: Say = english) -> list[str]:
     """What explains what checks say, and what to do about it: one sentence for all places of one kind."""
     causes = dict.fromkeys(cause for each in accused for cause in each.causes)
     by_kind: dict[Code, dict[str, None]] = {}

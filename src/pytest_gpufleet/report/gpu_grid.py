@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
@@ -23,6 +24,14 @@ SYMBOLS = {
     "not judged": "○",
     "not run": "○",
     "": "",
+}
+
+# What has to be said of a state beside its word.
+MEANING = {
+    "failed": "failed: a failed check names this GPU.",
+    "affected": "with: it is in a bad pair with a GPU that is named more often.",
+    "unclear": "unclear: something that all GPUs do together failed, and nothing tells which of them is the cause.",
+    "explained": "explained: something that is no fault of this GPU explains it, and has to be mended first.",
 }
 
 
@@ -52,26 +61,34 @@ class Standing:
         return any(cell.state == "failed" for cell in self.cells)
 
 
-def standings(record: Record, groups: Sequence[Group], accused: Mapping[str, Accused]) -> list[Standing]:
+def standings(
+    record: Record, groups: Sequence[Group], accused: Mapping[str, Accused], say: Say = english
+) -> list[Standing]:
     """A row for each GPU and one for the machine, with a cell for each of `groups`."""
     rows = [
-        Standing(gpu, tuple(cell(gpu.place, group, accused, record.hosts) for group in groups))
+        Standing(gpu, tuple(cell(gpu.place, group, accused, record.hosts, say) for group in groups))
         for gpu in record.topology.gpus
     ]
     places = {row.gpu.place for row in rows if row.gpu}
-    return [*rows, Standing(None, tuple(_machine_cell(group, accused, places) for group in groups))]
+    return [*rows, Standing(None, tuple(_machine_cell(group, accused, places, say) for group in groups))]
 
 
-def cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: wording.Hosts) -> Cell:
+def legend(rows: Sequence[Standing]) -> list[str]:
+    """What the cells of these rows mean, of each that is not plain."""
+    states = {cell.state for row in rows for cell in row.cells}
+    return [meaning for state, meaning in MEANING.items() if state in states]
+
+
+def cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: wording.Hosts, say: Say = english) -> Cell:
     """What a group says of a GPU, or of a node with all that is there."""
     found = _of_group(group, accused)
     if checks := [check for check, one in found.items() if where in one.named]:
-        return Cell("failed", "failed" if len(checks) == 1 else f"failed {len(checks)}x", checks[0])
+        return _failed(checks, say)
     for check, one in found.items():
         if where in one.explained:
             return Cell("explained", "explained", check)
         if where in one.beside:
-            return Cell("affected", f"with {wording.place(one.beside[where], hosts)}", check)
+            return Cell("affected", say("with {place}", place=wording.place(one.beside[where], hosts)), check)
     for check, one in found.items():
         if one.everybody:
             return Cell("unclear", "unclear", check)
@@ -89,10 +106,15 @@ def _is_at(where: Place, measured: Where) -> bool:
     return of_node or where in measured.parts
 
 
-def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection[Place]) -> Cell:
+def _failed(checks: Sequence[str], say: Say) -> Cell:
+    text = say("failed") if len(checks) == 1 else say("failed {count}x", count=len(checks))
+    return Cell("failed", text, checks[0])
+
+
+def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection[Place], say: Say) -> Cell:
     """Failures that name no GPU; else what is still open and not told in the row of a GPU; else that all is well."""
     if checks := [check for check, one in _of_group(group, accused).items() if not (one.named or one.is_explained)]:
-        return Cell("failed", "failed" if len(checks) == 1 else f"failed {len(checks)}x", checks[0])
+        return _failed(checks, say)
     outcomes = _outcomes(group)
     if not outcomes:
         return Cell("not run", "not run")

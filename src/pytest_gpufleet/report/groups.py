@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.finding import Finding, distinct
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report import wording
@@ -43,24 +44,24 @@ class CheckLine:
 GRAVITY = ("failed", "unfinished", "skipped", "passed", "not applicable")
 
 
-def check_lines(group: Group, blamed: Collection[str]) -> list[CheckLine]:
+def check_lines(group: Group, blamed: Collection[str], say: Say = english) -> list[CheckLine]:
     """The checks of a group, each with how it ended. `blamed`: ids of those that count as failed."""
     cases: dict[str, list[str]] = defaultdict(list)
     for check_id in group.checks:
         cases[check_id.partition("[")[0]].append(check_id)
-    return [_check_line(name, ids, group, blamed) for name, ids in cases.items()]
+    return [_check_line(name, ids, group, blamed, say) for name, ids in cases.items()]
 
 
-def _check_line(name: str, ids: list[str], group: Group, blamed: Collection[str]) -> CheckLine:
+def _check_line(name: str, ids: list[str], group: Group, blamed: Collection[str], say: Say) -> CheckLine:
     ended = [check for check_id in ids if (check := group.checks[check_id])]
     outcomes: Counter[str] = Counter("failed" if check.id in blamed else check.outcome for check in ended)
     outcomes["unfinished"] += len(ids) - len(ended)
     counted = [(outcomes[state], state) for state in GRAVITY if outcomes[state]]
-    result = counted[0][1] if len(ids) == 1 else ", ".join(f"{count} {state}" for count, state in counted)
+    result = counted[0][1] if len(ids) == 1 else say(", ").join(f"{count} {say(state)}" for count, state in counted)
     known = shipped().checks.get(levels.check_name(name))
     title = next((check.title for check in ended if check.title), known.title if known else name)
     duration = wording.duration(sum(check.seconds for check in ended)) if ended else ""
-    return CheckLine(name, title, counted[0][1], result, duration)
+    return CheckLine(name, say(title), counted[0][1], result, duration)
 
 
 def group_title(check_id: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
@@ -30,12 +31,12 @@ class Miss:
     source: str
 
 
-def misses(record: Record) -> list[Miss]:
+def misses(record: Record, say: Say = english) -> list[Miss]:
     """Every figure of the run that missed, in the order in which they were found."""
-    return [_miss(finding, record) for finding in record.findings if finding.state == "missed"]
+    return [_miss(finding, record, say) for finding in record.findings if finding.state == "missed"]
 
 
-def _miss(finding: Finding, record: Record) -> Miss:
+def _miss(finding: Finding, record: Record, say: Say) -> Miss:
     metric, values, limit = wording.metric(finding), finding.measurement.values, finding.limit
     slower, worst = finding.slower_than_peers or {}, wording.worst(finding)
     # A missed finding that names no place is still a miss: of the worst place.
@@ -47,17 +48,17 @@ def _miss(finding: Finding, record: Record) -> Miss:
         value = nearest if len(given) == 1 else value
         kind, source = limit.origin, limit.full_source
     elif slower:
-        text = f"at most {' and '.join(map(str, finding.tolerances))}"
-        kind, source = "peers", "; ".join(each.source or OF_THE_RUN for each in finding.tolerances)
+        text = say("at most {worse}", worse=say(" and ").join(map(str, finding.tolerances)))
+        kind, source = "peers", "; ".join(each.source or say(OF_THE_RUN) for each in finding.tolerances)
     by_place = {gpu.place: gpu for gpu in record.topology.gpus}
     return Miss(
         finding.check,
-        wording.title(finding),
-        ", ".join(wording.conditions(finding)),
+        wording.title(finding, say),
+        ", ".join(wording.conditions(finding, say)),
         _where(places, record.hosts),
         tuple(by_place[part] for part in places[0].parts if part in by_place) if len(places) == 1 else (),
         value,
-        f"{wording.span(slower.values(), 'ratio', 3)} worse than its peers" if slower else "",
+        say("{share} worse than its peers", share=wording.span(slower.values(), "ratio", 3)) if slower else "",
         text,
         kind,
         source,

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.command_line import CommandLine
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import stamp
 from pytest_gpufleet.report.open_points import gaps
@@ -37,12 +38,13 @@ class Step:
     command: str
 
 
-def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
+def next_steps(record: Record, folder: str = "FOLDER", say: Say = english) -> list[Step]:
     """In the order in which to type them; none for what is accepted, rejected or a rehearsal that came to its end.
     `folder`: the one that the run is in. DIR is that of runs on good machines. Neither is known to a record."""
     start = record.run.command_line or CommandLine(record.run.command, "")
     if record.began and (record.verdict is None or record.broken in RESUMABLE):
-        return [Step("go on where this run stopped", start.once_more(f"--fleet-resume {shlex.quote(folder)}"))]
+        resumed = start.once_more(f"--fleet-resume {shlex.quote(folder)}")
+        return [Step(say("go on where this run stopped"), resumed)]
     if stamp(record).word != "INCOMPLETE":
         return []
     states = dict.fromkeys(gap.state for gap in gaps(record))
@@ -51,7 +53,8 @@ def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
     found = dict.fromkeys(OTHERWISE[state] for state in states if state in OTHERWISE)
     steps, limits = [], ""
     if LIMITS in found:
-        steps.append(Step("make limits of machines that are known to be good", "gpufleet calibrate DIR -o my.toml"))
+        why = say("make limits of machines that are known to be good")
+        steps.append(Step(why, "gpufleet calibrate DIR -o my.toml"))
         limits = "--fleet-profile my.toml"
     if any(each in WHOLE for each in found):
         nodes = f"--nodes {record.run.nodes_wanted or 'all'} " if record.of_cluster else ""
@@ -59,4 +62,4 @@ def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
         command = (record.run.command_line or OF_BEFORE).of_all(" ".join(filter(None, (whole, limits))))
     else:
         command = start.once_more(limits)
-    return [*steps, Step(", ".join(["run it again", *found]), command)]
+    return [*steps, Step(say(", ").join([say("run it again"), *map(say, found)]), command)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import wording
@@ -20,7 +21,15 @@ from pytest_gpufleet.verdict.verdict import ALTERED, DEADLINE, left_out, short_b
 
 MOST_FIGURES = 8
 WHOLE_RUN = "The run"
+# Everything that can be open, and of what there is a count.
 NOUNS = {
+    "deselected": "check",
+    "skipped": "check",
+    "not run": "check",
+    "never finished": "check",
+    "without figures": "check",
+    "not there yet": "check",
+    "not applicable": "check",
     "changed": "file",
     "interfered": "part",
     "incomplete": "run",
@@ -31,7 +40,7 @@ NOUNS = {
     "without telemetry": "GPU",
     "not applied": "limit",
     "calibrated here": "profile",
-}  # of what there is a count, else checks
+}
 
 FIGURES = ("not judged", "below the basis")  # states of what stands in the tables of figures too
 
@@ -53,41 +62,44 @@ class Gap:
         if self.state in FIGURES:
             return self.things[:MOST_FIGURES]
         cases = Counter(self.things).items()
-        return tuple(f"{thing}, {count} cases" if count > 1 else thing for thing, count in cases)
+        return tuple(f"{count} x {thing}" if count > 1 else thing for thing, count in cases)
 
     @property
     def more(self) -> int:
         return len(self.things[MOST_FIGURES:]) if self.state in FIGURES else 0
 
 
-def gaps(record: Record) -> list[Gap]:
+def gaps(record: Record, say: Say = english) -> list[Gap]:
     """What the level asks for and the run does not answer; each reason once a group of checks."""
-    return _grouped(_open(record))
+    return _grouped(_open(record, say))
 
 
-def inapplicable(record: Record) -> list[Gap]:
+def inapplicable(record: Record, say: Say = english) -> list[Gap]:
     """Checks that ran and found that this machine has no such thing, which leaves nothing open."""
-    return _grouped(_ended(record, "not applicable"))
+    return _grouped(_ended(record, "not applicable", say))
 
 
-def not_there_yet(record: Record) -> list[Gap]:
+def not_there_yet(record: Record, say: Say = english) -> list[Gap]:
     """Checks that this version has and the one that ran had not, which leaves nothing open."""
-    reason = f"it did not exist in {record.run.plugin}"
-    return _grouped(("not there yet", reason, group_title(name), titled(name)) for name in since_then(record))
+    reason = say("it did not exist in {version}", version=record.run.plugin)
+    return _grouped(("not there yet", reason, group_title(name), titled(name, say=say)) for name in since_then(record))
 
 
-def not_applied(record: Record) -> list[Gap]:
+def not_applied(record: Record, say: Say = english) -> list[Gap]:
     """Limits of a given profile that held for nothing, which leaves nothing open: they are in no contract."""
-    reason = "no figure was measured under its conditions"
+    reason = say("no figure was measured under its conditions")
     return _grouped(("not applied", reason, WHOLE_RUN, limit) for limit in unused_limits(record))
 
 
-def counted(gaps: Iterable[Gap]) -> list[str]:
+def counted(gaps: Iterable[Gap], say: Say = english) -> list[str]:
     """["2 figures not judged", "65 checks deselected"]"""
     counts: Counter[str] = Counter()
     for gap in gaps:
         counts[gap.state] += len(gap.things)
-    return [f"{wording.count(count, NOUNS.get(state, 'check'))} {state}" for state, count in counts.items()]
+    return [
+        say("{count} {things} {state}", count=count, things=say(NOUNS[state] + "s" * (count != 1)), state=say(state))
+        for state, count in counts.items()
+    ]
 
 
 def _grouped(found: Iterable[Open]) -> list[Gap]:
@@ -97,49 +109,54 @@ def _grouped(found: Iterable[Open]) -> list[Gap]:
     return [Gap(*key, tuple(things)) for key, things in grouped.items()]
 
 
-def _open(record: Record) -> Iterator[Open]:
+def _open(record: Record, say: Say) -> Iterator[Open]:
     for reason in filter(None, (record.broken, *record.spoiled)):
-        yield "incomplete", reason, WHOLE_RUN, "the run as a whole"
+        yield "incomplete", reason, WHOLE_RUN, say("the run as a whole")
     for nodes in unaccepted(record):
         if not nodes.rejects:
-            why = f"{TOLD[nodes.state]}{nodes.why and f': {nodes.why}'}"
+            why = f"{say(TOLD[nodes.state])}{nodes.why and f': {nodes.why}'}"
             yield from (("not accepted", why, WHOLE_RUN, host) for host in nodes.hosts)
     for check_id in record.started:
         if check_id not in record.checks:
-            yield "never finished", "it was running when the record ends", group_title(check_id), titled(check_id)
+            running = say("it was running when the record ends")
+            yield "never finished", running, group_title(check_id), titled(check_id, say=say)
     for name in record.altered:
         yield "changed", ALTERED, WHOLE_RUN, name
     for gpu, missing in without_telemetry(record):
         yield "without telemetry", missing, WHOLE_RUN, gpu
     for each in record.interference:
-        yield "interfered", "neither of pytest nor of this plugin nor of the suite", WHOLE_RUN, str(each)
+        yield "interfered", say("neither of pytest nor of this plugin nor of the suite"), WHOLE_RUN, str(each)
     for limit in unused_limits(record, "contract"):
         yield "not applied", NOT_APPLIED, WHOLE_RUN, limit
-    if text := own_limits(record):
-        yield "calibrated here", text, WHOLE_RUN, "the profile as a whole"
-    if text := short_burn_in(record):
-        yield "too short", text, group_title(_burn_in()), "the burn-in"
+    if text := own_limits(record, say):
+        yield "calibrated here", text, WHOLE_RUN, say("the profile as a whole")
+    if text := short_burn_in(record, say):
+        yield "too short", text, group_title(_burn_in()), say("the burn-in")
     for finding in record.findings:
         if finding.state == "not judged":
-            what = ", ".join([wording.title(finding), *wording.conditions(finding)])
-            yield "not judged", open_reason(finding), group_title(finding.check), what
-    for finding, why in too_low(record):
-        what = ", ".join([wording.title(finding), *wording.conditions(finding)])
-        yield "below the basis", why, group_title(finding.check), what
-    yield from _ended(record, "skipped")
+            yield "not judged", open_reason(finding), group_title(finding.check), _figure(finding, say)
+    for finding, why in too_low(record, say):
+        yield "below the basis", why, group_title(finding.check), _figure(finding, say)
+    yield from _ended(record, "skipped", say)
     level, known = record.run.level, record.suite.checks
     in_time = record.broken != DEADLINE
-    absent = "not selected, or the run ended before it" if in_time else "the deadline came first"
+    absent = say("not selected, or the run ended before it" if in_time else "the deadline came first")
     for check_id in record.deselected:
         name = levels.check_name(check_id)
         if name not in known or levels.includes(level, known[name].level):
-            yield "deselected", "left out by the command line", group_title(name), _without_case(check_id)
+            yield "deselected", say("left out by the command line"), group_title(name), _without_case(check_id, say)
     for name, (_, not_run) in left_out(record).items():
         whole = len(not_run) == len(record.suite.cases(name))
-        yield from (("not run", absent, group_title(name), titled(name if whole else case)) for case in not_run)
+        names = (titled(name if whole else case, say=say) for case in not_run)
+        yield from (("not run", absent, group_title(name), each) for each in names)
     for name, metrics in without_figures(record).items():
         for metric, cases in metrics.items():
-            yield from (("without figures", f"it left no {metric}", group_title(name), titled(case)) for case in cases)
+            none = say("it left no {metric}", metric=metric)
+            yield from (("without figures", none, group_title(name), titled(case, say=say)) for case in cases)
+
+
+def _figure(finding: Finding, say: Say) -> str:
+    return ", ".join([wording.title(finding, say), *wording.conditions(finding, say)])
 
 
 def open_reason(finding: Finding) -> str:
@@ -152,12 +169,12 @@ def _burn_in() -> str:
     return next(name for name, check in shipped().checks.items() if "burn_retention" in check.figures)
 
 
-def _ended(record: Record, outcome: str) -> Iterator[Open]:
+def _ended(record: Record, outcome: str, say: Say) -> Iterator[Open]:
     for check_id, check in record.checks.items():
         if check.outcome == outcome:
             reason = check.message.removeprefix(f"{outcome}: ") or "no reason was given"
-            yield outcome, reason, group_title(check_id), _without_case(check_id, check.title)
+            yield outcome, reason, group_title(check_id), _without_case(check_id, say, check.title)
 
 
-def _without_case(check_id: str, title: str = "") -> str:
-    return titled(check_id.partition("[")[0], title)
+def _without_case(check_id: str, say: Say, title: str = "") -> str:
+    return titled(check_id.partition("[")[0], title, say)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from pytest_gpufleet.model.finding import distinct
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.accused import Accused, accused, times_named
@@ -14,7 +15,6 @@ from pytest_gpufleet.report.banner import STAMPS, stamp
 from pytest_gpufleet.report.failures import explanations
 from pytest_gpufleet.report.node_standings import to_look_at
 from pytest_gpufleet.report.open_points import counted, gaps
-from pytest_gpufleet.report.translation import ENGLISH, Say
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import own_limits
 from pytest_gpufleet.verdict.verdict import remarks
@@ -32,7 +32,7 @@ NAMED = "{gpu} ({serial}) is named in {count}"
 NO_SINGLE_GPU = "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
 
 
-def why(record: Record, say: Say = ENGLISH) -> str:
+def why(record: Record, say: Say = english) -> str:
     """The paragraph for the top of the report, in the language of `say`."""
     return " ".join(filter(None, (_again(record, say), _no_gpu(record, say), _why(record, say))))
 
@@ -74,16 +74,16 @@ def _why(record: Record, say: Say) -> str:
             return f"{failed} {first}"
         named = _named(record, unexplained, say)
         return " ".join(filter(None, (failed, first, named, _first_cause(record, unexplained))))
-    told = [f"{wording.capitalised(remark)}." for remark in remarks(record)]
+    told = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record, say)]
     if word == "ACCEPTED":
         return " ".join(filter(None, (_judged(record, say), *told, _tightest(record, say))))
-    own = f"{wording.capitalised(text)}." if (text := own_limits(record)) else ""
+    own = f"{wording.capitalised(text)}{say('.')}" if (text := own_limits(record, say)) else ""
     return " ".join(filter(None, (say(STAMPS[word].meaning), own, _open(record, say), *told)))
 
 
 def _of_nodes(record: Record, word: str, say: Say) -> str:
     """Which nodes to look at first. What is wrong with each is told beside it."""
-    told = [f"{wording.capitalised(remark)}." for remark in remarks(record)]
+    told = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record, say)]
     if word == "INCOMPLETE":
         return " ".join(filter(None, (say(STAMPS[word].meaning), _open(record, say), *told)))
     level, nodes = record.run.level, len(record.hosts)
@@ -94,7 +94,7 @@ def _of_nodes(record: Record, word: str, say: Say) -> str:
     found = to_look_at(record)
     if not found:
         return say("No node is named: look at what all nodes share (switches, network, software, settings).")
-    first = ", ".join(f"{record.hosts[node]} ({why})" for node, why in list(found.items())[:MOST_GPUS])
+    first = ", ".join(f"{record.hosts[node]} ({say(why)})" for node, why in list(found.items())[:MOST_GPUS])
     more = say(" and {count} more", count=len(found) - MOST_GPUS) if len(found) > MOST_GPUS else ""
     one, several = "1 of {nodes} nodes needs a look: {first}.", "{count} of {nodes} nodes need a look: {first}."
     return say(one if len(found) == 1 else several, count=len(found), nodes=nodes, first=first + more)
@@ -128,7 +128,10 @@ def _named(record: Record, unexplained: Mapping[str, Accused], say: Say) -> str:
     times = times_named(unexplained.values()).most_common()
     if not times:
         return say(NO_SINGLE_GPU)
-    serials = {gpu.place: f"serial {gpu.serial}" if gpu.serial else gpu.pci_bus_id for gpu in record.topology.gpus}
+    serials = {
+        gpu.place: say("serial {serial}", serial=gpu.serial) if gpu.serial else gpu.pci_bus_id
+        for gpu in record.topology.gpus
+    }
     told = [
         say(NAMED, gpu=wording.place(where, record.hosts), serial=serials[where], count=count)
         for where, count in times[:MOST_GPUS]
@@ -166,12 +169,12 @@ def _tightest(record: Record, say: Say) -> str:
     if nearest is None or nearest.limit is None or worst is None:
         return ""
     value, limit = wording.value_and_limit(worst[1], nearest.limit)
-    what = ", ".join([wording.title(nearest), *wording.conditions(nearest)])
+    what = ", ".join([wording.title(nearest, say), *wording.conditions(nearest, say)])
     inside = wording.percent(wording.margin(nearest), 2)
     text = "Nearest to its limit came {what}: {value} against {limit}, {inside} inside."
     return say(text, what=what, value=value, limit=limit, inside=inside)
 
 
 def _open(record: Record, say: Say) -> str:
-    told = counted(gaps(record))
-    return say("Open: {points}.", points=", ".join(told)) if told else ""
+    told = counted(gaps(record), say)
+    return say("Open: {points}.", points=say(", ").join(told)) if told else ""

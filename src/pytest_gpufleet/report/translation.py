@@ -1,19 +1,18 @@
 """What the report says, in the language of its reader: gettext, with one catalogue a language beside this file.
 
-Translated is what the authors of this project wrote. Figures, units, places and names of checks and metrics stay.
+Translated is what the authors of this project wrote, titles of checks and metrics among it. Figures, units, places,
+node ids of checks and what a machine or a check found stay.
 """
 
 from __future__ import annotations
 
 import gettext
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from pytest_gpufleet.model.language import Language
+from pytest_gpufleet.model.language import Language, Say
 
 LOCALE = Path(__file__).with_name("locale")
-Say = Callable[..., str]  # (text, **values): see `says`
 
 
 @cache
@@ -27,6 +26,3 @@ def says(language: Language) -> Say:
         return said.format(**values) if values else said
 
     return say
-
-
-ENGLISH = says("en")

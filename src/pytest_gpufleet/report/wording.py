@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from pytest_gpufleet.model.conditions import CONDITIONS, ConditionType
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS, Condition, Metric
 from pytest_gpufleet.model.place import CALLED, WORLD, Place, Where
@@ -27,6 +28,8 @@ SYMBOLS = {
 }
 Hosts = Mapping[int, str]  # the names of the nodes of a run, by their numbers
 ALONE: Hosts = {}
+# A figure is named by these even if all beside it have them in common.
+LEADING = {name for name, condition in CONDITIONS.items() if condition.leads}
 SIGNS = {"min": "≥", "max": "≤"}
 
 # Colour codes first, as whole sequences; then every control character that is not white space, those that turn the
@@ -131,39 +134,61 @@ def value_and_limit(value: float, limit: Limit) -> tuple[str, str]:
     return texts[0], f"{SIGNS[limit.sense]} {texts[1]}"
 
 
-def words(conditions: Mapping[str, Condition]) -> list[str]:
+def words(conditions: Mapping[str, Condition], say: Say = english) -> list[str]:
     """Each condition in plain words: ["all_reduce", "8 GiB", "float32", "8 ranks", "NVLS off"]. One that nobody knows
     follows under its own name."""
     order = [key for key in CONDITIONS if key in conditions]
     order += [key for key in conditions if key not in CONDITIONS]
-    return [_condition(key, conditions[key]) for key in order]
+    return [_condition(key, conditions[key], say) for key in order]
 
 
-def _condition(key: str, value: Condition) -> str:
+def _condition(key: str, value: Condition, say: Say) -> str:
     known = CONDITIONS.get(key) or ConditionType(None, form=f"{key.replace('_', ' ')} {{}}")
     if value in known.words:
-        return known.words[value]
+        return say(known.words[value])
     if isinstance(value, bool):
         text = "on" if value else "off"
     elif isinstance(value, str):
         text = value
     else:
         text = size(value) if key == "bytes" else number(value, 6)
-    return known.form.replace("{}", text)
+    return say(known.form).replace("{}", text)
 
 
-def conditions(finding: Finding) -> list[str]:
+def conditions(finding: Finding, say: Say = english) -> list[str]:
     """The conditions of a finding in plain words, without what its title says already."""
     given = finding.measurement.conditions
-    return words({key: value for key, value in given.items() if not (_is_spread(finding) and key == "metric")})
+    return words({key: value for key, value in given.items() if not (_is_spread(finding) and key == "metric")}, say)
 
 
-def title(finding: Finding) -> str:
+def shared_and_own(
+    findings: Sequence[Finding], without: Collection[str] = (), say: Say = english
+) -> tuple[str, list[str]]:
+    """The conditions that all findings share, in words; and for each finding those that tell it apart."""
+    if not findings:
+        return "", []
+    conditions = [finding.measurement.conditions for finding in findings]
+    every = {key for each in conditions for key in each}
+    shared, keys = (
+        {key for key in every - LEADING if len({each.get(key) for each in conditions}) == 1},
+        every - {*without},
+    )
+    if len(findings) == 1 or any(not (each.keys() & (keys - shared)) for each in conditions):
+        shared = set()
+    common = words({key: value for key, value in conditions[0].items() if key in shared}, say)
+    own = [
+        ", ".join(words({key: value for key, value in each.items() if key in keys - shared}, say))
+        for each in conditions
+    ]
+    return ", ".join(common), own
+
+
+def title(finding: Finding, say: Say = english) -> str:
     """What was measured: "bus bandwidth", "spread of bus bandwidth"."""
     if not _is_spread(finding):
-        return metric(finding).title
+        return say(metric(finding).title)
     of = str(finding.measurement.conditions.get("metric", ""))
-    return f"spread of {METRICS[of].title}" if of in METRICS else f"spread of {of}"
+    return say("spread of {metric}", metric=say(METRICS[of].title) if of in METRICS else of)
 
 
 def _is_spread(finding: Finding) -> bool:

@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pytest_gpufleet.model.finding import Finding, distinct
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.limit import GRADES, Grade
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.record import Record
 
 # What a limit of the lowest grade is worth, said wherever one was used.
-PHYSICAL = "which find what is broken and not what is a tenth slow"
+PHYSICAL = ", which find what is broken and not what is a tenth slow"
+
+ONE, SOME, MORE = "{count} figure by {grade} limits", "{count} figures by {grade} limits", "{count} by {grade} ones"
+TOO_LOW = "held against a {grade} limit, and --fleet-basis asks for a {wanted} one"
 
 
 def judged_by(finding: Finding) -> Grade | None:
@@ -36,33 +40,34 @@ def lowest(record: Record) -> Grade | None:
     return next((grade for grade in reversed(GRADES) if grade in used), None)
 
 
-def told(record: Record) -> str:
+def told(record: Record, say: Say = english) -> str:
     """What the verdict of a run stands on, in words; of one on many nodes, how low the limits of any of them go."""
-    words, worst = in_words(by_grade(record)), lowest(record)
+    words, worst = in_words(by_grade(record), say), lowest(record)
     if not record.finished or worst is None:
         return words
-    on_nodes = f"no limit of any node below a {worst} one" + (f", {PHYSICAL}" if worst == "physical" else "")
-    return f"{words} between nodes; {on_nodes}" if words else on_nodes
+    on_nodes = say("no limit of any node below a {grade} one", grade=say(worst))
+    on_nodes += say(PHYSICAL) if worst == "physical" else ""
+    return f"{say('{words} between nodes', words=words)}; {on_nodes}" if words else on_nodes
 
 
-def in_words(counts: Mapping[Grade, int]) -> str:
+def in_words(counts: Mapping[Grade, int], say: Say = english) -> str:
     """ "19 figures by calibrated limits, 23 by physical ones, which find what is broken and not what is a tenth slow";
     "" if none was held against a limit."""
     parts: list[str] = []
     for grade, count in counts.items():
-        figures = "" if parts else " figure" if count == 1 else " figures"
-        limits = "ones" if parts else "limits"
-        parts.append(f"{count}{figures} by {grade} {limits}" + (f", {PHYSICAL}" if grade == "physical" else ""))
-    return ", ".join(parts)
+        first = SOME if count != 1 else ONE
+        text = say(MORE if parts else first, count=count, grade=say(grade))
+        parts.append(text + (say(PHYSICAL) if grade == "physical" else ""))
+    return say(", ").join(parts)
 
 
-def too_low(record: Record) -> list[tuple[Finding, str]]:
+def too_low(record: Record, say: Say = english) -> list[tuple[Finding, str]]:
     """The figures that need a limit and were held against one of a lower grade than --fleet-basis asks for, and that
     in words."""
     wanted = record.run.basis
     grades = ((finding, judged_by(finding)) for finding in record.findings if finding.required)
     return [
-        (finding, f"held against a {grade} limit, and --fleet-basis asks for a {wanted} one")
+        (finding, say(TOO_LOW, grade=say(grade), wanted=say(wanted)))
         for finding, grade in grades
         if grade and GRADES.index(grade) > GRADES.index(wanted)
     ]

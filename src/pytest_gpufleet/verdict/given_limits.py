@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.limit import Change, GivenLimits, Limit
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.suite import Suite
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.record import Record
 
 NOT_APPLIED = "a limit of the contract was never applied, since no figure was measured under its conditions"
+
+OWN_LIMITS = (
+    "the limits come from this very machine: {file} was calibrated on {gpus}, so meeting them says nothing about it"
+)
 
 
 def as_given(profile: Profile, models: Iterable[str]) -> GivenLimits:
@@ -81,16 +86,13 @@ def unused_limits(record: Record, grade: str = "") -> list[str]:
     ]
 
 
-def own_limits(record: Record) -> str:
+def own_limits(record: Record, say: Say = english) -> str:
     """Whether a machine is held against what it did itself; empty if it is not."""
     own = record.profile.calibrated_among(record.topology.gpus) if record.profile else []
     if record.profile is None or not own:
         return ""
     gpus = ", ".join(f"GPU {gpu.index} (serial {gpu.serial or 'unknown'})" for gpu in own)
-    return (
-        f"the limits come from this very machine: {record.profile.file} was calibrated on {gpus}, so meeting them says "
-        "nothing about it"
-    )
+    return say(OWN_LIMITS, file=record.profile.file, gpus=gpus)
 
 
 def remarks_on(record: Record) -> list[str]:

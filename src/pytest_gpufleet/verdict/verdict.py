@@ -9,6 +9,7 @@ from datetime import datetime
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.verdict import basis, node_verdicts
@@ -19,6 +20,8 @@ from pytest_gpufleet.verdict.host_rules import log_rules
 DRILL = "a drill, made by `gpufleet drill`: nothing was tested, and nothing is wrong"
 DIED = "the run did not come to its end"
 ALTERED = "not as it was shipped with this version, so it may check something else"
+SINCE = "{count} checks did not exist in {version} and are not held against it"
+SINCE_ONE = "{count} check did not exist in {version} and is not held against it"
 NO_MANIFEST = "what the suite of pytest-gpufleet {version} consists of is not known here, nor what of it is missing"
 MOST_CASES = 3  # of one check, named in a reason
 # 0 and 1 as pytest means them; pytest does not use 10.
@@ -78,26 +81,29 @@ def _standing(fault: Fault, record: Record) -> str:
     return ": ".join(filter(None, (when, fault.told(record.topology.identity))))
 
 
-def remarks(record: Record) -> list[str]:
+def remarks(record: Record, say: Say = english) -> list[str]:
     """What a verdict does not cover, or did not see happen: GPUs that were left out, checks of earlier runs."""
     tested, present = len(record.topology.gpus), record.run.gpus_present
-    told = [f"{tested} of the machine's {present} GPUs were tested"] if present > tested else []
+    told = []
+    if present > tested:
+        told.append(say("{tested} of the machine's {present} GPUs were tested", tested=tested, present=present))
     if _nvls_is_off(record):
-        told.append("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested")
+        told.append(say("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested"))
     told += _of_several_boards(record)
     told += remarks_on(record)
     told += log_rules.remarks(record.noticed)
     if since := since_then(record):
-        checks, are = ("1 check", "is") if len(since) == 1 else (f"{len(since)} checks", "are")
-        told.append(f"{checks} did not exist in {record.run.plugin} and {are} not held against it")
+        told.append(say(SINCE if len(since) != 1 else SINCE_ONE, count=len(since), version=record.run.plugin))
     outcomes = {record.suite.known_as(check.id): check.outcome for check in record.checks.values()}
     for earlier in record.run.resumed:
         carried = sum(check.run == earlier.run for check in record.checks.values())
         when = datetime.fromisoformat(earlier.utc).strftime("%Y-%m-%d %H:%M UTC")
-        told.append(f"{carried} of {len(record.checks)} checks carried over from {earlier.run} of {when}")
+        of = {"carried": carried, "checks": len(record.checks), "run": earlier.run, "when": when}
+        told.append(say("{carried} of {checks} checks carried over from {run} of {when}", **of))
         for check in earlier.failed:
             now = outcomes.get(record.suite.known_as(check), "not run")
-            told.append(f"{titled(check)}: failed in {earlier.run}, {now} in this run")
+            title = titled(check, say=say)
+            told.append(say("{check}: failed in {run}, {now} in this run", check=title, run=earlier.run, now=say(now)))
     return told
 
 
@@ -135,9 +141,10 @@ def settled(record: Record, broken: str) -> Record:
     return replace(record, verdict=verdict, reasons=reasons, broken=broken, exit_status=status)
 
 
-def failure(check: Check, record: Record) -> str:
+def failure(check: Check, record: Record, say: Say = english, with_case: bool = True) -> str:
     """A check that failed, as a reason; of a run on many nodes, at which of them."""
-    told = f"{check.title} ({check.id})" if check.title else check.id
+    name = check.id if with_case else check.id.partition("[")[0]
+    told = f"{say(check.title)} ({name})" if check.title else name
     hosts = node_verdicts.hosts_blamed(record, check.id)
     return f"{told}: {node_verdicts.several(hosts, 'node')}" if hosts else told
 
@@ -162,12 +169,15 @@ def named(cases: list[str]) -> str:
     return f"{shown} and {len(cases) - MOST_CASES} more" if len(cases) > MOST_CASES else shown
 
 
-def short_burn_in(record: Record) -> str:
+def short_burn_in(record: Record, say: Say = english) -> str:
     """How much shorter the burn-in was than the level asks for; empty if it was not."""
     seconds = record.run.burn_in_seconds
     if record.run.level != "burnin" or seconds >= levels.BURN_IN_SECONDS:
         return ""
-    return f"the burn-in was {seconds:g} s long, level burnin asks for {levels.BURN_IN_SECONDS:g} s"
+    wanted = f"{levels.BURN_IN_SECONDS:g}"
+    return say(
+        "the burn-in was {seconds} s long, level burnin asks for {wanted} s", seconds=f"{seconds:g}", wanted=wanted
+    )
 
 
 def since_then(record: Record) -> list[str]:

@@ -7,12 +7,12 @@ curve was measured; else one figure a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD, Place, Where
@@ -26,8 +26,6 @@ FEWEST_SIZES = 3
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
 Column = TypeVar("Column")
 LIKE_PEERS = "like its peers"
-# A row is named by these even if all rows of its table have them in common.
-LEADING = {name for name, condition in CONDITIONS.items() if condition.leads}
 # What changes along a curve of message sizes: small ones are launched in CUDA graphs, large ones one by one.
 ALONG_BYTES = ("bytes", "method")
 
@@ -58,6 +56,7 @@ class FigureTable:
     """The figures of one metric. `shared` are the conditions that all of them have in common."""
 
     title: str
+    unit: str
     better: str
     shared: str
     columns: tuple[str, ...]
@@ -73,7 +72,7 @@ class FigureTable:
 
 
 def figure_tables(
-    findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts = wording.ALONE
+    findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts = wording.ALONE, say: Say = english
 ) -> list[FigureTable]:
     """A table for each metric, in the order in which the metrics are defined; what has no value is left out."""
     known = list(METRICS)
@@ -88,7 +87,8 @@ def figure_tables(
         sizes = {finding.measurement.conditions.get("bytes") for finding in others if _is_curve(finding)}
         curve = [finding for finding in others if _is_curve(finding)] if len(sizes) >= FEWEST_SIZES else []
         single = [finding for finding in others if finding not in curve]
-        result += _by_gpu(alone, sources, hosts) + _by_size(curve, sources, hosts) + _singly(single, sources, hosts)
+        forms = ((_by_gpu, alone), (_by_size, curve), (_singly, single))
+        result += [table for form, some in forms for table in form(some, sources, hosts, say)]
     return result
 
 
@@ -113,46 +113,24 @@ def state(finding: Finding) -> str:
     return LIKE_PEERS if finding.state == "for information" and not for_information(finding) else finding.state
 
 
-def shared_and_own(findings: Sequence[Finding], without: Collection[str] = ()) -> tuple[str, list[str]]:
-    """The conditions that all findings share, in words; and for each finding those that tell it apart."""
-    if not findings:
-        return "", []
-    conditions = [finding.measurement.conditions for finding in findings]
-    every = {key for each in conditions for key in each}
-    shared, keys = (
-        {key for key in every - LEADING if len({each.get(key) for each in conditions}) == 1},
-        every - {*without},
-    )
-    if len(findings) == 1 or any(not (each.keys() & (keys - shared)) for each in conditions):
-        shared = set()
-    common = wording.words({key: value for key, value in conditions[0].items() if key in shared})
-    own = [
-        ", ".join(wording.words({key: value for key, value in each.items() if key in keys - shared}))
-        for each in conditions
-    ]
-    return ", ".join(common), own
-
-
-def _by_gpu(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[FigureTable]:
+def _by_gpu(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts, say: Say) -> list[FigureTable]:
     """A column for each GPU; the limit is one for all of them."""
     places = sorted({place for finding in findings for place in finding.measurement.values})
-    shared, names = shared_and_own(findings)
+    shared, names = wording.shared_and_own(findings, say=say)
     result = []
     for some in _pages(places):
         rows = []
         for finding, name in zip(findings, names, strict=True):
-            cells = [_figure(finding, place, in_row=True) for place in some]
-            rows.append(
-                _row(finding, name, (*cells, _limit(finding, sources), _spread([finding], hosts), _state(finding)))
-            )
+            cells = [_figure(finding, place, say, in_row=True) for place in some]
+            rows.append(_row(finding, name, cells, sources, hosts, say))
         heads = [wording.place(place, hosts) for place in some]
         result.append(_table(findings, shared, (*heads, "Limit", "Spread", "State"), rows))
     return result
 
 
-def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[FigureTable]:
+def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts, say: Say) -> list[FigureTable]:
     """A column for each message size; every figure has a limit of its own, or none."""
-    shared, names = shared_and_own(findings, without=ALONG_BYTES)
+    shared, names = wording.shared_and_own(findings, ALONG_BYTES, say)
     lines: dict[str, dict[float, Finding]] = {}
     for finding, name in zip(findings, names, strict=True):
         line, size = lines.setdefault(name, {}), _nbytes(finding)
@@ -163,11 +141,15 @@ def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts
         rows = []
         for name, line in lines.items():
             here = [line[size] for size in sizes if size in line]
-            cells = [_figure(line[size], WORLD, sources=sources) if size in line else FigureCell() for size in sizes]
+            cells = [
+                _figure(line[size], WORLD, say, sources=sources) if size in line else FigureCell() for size in sizes
+            ]
             same = {", ".join(wording.words(finding.measurement.details)) for finding in here}
             details = same.pop() if len(same) == 1 else ""
             if here:
-                rows.append(FigureRow(name, details, (*cells, _spread(here, hosts)), all(map(for_information, here))))
+                rows.append(
+                    FigureRow(name, details, (*cells, _spread(here, hosts, say)), all(map(for_information, here)))
+                )
         result.append(_table(findings, shared, (*map(wording.size, sizes), "Spread"), rows))
     return result
 
@@ -179,19 +161,19 @@ def _pages(columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
         yield columns[len(columns) * number // count : len(columns) * (number + 1) // count]
 
 
-def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[FigureTable]:
+def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts, say: Say) -> list[FigureTable]:
     if not findings:
         return []
-    shared, names = shared_and_own(findings)
+    shared, names = wording.shared_and_own(findings, say=say)
     places = any(finding.measurement.values.keys() != {WORLD} for finding in findings)
     rows = []
     for finding, name in zip(findings, names, strict=True):
         worst = wording.worst(finding)
         assert worst is not None  # it has values
         count = len(finding.measurement.values)
-        where = wording.place(worst[0], hosts) + (f", worst of {count}" if count > 1 else "")
-        cells = [_figure(finding, worst[0], in_row=True), *([FigureCell(where)] if places else [])]
-        rows.append(_row(finding, name, (*cells, _limit(finding, sources), _spread([finding], hosts), _state(finding))))
+        where = wording.place(worst[0], hosts) + (say(", worst of {count}", count=count) if count > 1 else "")
+        cells = [_figure(finding, worst[0], say, in_row=True), *([FigureCell(where)] if places else [])]
+        rows.append(_row(finding, name, cells, sources, hosts, say))
     return [_table(findings, shared, ("Measured", *(["Where"] if places else []), "Limit", "Spread", "State"), rows)]
 
 
@@ -200,18 +182,20 @@ def _table(
 ) -> FigureTable:
     metric = wording.metric(findings[0])
     unit = {"ratio": "%", "": ""}.get(metric.unit, metric.unit)
-    title = wording.capitalised(metric.title)
-    return FigureTable(
-        f"{title}, {unit}" if unit else title, f"{metric.better} is better", shared, columns, tuple(rows)
-    )
+    return FigureTable(metric.title, unit, f"{metric.better} is better", shared, columns, tuple(rows))
 
 
-def _row(finding: Finding, name: str, cells: tuple[FigureCell, ...]) -> FigureRow:
+def _row(
+    finding: Finding, name: str, cells: Sequence[FigureCell], sources: Sources, hosts: wording.Hosts, say: Say
+) -> FigureRow:
     details = ", ".join(wording.words(finding.measurement.details))
-    return FigureRow(name, details, cells, for_information(finding))
+    held = _limit(finding, sources, say), _spread([finding], hosts, say), _state(finding)
+    return FigureRow(name, details, (*cells, *held), for_information(finding))
 
 
-def _figure(finding: Finding, place: Where, in_row: bool = False, sources: Sources | None = None) -> FigureCell:
+def _figure(
+    finding: Finding, place: Where, say: Say, in_row: bool = False, sources: Sources | None = None
+) -> FigureCell:
     """The figure of one place. `in_row`: limit and state have columns of their own."""
     values, unit = finding.measurement.values, wording.metric(finding).unit
     if place not in values:
@@ -220,36 +204,36 @@ def _figure(finding: Finding, place: Where, in_row: bool = False, sources: Sourc
     if finding.limit:
         text, limit = wording.value_and_limit(values[place], finding.limit)
     slower = (finding.slower_than_peers or {}).get(place)
-    below = f"{wording.percent(slower, 2)} off peers" if slower else ""
+    below = say("{share} off peers", share=wording.percent(slower, 2)) if slower else ""
     missed = place in finding.missed or slower is not None
     if in_row:
         return FigureCell(_bare(text, unit), "missed" if missed else "", below, kind="figure")
     number = sources.number(finding.limit) if sources and finding.limit else None
     state = "" if finding.state == "for information" else finding.state
-    below = " ".join(filter(None, (_bare(limit, unit), _grade(finding.limit))))
+    below = " ".join(filter(None, (_bare(limit, unit), _grade(finding.limit, say))))
     return FigureCell(_bare(text, unit), state, below, number, "figure", _why_open(finding))
 
 
-def _limit(finding: Finding, sources: Sources) -> FigureCell:
+def _limit(finding: Finding, sources: Sources, say: Say) -> FigureCell:
     if finding.limit is None:
         if finding.slower_than_peers is None:
             return FigureCell()
-        worse = " or ".join(wording.percent(tolerance.worse) for tolerance in finding.tolerances)
-        return FigureCell("peers", below=f"at most {worse} worse", kind="figure")
+        worse = say(" or ").join(wording.percent(tolerance.worse) for tolerance in finding.tolerances)
+        return FigureCell(say("peers"), below=say("at most {share} worse", share=worse), kind="figure")
     worst = wording.worst(finding)
     text = wording.value_and_limit(worst[1] if worst else finding.limit.value, finding.limit)[1]
     number = sources.number(finding.limit)
-    return FigureCell(_bare(text, finding.limit.unit), below=_grade(finding.limit), source=number, kind="figure")
+    return FigureCell(_bare(text, finding.limit.unit), below=_grade(finding.limit, say), source=number, kind="figure")
 
 
-def _grade(limit: Limit | None) -> str:
+def _grade(limit: Limit | None, say: Say) -> str:
     """What a limit is worth, and whose it is if it is the customer's."""
     if limit is None:
         return ""
-    return f"{limit.grade}, customer's" if limit.given else limit.grade
+    return say("{grade}, customer's", grade=say(limit.grade)) if limit.given else say(limit.grade)
 
 
-def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> FigureCell:
+def _spread(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> FigureCell:
     """How far the samples behind the figures differ at most, of which of several figures, and the fewest samples there
     are; where that is more than a judged figure may, why it is none that fails."""
     spreads = [(spread, at, each) for each in findings for at, spread in each.measurement.spread.items()]
@@ -259,16 +243,19 @@ def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> FigureCell:
     widest, at, of = max(spreads, key=lambda spread: spread[0])
     size = wording.size(_nbytes(of)) if len(findings) > 1 else ""
     where = wording.place(at, hosts) if len(of.measurement.spread) > 1 else ""
-    told = [f"at {where or size}" if where or size else "", _why_wide(of) if widest > STEADY else ""]
-    text = f"{wording.number(round(100 * widest, 2), 3)} % in {min(counts)}"
-    return FigureCell(text, below=", ".join(filter(None, told)))
+    told = (say("at {place}", place=where or size) if where or size else "", _why_wide(of, say))
+    text = f"{wording.number(round(100 * widest, 2), 3)} % (n={min(counts)})"
+    return FigureCell(text, below=say(", ").join(filter(None, told)))
 
 
-def _why_wide(finding: Finding) -> str:
-    """Why the samples of a figure may differ by more than STEADY, if they may."""
+def _why_wide(finding: Finding, say: Say) -> str:
+    """Why the samples of a figure may differ by more than STEADY, if they do and may."""
+    if max(finding.measurement.spread.values()) <= STEADY:
+        return ""
     if not wording.metric(finding).steady:
-        return "no bound"
-    return f"above {wording.percent(STEADY)}" if finding.state in ("met", "missed") else "not judged"
+        return say("no bound")
+    judged = finding.state in ("met", "missed")
+    return say("above {share}", share=wording.percent(STEADY)) if judged else say("not judged")
 
 
 def _state(finding: Finding) -> FigureCell:

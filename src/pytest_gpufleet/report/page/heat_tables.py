@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.report import wording
 
@@ -40,15 +41,17 @@ class HeatTable:
     highest: str
 
 
-def heat_tables(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[HeatTable]:
+def heat_tables(
+    findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE, say: Say = english
+) -> list[HeatTable]:
     """Of each finding with figures of pairs: from the place of the row to that of the column, or, where few of many
     pairs were measured, the pairs of each place; and of each with figures of what several nodes have: a row a node."""
     tables = []
     for finding in (each for each in findings if each.measurement.values):
         if _is_by_node(finding):
-            tables += _by_node(finding, hosts)
+            tables += _by_node(finding, hosts, say)
         elif all(isinstance(place, Pair) for place in finding.measurement.values):
-            tables += _pairs(finding, hosts)
+            tables += _pairs(finding, hosts, say)
     return tables
 
 
@@ -68,28 +71,28 @@ def _is_by_node(finding: Finding) -> bool:
     return one_device and devices and spans_nodes(finding)
 
 
-def _by_node(finding: Finding, hosts: wording.Hosts) -> list[HeatTable]:
+def _by_node(finding: Finding, hosts: wording.Hosts, say: Say) -> list[HeatTable]:
     at: dict[tuple[tuple[Place, ...], Place], Where] = {}
     for where in sorted(finding.measurement.values):
         first = where.parts[0]
         at[tuple(Place(part.node, "node") for part in where.parts), Place(0, first.kind, first.index)] = where
     rows = {nodes: " to ".join(wording.place(node, hosts) for node in nodes) for nodes, _ in at}
     columns = {device: wording.place(device) for _, device in sorted(at)}
-    return _tables(finding, "Node", rows, columns, lambda nodes, device: at.get((nodes, device)))
+    return _tables(finding, say, "Node", rows, columns, lambda nodes, device: at.get((nodes, device)))
 
 
-def _pairs(finding: Finding, hosts: wording.Hosts) -> list[HeatTable]:
+def _pairs(finding: Finding, hosts: wording.Hosts, say: Say) -> list[HeatTable]:
     given = {place.parts: place for place in finding.measurement.values}
     if not any(pair[::-1] in given for pair in given):  # each pair was measured once, for both directions
         given |= {pair[::-1]: place for pair, place in given.items()}
     names = {place: wording.place(place, hosts) for place in sorted({place for pair in given for place in pair})}
     if len(names) <= MOST_PLACES or 2 * len(given) > len(names) ** 2:
-        return _tables(finding, "From, to", names, names, lambda row, column: given.get((row, column)))
-    return _few_pairs(finding, names, given)
+        return _tables(finding, say, "From, to", names, names, lambda row, column: given.get((row, column)))
+    return _few_pairs(finding, names, given, say)
 
 
 def _few_pairs(
-    finding: Finding, names: Mapping[Place, str], given: Mapping[tuple[Place, ...], Where]
+    finding: Finding, names: Mapping[Place, str], given: Mapping[tuple[Place, ...], Where], say: Say
 ) -> list[HeatTable]:
     """The pairs of each place, the lowest first."""
     values = finding.measurement.values
@@ -97,18 +100,19 @@ def _few_pairs(
     for place, other in sorted(given, key=lambda pair: _rank(values[given[pair]])):
         partners[place].append(other)
     most = max(map(len, partners.values()))
-    columns = {number: "lowest" if number == 0 else f"{number + 1}." for number in range(most)}
+    columns = {number: say("lowest") if number == 0 else f"{number + 1}." for number in range(most)}
 
     def partner(place: Place, number: int) -> Place | None:
         return partners[place][number] if number < len(partners[place]) else None
 
     return _tables(
         finding,
+        say,
         "With others",
         names,
         columns,
         lambda place, number: given[place, other] if (other := partner(place, number)) else None,
-        lambda place, number: f"with {names[other]}" if (other := partner(place, number)) else "",
+        lambda place, number: say("with {place}", place=names[other]) if (other := partner(place, number)) else "",
     )
 
 
@@ -119,6 +123,7 @@ def _rank(value: float) -> float:
 
 def _tables(
     finding: Finding,
+    say: Say,
     corner: str,
     rows: Mapping[Row, str],
     columns: Mapping[Column, str],
@@ -142,8 +147,8 @@ def _tables(
     made = [(name, tuple(cell(row, column) for column in columns)) for row, name in rows.items()]
     return [
         HeatTable(
-            f"{wording.capitalised(metric.title)}, {metric.unit}",
-            ", ".join(wording.conditions(finding)),
+            f"{wording.capitalised(say(metric.title))}, {metric.unit}",
+            ", ".join(wording.conditions(finding, say)),
             corner,
             tuple(columns.values()),
             tuple(made[first : first + ROWS]),

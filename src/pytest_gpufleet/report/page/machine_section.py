@@ -8,6 +8,7 @@ from typing import Any
 from pytest_gpufleet.model.event_values import HostFound
 from pytest_gpufleet.model.events import Session
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page import identity
@@ -24,7 +25,7 @@ LINKS = {
 INVENTORY = (
     "GPU",
     "Position",
-    "Name",
+    "Model",
     "Serial",
     "UUID",
     "PCI bus id",
@@ -37,7 +38,7 @@ INVENTORY = (
 )
 
 
-def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
+def facts(record: Record, say: Say = english) -> dict[str, list[tuple[str, Any]]]:
     """The run, the software and the host, each a small table."""
     run, topology, host = record.run, record.topology, record.machine
     changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())
@@ -50,9 +51,13 @@ def facts(record: Record) -> dict[str, list[tuple[str, Any]]]:
             ("Duration", wording.duration(record.lasted) if record.lasted else None),
             ("Command", run.command),
             ("Level", run.level),
-            *([("Nodes asked for", run.nodes_wanted or "all"), ("Nodes", len(run.nodes))] if record.of_cluster else []),
-            ("GPUs asked for", f"{run.gpus} of each node" if record.of_cluster else run.gpus),
-            ("Limits asked for", f"{run.basis} at least"),
+            *(
+                [("Nodes asked for", run.nodes_wanted or say("all")), ("Nodes", len(run.nodes))]
+                if record.of_cluster
+                else []
+            ),
+            ("GPUs asked for", say("{gpus} of each node", gpus=run.gpus) if record.of_cluster else run.gpus),
+            ("Limits asked for", say("at least {grade}", grade=say(run.basis))),
             *([("Deadline", wording.duration(run.deadline_seconds))] if run.deadline_seconds else []),
             ("Profile", run.profile),
             ("SHA-256 of the profile", run.profile_sha256),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pytest_gpufleet.model.conditions import METHODS
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.report import wording
@@ -48,7 +49,7 @@ def compares_methods(finding: Finding) -> bool:
     return finding.measurement.conditions.get(METHOD) in METHODS
 
 
-def method_comparison(findings: Sequence[Finding]) -> MethodComparison | None:
+def method_comparison(findings: Sequence[Finding], say: Say = english) -> MethodComparison | None:
     """The comparison on most GPUs that is in the figures of a group; None if there is none of at least two methods."""
     every = [finding.measurement for finding in findings if compares_methods(finding)]
     most = max((count for one in every if isinstance(count := one.conditions.get("ranks"), int)), default=0)
@@ -62,7 +63,7 @@ def method_comparison(findings: Sequence[Finding]) -> MethodComparison | None:
     conditions = {key: value for key, value in next(iter(rates.values())).conditions.items() if key != METHOD}
     in_short = next((str(text) for one in rates.values() if (text := one.details.get(IN_SHORT))), "")
     return MethodComparison(
-        ", ".join(wording.words(conditions)),
+        ", ".join(wording.words(conditions, say)),
         in_short,
         tuple(
             Method(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ def render(template: str, language: Language = "en", **content: object) -> str:
 def templates(language: Language) -> jinja2.Environment:
     """The templates of this folder. What they say themselves goes through the filter `say`: not the i18n extension of
     Jinja, since that marks what it says as safe HTML and would not show it as `_shown` does."""
+    say = says(language)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -43,8 +44,13 @@ def templates(language: Language) -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"prose": _prose, "titled": titled, "say": says(language)}
-    environment.globals |= {"language": language, "say": says(language)}
+    environment.filters |= {
+        "prose": _prose,
+        "titled": partial(titled, say=say),
+        "say": say,
+        "upper_first": wording.capitalised,
+    }
+    environment.globals |= {"language": language, "say": say}
     return environment
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.language import Language
+from pytest_gpufleet.model.language import Language, Say
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.record import Record
@@ -19,7 +19,7 @@ from pytest_gpufleet.report import groups, wording
 from pytest_gpufleet.report.accused import Accused, accused
 from pytest_gpufleet.report.banner import reasons, stamp, standing
 from pytest_gpufleet.report.failures import Failure, failures
-from pytest_gpufleet.report.gpu_grid import standings
+from pytest_gpufleet.report.gpu_grid import Standing, legend, standings
 from pytest_gpufleet.report.next_steps import next_steps
 from pytest_gpufleet.report.node_standings import groups_between, nodes_in_words
 from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
@@ -37,7 +37,7 @@ from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.report.page.method_table import MethodComparison, compares_methods, method_comparison
 from pytest_gpufleet.report.page.training_tables import training_tables
 from pytest_gpufleet.report.reason_texts import why
-from pytest_gpufleet.report.translation import Say, says
+from pytest_gpufleet.report.translation import says
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.judgement import STEADY
 
@@ -78,7 +78,7 @@ class Section:
         outcomes = Counter(check.outcome if check else "unfinished" for check in self.group.checks.values())
         states = Counter(map(state, self.group.findings))
         told = [_tally("check", say, outcomes, groups.GRAVITY), _tally("figure", say, states, STATES) if states else ""]
-        return "; ".join(filter(None, told))
+        return say("; ").join(filter(None, told))
 
 
 def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, language: Language | None = None) -> str:
@@ -103,27 +103,27 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, la
             record=record,
             run=record.run,
             judged_again=record.judged_again,
-            **identity.shown(record, sha256),
-            basis=standing(record),
+            **identity.shown(record, sha256, say),
+            basis=standing(record, say),
             stamp=stamp(record),
             why=why(record, say),
-            reasons=reasons(record, "all of which are listed below"),
+            reasons=reasons(record, "all of which are listed below", say),
             counts=_counts(record, say),
             groups=parts,
             hosts=nodes,
-            standings=[] if nodes else standings(record, parts, said),
+            **_glance([] if nodes else standings(record, parts, said, say)),
             failures=failed,
             anchors=_anchors(failed),
             sections=[
-                _section(part, said, sources, record.hosts, number < MOST_DRAWN)
+                _section(part, said, sources, record.hosts, say, number < MOST_DRAWN)
                 for number, part in enumerate(part for part in parts if part.checks or part.findings)
             ],
             sources=sources,
             telemetry=_telemetry(record),
-            facts=machine_section.facts(record),
+            facts=machine_section.facts(record, say),
             environment=machine_section.environment(record),
             **_machine(GpuTopology() if nodes else record.topology),  # each node has a report of its own
-            **_open(record),
+            **_open(record, say),
             steady=wording.percent(STEADY),
             carried=[check for check in record.checks.values() if check.run],
             grades=GRADES,
@@ -133,24 +133,28 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, la
     )
 
 
+def _glance(rows: Sequence[Standing]) -> dict[str, Any]:
+    return {"standings": rows, "legend": legend(rows)}
+
+
 def _anchors(failed: Sequence[Failure]) -> dict[str, str]:
     """Where each check that failed is told of."""
     return {name: f"fleet-failure-{number}" for number, failure in enumerate(failed, 1) for name in failure.names}
 
 
-def _open(record: Record) -> dict[str, Any]:
+def _open(record: Record, say: Say) -> dict[str, Any]:
     """What the templates show of what is left open. `opened`: by group and reason the anchor of its row."""
-    found = gaps(record)
+    found = gaps(record, say)
     opened: dict[str, dict[str, str]] = {}
     for number, gap in enumerate(found, 1):
         opened.setdefault(gap.group, {}).setdefault(gap.reason, f"fleet-gap-{number}")
-    settled = {caption: told for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (told := gaps_of(record))}
+    settled = {caption: told for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (told := gaps_of(record, say))}
     return {
         "gaps": found,
         "opened": opened,
         "settled": settled,
         "above": _above(record),
-        "next_steps": next_steps(record),
+        "next_steps": next_steps(record, say=say),
     }
 
 
@@ -173,16 +177,21 @@ def _machine(topology: GpuTopology) -> dict[str, Any]:
 
 
 def _section(
-    group: groups.Group, accused: Mapping[str, Accused], sources: Sources, hosts: wording.Hosts, drawn: bool
+    group: groups.Group,
+    accused: Mapping[str, Accused],
+    sources: Sources,
+    hosts: wording.Hosts,
+    say: Say,
+    drawn: bool,
 ) -> Section:
-    methods = method_comparison(group.findings)
+    methods = method_comparison(group.findings, say)
     findings = [finding for finding in group.findings if not (methods and compares_methods(finding))]
     return Section(
         group,
-        groups.check_lines(group, accused),
-        _drawn(group.findings, hosts) if drawn else [],
-        heat_tables(findings, hosts),
-        [*training_tables(group.findings), *figure_tables(findings, sources, hosts)],
+        groups.check_lines(group, accused, say),
+        _drawn(group.findings, hosts, say) if drawn else [],
+        heat_tables(findings, hosts, say),
+        [*training_tables(group.findings, say), *figure_tables(findings, sources, hosts, say)],
         methods,
     )
 
@@ -208,22 +217,22 @@ def _basis(record: Record, say: Say) -> str:
     told = [f"{count} {say(grade)}" for grade, count in basis.by_grade(record).items()]
     if record.run.basis != GRADES[-1]:
         told.append(say("at least {grade} asked for", grade=say(record.run.basis)))
-    return say("Limits: {grades}", grades=", ".join(told)) if told else ""
+    return say("Limits: {grades}", grades=say(", ").join(told)) if told else ""
 
 
 def _tally(noun: str, say: Say, counts: Counter[str], order: Sequence[str]) -> str:
     parts = [f"{counts[name]} {say(name)}" for name in order if counts[name]]
     total = counts.total()
-    return f"{total} {say(noun if total == 1 else f'{noun}s')}" + (f": {', '.join(parts)}" if parts else "")
+    return f"{total} {say(noun if total == 1 else f'{noun}s')}" + (say(": ") + say(", ").join(parts) if parts else "")
 
 
-def _drawn(findings: Sequence[Finding], hosts: wording.Hosts) -> Plots:
+def _drawn(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> Plots:
     """The plots of a group. matplotlib is loaded here, once there is something to draw."""
     if not findings:
         return []
     from pytest_gpufleet.report import plots
 
-    return [(caption, Markup(svg)) for caption, svg in plots.draw(findings, hosts)]
+    return [(caption, Markup(svg)) for caption, svg in plots.draw(findings, hosts, say)]
 
 
 def _telemetry(record: Record) -> Plots:

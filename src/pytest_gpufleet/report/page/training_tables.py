@@ -8,6 +8,7 @@ from statistics import fmean
 
 from pytest_gpufleet.model.conditions import EACH_ALONE, METHODS
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import WORLD
@@ -31,12 +32,15 @@ TITLES: dict[Condition, str] = {
 NOTE = (
     "images/s, and below them the efficiency: of what as many GPUs do alone, added up. "
     "1 GPU: each alone, all at the same time, on average. "
-    f"Derived: an epoch, {EPOCH_IMAGES:,} images at the row's best rate"
+    "Derived: an epoch, {images} images at the row's best rate"
 )
 LOST = (
     "per cent of what the GPUs do alone, added up, derived from the share of communication and from each GPU alone; "
     "what these do not tell apart is the host, or clocks"
 )
+TITLE_LOST = "Where efficiency is lost"
+HEADS_LOST = ("Efficiency", "all_reduce of gradients", "Pace of the slowest", "Anything else")
+EPOCH = "Epoch of ImageNet"
 BY_LOADER, FROM_MEMORY = "fed by a data loader", "images that stay on the GPU"
 METHOD_WORDS = {*METHODS.values()}
 
@@ -50,16 +54,16 @@ class Row:
     efficiencies: dict[int, float]
 
 
-def training_tables(findings: Sequence[Finding]) -> list[FigureTable]:
+def training_tables(findings: Sequence[Finding], say: Say = english) -> list[FigureTable]:
     """The tables of a group of checks; none where nothing was trained on several GPUs, or no efficiency measured."""
     measured = [finding.measurement for finding in findings if finding.measurement.values]
     tables = []
     for workload, title in TITLES.items():
         rows = _rows([one for one in measured if one.conditions.get("workload", "") == workload])
         if any(row.efficiencies for row in rows):
-            tables.append(_by_gpus(title, rows))
+            tables.append(_by_gpus(title, rows, say))
     losses = efficiency_losses(findings)
-    return [*tables, *([_lost(losses)] if losses else [])]
+    return [*tables, *([_lost(losses, say)] if losses else [])]
 
 
 def _rows(measured: Sequence[Measurement]) -> list[Row]:
@@ -88,7 +92,7 @@ def _words(measurement: Measurement) -> list[str]:
     return wording.words(conditions)
 
 
-def _by_gpus(title: str, rows: Sequence[Row]) -> FigureTable:
+def _by_gpus(title: str, rows: Sequence[Row], say: Say) -> FigureTable:
     counts = sorted({1, *(count for row in rows for count in row.rates)})
     shared = set.intersection(*({*row.name} for row in rows)) if len(rows) > 1 else set()
     lines = []
@@ -96,11 +100,11 @@ def _by_gpus(title: str, rows: Sequence[Row]) -> FigureTable:
         cells = [_rate(row.rates.get(count), row.efficiencies.get(count)) for count in counts]
         fastest = max(row.rates.values(), default=0.0)
         epoch = wording.duration(EPOCH_IMAGES / fastest) if fastest > 0 else ""
-        name = ", ".join(word for word in row.name if word not in shared) or FROM_MEMORY
+        name = ", ".join(say(word) for word in row.name if word not in shared) or say(FROM_MEMORY)
         lines.append(FigureRow(name, "", (*cells, FigureCell(epoch, kind="figure")), for_information=False))
     heads = tuple("1 GPU" if count == 1 else f"{count} GPUs" for count in counts)
-    common = ", ".join(word for word in rows[0].name if word in shared)
-    return FigureTable(title, NOTE, common, (*heads, "Epoch of ImageNet"), tuple(lines))
+    common = ", ".join(say(word) for word in rows[0].name if word in shared)
+    return FigureTable(title, "", say(NOTE, images=f"{EPOCH_IMAGES:,}"), common, (*heads, EPOCH), tuple(lines))
 
 
 def _rate(rate: float | None, efficiency: float | None) -> FigureCell:
@@ -110,14 +114,15 @@ def _rate(rate: float | None, efficiency: float | None) -> FigureCell:
     return FigureCell(wording.number(rate), below=below, kind="figure")
 
 
-def _lost(losses: Sequence[Losses]) -> FigureTable:
+def _lost(losses: Sequence[Losses], say: Say) -> FigureTable:
     rows = []
     for each in losses:
         cells = [FigureCell(wording.percent(part), kind="figure") for part in (each.delivered, each.gradients)]
-        pace = FigureCell(wording.percent(each.imbalance), below=f"of {wording.place(each.slowest)}", kind="figure")
+        pace = FigureCell(
+            wording.percent(each.imbalance), below=say("of {place}", place=wording.place(each.slowest)), kind="figure"
+        )
         rest = FigureCell(wording.percent(each.rest), kind="figure")
         rows.append(
-            FigureRow(", ".join(wording.words(each.conditions)), "", (*cells, pace, rest), for_information=False)
+            FigureRow(", ".join(wording.words(each.conditions, say)), "", (*cells, pace, rest), for_information=False)
         )
-    heads = ("Efficiency", "all_reduce of gradients", "Pace of the slowest", "Anything else")
-    return FigureTable("Where efficiency is lost", LOST, "", heads, tuple(rows))
+    return FigureTable(TITLE_LOST, "", LOST, "", HEADS_LOST, tuple(rows))

@@ -12,9 +12,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.figure_tables import for_information, per_gpu, shared_and_own
+from pytest_gpufleet.report.page.figure_tables import for_information, per_gpu
 from pytest_gpufleet.report.plots import canvas
 
 COLUMNS = 3
@@ -26,7 +27,9 @@ MEASURED: Any = {"facecolor": to_rgba(canvas.COLOURS[0], 0.8), "linewidth": 0}
 MISSED: Any = {"facecolor": "#e8938a", "edgecolor": canvas.BAD, "hatch": "//////", "linewidth": 0.8}
 
 
-def bars(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[tuple[str, str]]:
+def bars(
+    findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE, say: Say = english
+) -> list[tuple[str, str]]:
     """(caption, SVG) for each metric of which every GPU has a figure of its own: a panel for each of its conditions.
 
     Metrics of which nothing has to have a limit are left to the tables.
@@ -38,18 +41,19 @@ def bars(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> l
         # What was judged comes first if there is more than anybody wants to look at.
         of_metric.sort(key=for_information)
         if not for_information(of_metric[0]):
-            drawn.append(_plot(of_metric[:MOST], hosts))
+            drawn.append(_plot(of_metric[:MOST], hosts, say))
     return drawn
 
 
-def _plot(findings: Sequence[Finding], hosts: wording.Hosts) -> tuple[str, str]:
+def _plot(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> tuple[str, str]:
     metric = wording.metric(findings[0])
-    caption = wording.capitalised(metric.title) + ("" if "GPU" in metric.title else ", by GPU")
+    called = wording.capitalised(say(metric.title))
+    caption = called if "GPU" in metric.title else say("{metric}, by GPU", metric=called)
     scale, unit = (100, "%") if metric.unit == "ratio" else (1, metric.unit)
-    shared, names = shared_and_own(findings)
+    shared, names = wording.shared_and_own(findings)
     places = sorted({place for finding in findings for place in finding.measurement.values})
     labels = {place: wording.place(place, hosts) for place in places}
-    with canvas.style(caption):
+    with canvas.style(f"{metric.name} by GPU"):
         height = 0.1 + BAR * len(places)
         most = LONGEST_LINE if len(findings) >= COLUMNS else LONGEST_LINE * COLUMNS // 2
         titles = [textwrap.wrap(name, most, max_lines=MOST_LINES, placeholder="...") for name in names]

@@ -9,9 +9,11 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.figure_tables import ALONG_BYTES, for_information, shared_and_own
+from pytest_gpufleet.report.page.figure_tables import ALONG_BYTES, for_information
 from pytest_gpufleet.report.plots import canvas
 
 # What may stand on the horizontal axis, and how many points are worth a curve.
@@ -29,7 +31,7 @@ HEIGHT = 1.35
 Point = tuple[float, float, Finding]
 
 
-def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+def curves(findings: Sequence[Finding], say: Say = english) -> list[tuple[str, str]]:
     """(caption, SVG) for each metric that was measured for all ranks together at several sizes.
 
     One panel for each collective or recipe, limits as short marks, and what was published for a healthy machine as
@@ -42,8 +44,9 @@ def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             panels = _panels(some, key, fewest)
             if panels:
                 definition = wording.metric(some[0])
-                caption = f"{wording.capitalised(definition.title)} against {label}"
-                drawn.append((caption, _svg(panels, key, caption, definition.unit)))
+                title = wording.capitalised(say(definition.title))
+                caption = say("{metric} against {what}", metric=title, what=say(label))
+                drawn.append((caption, _svg(panels, key, caption, definition)))
     return drawn
 
 
@@ -51,7 +54,7 @@ def _panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[str, dic
     """Panel -> line -> points by size; lines with fewer points are no curves."""
     if not findings:
         return {}
-    _, names = shared_and_own(findings, without=ALONG[key])
+    _, names = wording.shared_and_own(findings, without=ALONG[key])
     panels: dict[str, dict[str, dict[float, Point]]] = {}
     for finding, name in zip(findings, names, strict=True):
         conditions = finding.measurement.conditions
@@ -79,7 +82,7 @@ def _of_nodes(finding: Finding) -> list[str]:
     return wording.words({key: conditions[key] for key in ("ranks", "in_place") if {key, "nodes"} <= {*conditions}})
 
 
-def _svg(panels: dict[str, dict[str, list[Point]]], key: str, caption: str, unit: str) -> str:
+def _svg(panels: dict[str, dict[str, list[Point]]], key: str, caption: str, metric: Metric) -> str:
     _, label, show = SIZES[key]
     names = list(dict.fromkeys(line for lines in panels.values() for line in lines))
     points = [point for lines in panels.values() for line in lines.values() for point in line]
@@ -88,7 +91,7 @@ def _svg(panels: dict[str, dict[str, list[Point]]], key: str, caption: str, unit
     top = max(*(value for _, value, _ in points), *healthy, *bounds, 1e-9)
     sizes = sorted({size for size, _, _ in points})
     handles = _legend(names, bool(bounds), bool(healthy))
-    with canvas.style(caption):
+    with canvas.style(f"{metric.name} against {key}"):
         figure, axes = canvas.panels(len(panels), COLUMNS, HEIGHT, legend=bool(handles))
         for number, (each, (panel, lines)) in enumerate(zip(axes, panels.items(), strict=True)):
             for name, line in lines.items():
@@ -103,7 +106,7 @@ def _svg(panels: dict[str, dict[str, list[Point]]], key: str, caption: str, unit
             if number % COLUMNS:
                 each.tick_params(axis="y", labelleft=False)
             else:
-                canvas.labels(each, y=unit)
+                canvas.labels(each, y=metric.unit)
             if number + COLUMNS >= len(panels):
                 canvas.labels(each, x=label)
         canvas.legend(figure, handles)

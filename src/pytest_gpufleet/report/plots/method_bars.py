@@ -10,24 +10,24 @@ from pytest_gpufleet.report.page.method_table import MethodComparison
 from pytest_gpufleet.report.plots import canvas
 
 BAR = 0.3  # inches
+CAPTION = "Ways to train on several GPUs"
 
 
 def method_bars(comparison: MethodComparison) -> tuple[str, str]:
     """(caption, SVG) of the throughput of each method, and of the memory on its fullest GPU where that is known."""
-    caption = "Ways to train on several GPUs"
     rates = {method.name: method.rate for method in comparison.methods}
     memory = {method.name: max(method.memory.values()) for method in comparison.methods if method.memory}
     shown = [("Throughput", "images/s", rates)]
     if memory:
         shown.append(("Memory on the fullest GPU", "GiB", memory))
-    with canvas.style(caption):
+    with canvas.style(CAPTION):
         figure, axes = canvas.panels(len(shown), 2, 0.1 + BAR * len(rates), legend=False, left=1.0, gap=1.1)
         for each, (title, unit, values) in zip(axes, shown, strict=True):
             _panel(each, values)
             canvas.title(each, title)
             canvas.labels(each, x=unit)
         texts = "; ".join(f"{name} {wording.number(rate)} images/s" for name, rate in rates.items())
-        return caption, canvas.svg(figure, f"{caption}: {texts}. {comparison.conditions}")
+        return CAPTION, canvas.svg(figure, f"{CAPTION}: {texts}. {comparison.conditions}")
 
 
 def _panel(axes: Any, values: Mapping[str, float]) -> None:

@@ -17,6 +17,7 @@ from pytest_gpufleet.report.plots import canvas
 
 COLUMNS = 3
 HEIGHT = 1.5
+CAPTION = "Training throughput against the number of GPUs"
 THROUGHPUT, ALONE = "train_throughput", "solo_train_throughput"
 # What a panel is named by: all that training depends on but the number of GPUs, and the batch of each.
 NAMED_BY = set(MEASURED_UNDER[THROUGHPUT]) - {"ranks", "batch"}
@@ -41,8 +42,7 @@ def scaling(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     panels = canvas.first({name: points for name, points in panels.items() if len(ideals[name]) > max(points) > 1})
     if not panels:
         return []
-    caption = "Training throughput against the number of GPUs"
-    with canvas.style(caption):
+    with canvas.style(CAPTION):
         figure, axes = canvas.panels(len(panels), COLUMNS, HEIGHT, legend=True, gap=0.75)
         for number, (each, (name, points)) in enumerate(zip(axes, panels.items(), strict=True)):
             _panel(each, points, ideals[name])
@@ -53,7 +53,7 @@ def scaling(findings: Sequence[Finding]) -> list[tuple[str, str]]:
                 canvas.labels(each, x="ranks")
         canvas.legend(figure, _legend(panels, any(1 not in points for points in panels.values())))
         texts = [f"{name}: {', '.join(_in_words(points))}" for name, points in panels.items()]
-        return [(caption, canvas.svg(figure, f"{caption}. {'; '.join(texts)}"))]
+        return [(CAPTION, canvas.svg(figure, f"{CAPTION}. {'; '.join(texts)}"))]
 
 
 def _ideal(points: Points, alone: Iterable[float]) -> list[float]:
