@@ -12,11 +12,15 @@ def software() -> dict[str, Any]:
     import torch.distributed
 
     nccl: Any = torch.cuda.nccl
-    cudnn: Any = torch.backends.cudnn
+    # Not torch.backends.cudnn.version(), which since pytorch/pytorch#169409 asks every GPU whether this cuDNN knows it:
+    # for that it starts CUDA, in a process that is to touch no GPU, and it fails where one is too old.
+    bindings: Any = torch._C
+    backend: Any = torch.backends.cudnn
+    cudnn = bindings._cudnn if backend.is_available() else None
     has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     return {
         "cuda": torch.version.cuda,
-        "cudnn": _cudnn_text(cudnn.version()) if cudnn.is_available() else None,
+        "cudnn": _cudnn_text(cudnn.getVersionInt()) if cudnn else None,
         "nccl": ".".join(map(str, nccl.version())) if has_nccl else None,
         "torch": str(torch.__version__),  # which is a TorchVersion
     }
