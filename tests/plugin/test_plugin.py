@@ -198,7 +198,7 @@ def test_ranks_are_got_ready_for_a_run_and_nothing_of_them_is_left(fleet, argume
 
 
 def test_plain_run_imports_nothing_heavy_and_leaves_names_to_others(run_fresh):
-    heavy = ("torch", "torchvision", "matplotlib", "ray", "cloudpickle", "pynvml", "numpy", "jinja2")
+    heavy = ("msgspec", "torch", "torchvision", "matplotlib", "ray", "cloudpickle", "pynvml", "numpy", "jinja2")
     module = f"""
         import sys
 

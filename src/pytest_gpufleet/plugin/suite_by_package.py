@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpufleet.model.suite import PACKAGED
 from pytest_gpufleet.plugin.options import MAKES_A_RUN
 
 
@@ -20,4 +19,6 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 def _is_suite(argument: str) -> bool:
     """Whether it names the package of the suite, or a module of it."""
+    from pytest_gpufleet.model.suite import PACKAGED  # with msgspec
+
     return f"{argument.partition('::')[0]}.".startswith(f"{PACKAGED}.")
