@@ -156,8 +156,8 @@ def test_training_fed_by_a_data_loader(
     the figure decoded by nvJPEG shows what the GPUs reach when they decode by themselves. Both tell what to expect of
     training on images, and are judged only against limits of your own. Much lower than on a machine of the same kind:
     CPU governor, too few cores for this container, a small /dev/shm. `--resnet-workers N` tells whether more loader
-    processes help. The test fails where a GPU decodes photos to other pixels than the host: replace it; if all GPUs do
-    so, look at the driver and the CUDA libraries first.
+    processes help. The test fails where a GPU decodes photos to other pixels than the host, or none while others do:
+    replace it; if all GPUs do so, look at the driver and the CUDA libraries first.
     """
     workers = pytestconfig.getoption("resnet_workers")
     with TemporaryDirectory(prefix="gpufleet-photos-") as folder:

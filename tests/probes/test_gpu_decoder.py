@@ -84,5 +84,9 @@ def test_a_torchvision_without_nvjpeg_says_so(monkeypatch, folder, error):
 def test_a_gpu_that_decodes_wrongly_is_named():
     good, without, bad, broken = map(gpu, range(4))
     faults = gpu_decoder.wrongly_decoded({good: 0.4, without: None, bad: 31.0, broken: float("nan")})
-    assert [fault.subjects for fault in faults] == [(bad,), (broken,)]
+    assert [fault.subjects for fault in faults] == [(without,), (bad,), (broken,)]
     assert {fault.code for fault in faults} == {"product_wrong"}
+
+
+def test_where_no_gpu_has_nvjpeg_none_is_named():
+    assert gpu_decoder.wrongly_decoded({gpu(0): None, gpu(1): None}) == []

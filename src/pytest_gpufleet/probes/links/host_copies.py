@@ -74,7 +74,8 @@ def host_bandwidth(
     is never alone. `at_once`: each GPU alone, while the others rest, or all at the same time; then all begin together,
     and the samples of a direction last more than a second in all. GPUs are held against their peers where they copy
     alone and in one direction, and where all copy against those at the same NUMA node: otherwise some share a path to
-    the host, and which ones differs from machine to machine. The directions of a GPU follow each other without a rest.
+    the host, and which ones differs from machine to machine. The directions of a GPU follow each other: between them it
+    rests only while what arrived is compared.
     """
     together_they = at_once == "all"
     turns = [list(range(world.size))] if together_they else [[index] for index in range(world.size)]
@@ -145,7 +146,8 @@ def _copied(
     if at_once:
         link.line.draw(rank.index, lines)
     if rank.gpu is not None:
-        _lead_in(link)
+        with rank.phase("copies between host and device: the first ones"):
+            _lead_in(link)
     return {direction: _crossed(rank, link, direction, at_once) for direction in directions}
 
 

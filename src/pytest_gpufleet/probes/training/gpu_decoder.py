@@ -145,10 +145,18 @@ def decoder_difference(rank: Rank, folder: str) -> float | None:
 
 
 def wrongly_decoded(differences: Mapping[Where, float | None]) -> list[Fault]:
-    """A fault for each GPU that decodes otherwise than the host: its `decoder_difference` by its place."""
-    what = "photos decoded by nvJPEG are {:.1f} levels of 255 off on average"
-    wrong = {place: off for place, off in differences.items() if off is not None and not off < DECODED_ALIKE}
-    return [Fault("product_wrong", (place,), what.format(off)) for place, off in wrong.items()]
+    """A fault for each GPU that decodes otherwise than the host, or not at all while others do: its
+    `decoder_difference` by its place. Where none does, torchvision has no nvJPEG."""
+    if not any(off is not None for off in differences.values()):
+        return []
+    what = {
+        place: "nvJPEG decodes no photo on it, and does on other GPUs"
+        if off is None
+        else f"photos decoded by nvJPEG are {off:.1f} levels of 255 off on average"
+        for place, off in differences.items()
+        if off is None or not off < DECODED_ALIKE
+    }
+    return [Fault("product_wrong", (place,), told) for place, told in what.items()]
 
 
 def _some_files(folder: str, count: int) -> list[Tensor]:
