@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pytest_gpufleet.model.endings import not_judged
 from pytest_gpufleet.probes.capture import captured
+from pytest_gpufleet.probes.training import compile_cache
 from pytest_gpufleet.probes.training.lap import Step
 from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer
 
@@ -99,6 +100,7 @@ def _forward(network: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 def _compiled(network: nn.Module, plan: Plan) -> Callable[[Tensor, Tensor], Tensor]:
     if not any(map(shutil.which, COMPILERS)):
         not_judged("torch.compile needs a C compiler: install gcc")
+    compile_cache.use(torch.device("cuda", torch.cuda.current_device()), __file__)
     from torch._inductor import config
 
     config.compile_threads = max(1, (os.cpu_count() or 1) // torch.cuda.device_count())  # all ranks compile
