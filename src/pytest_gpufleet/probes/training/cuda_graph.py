@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pytest_gpufleet.model.endings import not_judged
 from pytest_gpufleet.probes.capture import captured
-from pytest_gpufleet.probes.training import compile_cache
+from pytest_gpufleet.probes.training import batch_norm, compile_cache
 from pytest_gpufleet.probes.training.lap import Step
 from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer
 
@@ -74,7 +74,7 @@ class _Training:
         ranks = group.size() if group is not None else 1
         self.unscale = torch.tensor([1 / (LOSS_SCALE * ranks)], device=images.device)
         self.loss = torch.zeros((), device=images.device)
-        self.compute = _compiled(network, plan) if on_gpu else _forward(network)
+        self.compute = _prepared(network, plan) if on_gpu else _forward(network)
 
     def step(self, communicate: bool) -> None:
         flat = self.flat
@@ -97,13 +97,15 @@ def _forward(network: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     return forward
 
 
-def _compiled(network: nn.Module, plan: Plan) -> Callable[[Tensor, Tensor], Tensor]:
+def _prepared(network: nn.Module, plan: Plan) -> Callable[[Tensor, Tensor], Tensor]:
+    """Forward of a network with its loss, as fast as the recipe makes it on a GPU."""
     if not any(map(shutil.which, COMPILERS)):
         not_judged("torch.compile needs a C compiler: install gcc")
-    compile_cache.use(torch.device("cuda", torch.cuda.current_device()), __file__)
+    compile_cache.use(torch.device("cuda", torch.cuda.current_device()), __file__, batch_norm.__file__)
     from torch._inductor import config
 
     config.compile_threads = max(1, (os.cpu_count() or 1) // torch.cuda.device_count())  # all ranks compile
+    batch_norm.in_one_pass(network)
     options: dict[str, Any] = dict(plan.recipe.compile_options)
     return torch.compile(_forward(network), options=options, fullgraph=True, dynamic=False)
 

@@ -24,7 +24,7 @@ class Recipe:
     tf32: bool = False
     channels_last: bool = False
     tried: int = 4  # algorithms of each convolution, of which cuDNN takes the fastest
-    graph: bool = False  # one compiled network on flat parameters, the whole step a CUDA graph: see cuda_graph.py
+    graph: bool = False  # one network on flat parameters, the whole step a CUDA graph: see cuda_graph.py
     compile_options: Mapping[str, bool] = field(default_factory=dict)
 
     @property
@@ -62,23 +62,23 @@ _MIXED = Recipe(
     tf32=True,
     channels_last=True,
 )
+_GRAPH = Recipe(
+    batch=1024,
+    megabytes_per_image=45,
+    warm_up=15,
+    steps=10,
+    weights=torch.float16,
+    tf32=True,
+    channels_last=True,
+    graph=True,
+)
 RECIPES = {
     "fp32": Recipe(batch=64, megabytes_per_image=90, warm_up=10, steps=15),
     "tf32": Recipe(batch=128, megabytes_per_image=90, warm_up=10, steps=10, tf32=True, tried=QUICKLY_FOUND),
     "amp": replace(_MIXED, tried=QUICKLY_FOUND),
     "bf16": replace(_MIXED, autocast=torch.bfloat16),
     # The fastest that plain PyTorch can do.
-    "peak": Recipe(
-        batch=512,
-        megabytes_per_image=45,
-        warm_up=30,
-        steps=25,
-        weights=torch.float16,
-        tf32=True,
-        channels_last=True,
-        graph=True,
-        compile_options={"coordinate_descent_tuning": True, "max_autotune_pointwise": True},
-    ),
+    "peak": replace(_GRAPH, compile_options={"max_autotune_pointwise": True}),
 }
 
 # The networks (torchvision's, with the stride of v1.5) and their memory for an image, of that of ResNet-50.
