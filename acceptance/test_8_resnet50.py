@@ -133,15 +133,16 @@ def test_throughput_and_scaling(
     "train_utilization",
     of_several=("solo_train_throughput", "scaling_efficiency", "communication_share"),
 )
+@pytest.mark.parametrize("recipe", ["peak", pytest.param("fused", marks=pytest.mark.needs(gpus=True))])
 def test_peak_throughput_and_scaling(
-    nccl_group: World, judge: Judge, resnet: Workload, alone: Callable[..., Measurement]
+    nccl_group: World, judge: Judge, resnet: Workload, alone: Callable[..., Measurement], recipe: str
 ) -> None:
-    """ResNet-50 as fast as plain PyTorch can train it: 16-bit weights, compiled, the whole step one CUDA graph
+    """ResNet-50 as fast as it can be trained: 16-bit weights, the whole step one CUDA graph, compiled or fused by hand
 
     The GPUs never wait for the host here, so this comes nearest to what the hardware can do. Low while the other
     recipes are as they should be: power or memory clocks under the heaviest load; see the burn-in.
     """
-    figures, shown = _scaling(nccl_group, resnet, "peak", SOME_GPUS, alone, timeout=COMPILING_SECONDS)
+    figures, shown = _scaling(nccl_group, resnet, recipe, SOME_GPUS, alone, timeout=COMPILING_SECONDS)
     judge(*figures, shown=shown, required=False, on_miss=lambda: _communication(shown))
 
 

@@ -26,6 +26,7 @@ class Recipe:
     tried: int = 4  # algorithms of each convolution, of which cuDNN takes the fastest
     graph: bool = False  # one network on flat parameters, the whole step a CUDA graph: see cuda_graph.py
     compile_options: Mapping[str, bool] = field(default_factory=dict)
+    fused: bool = False  # kernels of our own instead of compiled ones: see fused_norm.py
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -40,8 +41,12 @@ class Recipe:
         if self.weights is not torch.float32:
             parts = [f"{_short(self.weights)} weights with fp32 master weights", "fp32 BatchNorm"]
         parts += ["channels_last" if self.channels_last else "NCHW"]
+        if self.fused:
+            parts += ["Triton kernels for BatchNorm, ReLU, add and max pooling"]
         if self.compile_options:
-            parts += [f"torch.compile ({' and '.join(self.compile_options)})", "CUDA graph of the whole step"]
+            parts += [f"torch.compile ({' and '.join(self.compile_options)})"]
+        if self.fused or self.compile_options:
+            parts += ["CUDA graph of the whole step"]
         return ", ".join(parts)
 
 
@@ -79,6 +84,8 @@ RECIPES = {
     "bf16": replace(_MIXED, autocast=torch.bfloat16),
     # The fastest that plain PyTorch can do.
     "peak": replace(_GRAPH, compile_options={"max_autotune_pointwise": True}),
+    # The fastest that is known, for torchvision's bottlenecks on GPUs that Triton compiles for.
+    "fused": replace(_GRAPH, fused=True),
 }
 
 # The networks (torchvision's, with the stride of v1.5) and their memory for an image, of that of ResNet-50.
@@ -90,6 +97,7 @@ REHEARSAL_MODEL, REHEARSAL_PIXELS = "resnet18", 64
 REHEARSAL: dict[str, Any] = {
     "batch": 8, "warm_up": 1, "steps": 2,
     "tf32": False, "autocast": None, "weights": torch.float32, "compile_options": {},
+    "fused": False,
 }  # fmt: skip
 
 
