@@ -23,6 +23,7 @@ from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import (
     banner,
+    fleet_hosts,
     gpu_grid,
     misses,
     next_steps,
@@ -48,7 +49,17 @@ SOURCES = rendering.HERE.parents[1]
 CHECKS = SOURCES.parents[1] / "acceptance"
 COMMAND = "python docs/make_catalogue.py"
 SAYING_MACROS = ("table", "heads", "state", "mark", "gaps_table")  # of parts.html.jinja: they say their arguments
-TEMPLATES = ("page", "parts", "summary", "signoff", "failures", "sections", "machine")  # those that have a language
+TEMPLATES = (
+    "page",
+    "parts",
+    "summary",
+    "signoff",
+    "failures",
+    "sections",
+    "machine",
+    "hosts",
+    "side_by_side",
+)  # those that have a language
 _ENTRY = re.compile(r'^msgid ((?:".*"\s*)+)^msgstr ((?:".*"\s*)+)', re.MULTILINE)
 
 
@@ -94,6 +105,7 @@ def _of_tables() -> Iterator[str]:
     yield from machine_section.INVENTORY
     constants = (getattr(reason_texts, name) for name in dir(reason_texts) if name.isupper())
     yield from (text for text in constants if isinstance(text, str))
+    yield from ("host", "hosts", "lost", "no run that counts", fleet_hosts.OWN, fleet_hosts.ALIKE, fleet_hosts.PEERS)
     yield from ("What else ran", "Spread", "check", "checks", "figure", "figures", figure_tables.LIKE_PEERS)
     yield from sorted({f"{metric.better} is better" for metric in METRICS.values()})
 

@@ -54,6 +54,10 @@ class HostsPart:
     tables: Sequence[Table]
     reports: Mapping[str, str]
 
+    @property
+    def nouns(self) -> str:
+        return f"{self.noun}s"
+
 
 def nodes_part(record: Record, runs: NodeRuns, reports: Mapping[str, str]) -> HostsPart | None:
     """Of a run on many nodes; None of one on its own machine. `runs`: the nodes' own."""
