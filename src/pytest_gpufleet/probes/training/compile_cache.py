@@ -6,13 +6,11 @@ What lies there is run again later: Python that inductor wrote, machine code, pi
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
-import shutil
 import stat
-import tempfile
 from functools import cache
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 import torch
@@ -37,9 +35,10 @@ def folder_of(device: torch.device, *sources: str) -> Path:
     try:
         return own_folder(("pytest-gpufleet", "compiled", _key(device, sources)))
     except (OSError, RuntimeError):  # no home
-        folder = tempfile.mkdtemp(prefix="gpufleet-compiled-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return Path(folder)
+        # Of a rank it is the controller that removes this: ranks are killed, or end by os._exit.
+        folder = Path(get_temp_dir(), "compiled")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
 
 
 def own_folder(names: tuple[str, ...]) -> Path:
