@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pytest_gpufleet.model.endings import not_judged
+from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.probes.capture import captured
 from pytest_gpufleet.probes.training import batch_norm, compile_cache
 from pytest_gpufleet.probes.training.lap import Step
@@ -108,6 +108,8 @@ def _prepared(network: nn.Module, plan: Plan) -> Callable[[Tensor, Tensor], Tens
             not_judged("recipe fused needs Triton, which torch for CUDA on Linux brings along")
         from pytest_gpufleet.probes.training import fused_norm
 
+        if plan.recipe.batch > (most := fused_norm.most_images(plan.pixels)):
+            not_applicable(f"recipe fused takes batches of up to {most:,} images")
         fused_norm.fuse(network)
         return _forward(network)
     from torch._inductor import config
