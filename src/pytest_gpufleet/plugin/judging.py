@@ -45,8 +45,8 @@ class Judge:
     ) -> None:
         """Hold each of the measurements against its limit and its peers, and record all. `again` measures them once
         more where one missed because its GPU was held back by the heavy load before, or met its limit by samples that
-        differ; `on_miss` looks for the cause if
-        one missed. TypeError for what is no Measurement, ValueError for none."""
+        differ; `on_miss` looks for the cause if one missed. TypeError for what is no Measurement, ValueError for none.
+        """
         __tracebackhide__ = True
         run, item, shown = self._item.config.stash[RUN], self._item, tuple(shown)
         for each in (*measurements, *shown):
