@@ -49,7 +49,7 @@ class Judged:
 
 # By which conditions the limits of a metric are told apart here; profiles have more of them.
 ROWS = {
-    name: [key for key in under if CONDITIONS[key].leads or key in ("method", "bytes", "ranks")]
+    name: [key for key in under if CONDITIONS[key].leads or key in ("method", "bytes", "ranks", "batch")]
     for name, under in MEASURED_UNDER.items()
 }
 
