@@ -53,6 +53,7 @@ COMPILING_SECONDS = 900
 SEARCHING_SECONDS = 900
 
 since_ampere = pytest.mark.needs(capability=(8, 0))
+for_triton = pytest.mark.needs(gpus=True, capability=(8, 0))  # the hardware that Triton supports, by its README
 PHOTOS = Size(256, rehearsal=16)
 METHODS = Size(("dp", "ddp", "fsdp"), rehearsal=("ddp", "fsdp"))  # DataParallel is for GPUs only
 BATCHES = Size((64, 128, 256, 512), rehearsal=(2, 4))  # of each GPU
@@ -133,7 +134,7 @@ def test_throughput_and_scaling(
     "train_utilization",
     of_several=("solo_train_throughput", "scaling_efficiency", "communication_share"),
 )
-@pytest.mark.parametrize("recipe", ["peak", pytest.param("fused", marks=pytest.mark.needs(gpus=True))])
+@pytest.mark.parametrize("recipe", ["peak", pytest.param("fused", marks=for_triton)])
 def test_peak_throughput_and_scaling(
     nccl_group: World, judge: Judge, resnet: Workload, alone: Callable[..., Measurement], recipe: str
 ) -> None:
