@@ -23,7 +23,6 @@ class Recipe:
     weights: torch.dtype = torch.float32  # of all layers but BatchNorm; float32 master weights stand behind others
     tf32: bool = False
     channels_last: bool = False
-    tried: int = 4  # algorithms of each convolution, of which cuDNN takes the fastest
     graph: bool = False  # one network on flat parameters, the whole step a CUDA graph: see cuda_graph.py
     compile_options: Mapping[str, bool] = field(default_factory=dict)
     fused: bool = False  # kernels of our own instead of compiled ones: see fused_norm.py
@@ -54,10 +53,6 @@ def _short(dtype: torch.dtype) -> str:
     return {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
 
 
-# Trying an algorithm loads its kernels, and ResNet-50 has about 70 kinds of convolutions: GPUs wait for their host for
-# seconds. One H200 (torch 2.11, cuDNN 9.19), of 2 and of 10: tf32 2,134 and 2,135 images/s after 2.9 and 16.1 s, amp
-# 6,543 and 6,551 after 2.5 and 10.1 s. Level standard, which trains by these two, has no time for more.
-QUICKLY_FOUND = 2
 _MIXED = Recipe(
     batch=1024,
     megabytes_per_image=45,
@@ -79,8 +74,8 @@ _GRAPH = Recipe(
 )
 RECIPES = {
     "fp32": Recipe(batch=64, megabytes_per_image=90, warm_up=10, steps=15),
-    "tf32": Recipe(batch=128, megabytes_per_image=90, warm_up=10, steps=10, tf32=True, tried=QUICKLY_FOUND),
-    "amp": replace(_MIXED, tried=QUICKLY_FOUND),
+    "tf32": Recipe(batch=128, megabytes_per_image=90, warm_up=10, steps=10, tf32=True),
+    "amp": _MIXED,
     "bf16": replace(_MIXED, autocast=torch.bfloat16),
     # The fastest that plain PyTorch can do.
     "peak": replace(_GRAPH, compile_options={"max_autotune_pointwise": True}),
