@@ -241,10 +241,11 @@ def _quoted(page: str) -> Iterator[str]:
 
 
 def _texts(path: Path) -> Iterator[list[str]]:
-    """The literal parts of every text in a source file, in their order."""
+    """The literal parts of every text in a source file, in their order: of f-strings, and of those with {names}."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-        texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        whole = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        texts = [text for each in whole for text in re.split(r"\{\w+\}", each) if text]
         if len("".join(texts).strip()) >= 4:
             yield texts
 
