@@ -32,6 +32,13 @@ def test_what_was_left_out_runs_without_what_left_it_out(left_out: Record) -> No
     assert commands(left_out) == ["pytest acceptance/ --gpus 8 --fleet-level standard"]
 
 
+def test_a_long_burn_in_is_as_long_again(left_out: Record) -> None:
+    left_out.run = msgspec.structs.replace(left_out.run, level="burnin", burn_in_seconds=7200.0)
+    assert commands(left_out) == ["pytest acceptance/ --gpus 8 --fleet-burn-in 7200s"]
+    left_out.run = msgspec.structs.replace(left_out.run, burn_in_seconds=30.0)  # which was too short
+    assert commands(left_out) == ["pytest acceptance/ --gpus 8 --fleet-level burnin"]
+
+
 def test_it_is_started_as_it_was(left_out: Record) -> None:
     line = CommandLine("gpufleet accept", "--gpus 8 -k bandwidth")
     left_out.run = msgspec.structs.replace(left_out.run, command=line.typed, command_line=line)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_gpufleet.model.command_line import CommandLine
 from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import stamp
 from pytest_gpufleet.report.open_points import gaps
@@ -58,8 +59,14 @@ def next_steps(record: Record, folder: str = "FOLDER", say: Say = english) -> li
         limits = "--fleet-profile my.toml"
     if any(each in WHOLE for each in found):
         nodes = f"--nodes {record.run.nodes_wanted or 'all'} " if record.of_cluster else ""
-        whole = f"{nodes}--gpus {record.run.gpus} --fleet-level {record.run.level}"
+        whole = f"{nodes}--gpus {record.run.gpus} {_thoroughness(record)}"
         command = (record.run.command_line or OF_BEFORE).of_all(" ".join(filter(None, (whole, limits))))
     else:
         command = start.once_more(limits)
     return [*steps, Step(say(", ").join([say("run it again"), *map(say, found)]), command)]
+
+
+def _thoroughness(record: Record) -> str:
+    """The level, or the burn-in where a longer one was asked for than the level's own."""
+    longer = record.run.burn_in_seconds > BURN_IN_SECONDS
+    return f"--fleet-burn-in {record.run.burn_in_seconds:g}s" if longer else f"--fleet-level {record.run.level}"

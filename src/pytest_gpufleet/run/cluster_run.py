@@ -115,7 +115,7 @@ class ClusterRun(Run):
 
     def watch(self, hear: Any) -> None:
         super().watch(hear)
-        for fault in (*self._miscounted(), *self.losses("")):
+        for fault in (*self._miscounted(), *self.lost_nodes("")):
             self.accuse(fault)
 
     def _miscounted(self) -> list[Fault]:
@@ -125,7 +125,7 @@ class ClusterRun(Run):
         code = "node_missing" if there < wanted else "node_too_many"
         return [Fault(code, (), f"{there} nodes are there, {wanted} were asked for")]
 
-    def losses(self, check: str, nodes: Iterable[int] | None = None) -> list[Fault]:
+    def lost_nodes(self, check: str, nodes: Iterable[int] | None = None) -> list[Fault]:
         """The loss of each of these nodes (None: of any) of which that is not known yet; it is on record then, and its
         fault is not."""
         faults, lost = [], self.cluster.lost
@@ -140,7 +140,7 @@ class ClusterRun(Run):
         """As of one machine, on all nodes at the same time, once ranks of theirs may have worked together."""
         if self.evidence is None:
             return []
-        faults = self.losses(check)
+        faults = self.lost_nodes(check)
         self._note_left_out()
         watched = self._locked & {*self.cluster.alive} if self.ground.topology.gpus else set()
         for node, health in self._answers(CheckHealth(failed), watched, "what got worse").items():
