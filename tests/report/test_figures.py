@@ -54,7 +54,7 @@ def test_figures_for_information_stand_apart(standard: Record) -> None:
 def test_a_figure_without_a_limit_that_is_like_its_peers_is_no_mere_information(standard: Record) -> None:
     (table,) = figure_tables([each for each in standard.findings if each.measurement.metric == "gemm"], Sources())
     limit, *_, state = next(row for row in table.judged if row.name.startswith("fp32")).cells[-3:]
-    assert (limit.text, limit.below, state.text) == ("peers", "at most 8 % worse", "like its peers")
+    assert (limit.text, limit.below, state.text) == ("peers", "at most 8 % worse", "like the peers")
     assert not table.folded
 
 

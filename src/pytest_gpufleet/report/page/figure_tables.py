@@ -25,7 +25,7 @@ from pytest_gpufleet.verdict.judgement import STEADY
 FEWEST_SIZES = 3
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
 Column = TypeVar("Column")
-LIKE_PEERS = "like its peers"
+LIKE_PEERS = "like the peers"
 # What changes along a curve of message sizes: small ones are launched in CUDA graphs, large ones one by one.
 ALONG_BYTES = ("bytes", "method")
 
