@@ -105,7 +105,7 @@ def _prepared(network: nn.Module, plan: Plan) -> Callable[[Tensor, Tensor], Tens
     compile_cache.use(torch.device("cuda", torch.cuda.current_device()), __file__, batch_norm.__file__)
     if plan.recipe.fused:
         if find_spec("triton") is None:
-            not_judged("recipe fused needs Triton, which torch for CUDA on Linux brings along")
+            not_applicable("recipe fused needs Triton, which torch for CUDA on Linux brings along")
         from pytest_gpufleet.probes.training import fused_norm
 
         if plan.recipe.batch > (most := fused_norm.most_images(plan.pixels)):
