@@ -34,3 +34,27 @@ def test_a_slow_rank_counts(nccl_group):
 
     (one,) = measure_all(nccl_group, slow)
     assert one.values[WORLD] > 10_000
+
+
+def test_what_is_timed_delivers_what_is_expected(nccl_group):
+    import torch
+    import torch.distributed as dist
+
+    def delivered(rank):
+        received = {}
+        for name, collective in COLLECTIVES.items():
+            input, output = collective.buffers(6, rank.size, rank.index, False, torch.zeros)
+            if collective.in_place == "always":
+                input = output
+            input.copy_(torch.arange(len(input)) + 100 * rank.index)
+            collective.run(rank.group, output, input, 1, dist.ReduceOp.SUM)
+            received[name] = output.tolist()
+        return received
+
+    each = nccl_group.run(delivered)
+    for name, collective in COLLECTIVES.items():
+        inputs = torch.stack([torch.arange(2 if collective.one_part == "input" else 6) + 100 * k for k in range(3)])
+        for me, received in enumerate(each):
+            expected = collective.expected(inputs, me, 1, lambda stacked: stacked.sum(0))
+            if expected is not None:
+                assert received[name] == expected.tolist(), (name, me)
