@@ -30,6 +30,7 @@ def test_drives_are_healthy(host_now: Callable[[str], Any]) -> None:
 
 
 @pytest.mark.level("burnin")
+@pytest.mark.host_alone
 @pytest.mark.needs(gpus=True)
 @pytest.mark.figures("drive_bandwidth", "drive_iops")
 def test_drive_gives_back_what_is_written(disk_folder: Path | None, judge: Judge) -> None:

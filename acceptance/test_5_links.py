@@ -76,6 +76,7 @@ def test_data_crosses_every_pair_unharmed(world: World, gpu_topology: GpuTopolog
 
 
 @pytest.mark.level("standard")
+@pytest.mark.host_alone
 @pytest.mark.figures("host_bandwidth", required=("host_bandwidth",), of=ONE_DIRECTION, peers=ONE_DIRECTION)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_host_bandwidth_of_each_gpu(
@@ -97,6 +98,7 @@ def test_host_bandwidth_of_each_gpu(
 
 @between_gpus
 @pytest.mark.level("standard")
+@pytest.mark.host_alone
 @pytest.mark.figures("host_bandwidth", peers="at the same NUMA node, where the machine shows which these are")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_host_bandwidth_of_all_gpus(
@@ -114,6 +116,7 @@ def test_host_bandwidth_of_all_gpus(
 
 
 @pytest.mark.level("standard")
+@pytest.mark.host_alone
 @pytest.mark.figures("host_memory_bandwidth")
 def test_host_memory_bandwidth(world: World, judge: Judge, machine: Machine) -> None:
     """Bandwidth of the host's memory at each NUMA node
@@ -133,6 +136,7 @@ def test_host_memory_bandwidth(world: World, judge: Judge, machine: Machine) -> 
 
 @between_gpus
 @pytest.mark.level("standard")
+@pytest.mark.host_alone
 @pytest.mark.figures("pair_bandwidth", required=("pair_bandwidth",), of="when a GPU reads")
 @pytest.mark.parametrize("direction", ["read", "write", "both"])
 def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, direction: PairDirection) -> None:
@@ -154,6 +158,7 @@ def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, d
 
 @between_gpus
 @pytest.mark.level("standard")
+@pytest.mark.host_alone
 @pytest.mark.figures("pair_latency")
 def test_pair_latency(world: World, judge: Judge, gpu_topology: GpuTopology) -> None:
     """Time of a small copy between the GPUs of every pair

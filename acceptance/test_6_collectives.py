@@ -29,6 +29,7 @@ from pytest_gpufleet.probes import (
 pytestmark = [
     pytest.mark.chapter("Collectives", "Do all GPUs together exchange data as fast as they should?"),
     pytest.mark.level("standard"),
+    pytest.mark.host_alone,  # without NVLink the data go through host memory and PCIe
     pytest.mark.needs(ranks=2),
 ]
 

@@ -56,6 +56,7 @@ def test_links_have_few_bit_errors(host_now: Callable[[str], Any]) -> None:
     expect_none(links_with_errors(of_host(host_now, "optics")))
 
 
+@pytest.mark.host_alone
 @needs_gpus
 @pytest.mark.figures("nic_bandwidth", required=("nic_bandwidth",), peers="which are the adapters at the highest rate")
 def test_adapters_write_to_themselves(machine: Machine, judge: Judge, host_now: Callable[[str], Any]) -> None:
@@ -75,6 +76,7 @@ def test_adapters_write_to_themselves(machine: Machine, judge: Judge, host_now: 
 
 
 @pytest.mark.level("burnin")
+@pytest.mark.host_alone
 @pytest.mark.needs(ranks=2)
 @pytest.mark.figures("nic_bandwidth", required=("nic_bandwidth",), peers="which are the adapters at the highest rate")
 def test_gpus_reach_each_other_through_each_adapter(machine: Machine, world: World, judge: Judge) -> None:

@@ -148,6 +148,7 @@ def test_peak_throughput_and_scaling(
 
 
 @pytest.mark.level("burnin")
+@pytest.mark.host_alone
 @pytest.mark.figures("loader_throughput")
 def test_training_fed_by_a_data_loader(
     nccl_group: World, judge: Judge, resnet: Workload, pytestconfig: pytest.Config

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.chapter("DCGM", "Does NVIDIA's own diagnostic find anyt
 
 
 @pytest.mark.level("burnin")
+@pytest.mark.host_alone
 @pytest.mark.needs(gpus=True)
 def test_dcgm_diagnostic_passes(dcgm_diagnosis: Callable[[], Diagnosis]) -> None:
     """NVIDIA's own diagnostic (`dcgmi diag`) passes on every GPU

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pytest_gpufleet.model.event_values import HostFound
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.report.terminal.node_lines import SCREEN
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
+from pytest_gpufleet.run.summary import summary
+from pytest_gpufleet.verdict.verdict import settled
 from tests.fleets import fleet_of, healthy, rejected
 from tests.node_records import Between, of_nodes
 
@@ -37,6 +42,34 @@ def test_the_terminal_names_nodes_by_host_and_serial(faulty: Record) -> None:
     ):  # fmt: skip
         assert told in text
     assert "node2" not in text
+
+
+def on_kernels(*kernels: str | None, rehearsal: bool = False) -> Record:
+    """A run on as many nodes as kernels, each of which tells that this one runs it, or does not tell."""
+    record, _ = of_nodes(fleet_of(len(kernels)))
+    machines = {node: HostFound(host={"boot_id": kernel}) for node, kernel in enumerate(kernels)}
+    run = msgspec.structs.replace(record.run, rehearsal=rehearsal)
+    return settled(replace(record, machines=machines, run=run, verdict=None), "")
+
+
+@pytest.mark.parametrize(
+    ("record", "together"),
+    [
+        (on_kernels("a", "b", "a"), {0: (2,), 1: (), 2: (0,)}),
+        (on_kernels("a", "a", "a"), {0: (1, 2), 1: (0, 2), 2: (0, 1)}),
+        (on_kernels("a", "b", "c"), {0: (), 1: (), 2: ()}),
+        (on_kernels(None, None, ""), {0: (), 1: (), 2: ()}),
+        (on_kernels("a", "a", rehearsal=True), {0: (), 1: ()}),
+    ],
+    ids=["two of three", "all", "none", "nobody tells", "rehearsal"],
+)
+def test_nodes_that_one_kernel_runs_are_told_as_one_host(record: Record, together: dict[int, tuple[int, ...]]) -> None:
+    assert {node.index: node.same_host for node in summary(record, "0" * 64).nodes} == together
+    named = [record.hosts[node] for node, others in together.items() if others]
+    if named:
+        assert f"{len(named)} nodes are one host ({', '.join(named)}): " in text_of(record)
+    else:
+        assert "one host" not in text_of(record)
 
 
 def test_the_terminal_takes_one_screen_however_many_nodes_are_bad() -> None:

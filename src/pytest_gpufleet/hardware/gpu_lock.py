@@ -37,11 +37,11 @@ def lock(gpus: Iterable[Gpu]) -> ExitStack:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise GpuTaken(f"{gpu.identity} is in use by another run: {_holder(descriptor)}") from None
+                raise GpuTaken(f"{gpu.identity} is in use by another run: {holder(descriptor)}") from None
         return taken.pop_all()
 
 
-def _holder(descriptor: int) -> str:
+def holder(descriptor: int) -> str:
     """Who holds the lock on a file, as the kernel says it (proc_locks(5)): no other user has a say in the text."""
     file = os.fstat(descriptor)
     name = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"

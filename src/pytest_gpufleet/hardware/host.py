@@ -141,6 +141,7 @@ def _by_the_loader(name: str) -> str | None:
 
 FACTS: dict[str, Callable[[], Any]] = {
     "name": socket.gethostname,
+    "boot_id": lambda: _text("/proc/sys/kernel/random/boot_id"),  # random(4): of this kernel since it started
     "kernel": platform.release,
     "system": lambda: platform.freedesktop_os_release()["PRETTY_NAME"],
     "processors": lambda: os.cpu_count(),

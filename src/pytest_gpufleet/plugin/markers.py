@@ -6,6 +6,7 @@ MARKERS = (
     "level(name): run this test at this level and above only (quick, standard, burnin)",
     "fresh_world: start new rank processes for this test",
     "at_the_end: run this test after all others, whatever order was asked for",
+    "host_alone: nodes of a run that are one host, and runs beside each other on it, run this test one after the other",
     "needs(ranks=, capability=, gpus=, nodes=): where there are fewer ranks, a GPU of a lower compute capability, no "
     "GPUs but CPU ranks, or fewer nodes, this test does not apply",
     "figures(metric, ..., of_several=(), required=(), of='', peers=''): what this test is there for; one of the suite "

@@ -17,6 +17,7 @@ from pytest_gpufleet.kept_objects import kept
 from pytest_gpufleet.plugin import (
     compat,
     fixtures,
+    host_turns,
     listeners,
     needs,
     on_ranks,
@@ -46,7 +47,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
     pluginmanager.add_hookspecs(hookspecs)
     # Of hooks that are called first, the last one registered is called first.
-    parts = (fixtures, listeners, telling, needs, supervision, time_limits, suite_by_package, own_terminal)
+    parts = (fixtures, listeners, telling, needs, host_turns, supervision, time_limits, suite_by_package, own_terminal)
     for module in parts:
         pluginmanager.register(module, f"gpufleet-{module.__name__.rpartition('.')[2].replace('_', '-')}")
 

@@ -18,6 +18,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     resumed = f"; {len(run.carried)} checks carried over from {run.options.resume}" if run.options.resume else ""
     lines = [f"gpufleet: {run.ground.headline(run.options.level, run.options.basis)}{resumed}"]
+    from pytest_gpufleet.verdict.node_verdicts import one_host_told
+
     header = run.evidence.record.run
     if header.transport:
         names = [node.host for node in header.nodes]
@@ -25,6 +27,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         safe = INSECURE if header.secured == "insecure" else ""
         how = "processes of this machine" if header.transport == "local" else f"by {header.transport}"
         lines.append(f"nodes: {', '.join(names[:MOST_NAMES])}{more}, {how}{safe}")
+        lines += one_host_told(run.evidence.record)
     return lines
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from pytest_gpufleet.model.event_values import HostFound
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid, wording
@@ -18,7 +19,7 @@ from pytest_gpufleet.verdict.accusations import told
 from pytest_gpufleet.verdict.fleet.among_nodes import NodeRuns
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind
-from pytest_gpufleet.verdict.node_verdicts import unaccepted
+from pytest_gpufleet.verdict.node_verdicts import one_host_told, unaccepted
 
 MOST_SAID = 6  # of a node, by checks between them
 FIGURES = ("limit_missed", "slower_than_peers")
@@ -54,9 +55,9 @@ def groups_between(every: Sequence[Group], fleet: Fleet) -> list[Group]:
     return [group for group in every if group.title not in alone]
 
 
-def nodes_in_words(record: Record) -> list[str]:
-    """What a run on many nodes stands on: how many there are, what they reach each other by, and how what they tell
-    each other is kept from strangers. Nothing of a run on its own machine."""
+def nodes_in_words(record: Record, say: Say = english) -> list[str]:
+    """What a run on many nodes stands on: how many there are and which of them are one host, what they reach each
+    other by, and how what they tell each other is kept from strangers. Nothing of a run on its own machine."""
     run = record.run
     if not record.of_cluster:
         return []
@@ -66,6 +67,7 @@ def nodes_in_words(record: Record) -> list[str]:
     interfaces = ", ".join(dict.fromkeys(filter(None, run.interfaces)))
     return [
         ", ".join([f"{wording.count(len(run.nodes) or 1, 'node')}{wanted}", *gone]),
+        *one_host_told(record, say),
         *(f"network of a node: {network}" for network, _ in networks),
         *([f"ranks meet over {interfaces}"] if interfaces else []),
         f"messages: {run.transport}, {SECURED.get(run.secured or '', 'nobody recorded how they are secured')}",

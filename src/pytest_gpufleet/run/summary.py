@@ -41,6 +41,7 @@ from pytest_gpufleet.run.summary_parts import (
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import causes, explaining, told
 from pytest_gpufleet.verdict.given_limits import unused
+from pytest_gpufleet.verdict.node_verdicts import of_one_host
 
 FILE = Path(__file__).parent / "summary.schema.json"
 
@@ -92,7 +93,11 @@ def _node(node: NodeFound, record: Record) -> OfNode:
     end = record.finished.get(node.index, NodeFinished(node=node.index, run="", verdict=None))
     why = {name: told.get(node.index) for name, told in (("lost", record.lost), ("left_out", record.left_out))}
     gone = {name: event.why if event else "" for name, event in why.items()}
-    return _part(OfNode, node, verdict=end.verdict, reasons=end.reasons, evidence_sha256=end.sha256, **gone)
+    together = next((numbers for numbers in of_one_host(record) if node.index in numbers), ())
+    same = tuple(number for number in together if number != node.index)
+    return _part(
+        OfNode, node, verdict=end.verdict, reasons=end.reasons, evidence_sha256=end.sha256, same_host=same, **gone,
+    )  # fmt: skip
 
 
 def _fault(fault: Fault, record: Record) -> OfFault:

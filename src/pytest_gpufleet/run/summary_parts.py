@@ -70,6 +70,7 @@ class OfNode(Part, frozen=True):
     reasons: Annotated[tuple[str, ...], Meta(description="Why, most important first.")] = ()
     evidence_sha256: Annotated[str, Meta(description="Of its own run: nodes/<index>-<host>/evidence.jsonl.")] = ""
     lost: Annotated[str, Meta(description="Why nothing was heard of it any more, if it was lost.")] = ""
+    same_host: Annotated[tuple[Natural, ...], Meta(description="Other nodes of this run that are the same host.")] = ()
     left_out: Annotated[str, Meta(description="Why it took no part in checks between nodes, if it took none.")] = ""
 
 

@@ -12,6 +12,7 @@ from pytest_gpufleet.model.check import Outcome
 from pytest_gpufleet.model.events import NodeFinished
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import accusations
@@ -54,8 +55,12 @@ class Nodes:
 
 def several(names: Sequence[str], noun: str) -> str:
     """ "2 hosts (node-1, node-2)" """
+    return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({_names(names)})"
+
+
+def _names(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({', '.join(names[:MOST_NAMES])}{more})"
+    return f"{', '.join(names[:MOST_NAMES])}{more}"
 
 
 def unaccepted(record: Record) -> list[Nodes]:
@@ -101,6 +106,31 @@ def _first(end: NodeFinished) -> str:
 def _shares_a_gpu(record: Record, number: int) -> bool:
     of_others = {gpu for node in record.run.nodes if node.index != number for gpu in node.gpus}
     return any(node.index == number and of_others & {*node.gpus} for node in record.run.nodes)
+
+
+def of_one_host(record: Record) -> list[tuple[int, ...]]:
+    """Nodes that are one host, by their numbers: one kernel runs them, in containers or beside each other. Nobody knows
+    of nodes that do not tell which kernel that is, and those of a rehearsal on one machine are meant to be there."""
+    by_kernel: dict[str, list[int]] = defaultdict(list)
+    for number, machine in record.machines.items():
+        if (kernel := machine.get("boot_id")) and not record.run.rehearsal:
+            by_kernel[kernel].append(number)
+    return [tuple(numbers) for numbers in by_kernel.values() if len(numbers) > 1]
+
+
+def one_host_told(record: Record, say: Say = english) -> list[str]:
+    """ "2 nodes are one host (vm (1), vm (2)): ..." """
+    told = []
+    for numbers in of_one_host(record):
+        hosts = _names([record.hosts[number] for number in numbers])
+        told.append(
+            say(
+                "{count} nodes are one host ({hosts}): its memory, PCIe, drives and network adapters are there once",
+                count=len(numbers),
+                hosts=hosts,
+            )
+        )
+    return told
 
 
 def not_as_many(record: Record) -> str:

@@ -203,7 +203,7 @@ def _counts(record: Record, say: Say) -> list[str]:
     states = Counter(map(state, distinct(record.findings)))
     machines = [f"{count} x {name}" for name, count in models.items()] or [say("no GPU")]
     told = [
-        *nodes_in_words(record),
+        *nodes_in_words(record, say),
         ", ".join(machines),
         _tally("check", say, outcomes, ("passed", "failed", "skipped", "not applicable")),
         _tally("figure", say, states, STATES),

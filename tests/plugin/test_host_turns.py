@@ -1,0 +1,121 @@
+"""Tests that need the host to themselves: processes that are nodes of one host have their turns one after the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.model.record import Record, read
+from tests.conftest import KEPT, RECORDED, REPORTS, ROOT, lay_out
+
+DEVICES = """
+    import os
+    from pathlib import Path
+    from pytest_gpufleet.hardware import gpu_lock
+
+    gpu_lock.DEVICES = Path(os.environ["DEVICES"])
+"""
+# Says that it is there, and ends when it is told to.
+ALONE = """
+    import sys
+    import pytest
+
+    @pytest.mark.host_alone
+    def test_alone():
+        print("it is there")
+        sys.stdin.read()
+"""
+THERE, WAITS = "it is there", "needs this host to itself and waits for"
+ON_GPUS, ON_CPUS = ("--gpus=1", *RECORDED), ("--rehearse=1",)
+
+
+@dataclass
+class Node:
+    process: subprocess.Popen[str]
+    root: Path
+
+    def says(self, what: str) -> str:
+        """The line in which it says so, as soon as it does. StopIteration if it ends before."""
+        assert self.process.stdout is not None
+        return next(line for line in self.process.stdout if what in line)
+
+    def ends(self) -> None:
+        self.process.communicate()
+
+    @property
+    def record(self) -> Record:
+        (folder,) = (self.root / REPORTS).glob("*")
+        return read(folder / "evidence.jsonl")
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [check.outcome for check in self.record.checks.values()]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    """node(name, *options): a run of its own on the host whose device files are in tmp_path."""
+    devices, started = tmp_path / "dev", []
+    devices.mkdir()
+    (devices / "nvidiactl").touch()
+
+    def start(name: str, *options: str) -> Node:
+        root = lay_out(tmp_path / name, {"devices_there.py": DEVICES, "test_alone.py": ALONE})
+        around = {**KEPT, "DEVICES": str(devices), "PYTHONPATH": f"{ROOT}:{root}", "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-p", "devices_there", *options,
+                   f"--fleet-dir={REPORTS}", "test_alone.py"]  # fmt: skip
+        process = subprocess.Popen(
+            command, cwd=root, env=around, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+        started.append(process)
+        return Node(process, root)
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_the_second_waits_until_the_first_has_done(node):
+    first = node("first", *ON_GPUS)
+    first.says(THERE)
+    second = node("second", *ON_GPUS)
+    assert f"process {first.process.pid} of " in second.says(WAITS)
+    assert not second.record.started
+    first.ends()
+    second.says(THERE)
+    second.ends()
+    assert (first.outcomes, second.outcomes) == (["passed"], ["passed"])
+
+
+def test_the_turn_of_one_that_is_killed_is_over(node):
+    first = node("first", *ON_GPUS)
+    first.says(THERE)
+    second = node("second", *ON_GPUS)
+    second.says(WAITS)
+    first.process.kill()
+    second.says(THERE)
+    second.ends()
+    assert second.outcomes == ["passed"]
+
+
+def test_a_rehearsal_takes_no_turn_and_waits_for_none(node):
+    on_gpus, on_cpus = node("gpus", *ON_GPUS), node("cpus", *ON_CPUS)
+    on_gpus.says(THERE)
+    on_cpus.says(THERE)
+    on_cpus.ends()
+    assert on_cpus.outcomes == ["passed"]
+
+
+def test_waiting_is_no_part_of_a_tests_time(pytestconfig):
+    """Of wrappers, the last of the list is around all others."""
+    hooks = [each.plugin_name for each in pytestconfig.hook.pytest_runtest_protocol.get_hookimpls() if each.wrapper
+             or each.hookwrapper]  # fmt: skip
+    assert hooks[-1] == "gpufleet-host-turns"
+    assert "timeout" in hooks
