@@ -79,8 +79,8 @@ def _works(given: dist.Work | list[dist.Work] | None) -> list[dist.Work]:
 
 
 def _send_to_next(group: ProcessGroup, output: Tensor, input: Tensor, async_op: bool) -> list[dist.Work] | None:
-    """torch sends and receives on a stream of its own only. In the order of the current stream it has the same two calls
-    of NCCL as an all_to_all in which a rank's parts for all others are empty."""
+    """torch sends and receives on a stream of its own only. In the order of the current stream it has the same two
+    calls of NCCL as an all_to_all in which a rank's parts for all others are empty."""
     me, n = dist.get_rank(group), dist.get_world_size(group)
     to, source = (me + 1) % n, (me - 1) % n
     if not async_op:
