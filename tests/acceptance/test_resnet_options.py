@@ -68,11 +68,11 @@ def test_options_reach_the_ranks_and_stand_beside_the_figure(run_pytest):
     run = run_pytest(f"{RESNET}::test_each_gpu_alone", *OPTIONS, *asked)
     (finding,) = run.record.findings
     assert dict(finding.measurement.conditions) == {
-        "model": "resnet18",
+        "model": "resnet10",
         "recipe": "amp",
         "ranks": 1,
         "batch": 4,
-        "image": 64,
+        "image": 32,
         "optimizer": "adamw",
         "workload": "custom",
     }

@@ -3,6 +3,7 @@
 import os
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,18 +123,19 @@ def test_ranks_that_train_alone_are_measured_at_the_same_time(nccl_group):
 
 @pytest.mark.parametrize("recipe", ["fp32", "peak"])
 def test_a_throughput_shows_that_the_network_learned(nccl_group, recipe):
-    learned = measure(nccl_group, loop.train_throughput, recipe, Workload(warm_up=1, steps=5))
+    learned = measure(nccl_group, loop.train_throughput, recipe, QUICK)
     first, last = (float(text.split()[0]) for text in learned.details["loss"].split(", "))
     assert last < 0.9 * first, learned.details
 
 
 def slow_network(rank, *args, **options):
-    with slowed(dist, "all_reduce", 5 * PAUSE):  # the steps of a busy host are long too
+    with slowed(dist, "all_reduce", 3 * PAUSE):  # the steps of a busy host are long too
         return loop.train_throughput(rank, *args, **options)
 
 
 def test_communication_has_its_share(nccl_group):
-    _, share = measure_all(nccl_group, slow_network, "peak", QUICK, communication=True)
+    one_step = replace(QUICK, steps=1)
+    _, share = measure_all(nccl_group, slow_network, "peak", one_step, communication=True)
     assert 0.2 < share.values[WORLD] < 1.0, share
 
 

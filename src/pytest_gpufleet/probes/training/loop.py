@@ -22,7 +22,7 @@ from pytest_gpufleet.probes.tf32 import products_in_tf32
 from pytest_gpufleet.probes.timing.all_ranks import everyones, line_up
 from pytest_gpufleet.probes.training import cuda_graph, parallel_methods
 from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap, record_losses
-from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Recipe, Workload, make_optimizer, plan
+from pytest_gpufleet.probes.training.recipes import REHEARSAL_MODEL, USUAL, Plan, Recipe, Workload, make_optimizer, plan
 from pytest_gpufleet.probes.training.utilization import utilization
 from pytest_gpufleet.world.rank import Rank
 
@@ -80,10 +80,13 @@ def precision(recipe: Recipe, *, benchmark: bool = True) -> Iterator[None]:
 
 def network(training: Plan, device: torch.device) -> nn.Module:
     """The network of a plan, with the same weights wherever it is made."""
-    import torchvision  # brings torch's compiler along: seconds that whoever only collects the checks shall not wait
+    # Brings torch's compiler along: seconds that whoever only collects the checks shall not wait.
+    from torchvision.models import get_model
+    from torchvision.models.resnet import BasicBlock, ResNet
 
     torch.manual_seed(0)
-    model: nn.Module = torchvision.models.get_model(training.model)
+    small = training.model == REHEARSAL_MODEL
+    model: nn.Module = ResNet(BasicBlock, [1, 1, 1, 1]) if small else get_model(training.model)
     return model.to(device)
 
 
