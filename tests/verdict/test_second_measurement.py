@@ -20,7 +20,7 @@ from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
 from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.judgement import judge, unsteady
 from pytest_gpufleet.verdict.profiles.profile import for_gpu
-from pytest_gpufleet.verdict.second_measurement import why_again
+from pytest_gpufleet.verdict.second_measurement import ALONG, why_again
 
 H200 = "NVIDIA H200"
 FACTS = {"name": H200, "power_limit_watts": 700.0, "temperature_limits_c": {"slowdown": 89}}
@@ -128,6 +128,38 @@ def test_samples_that_differ_are_measured_again_without_a_pause(run, second, mis
 def test_samples_that_differ_excuse_no_figure_that_misses(run):
     run.judge(host_link(LOW), again=lambda: pytest.fail("it was measured again"))
     assert run.stash[MISSED][0][0].measurement.metric == "host_bandwidth"
+
+
+def from_host(samples):
+    return replace(host_link(samples), conditions={"direction": "device to host", "at_once": "one"})
+
+
+@pytest.mark.parametrize(("second", "missed"), [(STEADY, False), (LOW, True)])
+def test_what_had_met_its_limit_and_was_measured_along_counts_once_by_the_second(run, second, missed):
+    run.judge(host_link(DISTURBED), from_host(STEADY), again=lambda: [host_link(STEADY), from_host(second)])
+    recorded = [codec.typed(json.loads(json.dumps(event["finding"])), Finding) for event in run.recorded]
+    figures = [each for each in recorded if each.measurement.metric == "host_bandwidth"]
+    assert [each.state for each in figures] == ["for information"] * 2 + ["met", "missed" if missed else "met"]
+    assert [each.again for each in figures] == ["the samples of gpu0 differed by 5.9%", ALONG, "", ""]
+    assert bool(run.stash.get(MISSED)) == missed
+    assert told(*recorded) == []
+
+
+def test_what_was_not_measured_again_counts_as_it_was(run):
+    run.judge(host_link(DISTURBED), from_host(STEADY), again=lambda: [host_link(STEADY)])
+    recorded = [codec.typed(event["finding"], Finding) for event in run.recorded]
+    assert [(each.state, bool(each.again)) for each in recorded] == [
+        ("for information", True), ("met", False), ("met", False),
+    ]  # fmt: skip
+
+
+def test_evidence_in_which_a_figure_was_set_aside_along_with_none_contradicts_itself(run):
+    run.judge(host_link(DISTURBED), from_host(STEADY), again=lambda: [host_link(STEADY), from_host(STEADY)])
+    first, along, last, last_along = (codec.typed(event["finding"], Finding) for event in run.recorded)
+    assert told(first, along, last, last_along) == []
+    assert told(along, last_along)
+    assert told(first, replace(along, measurement=from_host(LOW)), last, last_along)
+    assert told(first, along, last)
 
 
 def told(*findings):

@@ -17,8 +17,6 @@ from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
 from pytest_gpufleet.redaction import redacted
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.model.finding import Finding
-    from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.verdict.judgement import LimitMissed
 
 
@@ -48,6 +46,8 @@ class Judge:
         differ; `on_miss` looks for the cause if one missed. TypeError for what is no Measurement, ValueError for none.
         """
         __tracebackhide__ = True
+        from pytest_gpufleet.verdict.second_measurement import set_aside, to_measure_again
+
         run, item, shown = self._item.config.stash[RUN], self._item, tuple(shown)
         for each in (*measurements, *shown):
             if not isinstance(each, Measurement):
@@ -55,10 +55,11 @@ class Judge:
         if not measurements:
             raise ValueError("judge() was given no measurement: nothing was judged")
         findings = run.judged(item.nodeid, measurements, required) + run.judged(item.nodeid, shown, False)
-        if again and (first := _set_aside(findings, run.ground.topology)):
-            if any(finding.missed or finding.slower_than_peers for finding in first):
+        if again and (figures := to_measure_again(findings, run.ground.topology)):
+            if any(finding.missed or finding.slower_than_peers for finding in figures):
                 time.sleep(PAUSE_SECONDS)
-            findings = [*first, *run.judged(item.nodeid, again(), required)]
+            second = run.judged(item.nodeid, again(), required)
+            findings = [*set_aside(figures, second, run.ground.topology), *second]
         item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:
             run.record_event("finding", finding=finding.to_json())
@@ -69,19 +70,6 @@ class Judge:
             for fault in _faults(on_miss() if on_miss else "", item.nodeid):
                 run.accuse(fault)
                 causes.append(fault)
-
-
-def _set_aside(findings: Sequence[Finding], topology: GpuTopology) -> list[Finding]:
-    """The findings with those set aside for which there is a reason to measure again; none if there is no reason, or if
-    one missed without."""
-    from pytest_gpufleet.verdict.judgement import measured_again
-    from pytest_gpufleet.verdict.second_measurement import why_again
-
-    figures = [finding for finding in findings if finding.measurement.metric != "spread"]
-    why = {id(finding): why_again(finding, topology) for finding in figures}
-    if not any(why.values()) or any(each.state == "missed" and not why[id(each)] for each in figures):
-        return []
-    return [measured_again(finding, why[id(finding)]) if why[id(finding)] else finding for finding in figures]
 
 
 def _faults(cause: Cause, check: str) -> list[Fault]:

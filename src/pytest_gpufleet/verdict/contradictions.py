@@ -28,7 +28,7 @@ from pytest_gpufleet.verdict.orders import order_contradictions
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.profiles.profile import Profile
 from pytest_gpufleet.verdict.profiles.profile_file import SENSES
-from pytest_gpufleet.verdict.second_measurement import why_again
+from pytest_gpufleet.verdict.second_measurement import ALONG, why_again
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, EXIT_STATUS, settled
 
 COUNT = "test_1_inventory.py::test_gpu_count"
@@ -120,7 +120,10 @@ def _counts_later(finding: Finding, record: Record) -> bool:
     others = [each for each in later if not each.again and each.measurement.metric != "spread"]
     counts = [each for each in others if _key(each)[:2] == _key(finding)[:2]]
     bare = replace(finding, state="not judged", missed=(), slower_than_peers=None, again="")
-    return len(counts) == 1 and finding.again == why_again(held(bare, record.topology, ""), record.topology)
+    own = why_again(again := held(bare, record.topology, ""), record.topology)
+    with_another = any(each.check == finding.check and each.again not in ("", ALONG) for each in record.findings)
+    along = ALONG if with_another and again.state != "missed" else ""
+    return len(counts) == 1 and finding.again == (own or along)
 
 
 def _judged(finding: Finding) -> tuple[str, tuple[Where, ...], tuple[Where, ...]]:

@@ -5,15 +5,20 @@ what it is for. Nor does one that met its limit by samples that differ: what the
 GPU, and a fault that makes figures change from one sample to the next does so again. One that misses for no such reason
 is not measured again: whoever tries until something passes has tested nothing. Nor are figures whose own work is the
 heavy load, like matrix products: a GPU that is slow, or changes, once it is hot is what they are to find.
+
+Of all that is measured again the second figure counts, also of what had met its limit at first and was measured
+along with another: so nobody can choose between two, and one that misses then is a miss.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.verdict.judgement import unsteady
+from pytest_gpufleet.verdict.judgement import measured_again, unsteady
 
 # The GPU begins to slow itself down at the temperature that NVML calls its slowdown, and does at its power limit. On a
 # healthy H200 these are 89 C and 700 W; the hottest that was recorded had 67 C, and 480 W while its memory was copied.
@@ -23,6 +28,28 @@ OWN_LOAD = (
     "gemm", "gemm_relative", "soak_temperature", "soak_clock", "soak_power", "burn_power", "burn_retention",
     "step_power", "power_swing", "step_skew", "step_retention",
 )  # fmt: skip
+
+ALONG = "a figure that was measured with it had to be measured again"
+
+
+def to_measure_again(findings: Sequence[Finding], topology: GpuTopology) -> list[Finding]:
+    """The figures among them, if there is a reason to measure one again and none missed without; else none."""
+    figures = [finding for finding in findings if finding.measurement.metric != "spread"]
+    why = [why_again(each, topology) for each in figures]
+    missed_without = any(each.state == "missed" and not reason for each, reason in zip(figures, why, strict=True))
+    return figures if any(why) and not missed_without else []
+
+
+def set_aside(first: Sequence[Finding], second: Sequence[Finding], topology: GpuTopology) -> list[Finding]:
+    """The findings of a first measurement when the second is there: those that count no longer say why."""
+    measured = [_figure(finding) for finding in second]
+    along = {id(finding): ALONG if _figure(finding) in measured else "" for finding in first}
+    why = {id(finding): why_again(finding, topology) or along[id(finding)] for finding in first}
+    return [measured_again(each, why[id(each)]) if why[id(each)] else each for each in first]
+
+
+def _figure(finding: Finding) -> tuple[str, Mapping[str, object]]:
+    return finding.measurement.metric, finding.measurement.conditions
 
 
 def why_again(finding: Finding, topology: GpuTopology) -> str:
