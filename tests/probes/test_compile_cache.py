@@ -1,6 +1,9 @@
 """Where compiled code is kept: in a folder that nobody else can have put anything into, or nowhere."""
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +11,7 @@ import pytest
 import torch
 
 from pytest_gpufleet.probes.training import compile_cache
+from pytest_gpufleet.world.engines import held_folders
 
 GPU = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
 DEVICE = torch.device("cuda", 0)
@@ -116,12 +120,113 @@ def test_a_cache_folder_that_is_a_link_of_the_user_is_followed(gpu, source, base
     assert below(tmp_path / "scratch", compile_cache.folder_of(DEVICE, str(source)))
 
 
-def test_inductor_and_triton_are_told(gpu, source, base, monkeypatch):
-    for name in (compile_cache.INDUCTOR, compile_cache.TRITON):
-        monkeypatch.setenv(name, "/tmp/somewhere")
-    compile_cache.use(DEVICE, str(source))
+@pytest.fixture
+def variables(monkeypatch):
+    """The two variables that say where compiled code goes, unset."""
+    names = (compile_cache.INDUCTOR, compile_cache.TRITON)
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that it is as before in the end
+        monkeypatch.delenv(name)
+    return names
+
+
+def test_inductor_and_triton_are_told(gpu, source, base, variables):
     from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 
+    for name, of_torch in zip(variables, (cache_dir(), triton_cache_dir(0)), strict=True):
+        os.environ[name] = of_torch  # as torch leaves it behind
+    compile_cache.use(DEVICE, str(source))
     assert below(base, Path(cache_dir()))
     assert triton_cache_dir(0) == triton_cache_dir(1)
     assert below(base, Path(triton_cache_dir(0)))
+
+
+@pytest.mark.parametrize("given", [0, 1])
+def test_where_the_site_has_a_folder_it_is_used(gpu, source, base, variables, monkeypatch, tmp_path, given):
+    monkeypatch.setenv(variables[given], str(tmp_path / "of the site"))
+    compile_cache.use(DEVICE, str(source))
+    assert os.environ[variables[given]] == str(tmp_path / "of the site")
+    assert below(base, Path(os.environ[variables[1 - given]]))
+
+
+def test_where_the_site_has_both_nothing_else_is_made(gpu, source, base, variables, monkeypatch, tmp_path):
+    for name in variables:
+        monkeypatch.setenv(name, str(tmp_path / "of the site"))
+    compile_cache.use(DEVICE, str(source))
+    assert not base.exists()
+
+
+def kept_for(source: Path, base: Path, count: int) -> list[Path]:
+    """Folders of so many states of the source, the one that was used longest ago first, and none of them held."""
+    folders = []
+    for state in range(count):
+        source.write_text(f"state = {state}")
+        folders.append(compile_cache.own_folder(("pytest-gpufleet", "compiled", "NVIDIA-H200-9.0", f"{state:016x}")))
+        os.close(held_folders.share(folders[-1]))
+        (folders[-1] / "fxgraph").mkdir()
+        os.utime(folders[-1], (state, state))
+    return folders
+
+
+def test_the_folders_used_longest_ago_are_removed_and_those_of_other_gpus_stay(gpu, source, base):
+    gpu("NVIDIA H100")
+    other = compile_cache.folder_of(DEVICE, str(source))
+    gpu(GPU.name)
+    folders = kept_for(source, base, compile_cache.KEPT + 1)
+    mine = compile_cache.folder_of(DEVICE, str(source))
+    assert set(mine.parent.iterdir()) == {mine, *folders[2:]}
+    assert len({mine, *folders[2:]}) == compile_cache.KEPT
+    assert other.exists()
+
+
+def test_a_folder_used_again_is_the_newest(gpu, source, base):
+    first = compile_cache.folder_of(DEVICE, str(source))
+    os.utime(first, (0, 0))
+    state = source.read_text()
+    others = kept_for(source, base, compile_cache.KEPT)
+    source.write_text(state)
+    gpu(GPU.name)
+    assert compile_cache.folder_of(DEVICE, str(source)) == first
+    assert set(first.parent.iterdir()) == {first, *others[1:]}
+
+
+def a_link(folder: Path) -> None:
+    elsewhere = folder.parents[3] / "elsewhere"
+    shutil.move(folder, elsewhere)
+    folder.symlink_to(elsewhere)
+    os.utime(folder, (0, 0), follow_symlinks=False)
+
+
+def open_to_others(folder: Path) -> None:
+    folder.chmod(0o777)
+
+
+def not_made_here(folder: Path) -> None:
+    (folder / held_folders.MARKER).unlink()
+    os.utime(folder, (0, 0))
+
+
+@pytest.mark.parametrize("attack", [a_link, open_to_others, not_made_here])
+def test_what_may_not_be_ours_is_not_removed(gpu, source, base, attack):
+    oldest, next_oldest, *_ = kept_for(source, base, compile_cache.KEPT + 1)
+    attack(oldest)
+    compile_cache.folder_of(DEVICE, str(source))
+    assert (oldest / "fxgraph").exists()
+    assert not next_oldest.exists()
+
+
+def test_what_another_process_uses_is_not_removed(gpu, source, base):
+    oldest, *_ = kept_for(source, base, compile_cache.KEPT)
+    program = "import sys; from pathlib import Path; from pytest_gpufleet.world.engines import held_folders\n"
+    program += "held_folders.share(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(oldest)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        os.utime(oldest, (0, 0))
+        compile_cache.folder_of(DEVICE, str(source))
+        stayed = oldest.exists()
+        other.stdin.close()
+    gpu(GPU.name)
+    compile_cache.folder_of(DEVICE, str(source))
+    assert stayed
+    assert not oldest.exists()

@@ -8,37 +8,68 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
+from contextlib import suppress
 from functools import cache
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
+from tempfile import gettempdir
 
 import torch
 
+from pytest_gpufleet.world.engines import held_folders
+
 # Read by inductor and Triton at every use. Triton's by itself is one for each GPU, although kernels are the same.
 INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+# How the place begins that inductor takes for itself, below the folder for temporary files, and writes into them
+# (torch/_inductor/runtime/cache_dir_utils.py).
+OF_TORCH = "torchinductor_"
+# Folders that stay for each model of GPU, of 160 MB each on an H200: two versions of torch with two of these sources,
+# so that who compares two of either finds both, and the one that is in use among them.
+KEPT = 4
 
 
 def use(device: torch.device, *sources: str) -> None:
-    """Let the compiler keep what it makes for this GPU, this torch and these sources of ours in the user's own folder.
+    """Let the compiler keep what it makes for this GPU, this torch and these sources of ours where the site has said,
+    otherwise in the user's own folder.
 
     Where that cannot be had (no home, a file system that is read-only, a folder that others may write to) it is one
     that is new and goes with this process.
     """
-    folder = folder_of(device, *sources)
-    os.environ.update({INDUCTOR: str(folder), TRITON: str(folder / "triton")})
+    torchs = os.path.join(gettempdir(), OF_TORCH)
+    if missing := [name for name in (INDUCTOR, TRITON) if os.environ.get(name, torchs).startswith(torchs)]:
+        folder = folder_of(device, *sources)
+        ours = {INDUCTOR: folder, TRITON: folder / "triton"}
+        os.environ.update({name: str(ours[name]) for name in missing})
 
 
 @cache
 def folder_of(device: torch.device, *sources: str) -> Path:
-    """The folder for what is compiled for a GPU, of sources at these paths; made if it is not there."""
+    """The folder for what is compiled for a GPU, of sources at these paths; made if it is not there. This process holds
+    it until it ends, and removes what others left longest ago for GPUs of this model."""
+    gpu = torch.cuda.get_device_properties(device)
+    model = f"{re.sub('[^A-Za-z0-9]+', '-', gpu.name)}-{gpu.major}.{gpu.minor}"
     try:
-        return own_folder(("pytest-gpufleet", "compiled", _key(device, sources)))
+        folder = own_folder(("pytest-gpufleet", "compiled", model, _key(sources)))
+        held_folders.share(folder)
     except (OSError, RuntimeError):  # no home
         # Of a rank it is the controller that removes this: ranks are killed, or end by os._exit.
         folder = Path(get_temp_dir(), "compiled")
         folder.mkdir(mode=0o700, exist_ok=True)
-        return folder
+    else:
+        _remove_old(folder.parent)
+    return folder
+
+
+def _remove_old(of_model: Path) -> None:
+    """Remove all but the folders that were used last, and those that somebody holds."""
+    with suppress(OSError):  # another rank was faster
+        by_use = sorted(of_model.iterdir(), key=lambda folder: folder.lstat().st_mtime, reverse=True)
+        for folder in by_use[KEPT:]:
+            with suppress(OSError):  # held, or not ours
+                _check(folder)
+                held_folders.remove_if_left(folder)
 
 
 def own_folder(names: tuple[str, ...]) -> Path:
@@ -63,11 +94,9 @@ def _check(folder: Path) -> None:
         raise PermissionError(f"{folder} is not a folder of this user alone")
 
 
-def _key(device: torch.device, sources: tuple[str, ...]) -> str:
+def _key(sources: tuple[str, ...]) -> str:
     """Inductor has keys of its own for what it keeps. By this one a folder belongs to one state of everything."""
-    gpu = torch.cuda.get_device_properties(device)
-    about = (gpu.name, gpu.major, gpu.minor, torch.__version__, torch.version.git_version)
-    digest = hashlib.sha256(repr(about).encode())
+    digest = hashlib.sha256(repr((torch.__version__, torch.version.git_version)).encode())
     for source in sources:
         digest.update(Path(source).read_bytes())
     return digest.hexdigest()[:16]
