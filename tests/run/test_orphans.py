@@ -237,6 +237,8 @@ def test_a_signal_is_answered_at_once_and_a_second_one_does_not_take_the_report_
     assert "--fleet-resume" in (folder / "report.html").read_text()
     assert "afterwards: True" in text
     assert "Traceback" not in text
+    assert "KeyboardInterrupt" not in text  # nor the place in the code at which it came
+    assert text.index("--fleet-resume") < text.index(f"! Interrupted: {what} !")
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 0), ("SIGTERM", -signal.SIGTERM)])

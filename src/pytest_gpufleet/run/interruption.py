@@ -19,6 +19,13 @@ from contextlib import ExitStack, contextmanager, suppress
 HEEDED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
 
 
+class Interrupted(KeyboardInterrupt):
+    """What ends a run, as what it is: of any other KeyboardInterrupt pytest shows a place in the code, after the
+    verdict, as if that had been at fault."""
+
+    __module__ = "builtins"  # of the name, only the class is shown: as of the exceptions that pytest ends tests by
+
+
 class Interruption:
     """Whether this run was told to end. `tell(what)` is called once, at the first time: "interrupted". `until`: when
     its time is up, on time.monotonic()."""
@@ -28,6 +35,7 @@ class Interruption:
         self._until = until
         self.overdue = False  # its time was up
         self.heard = False
+        self.why = ""  # that which was heard, in words
         self.deadly: signal.Signals | None = None  # by which the process dies in the end
         self.finishing = False  # nothing but report and results is left to do
         self._deferred = 0
@@ -55,14 +63,15 @@ class Interruption:
             if self.finishing:
                 return
             if not self._deferred:
-                raise KeyboardInterrupt
+                raise Interrupted(self.why)
             self._owed = True
 
     def hear(self) -> None:
         if not self.heard:
             self.heard = True
             ended = "its time is up" if self.overdue else "interrupted"
-            self._tell(f"ended by {self.deadly.name}" if self.deadly else ended)
+            self.why = f"ended by {self.deadly.name}" if self.deadly else ended
+            self._tell(self.why)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -77,12 +86,12 @@ class Interruption:
             self._deferred -= 1
         if self._owed and not self._deferred:
             self._owed = False
-            raise KeyboardInterrupt
+            raise Interrupted(self.why)
 
     def before_test(self) -> None:
         """A test may have kept a Ctrl-C for itself, and the next one must be heard. The other signals are for all."""
         if self.deadly is not None or self.overdue:
-            raise KeyboardInterrupt
+            raise Interrupted(self.why)
         self.heard = False
 
     def pass_on(self) -> None:
