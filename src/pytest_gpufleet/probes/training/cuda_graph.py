@@ -8,13 +8,9 @@ and the optimizer is a handful of kernels. The optimizer works on float32 master
 from __future__ import annotations
 
 import os
-import shutil
-import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +19,7 @@ from torch import Tensor, nn
 
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.probes.capture import captured
-from pytest_gpufleet.probes.training import batch_norm, compile_cache
+from pytest_gpufleet.probes.training import batch_norm, compile_cache, triton_needs
 from pytest_gpufleet.probes.training.lap import Step
 from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer
 
@@ -32,7 +28,6 @@ from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer
 LOSS_SCALE = 128.0
 STEM_CHANNELS = 4  # of the images, the last one zero: tensor cores do not take three
 ALIGNMENT = 64  # elements: kernels want a parameter to begin at a multiple of 16 bytes
-COMPILERS = ("gcc", "clang")  # what Triton looks for where CC names none (triton/runtime/build.py)
 WARM_UP = 5  # steps before a CUDA graph is captured, in which cuDNN and the compiler make their choices
 
 
@@ -100,23 +95,12 @@ def _forward(network: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     return forward
 
 
-def _not_buildable() -> str | None:
-    """What is missing for the C code by which Triton launches its kernels. None if nothing is."""
-    if not os.environ.get("CC") and not any(map(shutil.which, COMPILERS)):
-        return "torch.compile and Triton need a C compiler: install gcc"
-    if not Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").is_file():
-        return "torch.compile and Triton need the headers of Python: install python3-dev or python3-devel"
-    return None
-
-
 def _prepared(network: nn.Module, plan: Plan) -> Callable[[Tensor, Tensor], Tensor]:
     """Forward of a network with its loss, as fast as the recipe makes it on a GPU."""
-    if reason := _not_buildable():
+    if reason := triton_needs.missing():
         not_applicable(reason)
     compile_cache.use(torch.device("cuda", torch.cuda.current_device()), __file__, batch_norm.__file__)
     if plan.recipe.fused:
-        if find_spec("triton") is None:
-            not_applicable("recipe fused needs Triton, which torch for CUDA on Linux brings along")
         from pytest_gpufleet.probes.training import fused_norm
 
         if plan.recipe.batch > (most := fused_norm.most_images(plan.pixels)):

@@ -1,4 +1,4 @@
-"""What the recipes that compile need of the host, beside a GPU."""
+"""What recipes that compile or have kernels of their own need of the host, beside a GPU."""
 
 import os
 import sysconfig
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pytest_gpufleet.model.endings import NotApplicable
-from pytest_gpufleet.probes.training import cuda_graph
+from pytest_gpufleet.probes.training import cuda_graph, triton_needs
 from pytest_gpufleet.probes.training.recipes import USUAL, plan
 
 PEAK, FUSED = (plan(name, USUAL, torch.device("cpu")) for name in ("peak", "fused"))
@@ -15,15 +15,23 @@ PEAK, FUSED = (plan(name, USUAL, torch.device("cpu")) for name in ("peak", "fuse
 
 @pytest.fixture
 def programs(monkeypatch, tmp_path):
-    """PATH with these programs alone, and no compiler named otherwise."""
+    """PATH with these programs alone, no compiler named otherwise, and Triton or not."""
 
-    def are(*names):
+    def are(*names, triton=True):
+        monkeypatch.setattr(triton_needs, "find_spec", lambda name: name if triton else None)
         for name in names:
             (tmp_path / name).touch(mode=0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("CC", raising=False)
 
     return are
+
+
+@pytest.mark.parametrize("what", [PEAK, FUSED], ids=["peak", "fused"])
+def test_without_triton_they_do_not_apply(programs, what):
+    programs("gcc", triton=False)
+    with pytest.raises(NotApplicable, match="need Triton"):
+        cuda_graph._prepared(torch.nn.Identity(), what)
 
 
 @pytest.mark.parametrize("what", [PEAK, FUSED], ids=["peak", "fused"])
@@ -47,4 +55,4 @@ def test_any_compiler_that_triton_takes_will_do(programs, monkeypatch, tmp_path,
         monkeypatch.setenv("CC", os.fspath(tmp_path / "icx"))
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
-    assert cuda_graph._not_buildable() is None
+    assert triton_needs.missing() is None

@@ -1,0 +1,47 @@
+"""FP8 by a kernel of our own against torch's own steps, on a real GPU. Skipped without one."""
+
+import sys
+
+import pytest
+import torch
+
+from pytest_gpufleet.probes.training import fp8_linear, triton_needs
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import Options
+from pytest_gpufleet.world import shipping
+from tests.gpu.present import GPUS, needs_gpus
+
+pytestmark = [
+    needs_gpus(1),
+    pytest.mark.skipif(any(gpu.compute_capability < (8, 9) for gpu in GPUS), reason="needs a GPU that has FP8"),
+    pytest.mark.skipif(triton_needs.missing() is not None, reason="needs Triton"),
+]
+
+SHAPES = ((128, 128), (1000, 1200), (16, 4096), (4096, 16))
+
+
+def unlike(rank):
+    """Which matrices the kernel scales otherwise than torch does."""
+    found = []
+    for dtype in (fp8_linear.NUMBERS, fp8_linear.GRADIENTS):
+        for source in (torch.float32, torch.bfloat16, torch.float16):
+            for shape in SHAPES:
+                matrix = torch.randn(shape, device=rank.device).to(source)
+                ours = fp8_linear.scaled(matrix, dtype)
+                torchs = (matrix.float() / ours.scale).to(dtype)
+                expected = (torchs, torchs.t().contiguous())
+                if not all(
+                    torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+                    for one, other in zip(ours[:2], expected, strict=True)
+                ):
+                    found.append(f"{source} to {dtype}, {shape}")
+    return found
+
+
+def test_the_kernel_scales_as_torch_does():
+    shipping.ship_by_value(sys.modules[__name__])
+    run = Run(Options(gpus="1"))
+    try:
+        assert run.ranks.world(with_group=False).run(unlike) == [[]]
+    finally:
+        run.close()
