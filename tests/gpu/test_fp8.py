@@ -11,9 +11,11 @@ from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.world import shipping
 from tests.gpu.present import GPUS, needs_gpus
 
+HAVE_FP8 = all((gpu.compute_capability or (0, 0)) >= (8, 9) for gpu in GPUS)
+
 pytestmark = [
     needs_gpus(1),
-    pytest.mark.skipif(any(gpu.compute_capability < (8, 9) for gpu in GPUS), reason="needs a GPU that has FP8"),
+    pytest.mark.skipif(not HAVE_FP8, reason="needs GPUs that have FP8"),
     pytest.mark.skipif(triton_needs.missing() is not None, reason="needs Triton"),
 ]
 
