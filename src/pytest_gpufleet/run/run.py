@@ -226,10 +226,12 @@ class Run:
         return {}
 
     def finish(self, cut_short: bool) -> None:
-        """What is left to do when the last test has ended, before the verdict."""
+        """What is left to do when the last test has ended, before the verdict. `cut_short`: not all of them have."""
         if self.sampling is not None:
             self.sampling.stop()
         self.check_health("the end of the run")
+        if not cut_short and not self.exited:  # else pytest takes down fixtures after this, which may still use them
+            self.ranks.let_go()
 
     def write(self, path: Path, write: Callable[[Path], None]) -> None:
         """Write one of the files that a run leaves. If that fails, it is told, and the others are written all the
