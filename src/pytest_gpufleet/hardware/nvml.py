@@ -217,7 +217,9 @@ def _why_none_visible(count: int, environment: Mapping[str, str]) -> str:
 
 
 def _topology(nvml: Any, driver: Nvml, visible: Sequence[tuple[int, Any]], lost: Iterable[str]) -> GpuTopology:
-    facts = read_all(driver, CONSTANTS)
+    answers = in_thread(read_all, driver, CONSTANTS)
+    versions = software()  # for which torch is imported: the driver answers meanwhile
+    facts = answers.result()
     gpus = tuple(Gpu(index, known) for (index, _), known in zip(visible, facts, strict=True))
     links = _links(nvml, [handle for _, handle in visible], gpus)
     fabric = (
@@ -229,7 +231,6 @@ def _topology(nvml: Any, driver: Nvml, visible: Sequence[tuple[int, Any]], lost:
     version = _ask(nvml, "nvmlSystemGetDriverVersion")
     cuda_driver = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
     cuda = f"{cuda_driver // 1000}.{cuda_driver % 1000 // 10}" if cuda_driver else None
-    versions = software()
     problems = (*lost, *driver_problems(version, cuda, versions["cuda"]))
     return GpuTopology(gpus, links, fabric, version, cuda, problems=problems, **versions)
 
