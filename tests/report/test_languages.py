@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import cli
+from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page import standalone
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.report.translation import says
@@ -93,6 +94,21 @@ def test_language_of_a_run_is_on_record_and_report_writes_it_again_in_the_other(
 def test_a_page_in_chinese_shows_strings_of_evidence_as_they_are() -> None:
     text = "<b>{host}</b>"
     assert says("zh")("Verdict of this run on {host}:", host=text).count(text) == 1
+
+
+def test_sentences_are_joined_as_their_language_does() -> None:
+    assert wording.sentences("No GPU is here.", "", "Look.") == "No GPU is here. Look."
+    assert wording.sentences("没有 GPU。", "Look.", "请检查。") == "没有 GPU。Look. 请检查。"
+    assert wording.sentences() == ""
+
+
+@pytest.mark.parametrize("run", ["h200x1-e", "h200x2-f", "h200x4-a", "h200x4-neighbour"])
+def test_no_space_stands_after_punctuation_of_full_width(run: str) -> None:
+    folder = RunFolder.of(str(RECORDED / run))
+    page = standalone.page(folder.record(), folder.digest(), language="zh")
+    for block in re.split(r"</?(?:p|td|th|li|div|h\d|tr|summary|section|dt|dd|title)\b[^>]*>|<br>", page):
+        text = re.sub(r"<[^>]+>", "", block)
+        assert not re.search(r"[。！？：；，、] +\S", text), text  # noqa: RUF001
 
 
 def _values(text: str) -> set[str]:

@@ -130,7 +130,7 @@ def _failure(
     advice = [part for part in inspect.cleandoc(checks[0].doc).split("\n\n") if part.strip()]
     if all(each.is_explained and not _finds_cause(each, ids) for each in its):
         advice = [
-            f"{cause} {say('Until then this says nothing against the hardware.')}"
+            wording.sentences(cause, say("Until then this says nothing against the hardware."))
             for cause in explanations(its, record.hosts, say)
         ]
     return Failure(
@@ -155,8 +155,11 @@ def explanations(accused: Iterable[Accused], hosts: wording.Hosts, say: Say = en
     named = partial(wording.place, hosts=hosts)
     for cause in causes:
         by_kind.setdefault(cause.kind, {})[cause.told(named)] = None
+    stop = say(".")
     return [
-        f"{wording.capitalised(say(code.message))} ({'; '.join(where)}). {say(code.next_step)}{say('.')}"
+        wording.sentences(
+            f"{wording.capitalised(say(code.message))} ({'; '.join(where)}){stop}", f"{say(code.next_step)}{stop}"
+        )
         for code, where in by_kind.items()
     ]
 

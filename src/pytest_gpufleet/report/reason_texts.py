@@ -34,7 +34,7 @@ NO_SINGLE_GPU = "None of them points to a single GPU: look at what all GPUs shar
 
 def why(record: Record, say: Say = english) -> str:
     """The paragraph for the top of the report, in the language of `say`."""
-    return " ".join(filter(None, (_again(record, say), _no_gpu(record, say), _why(record, say))))
+    return wording.sentences(_again(record, say), _no_gpu(record, say), _why(record, say))
 
 
 def _again(record: Record, say: Say) -> str:
@@ -57,9 +57,10 @@ def _why(record: Record, say: Say) -> str:
     if word == "REHEARSAL":
         because = record.run.rehearsal_because.rstrip(".")
         why_none = say("Why it is a rehearsal: {because}.", because=because) if because else ""
-        return " ".join(filter(None, (_rehearsed(record, say), say(STAMPS[word].meaning), why_none)))
+        return wording.sentences(_rehearsed(record, say), say(STAMPS[word].meaning), why_none)
     if record.verdict is None:
-        return f"{say('The run did not reach its end, so there is no verdict.')} {_open(record, say)}".rstrip()
+        no_end = say("The run did not reach its end, so there is no verdict.")
+        return wording.sentences(no_end, _open(record, say))
     if record.of_cluster:
         return _of_nodes(record, word, say)
     said = accused(record)
@@ -71,30 +72,30 @@ def _why(record: Record, say: Say) -> str:
         unexplained = {check_id: each for check_id, each in said.items() if not each.is_explained}
         first = _first(record, said, unexplained, say)
         if first and not unexplained:
-            return f"{failed} {first}"
+            return wording.sentences(failed, first)
         named = _named(record, unexplained, say)
-        return " ".join(filter(None, (failed, first, named, _first_cause(record, unexplained))))
+        return wording.sentences(failed, first, named, _first_cause(record, unexplained))
     told = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record, say)]
     if word == "ACCEPTED":
-        return " ".join(filter(None, (_judged(record, say), *told, _tightest(record, say))))
+        return wording.sentences(_judged(record, say), *told, _tightest(record, say))
     own = f"{wording.capitalised(text)}{say('.')}" if (text := own_limits(record, say)) else ""
-    return " ".join(filter(None, (say(STAMPS[word].meaning), own, _open(record, say), *told)))
+    return wording.sentences(say(STAMPS[word].meaning), own, _open(record, say), *told)
 
 
 def _of_nodes(record: Record, word: str, say: Say) -> str:
     """Which nodes to look at first. What is wrong with each is told beside it."""
     told = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record, say)]
     if word == "INCOMPLETE":
-        return " ".join(filter(None, (say(STAMPS[word].meaning), _open(record, say), *told)))
+        return wording.sentences(say(STAMPS[word].meaning), _open(record, say), *told)
     level, nodes = record.run.level, len(record.hosts)
     if word == "ACCEPTED":
         text = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
         all_of_them = say(text, level=level, nodes=nodes)
-        return " ".join([all_of_them, *told])
+        return wording.sentences(all_of_them, *told)
     found = to_look_at(record)
     if not found:
         return say("No node is named: look at what all nodes share (switches, network, software, settings).")
-    first = ", ".join(f"{record.hosts[node]} ({say(why)})" for node, why in list(found.items())[:MOST_GPUS])
+    first = say(", ").join(f"{record.hosts[node]} ({say(why)})" for node, why in list(found.items())[:MOST_GPUS])
     more = say(" and {count} more", count=len(found) - MOST_GPUS) if len(found) > MOST_GPUS else ""
     one, several = "1 of {nodes} nodes needs a look: {first}.", "{count} of {nodes} nodes need a look: {first}."
     return say(one if len(found) == 1 else several, count=len(found), nodes=nodes, first=first + more)
@@ -109,7 +110,7 @@ def _rehearsed(record: Record, say: Say) -> str:
     ]
     if absent:
         told.append(say("{count} need a GPU" if absent != 1 else "1 needs a GPU", count=absent))
-    return f"{', '.join(told)}{say('.')}"
+    return f"{say(', ').join(told)}{say('.')}"
 
 
 def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str, Accused], say: Say) -> str:
@@ -120,7 +121,7 @@ def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str
     if clear:
         places = say(" or ").join(wording.place(where, record.hosts) for where in sorted(clear))
         told.append(say("Nothing here speaks against {places}.", places=places))
-    return " ".join(told)
+    return wording.sentences(*told)
 
 
 def _named(record: Record, unexplained: Mapping[str, Accused], say: Say) -> str:
@@ -141,9 +142,9 @@ def _named(record: Record, unexplained: Mapping[str, Accused], say: Say) -> str:
         told.append(say("{count} more GPUs in some" if more != 1 else "1 more GPU in some", count=more))
     nobody = sum(not each.named for each in unexplained.values())
     if not nobody:
-        return say("{gpus} of them.", gpus=", ".join(told))
+        return say("{gpus} of them.", gpus=say(", ").join(told))
     one, several = "{gpus} of them; 1 points to no single GPU.", "{gpus} of them; {count} point to no single GPU."
-    return say(one if nobody == 1 else several, gpus=", ".join(told), count=nobody)
+    return say(one if nobody == 1 else several, gpus=say(", ").join(told), count=nobody)
 
 
 def _first_cause(record: Record, accused: Iterable[str]) -> str:
@@ -169,7 +170,7 @@ def _tightest(record: Record, say: Say) -> str:
     if nearest is None or nearest.limit is None or worst is None:
         return ""
     value, limit = wording.value_and_limit(worst[1], nearest.limit)
-    what = ", ".join([wording.title(nearest, say), *wording.conditions(nearest, say)])
+    what = say(", ").join([wording.title(nearest, say), *wording.conditions(nearest, say)])
     inside = wording.percent(wording.margin(nearest), 2)
     text = "Nearest to its limit came {what}: {value} against {limit}, {inside} inside."
     return say(text, what=what, value=value, limit=limit, inside=inside)

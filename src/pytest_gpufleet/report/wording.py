@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from unicodedata import east_asian_width
 
 from pytest_gpufleet.model.conditions import CONDITIONS, ConditionType
 from pytest_gpufleet.model.finding import Finding
@@ -48,6 +49,17 @@ def clean(text: str) -> str:
 def capitalised(text: str) -> str:
     """With a capital first letter; the others as they are: "NVLink errors", "Bus bandwidth"."""
     return text[:1].upper() + text[1:]
+
+
+def gap(text: str) -> str:
+    """A sentence or a half of one, as it stands before the next. Punctuation of Chinese has the gap in itself."""
+    return text if east_asian_width(text[-1:] or " ") in ("F", "W") else f"{text} "
+
+
+def sentences(*texts: str) -> str:
+    """Those that there are, one after the other."""
+    said = [text for text in texts if text]
+    return "".join([*map(gap, said[:-1]), *said[-1:]])
 
 
 def number(value: float, digits: int = 4) -> str:

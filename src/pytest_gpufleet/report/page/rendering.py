@@ -48,6 +48,7 @@ def templates(language: Language) -> jinja2.Environment:
         "prose": _prose,
         "titled": partial(titled, say=say),
         "say": say,
+        "gap": wording.gap,
         "upper_first": wording.capitalised,
     }
     environment.globals |= {"language": language, "say": say}
