@@ -10,7 +10,7 @@ import pytest
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.plugin import options
 from pytest_gpufleet.run.ranks import OF_TRAINING
-from tests.conftest import RECORDED, REPORTS
+from tests.conftest import RECORDED, REPORTS, rehearsal
 
 PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'
 LIMIT = f'{PROFILE}metric = "busbw"\nmin = 1\nunit = "GB/s"\ngrade = "published"\nsource = "somebody"\n'
@@ -195,6 +195,28 @@ def test_ranks_are_got_ready_for_a_run_and_nothing_of_them_is_left(fleet, argume
     run = fleet("", "-p", "servers", *arguments, files={"servers.py": SERVERS})
     servers = json.loads((run.root / "servers.json").read_text())
     assert servers == ([] if likely is None else [[list(likely), -signal.SIGKILL]])
+
+
+def test_matplotlib_is_loaded_while_checks_run_once_there_is_a_figure_to_draw(run_fresh):
+    module = """
+        import os, sys, time
+        from pytest_gpufleet import Measurement
+
+        def test_without():
+            pass
+
+        def test_figure(judge):
+            assert "matplotlib" not in sys.modules
+            judge(Measurement("memory_bandwidth", {"cpu0": 1.0}, {"operation": "copy"}), required=False)
+
+        def test_after():
+            until = time.monotonic() + 60
+            while "pytest_gpufleet.report.plots" not in sys.modules:
+                assert time.monotonic() < until
+                os.sched_yield()
+    """
+    run = rehearsal(run_fresh)(module)
+    assert run.outcomes == {"test_without": "passed", "test_figure": "passed", "test_after": "passed"}, run.text
 
 
 def test_plain_run_imports_nothing_heavy_and_leaves_names_to_others(run_fresh):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +57,8 @@ class HtmlReport:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_logreport(self, report: Any) -> Generator[None, None, None]:
         report.extras = other_software.extras(getattr(report, "extras", []))
+        if getattr(report, "findings", []):
+            _begin_to_load_plots()
         yield
         if self._after_each_test:
             self._protect()
@@ -68,3 +74,14 @@ class HtmlReport:
         except OSError as error:
             problem = f"{self._page} could not be written again: {error.strerror}"
             self._evidence.trouble = self._evidence.trouble or problem
+
+
+@cache
+def _begin_to_load_plots() -> None:
+    """There is a figure to draw. matplotlib takes a second to import: checks run meanwhile, and nobody waits for it."""
+    threading.Thread(target=_load_plots, daemon=True).start()
+
+
+def _load_plots() -> None:
+    with suppress(Exception):  # the report will fail in the same way, and tell it
+        import_module("pytest_gpufleet.report.plots")
