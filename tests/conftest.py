@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +18,7 @@ import pytest
 
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.record import Record, read
-from tests.zygote import Zygote
+from tests.zygote import Forked, Started, Zygote
 
 ROOT = Path(__file__).parents[1]
 ACCEPTANCE = ROOT / "acceptance"
@@ -51,6 +53,12 @@ def as_on_a_terminal() -> None:
     """For `preexec_fn`: whoever runs these tests under nohup or in the background has these signals ignored."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def lead_the_terminal() -> None:
+    """For `preexec_fn` of a process with a session of its own: its standard input is the terminal of the session."""
+    as_on_a_terminal()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @dataclass(frozen=True)
@@ -109,54 +117,56 @@ def lay_out(root: Path, files: Mapping[str, str | Path]) -> Path:
     return root
 
 
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    made = Zygote()
-    yield made
-    made.end()
+@pytest.fixture(scope="session", autouse=True)
+def pythons_are_forked() -> Iterator[None]:
+    """Those that tests start, and those that what they test starts. `zygote.Started` starts one all the same."""
+    zygote = Zygote()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Forked, "nursery", staticmethod(zygote.nursery))
+        patch.setattr(subprocess, "Popen", Forked)
+        yield
+    zygote.end()
 
 
-@pytest.fixture(scope="session")
-def run_pytest(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetRun]:
-    """run_pytest(*arguments, files={name: text or file}, **environment): pytest in a process and folder of its own."""
+Runs = Callable[..., FleetRun]
 
+
+def runs(start: type[subprocess.Popen[bytes]], folders: pytest.TempPathFactory) -> Runs:
     def run(*arguments: object, files: Mapping[str, str | Path] | None = None, **environment: str) -> FleetRun:
-        root = lay_out(tmp_path_factory.mktemp("run"), files or {})
-        told = ["-p", "no:cacheprovider", *map(str, arguments)]
+        root = lay_out(folders.mktemp("run"), files or {})
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, arguments)]
         around = {**KEPT, "PYTHONPATH": str(ROOT), **environment}
-        return FleetRun(*zygote.pytest(root, told, around, SECONDS), root)
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with start(command, cwd=root, env=around, text=True, **streams) as process:
+            try:
+                text, _ = process.communicate(timeout=SECONDS)
+            except BaseException:
+                process.kill()
+                raise
+        return FleetRun(process.returncode, text, root)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def run_fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FleetRun]:
+def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """run_pytest(*arguments, files={name: text or file}, **environment): pytest in a process and folder of its own."""
+    return runs(Forked, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def run_fresh(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """The same in a fresh Python: for tests about what is imported, and about the processes of a run themselves."""
-
-    def run(*arguments: object, files: Mapping[str, str | Path] | None = None, **environment: str) -> FleetRun:
-        root = lay_out(tmp_path_factory.mktemp("run"), files or {})
-        ended = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, arguments)],
-            cwd=root,
-            env={**KEPT, "PYTHONPATH": str(ROOT), **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=SECONDS,
-        )
-        return FleetRun(ended.returncode, ended.stdout, root)
-
-    return run
+    return runs(Started, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def fleet(run_pytest: Callable[..., FleetRun]) -> Callable[..., FleetRun]:
+def fleet(run_pytest: Runs) -> Runs:
     """fleet(test_module, *arguments, ranks=2, files={}): a test module, as text or a file, rehearsed on CPU ranks."""
     return rehearsal(run_pytest)
 
 
-def rehearsal(run: Callable[..., FleetRun]) -> Callable[..., FleetRun]:
+def rehearsal(run: Runs) -> Runs:
     """`fleet` by run_pytest or by run_fresh."""
 
     def rehearse(

@@ -1,18 +1,23 @@
-"""Where the tests fork each pytest of their own from: a process that has imported the libraries which all of them need.
+"""Where the tests fork each Python from that they, and what they start, would start anew: a process that has imported
+the libraries which all of them need.
 
-Such a pytest is a process of its own in every other respect, with its own folder, environment, session and end. So is
-the fork server of its ranks. A fresh Python imports torch for longer than most of these runs take, and what is ours for
-longer than the rest of them does. That nothing is imported before it is needed, and that it can be, `run_fresh` shows.
+Such a Python is a child of whoever starts it, with its own folder, environment, session and end, and so is each that it
+starts itself: the fork server of ranks, the agent of a node, the run of a node alone. A fresh Python imports torch for
+longer than most of these live, and what is ours for longer than the rest of them does. That nothing is imported before
+it is needed, and that it can be, `run_fresh` shows.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
+import inspect
 import os
 import pickle
 import pkgutil
+import resource
 import signal
 import socket
 import struct
@@ -20,10 +25,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
+import cloudpickle
 import pytest
 
 # What a run imports from elsewhere, besides the plugins of pytest.
@@ -41,133 +50,153 @@ IMPORTED = (
     "torch.distributed.fsdp",
     "torchvision",
 )
+NAME = "nursery"  # of a process that only waits to be forked, as /proc tells it
 NUMBER = struct.Struct("=q")
-MOST_BYTES = 1 << 17  # of a request: less than the kernel lets a datagram have
+MOST_BYTES, MOST_DESCRIPTORS = 1 << 17, 16  # of a request: less than the kernel lets a datagram have
+PR_SET_NAME, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 15, 36, 37  # linux/prctl.h
+Started = subprocess.Popen  # a fresh Python, whatever takes its place
+
+
+@dataclass(frozen=True)
+class Birth:
+    """What is told of a Python. `arguments`: after the interpreter. `numbers`: those by which it knows the descriptors
+    that come along, after the one of its folder. `before`: what it calls before anything else, pickled."""
+
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    numbers: tuple[int, ...]
+    own_session: bool
+    before: bytes
+    open_files: tuple[int, int]
+    parent: int
+
+
+class Nursery:
+    """The other end of `serve`, for one who starts Pythons."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._one_at_a_time = threading.Lock()
+
+    def born(self, birth: Birth, descriptors: Sequence[int]) -> int:
+        """The process id of a new child of this process. OSError if there is nobody to fork it from."""
+        with self._one_at_a_time:
+            _prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before := ctypes.c_int()))
+            _prctl(PR_SET_CHILD_SUBREAPER, 1)  # it loses the parent that it was forked from, and becomes ours
+            try:
+                socket.send_fds(self._control, [pickle.dumps(birth)], descriptors)
+                told = self._control.recv(NUMBER.size)
+            finally:
+                _prctl(PR_SET_CHILD_SUBREAPER, before.value)
+        if not told:
+            raise EOFError
+        (pid,) = NUMBER.unpack(told)
+        return int(pid)
+
+    def close(self) -> None:
+        self._control.close()
+
+
+class Forked(subprocess.Popen[bytes]):
+    """In the place of Popen. A Python that runs pytest, or what this package gives a Python to do, is forked, if there
+    is a nursery; all else is started."""
+
+    nursery: ClassVar[Callable[[], Nursery | None]] = staticmethod(lambda: None)
+
+    def _execute_child(self, *parts: Any) -> None:
+        told = inspect.signature(super()._execute_child).bind(*parts).arguments
+        with suppress(OSError, EOFError):
+            if (arguments := of_ours(told["args"])) and (nursery := Forked.nursery()):
+                self._be_born(nursery, arguments, told)
+                return
+        super()._execute_child(*parts)
+
+    def _be_born(self, nursery: Nursery, arguments: Sequence[str], told: dict[str, Any]) -> None:
+        ends = ("p2cread", "c2pwrite", "errwrite")
+        numbers = (0, 1, 2, *told["pass_fds"])
+        descriptors = [
+            number if end is None or told[end] == -1 else told[end]
+            for number, end in zip(numbers, (*ends, *(None for _ in told["pass_fds"])), strict=True)
+        ]
+        birth = Birth(
+            arguments=tuple(map(os.fsdecode, arguments)),
+            environment=dict(os.environ if told["env"] is None else told["env"]),
+            numbers=numbers,
+            own_session=bool(told["start_new_session"]),
+            before=cloudpickle.dumps(told["preexec_fn"]),
+            open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
+            parent=os.getpid(),
+        )
+        folder = os.open(told["cwd"] or ".", os.O_PATH)
+        try:
+            self.pid, self._child_created = nursery.born(birth, [folder, *descriptors]), True
+        finally:
+            os.close(folder)
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(told[pipe] for pipe in pipes))
+
+
+def is_nursery(pid: int) -> bool:
+    """Not one of the processes that a test is about."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == f"{NAME}\n"
+    except OSError:
+        return False
+
+
+def of_ours(command: Any) -> Sequence[str]:
+    """The arguments of a Python that can be forked; of all else none."""
+    from pytest_gpufleet.nodes import agent_process
+    from pytest_gpufleet.world.engines import forkserver
+
+    if not isinstance(command, list):
+        return ()
+    interpreter, *arguments = (part for part in command if part != "-B")  # which says that no bytecode is kept
+    match interpreter, *arguments:
+        case (sys.executable, "-m", "pytest", *_) | (sys.executable, "-c", forkserver.BOOT | agent_process.BOOT, *_):
+            return arguments
+    return ()
 
 
 class Zygote:
-    """The process, from the first run on, which takes its children one after the other."""
+    """The first nursery, a child of this process, from the first time that it is wanted."""
 
     def __init__(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
-                cwd=Path(__file__).parents[1],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def pytest(
-        self, folder: Path, arguments: Sequence[str], environment: Mapping[str, str], seconds: float
-    ) -> tuple[int, str]:
-        """Run pytest in this folder. Its exit status, and what it and all that it has left printed; it is killed after
-        these seconds."""
-        read, write = os.pipe()
-        try:
-            socket.send_fds(self._control, [pickle.dumps((folder, arguments, environment))], [write])
-        finally:
-            os.close(write)
-        killer = threading.Timer(seconds, os.kill, (self._number(), signal.SIGKILL))
-        killer.start()
-        with open(read) as output:
-            text = output.read()
-        status = self._number()
-        killer.cancel()
-        return status, text
-
-    def _number(self) -> int:
-        (number,) = NUMBER.unpack(self._control.recv(NUMBER.size))
-        return int(number)
+    def nursery(self) -> Nursery:
+        if self._process is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = Started(
+                    [sys.executable, "-c", f"from {__name__} import begin; begin({theirs.fileno()})"],
+                    cwd=Path(__file__).parents[1],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+            self._nursery = Nursery(ours)
+        return self._nursery
 
     def end(self) -> None:
-        self._control.close()
-        self._process.wait()
+        if self._process is not None:
+            self._nursery.close()
+            self._process.wait()
 
 
-class ForkServer(subprocess.Popen[bytes]):
-    """A process that is forked before its parent becomes a pytest, and becomes the fork server of that one's ranks
-    when it is started."""
-
-    def __init__(self) -> None:
-        self._started = False
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._forked = os.fork()
-        if self._forked == 0:
-            self._control.close()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            serve_ranks(theirs)
-        theirs.close()
-
-    def pytest_load_initial_conftests(self) -> None:
-        """Before any hook of the plugin itself can start ranks."""
-        from pytest_gpufleet.world.engines import forkserver
-
-        self._launch, forkserver.launch = forkserver.launch, self.launch
-
-    def launch(self, control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) -> subprocess.Popen[bytes]:
-        """In the place of forkserver.launch, once: where one comes to harm, the next is started as it always is."""
-        from pytest_gpufleet.world.engines import forkserver
-
-        forkserver.launch = self._launch
-        super().__init__([])
-        folder = os.open(".", os.O_PATH)
-        told = pickle.dumps((preload, idle, sys.path, dict(os.environ)))
-        socket.send_fds(self._control, [told], [control_descriptor, 1, 2, folder])
-        os.close(folder)
-        return self
-
-    def _execute_child(self, *parts: Any) -> None:
-        self.pid, self._child_created = self._forked, True
+# ---------------------------------------------------------------- on the other end
 
 
-def serve_ranks(control: socket.socket) -> None:
-    """The life of the fork server, from before it is wanted."""
-    told, descriptors, *_ = socket.recv_fds(control, MOST_BYTES, 4)
-    control.close()
-    if not told:  # it never was
-        os._exit(0)
-    serves, output, errors, folder = descriptors
-    os.fchdir(folder)
-    for ours, theirs in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (errors, 2)):
-        os.dup2(ours, theirs)
-        os.close(ours)
-    os.close(folder)
-    os.setsid()
-    preload, idle, sys.path[:], environment = pickle.loads(told)
-    live_in(environment)
-    from pytest_gpufleet.world.engines import forkserver
-
-    forkserver.serve(serves, preload, idle)
-
-
-def live_in(environment: Mapping[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    tempfile.tempdir = None  # known since some import asked for it
-
-
-def become_pytest(output: int, folder: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """What `python -m pytest` does in this folder, with this environment."""
-    for descriptor in (1, 2):
-        os.dup2(output, descriptor)
-    os.close(output)
-    os.chdir(folder)
-    live_in(environment)
-    added = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:1] = [str(folder), *map(os.path.abspath, added)]
-    sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *arguments]
-    return int(pytest.main(list(arguments), plugins=[ForkServer()]))
-
-
-def end(status: int) -> NoReturn:
-    """As a Python ends, but for taking to pieces all that was imported."""
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as multiprocessing does
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+def begin(control: int) -> NoReturn:
+    """The life of the zygote."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests in the background has it ignored
+    with tempfile.TemporaryDirectory() as empty:
+        pytest.main([empty, f"--rootdir={empty}", "-p", "no:cacheprovider"], plugins=[Imports()])
+    heir = Heir()
+    os.register_at_fork(before=heir.before, after_in_child=heir.after_in_child)
+    gc.collect()
+    gc.freeze()
+    serve(socket.socket(fileno=control))
 
 
 class Imports:
@@ -189,24 +218,132 @@ class Imports:
 
 
 def serve(control: socket.socket) -> NoReturn:
-    with tempfile.TemporaryDirectory() as empty:
-        pytest.main([empty, f"--rootdir={empty}", "-p", "no:cacheprovider"], plugins=[Imports()])
-    gc.collect()
-    gc.freeze()
+    """Fork Pythons until nobody is left who could want one."""
+    _prctl(PR_SET_NAME, NAME.encode())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
-        request, descriptors, *_ = socket.recv_fds(control, MOST_BYTES, 1)
+        request, descriptors, *_ = socket.recv_fds(control, MOST_BYTES, MOST_DESCRIPTORS)
         if not request:
-            end(0)
-        (output,) = descriptors
-        pid = os.fork()
-        if pid == 0:
-            control.close()
-            end(become_pytest(output, *pickle.loads(request)))
-        os.close(output)
-        control.send(NUMBER.pack(pid))
-        _, status = os.waitpid(pid, 0)
-        control.send(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+            os._exit(0)
+        first = os.fork()
+        if first == 0:
+            first = os.getpid()
+            if os.fork():
+                os._exit(0)  # and whoever asked becomes the parent
+            live(control, first, pickle.loads(request), descriptors)
+        os.waitpid(first, 0)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+def live(control: socket.socket, first: int, birth: Birth, descriptors: Sequence[int]) -> NoReturn:
+    """The life of a Python that was forked. `first`: its first parent, which ends at once."""
+    while (parent := os.getppid()) == first:
+        os.sched_yield()
+    if parent != birth.parent:  # which is gone
+        os._exit(1)
+    _prctl(PR_SET_NAME, b"python")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    control.send(NUMBER.pack(os.getpid()))
+    control.close()
+    _take_over(birth, descriptors)
+    os.environ.clear()
+    os.environ.update(birth.environment)
+    resource.setrlimit(resource.RLIMIT_NOFILE, birth.open_files)
+    tempfile.tempdir = None  # known since some import asked for it
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__  # a pytest may have captured them
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    if birth.own_session:
+        os.setsid()
+    if before := pickle.loads(birth.before):
+        before()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as a Python begins
+    try:
+        status = _run(birth.arguments)
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    _end(status)
+
+
+def _take_over(birth: Birth, descriptors: Sequence[int]) -> None:
+    """The descriptors that came along, by the numbers that they are to have."""
+    folder, *others = descriptors
+    os.fchdir(folder)
+    os.close(folder)
+    above = max(birth.numbers) + 1
+    raised = [os.dup2(descriptor, above + max(others) + place) for place, descriptor in enumerate(others)]
+    for descriptor in others:
+        os.close(descriptor)
+    for descriptor, number in zip(raised, birth.numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """What a Python does with these arguments."""
+    from pytest_gpufleet.world.engines import forkserver
+
+    kind, what, *others = arguments
+    if what != forkserver.BOOT:
+        have_nursery()
+    if kind == "-m":
+        added = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        sys.path[:1] = [os.getcwd(), *map(os.path.abspath, added)]
+        sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *others]
+        return int(pytest.main(others))
+    sys.argv = ["-c", *others]
+    exec(what, {"__name__": "__main__"})
+    return 0
+
+
+def have_nursery() -> None:
+    """One of this process's own, as it is now."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        os.closerange(3, theirs.fileno())
+        os.closerange(theirs.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(nothing, number)
+        os.close(nothing)
+        serve(theirs)
+    theirs.close()
+    nursery = Nursery(ours)
+    Forked.nursery = staticmethod(lambda: nursery)
+    subprocess.Popen = Forked
+
+
+class Heir:
+    """A process that forks itself, as a run with --fleet-deadline does, leaves it to its child to start Pythons: its
+    nursery has no children for another, and would be one more process to wait for."""
+
+    had = False
+
+    def before(self) -> None:
+        nursery, Forked.nursery = Forked.nursery(), staticmethod(lambda: None)
+        self.had = nursery is not None
+        if nursery:
+            nursery.close()
+
+    def after_in_child(self) -> None:
+        if self.had:
+            self.had = False
+            have_nursery()
+
+
+def _end(status: int) -> NoReturn:
+    """As a Python ends, but for taking to pieces all that was imported."""
+    threading._shutdown()  # waits for threads, as multiprocessing does
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _prctl(option: int, value: Any) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -11,6 +11,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import agent_process, messages
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.world.engines import processes
+from tests.zygote import is_nursery
 
 PATIENCE = 300.0  # seconds: far more than anything here takes
 
@@ -77,7 +78,7 @@ def controlled(settings: AgentSettings, environment=None):
 
 def started_by(controller: Controller) -> set[int]:
     """All processes below an agent."""
-    return processes.descendants(controller.pid)
+    return {pid for pid in processes.descendants(controller.pid) if not is_nursery(pid)}
 
 
 def wait_until_gone(pids) -> None:

@@ -5,6 +5,7 @@ import os
 import pickle
 import resource
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +44,7 @@ from pytest_gpufleet.world.engines.protocol import Trace
 from tests.conftest import KEPT, ROOT
 from tests.nodes.controller import controlled, started_by, wait_until_gone
 from tests.world.fake_engine import specs
+from tests.zygote import Started
 
 ALONE = 5.0  # seconds without a beat: far more than between two, on a machine that is busy
 HERE = (2, 3)  # the ranks of node 1, of two nodes with two each
@@ -74,7 +76,8 @@ def results(agent):
     return {answer.rank: shipping.unpack(pickle.loads(answer.parcel).result) for answer in answers}
 
 
-def test_it_says_hello_first_and_then_that_it_is_there(tmp_path):
+def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", Started)  # by a fresh Python
     (tmp_path / "test_own.py").write_text("")
     with controlled(settings(tmp_path, suite=("test_own.py",), name="gf7")) as agent:
         while not agent.heard:

@@ -68,11 +68,11 @@ HOLDS_THE_INTERPRETER = "re.match('(a+)+$', 'a' * 64 + 'b')"
 
 
 @pytest.fixture
-def late(run_fresh):
+def late(fleet):
     """late(module): its run, which has a deadline of a day on a clock that only its tests move."""
 
     def run(module, *arguments, **files):
-        return rehearsal(run_fresh)(module, "--fleet-deadline=1d", *arguments, files={"conftest.py": CLOCK, **files})
+        return fleet(module, "--fleet-deadline=1d", *arguments, files={"conftest.py": CLOCK, **files})
 
     return run
 
@@ -121,13 +121,13 @@ def test_what_had_failed_stays_failed(late):
 
 
 @pytest.mark.parametrize("more", [[], ["--fleet-resume=earlier"]], ids=["new", "resumed"])
-def test_a_driver_that_hangs_when_it_is_asked_for_its_gpus_is_no_reason_to_wait(run_fresh, more):
+def test_a_driver_that_hangs_when_it_is_asked_for_its_gpus_is_no_reason_to_wait(run_pytest, more):
     stuck = f"""{CLOCK}{MOVE}
 from pytest_gpufleet.run import ground
 ground.find = lambda *given: (now({OVER}), time.sleep(3600))
 """
     options = ("--gpus=8", f"--fleet-dir={REPORTS}", "--fleet-deadline=1d", *more)
-    run = run_fresh(*options, files={"test_inner.py": "def test_never(): pass", "conftest.py": stuck})
+    run = run_pytest(*options, files={"test_inner.py": "def test_never(): pass", "conftest.py": stuck})
     assert (run.status, run.record.verdict, run.record.broken) == (10, "INCOMPLETE", DEADLINE), run.text
     assert run.record.spoiled == [STUCK]
     assert "test_gpu_count): not run because of the deadline" in " ".join(run.record.reasons)
@@ -138,8 +138,8 @@ def test_a_run_that_is_over_in_time_is_as_without_a_deadline(late):
     assert late("def test_it(): assert False").status == 1
 
 
-def test_the_child_of_a_session_never_goes_on_with_what_its_program_does(late):
-    run = late("def test_it(): pass", "--fleet-level=none")
+def test_the_child_of_a_session_never_goes_on_with_what_its_program_does(run_fresh):
+    run = rehearsal(run_fresh)("def test_it(): pass", "--fleet-deadline=1d", "--fleet-level=none")
     assert (run.status, run.text.count("none")) == (4, 1)
 
 
@@ -172,8 +172,8 @@ def test_a_deadline_that_cannot_be_kept_is_refused_before_anything_starts(run_py
     assert told in " ".join(run.text.split())
 
 
-def test_the_short_burn_in_of_a_rehearsal_fits(run_fresh):
-    assert rehearsal(run_fresh)("def test_it(): pass", "--fleet-deadline=10m", "--fleet-level=burnin").status == 0
+def test_the_short_burn_in_of_a_rehearsal_fits(fleet):
+    assert fleet("def test_it(): pass", "--fleet-deadline=10m", "--fleet-level=burnin").status == 0
 
 
 def test_a_deadline_is_of_runs_only(run_pytest):

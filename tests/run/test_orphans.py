@@ -1,18 +1,16 @@
 """However the controller ends, no rank outlives it, and whatever it can still write is there."""
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.model.record import read
-from tests.conftest import as_on_a_terminal
+from tests.conftest import as_on_a_terminal, lead_the_terminal
 
 HANGING = """
 import os, subprocess, time
@@ -125,14 +123,9 @@ def test_a_terminal_that_is_closed_takes_no_report_away(tmp_path):
     (tmp_path / "test_inner.py").write_text(HANGING)
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "pytest", f"--rehearse={RANKS}", "--fleet-dir=out"]
-
-    def lead_the_terminal():
-        as_on_a_terminal()
-        os.setsid()
-        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
-
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    with subprocess.Popen(command, cwd=tmp_path, preexec_fn=lead_the_terminal, **streams) as process:
+    session = {"start_new_session": True, "preexec_fn": lead_the_terminal}
+    with subprocess.Popen(command, cwd=tmp_path, **session, **streams) as process:
         os.close(theirs)
         try:
             assert wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(RANKS)))

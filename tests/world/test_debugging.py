@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import pty
 import select
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.world.debugging import Loan, Loans, Returned, Wanted
-from tests.conftest import KEPT, ROOT, SECONDS, lay_out
+from tests.conftest import KEPT, ROOT, SECONDS, lay_out, lead_the_terminal
 
 MODULE = """
 import pytest
@@ -61,10 +61,12 @@ def typed(folder: Path, *arguments: str, answers: Sequence[str]) -> str:
         "--rehearse=2",
         "--fleet-dir=reports",
     ]
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(folder)
-        os.execve(sys.executable, [*command, *arguments], {**KEPT, "PYTHONPATH": str(ROOT)})
+    terminal, theirs = os.openpty()
+    process = subprocess.Popen(
+        [*command, *arguments], cwd=folder, env={**KEPT, "PYTHONPATH": str(ROOT)}, stdin=theirs, stdout=theirs,
+        stderr=theirs, start_new_session=True, preexec_fn=lead_the_terminal,
+    )  # fmt: skip
+    os.close(theirs)
     shown, looked_at, left = "", 0, list(answers)
     try:
         while select.select([terminal], [], [], SECONDS)[0] and (read := os.read(terminal, 1 << 16)):
@@ -76,7 +78,7 @@ def typed(folder: Path, *arguments: str, answers: Sequence[str]) -> str:
         pass
     finally:
         os.close(terminal)
-        os.waitpid(pid, 0)
+        process.wait()
     assert not left, shown
     return shown
 
