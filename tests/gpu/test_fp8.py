@@ -1,6 +1,7 @@
 """FP8 by a kernel of our own against torch's own steps, on a real GPU. Skipped without one."""
 
 import sys
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -30,20 +31,17 @@ def unlike(rank):
             for shape in SHAPES:
                 matrix = torch.randn(shape, device=rank.device).to(source)
                 ours = fp8_linear.scaled(matrix, dtype)
-                torchs = (matrix.float() / ours.scale).to(dtype)
-                expected = (torchs, torchs.t().contiguous())
-                if not all(
-                    torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-                    for one, other in zip(ours[:2], expected, strict=True)
-                ):
+                with patch.object(fp8_linear, "_triton", lambda: False):
+                    torchs = fp8_linear.scaled(matrix, dtype)
+                if not all(map(torch.equal, (one.float() for one in ours), (one.float() for one in torchs))):
                     found.append(f"{source} to {dtype}, {shape}")
     return found
 
 
 def test_the_kernel_scales_as_torch_does():
     shipping.ship_by_value(sys.modules[__name__])
-    run = Run(Options(gpus="1"))
+    run = Run(Options(gpus="all"))
     try:
-        assert run.ranks.world(with_group=False).run(unlike) == [[]]
+        assert not any(run.ranks.world(with_group=False).run(unlike))
     finally:
         run.close()
