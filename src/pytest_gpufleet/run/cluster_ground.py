@@ -44,7 +44,14 @@ class ClusterGround(Ground):
 
     @property
     def gpus_present(self) -> int:
-        return sum(len(hello.present) for hello in self._hellos.values())
+        """Those of nodes that are one host are there once."""
+        return len(
+            {
+                (hello.machine.get("boot_id") or node, bus or index)
+                for node, hello in self._hellos.items()
+                for index, bus in enumerate(hello.present)
+            }
+        )
 
     @property
     def where(self) -> str:
