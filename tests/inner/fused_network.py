@@ -91,3 +91,8 @@ def test_nan_is_not_hidden(parts):
     assert torch.equal(pooled.isnan(), nn.functional.max_pool2d(images, 3, 2, 1).isnan())
     for part in parts:
         assert part(images).isnan().any()
+
+
+def test_the_largest_batch_has_fewer_elements_than_kernels_can_count():
+    most, an_image = fused_norm.most_images(224), 64 * 112 * 112
+    assert most * an_image < 2**31 <= (most + 1) * an_image
