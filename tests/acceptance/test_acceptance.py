@@ -112,6 +112,35 @@ def test_level_quick_waits_for_nothing_that_others_need(run_fresh):
     assert re.findall(r"^loaded: (.*)$", run.text, re.MULTILINE) == ["torch"]
 
 
+BEGUN = """
+import pytest
+from pytest_gpufleet.plugin.keys import RUN
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session):
+    pool = session.config.stash[RUN].ranks.in_use
+    print("begun:", pool is not None and pool.started)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "files", "begun"),
+    [
+        ([ACCEPTANCE / "test_1_inventory.py"], {}, "True"),
+        ([ACCEPTANCE / "test_1_inventory.py", "-k", "gpu_count"], {}, "True"),  # what is deselected is not known yet
+        ([ACCEPTANCE / "test_1_inventory.py", "test_own.py"], {"test_own.py": "def test_own(world): pass"}, "False"),
+        (["test_1_inventory.py"], {"test_1_inventory.py": "def test_own(world): pass"}, "False"),
+    ],
+    ids=["the suite", "a part without ranks", "beside a test of somebody's own", "under a name of the suite"],
+)
+def test_ranks_of_the_suite_alone_start_while_it_is_collected(run_pytest, arguments, files, begun):
+    """Those of other tests find what they need by what their files do when they are collected."""
+    options = ("-p", "begun", "--rehearse", "--fleet-level=quick", FOLDER)
+    run = run_pytest(*options, *arguments, files={"begun.py": BEGUN, **files})
+    assert re.findall(r"^begun: (.*)$", run.text, re.MULTILINE) == [begun], run.text
+    assert set(run.outcomes.values()) <= {"passed", "not applicable"}, run.text
+
+
 def test_trainings_tell_their_losses(rehearsal):
     """Each GPU its own, or all together one; those of each training fall."""
     told = {}

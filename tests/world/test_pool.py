@@ -239,6 +239,37 @@ def test_groups_are_joined_once_in_the_order_of_their_use_and_again_in_a_fresh_w
     assert engine.joined[4:] == [(1, 3), (0,)]
 
 
+def test_the_first_call_waits_for_ranks_that_were_begun_before(engine):
+    told = []
+    engine.starting = lambda index: Takes(3.0)
+    world = world_of(engine, 2, on_event=lambda name, **content: told.append((name, content["seconds"])))
+    world._pool.begin()
+    assert (engine.starts, engine.now, told) == (1, 0.0, [])
+    engine.now = 1.0  # something else was done meanwhile
+    for _ in range(2):
+        assert world.run(lambda rank: rank.index) == [0, 1]
+    assert (engine.starts, told) == (1, [("world_started", 2.0)])
+
+
+def test_the_first_call_hears_why_ranks_that_were_begun_do_not_come_up(engine):
+    engine.starting = lambda index: Takes(1.0, OSError("no such device"))
+    world = world_of(engine, 2)
+    world._pool.begin()
+    with pytest.raises(RankFailure) as failure:
+        world.run(lambda rank: None)
+    assert (failure.value.kind, engine.starts, engine.kills) == ("exception", 1, 1)
+
+
+def test_ranks_that_were_begun_and_never_used_are_killed(engine):
+    world = world_of(engine, 2)
+    world._pool.begin()
+    world._pool.stop()
+    assert (engine.starts, engine.kills) == (1, 1)
+    world._pool.begin()
+    assert world.run(lambda rank: rank.index) == [0, 1]
+    assert (engine.starts, engine.kills) == (2, 1)
+
+
 def test_other_ranks_start_where_one_could_not_be_killed(engine):
     world = world_of(engine, 2)
     engine.unkillable = {1: "(in a system call that cannot be interrupted)"}

@@ -164,7 +164,7 @@ class NodeFinished(Event, frozen=True, tag="node_finished"):
 
 
 class WorldStarted(Event, frozen=True, tag="world_started"):
-    """`check`: the one that needed the ranks; "" of versions before 0.3."""
+    """`check`: the one that needed the ranks, and waited for them so many seconds; "" of versions before 0.3."""
 
     check: str = ""
     ranks: Count = 0

@@ -32,9 +32,27 @@ def _is_asked_for(item: pytest.Item, options: Options) -> bool:
     return levels.includes(options.level, level_of(item)) and not of_several
 
 
+@pytest.hookimpl(trylast=True)  # when it is known how healthy the GPUs are at rest
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Ranks of the suite start while its files are imported, which takes as long. Others may find what they need only
+    by what their files and folders do when they are collected."""
+    run = session.config.stash[RUN]
+    if run.evidence is not None and run.options.nodes is None and _only_the_suite(session.config):
+        run.ranks.begin()
+
+
+def _only_the_suite(config: pytest.Config) -> bool:
+    paths = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    files = [file for path in paths for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
+    return bool(files) and all(map(suite.belongs, files))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
+    run = session.config.stash[RUN]
+    if not any(map(ownership.uses_ranks, session.items)):
+        run.ranks.let_go()
     if names := suite.altered({item.path for item in session.items}):
-        session.config.stash[RUN].record_event("suite", altered=names)
+        run.record_event("suite", altered=names)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

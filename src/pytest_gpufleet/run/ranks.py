@@ -1,9 +1,10 @@
-"""The ranks of a run: made when the first test needs them, and shared by all."""
+"""The ranks of a run: made when the first test needs them or is collected, and shared by all."""
 
 from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def likely(options: Options) -> tuple[str, ...]:
 
 
 class Ranks:
-    """Nothing here touches a GPU before a test does."""
+    """Nothing here touches a GPU before a test does, or is about to."""
 
     nodes = 1  # that they are on
 
@@ -58,6 +59,12 @@ class Ranks:
         from pytest_gpufleet.world.rank_spec import nothing
 
         self._local_engine.get_ready(self._run.prepare_rank or nothing)
+
+    def begin(self) -> None:
+        """Start them while pytest collects what needs them. What keeps them from it is told by the first test, which
+        tries it itself then."""
+        with suppress(Exception):
+            self.pool.begin()
 
     @cached_property
     def pool(self) -> Pool:

@@ -53,6 +53,7 @@ class Pool:
         self.limit: int | None = None  # how many ranks the running test may use
         self.terminal: Terminal | None = None  # for a debugger on a rank, while a test runs that has one
         self.started = False
+        self._ready = False  # they were waited for, too
         self.used_by = ""  # the last test that was none of the suite and has used these ranks
         self._engine = engine
         self._test_deadline = test_deadline
@@ -78,6 +79,11 @@ class Pool:
         """Another test begins: it may use all ranks, and its first call finds nothing of the last one's."""
         self.limit = None
         self._test += 1
+
+    def begin(self) -> None:
+        """Start the ranks and do not wait: the first call does, and hears what is wrong with them."""
+        with self._one_at_a_time(), self._killing_on_error():
+            self._begin()
 
     def call(self, call: Call, timeout: float | None = None) -> dict[int, Any]:
         """The result of each rank. Calls of several threads follow one another, and the deadline of each begins with
@@ -155,17 +161,23 @@ class Pool:
     def _start(self) -> None:
         """Start the ranks, unless they run already. RankFailure if one does not come up, or if starting is hopeless."""
         __tracebackhide__ = True
-        if self.started:
+        if self._ready:
             return
         self._starts.check()
         began = self._clock()
+        with self._starts.counted(), self._killing_on_error():
+            self._begin()
+            self._collect(self._of_everyone("start of the ranks", b""), self._start_seconds)
+        self._ready = True
+        self._on_event("world_started", ranks=len(self.specs), seconds=round(self._clock() - began, 3))
+
+    def _begin(self) -> None:
+        if self.started:
+            return
         self._joined = set()
         self.used_by = ""
         self.started = True
-        with self._starts.counted(), self._killing_on_error():
-            self._engine.start(self.specs)
-            self._collect(self._of_everyone("start of the ranks", b""), self._start_seconds)
-        self._on_event("world_started", ranks=len(self.specs), seconds=round(self._clock() - began, 3))
+        self._engine.start(self.specs)
 
     def _join(self, groups: tuple[Members, ...]) -> None:
         __tracebackhide__ = True
@@ -246,4 +258,4 @@ class Pool:
             why = f"and could not be killed within {KILL_SECONDS:g} s {state}".rstrip()
             report = RankReport(rank, self.specs[rank].name, "running", f"{why}: reset this GPU or restart the machine")
             self._starts.give_up(RankFailure("hang", "nothing is started on this GPU again", (report,)))
-        self.started = False
+        self.started = self._ready = False
