@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jinja2
 from jinja2 import nodes
@@ -21,12 +21,14 @@ from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.tolerance import Reference
 from pytest_gpufleet.report import (
     banner,
     fleet_hosts,
     gpu_grid,
     misses,
     next_steps,
+    node_standings,
     open_points,
     reason_texts,
     translation,
@@ -34,7 +36,9 @@ from pytest_gpufleet.report import (
 )
 from pytest_gpufleet.report.page import (
     figure_tables,
+    fleet_page,
     health_section,
+    hosts_part,
     identity,
     machine_section,
     rendering,
@@ -44,6 +48,8 @@ from pytest_gpufleet.report.page import (
 from pytest_gpufleet.report.plots import telemetry_plots
 from pytest_gpufleet.report.plots.curves import SIZES
 from pytest_gpufleet.verdict import basis, given_limits, judgement, node_verdicts, verdict
+from pytest_gpufleet.verdict.across_runs import drift
+from pytest_gpufleet.verdict.fleet import equality, fleet_verdict
 
 SOURCES = rendering.HERE.parents[1]
 CHECKS = SOURCES.parents[1] / "acceptance"
@@ -59,7 +65,10 @@ TEMPLATES = (
     "machine",
     "hosts",
     "side_by_side",
+    "fleet",
+    "comparison",
 )  # those that have a language
+_NAMES = re.compile(r"\{[a-z]+\}")
 _ENTRY = re.compile(r'^msgid ((?:".*"\s*)+)^msgstr ((?:".*"\s*)+)', re.MULTILINE)
 
 
@@ -87,7 +96,7 @@ def compiled(entries: dict[str, str]) -> bytes:
 
 def texts() -> list[str]:
     """Every text that the authors of this project wrote and a report says: those of tables, templates and code."""
-    found = [*_of_tables(), *_of_checks(), *_of_templates(), *_of_code(), *_of_rows()]
+    found = [*_of_tables(), *_of_fleets(), *_of_checks(), *_of_templates(), *_of_code(), *_of_rows()]
     return [text for text in dict.fromkeys(found) if any(letter.isalpha() for letter in text)]
 
 
@@ -108,6 +117,19 @@ def _of_tables() -> Iterator[str]:
     yield from ("host", "hosts", "lost", "no run that counts", fleet_hosts.OWN, fleet_hosts.ALIKE, fleet_hosts.PEERS)
     yield from ("What else ran", "Spread", "check", "checks", "figure", "figures", figure_tables.LIKE_PEERS)
     yield from sorted({f"{metric.better} is better" for metric in METRICS.values()})
+
+
+def _of_fleets() -> Iterator[str]:
+    """Of several hosts, nodes or runs."""
+    for tables in (fleet_page.MEANS, fleet_verdict.TOLD, fleet_verdict.SEVERAL, node_standings.SECURED):
+        yield from tables.values()
+    yield from (fleet_verdict.NOBODY_SAID, fleet_verdict.REHEARSED, fleet_verdict.HELD_BACK)
+    yield from (*equality.facts(), "Fact", "Others", *hosts_part.ODD)
+    yield from (what for _, _, what in drift.CORRECTED)
+    yield from (*get_args(Reference), "Median", "First run", "Change", "died", "no GPU", "CPU ranks (rehearsal)")
+    yield from ("Figures: the worst place of each run", "Figures", "world", "node", "nodes")
+    yield from ("nobody recorded how they are secured", "1 counter of errors grew")
+    yield "1 figure is in one of the runs only: not compared"
 
 
 def _of_checks() -> Iterator[str]:
@@ -156,24 +178,25 @@ def _constants(node: Any) -> Iterator[str]:
 
 
 def _of_code() -> Iterator[str]:
-    """What is given to `say` where it stands, and what has names of values for it. Constants are among the tables."""
+    """What is given to `say` or Said where it stands, and, in modules that say anything, what has {names} of values.
+    Constants are among the tables."""
     for path in sorted([*SOURCES.rglob("*.py"), *CHECKS.rglob("*.py")]):
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        source = path.read_text(encoding="utf-8")
+        says = re.search(r"\b(say|Said)\(", source)
+        for call in ast.walk(ast.parse(source)):
             match call:
-                case ast.Call(func=ast.Name(id="say"), args=[ast.IfExp(body=first, orelse=second), *_]):
+                case ast.Constant(value=str(text)) if says and _NAMES.search(text) and "\n" not in text:
+                    yield text
+                case ast.Call(func=ast.Name(id="say" | "Said"), args=[ast.IfExp(body=first, orelse=second), *_]):
                     yield from _texts_of(first, second)
-                case ast.Call(func=ast.Name(id="say"), args=[first, *_]):
+                case ast.Call(func=ast.Name(id="say" | "Said"), args=[first, *_]):
                     yield from _texts_of(first)
                 case ast.Assign(targets=[ast.Name(id="CAPTION")], value=ast.Constant(value=str(caption))):
                     yield caption
                 case ast.Call(func=ast.Name(id="not_applicable" | "not_judged"), args=[first]):
                     yield from _texts_of(first)
-                case ast.Assign(value=ast.Constant(value=str(text))) if path.stem == "reason_texts" and "{" in text:
-                    yield text
                 case ast.Assign(value=ast.Tuple(elts=parts)) if path.stem == "reason_texts":
                     yield from _texts_of(*parts)
-                case ast.Assign(value=ast.IfExp(body=first, orelse=second)) if path.stem == "reason_texts":
-                    yield from (text for text in _texts_of(first, second) if "{" in text)
 
 
 def _texts_of(*parts: ast.expr) -> Iterator[str]:

@@ -197,3 +197,17 @@ def test_what_names_no_host_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_file_of_hosts_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused):
         hosts_file.read(tmp_path / "hosts")
+
+
+def test_pages_of_several_runs_are_in_the_language_that_is_asked_for_and_terminal_and_json_are_not(
+    fleet: Answer, reports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, told = tmp_path / "fleet.html", fleet()
+    assert fleet("--language", "zh", "-o", page) == told
+    assert '<html lang="zh">' in page.read_text(encoding="utf-8")
+    two, page = sorted(map(str, reports.iterdir()))[:2], tmp_path / "compared.html"
+    cli.main(["compare", *two])
+    shown = capsys.readouterr().out
+    cli.main(["compare", *two, "--language", "zh", "-o", str(page)])
+    assert capsys.readouterr().out == f"{shown}report: {page}\n"
+    assert '<html lang="zh">' in page.read_text(encoding="utf-8")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import runpy
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -12,15 +14,26 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import cli
+from pytest_gpufleet.model.language import Language, Said
+from pytest_gpufleet.model.record import read
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page import standalone
+from pytest_gpufleet.report.page import fleet_page, several_runs, standalone
+from pytest_gpufleet.report.page.comparison_section import compared
+from pytest_gpufleet.report.page.drift_section import drifted
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.report.translation import says
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.verdict.across_runs.drift import drift
+from pytest_gpufleet.verdict.across_runs.run_comparison import compare
+from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 from tests.conftest import REPORTS, FleetRun
+from tests.fleets import fleet_of, host_run, rejected, slower
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "recorded"
+LATER = RECORDED / "h200x4-a" / "evidence.jsonl"
+NAMES = ("node-", "run ", "ResNet-50")  # that stay
 # What a report in Chinese says in English, for want of a translation. It can only become shorter.
 UNTRANSLATED: frozenset[str] = frozenset()
 
@@ -96,6 +109,46 @@ def test_a_page_in_chinese_shows_strings_of_evidence_as_they_are() -> None:
     assert says("zh")("Verdict of this run on {host}:", host=text).count(text) == 1
 
 
+def unlike_each_other() -> list[HostRun]:
+    """Hosts of which one is rejected, one slower, one of another kernel, and one not there."""
+    slow, other = host_run("node-003", change=slower(0.1)), host_run("node-004", facts={"kernel": "6.9.9"})
+    return fleet_of(5, node_002=rejected("node-002"), node_003=slow, node_004=other)
+
+
+def test_fleet_in_both_languages_has_the_same_figures_and_names() -> None:
+    fleet = judge_fleet(unlike_each_other(), (), [f"node-{number:03}" for number in range(1, 8)])
+    english, chinese = (fleet_page.page(fleet, {}, language) for language in ("en", "zh"))
+    assert english == fleet_page.page(fleet, {})
+    assert all(reason in unescape(english) for reason in fleet.reasons)
+    assert {says("zh")(reason) for reason in fleet.reasons}.isdisjoint(fleet.reasons)
+    assert all(says("zh")(reason) in unescape(chinese) for reason in fleet.reasons)
+    assert _structure(chinese) == _structure(english)
+    assert not _english(chinese)
+
+
+@pytest.mark.parametrize("same_machine", [False, True])
+def test_comparison_in_both_languages_has_the_same_figures_and_names(same_machine: bool) -> None:
+    runs = {run.host: run.record for run in unlike_each_other()}
+    if same_machine:
+        runs = {f"run {number}": record for number, record in enumerate([read(LATER)] * 3)}
+
+    def page(language: Language) -> str:
+        say = says(language)
+        told = drifted(drift(runs), say) if same_machine else compared(compare(runs), len(runs), say)
+        return several_runs.page(told, language)
+
+    english, chinese = page("en"), page("zh")
+    assert _structure(chinese) == _structure(english)
+    assert not _english(chinese)
+
+
+def test_what_was_said_in_english_can_be_said_again() -> None:
+    told = Said("{hosts} REJECTED", hosts=Said("1 host ({hosts})", hosts="{odd} ACCEPTED"))
+    assert told == "1 host ({odd} ACCEPTED) REJECTED"
+    assert says("zh")(told) == "1 台主机 ({odd} ACCEPTED) 为 REJECTED"
+    assert says("en")(told) == copy.deepcopy(told) == told
+
+
 def test_sentences_are_joined_as_their_language_does() -> None:
     assert wording.sentences("No GPU is here.", "", "Look.") == "No GPU is here. Look."
     assert wording.sentences("没有 GPU。", "Look.", "请检查。") == "没有 GPU。Look. 请检查。"
@@ -109,6 +162,17 @@ def test_no_space_stands_after_punctuation_of_full_width(run: str) -> None:
     for block in re.split(r"</?(?:p|td|th|li|div|h\d|tr|summary|section|dt|dd|title)\b[^>]*>|<br>", page):
         text = re.sub(r"<[^>]+>", "", block)
         assert not re.search(r"[。！？：；，、] +\S", text), text  # noqa: RUF001
+
+
+def _structure(page: str) -> list[str]:
+    """What refers to what, and the cells that no language changes: figures with their units."""
+    return re.findall(r'(?:id|href|class|colspan)="[^"]*"|>-?[\d.,]+ ?[%A-Za-z/]*</td>', page)
+
+
+def _english(page: str) -> list[str]:
+    """Headings of tables and sections that are in no other language."""
+    found = re.findall(r"<(?:h\d|caption|th scope=\"col\")[^>]*>([^<]+)<", page)
+    return [text for text in found if text.isascii() and re.search("[a-z]{3}", text) and not text.startswith(NAMES)]
 
 
 def _values(text: str) -> set[str]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpufleet.commands.command import Command, new_console, printing, tell
 from pytest_gpufleet.commands.recorded import records_of
 from pytest_gpufleet.commands.writing import check_output, write
+from pytest_gpufleet.model.language import LANGUAGES, Say
+from pytest_gpufleet.report.translation import says
 from pytest_gpufleet.run.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="no tables, but one JSON object")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the comparison as HTML")
+    parser.add_argument("--language", choices=LANGUAGES, default="en", help="of that page (default: en)")
     parser.add_argument(
         "--csv", type=Path, metavar="FILE",
         help="write the figures as CSV, a row for each value of each run; with --same-machine those that got worse",
@@ -43,9 +46,9 @@ def _run(given: argparse.Namespace) -> int:
     check_output(given.output)
     check_output(given.csv)
     runs = records_of([given.first, *given.others])
-    shown, whole, document, rows = (_over_time if given.same_machine else _side_by_side)(runs)
+    shown, whole, document, rows = (_over_time if given.same_machine else _side_by_side)(runs, says(given.language))
     if given.output:
-        write(given.output, page(whole))
+        write(given.output, page(whole, given.language))
     if given.csv:
         write(given.csv, rows)
     console = new_console(highlight=False)
@@ -66,26 +69,26 @@ def _run(given: argparse.Namespace) -> int:
 Told = tuple["SeveralRuns", "SeveralRuns", dict[str, Any], str]
 
 
-def _side_by_side(runs: Mapping[str, Record]) -> Told:
+def _side_by_side(runs: Mapping[str, Record], say: Say) -> Told:
     """What the terminal shows, what the page shows, and the same for programs and for spreadsheets."""
     from pytest_gpufleet.report import comparison_csv, comparison_json
     from pytest_gpufleet.report.page.comparison_section import MOST_COLUMNS, compared
     from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
     comparison = compare(runs)
-    shown, whole = compared(comparison, MOST_COLUMNS), compared(comparison, len(runs))
+    shown, whole = compared(comparison, MOST_COLUMNS), compared(comparison, len(runs), say)
     return shown, whole, comparison_json.of_comparison(comparison), comparison_csv.of_comparison(comparison)
 
 
-def _over_time(runs: Mapping[str, Record]) -> Told:
+def _over_time(runs: Mapping[str, Record], say: Say) -> Told:
     """The same for one machine."""
     from pytest_gpufleet.report import comparison_csv, comparison_json
     from pytest_gpufleet.report.page.drift_section import drifted
     from pytest_gpufleet.verdict.across_runs.drift import drift
 
     found = drift(runs)
-    told = drifted(found)
-    return told, told, comparison_json.of_drift(found), comparison_csv.of_drift(found)
+    shown, whole = drifted(found), drifted(found, say)
+    return shown, whole, comparison_json.of_drift(found), comparison_csv.of_drift(found)
 
 
 COMPARE = Command(

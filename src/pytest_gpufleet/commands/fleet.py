@@ -13,6 +13,7 @@ from pytest_gpufleet.commands import hosts_file
 from pytest_gpufleet.commands.command import Command, print_lines, printing, tell
 from pytest_gpufleet.commands.recorded import unaltered
 from pytest_gpufleet.commands.writing import check_is_new, check_output, write
+from pytest_gpufleet.model.language import LANGUAGES
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.suite import Suite
@@ -30,6 +31,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="no summary, but one JSON object")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report of the fleet as HTML")
+    parser.add_argument("--language", choices=LANGUAGES, default="en", help="of that report (default: en)")
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -45,7 +47,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.output:
         from pytest_gpufleet.report.page.fleet_page import page
 
-        write(given.output, page(fleet, _reports(fleet.hosts, given.output)))
+        write(given.output, page(fleet, _reports(fleet.hosts, given.output), given.language))
     with printing():
         if given.json:
             from pytest_gpufleet.report import fleet_json

@@ -10,6 +10,26 @@ LANGUAGES: tuple[Language, ...] = get_args(Language)
 Say = Callable[..., str]  # (text, **values): the text in some language, with the values for its {names}
 
 
+class Said(str):
+    """A text in English that can be said in another language later: `text` with `values` for its {names}, of which
+    those that are such texts too are said in that language."""
+
+    def __new__(cls, text: str, **values: object) -> Said:
+        said = super().__new__(cls, english(text, **values))
+        said._text, said._values = text, values
+        return said
+
+    def told(self, say: Say) -> str:
+        return say(self._text, **{name: _in(say, value) for name, value in self._values.items()})
+
+    _text: str
+    _values: dict[str, object]
+
+
+def _in(say: Say, value: object) -> object:
+    return value.told(say) if isinstance(value, Said) else value
+
+
 def english(text: str, **values: object) -> str:
     """A text as it stands in the code: what says it where nobody asks for another language."""
     return text.format(**values) if values else text

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_gpufleet.model.codec import Finite
+from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Condition
 
@@ -47,7 +48,9 @@ class Tolerance:
         ones were seen to, the slower one is: nothing makes a GPU faster than it is."""
         return 2 if self.source else 3
 
-    def __str__(self) -> str:
+    @property
+    def told(self) -> Said:
         """What may be, in words: "3 % worse than the better half of its peers"."""
-        whose = "its peers" if self.within == "machine" else "its peers at the same NUMA node"
-        return f"{100 * self.worse:g} % worse than the {self.reference} of {whose}"
+        near = "{percent} % worse than the {reference} of its peers at the same NUMA node"
+        text = "{percent} % worse than the {reference} of its peers" if self.within == "machine" else near
+        return Said(text, percent=f"{100 * self.worse:g}", reference=Said(self.reference))

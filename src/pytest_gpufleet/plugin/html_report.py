@@ -40,8 +40,8 @@ class HtmlReport:
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_summary(self, prefix: list[str]) -> None:
         record, own = self._evidence.record, self._run.runs_of_nodes()
-        nodes = nodes_part(record, own, self._run.folder.reports(own.values(), self._run.folder.path))
         say = says(record.run.language)
+        nodes = nodes_part(record, own, self._run.folder.reports(own.values(), self._run.folder.path), say)
         every_test = EVERY_TEST.format(say("Every test as pytest ran it, with what it printed"))
         prefix += [summary_html.summary(record, self._evidence.sha256, nodes), every_test]
 

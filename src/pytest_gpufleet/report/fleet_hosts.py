@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import Where, on_node
-from pytest_gpufleet.report import gpu_grid, wording
+from pytest_gpufleet.report import gpu_grid
 from pytest_gpufleet.report.accused import accused, times_named
 from pytest_gpufleet.report.groups import groups
 from pytest_gpufleet.verdict.fleet.equality import Difference
@@ -137,14 +138,16 @@ def _standing(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[str, str
     return cells, tuple(gpus[place] for place in dict.fromkeys(named) if place in gpus)
 
 
-def counts(fleet: Fleet) -> list[str]:
+def counts(fleet: Fleet, say: Say = english) -> list[str]:
     """The fleet in figures: hosts by verdict, GPUs by model."""
     verdicts = Counter(str(run.record.verdict) for run in fleet.hosts)
     models = Counter(gpu.name for run in fleet.hosts for gpu in run.record.topology.gpus)
-    expected = f", {len(fleet.expected)} expected" if fleet.expected is not None else ""
+    hosts = say("{count} hosts" if len(fleet.hosts) != 1 else "1 host", count=len(fleet.hosts))
+    if fleet.expected is not None:
+        hosts += say(", {count} expected", count=len(fleet.expected))
     told = [
-        f"{wording.count(len(fleet.hosts), 'host')}{expected}",
-        ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())),
-        ", ".join(f"{count} x {name}" for name, count in models.items()),
+        hosts,
+        say(", ").join(f"{count} {say(verdict)}" for verdict, count in sorted(verdicts.items())),
+        say(", ").join(f"{count} x {name}" for name, count in models.items()),
     ]
     return [text for text in told if text]

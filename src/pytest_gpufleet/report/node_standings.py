@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from pytest_gpufleet.model.event_values import HostFound
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import Said, Say, english
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid, wording
@@ -35,10 +35,10 @@ def as_fleet(record: Record, runs: NodeRuns) -> Fleet:
     that their nodes have in the record; of a node that was lost, what it had told by then."""
     absent = [node for node in record.hosts if node not in runs and node not in record.lost]
     gaps = [
-        *(_gap(record, "lost", node, f"lost: {event.why}") for node, event in record.lost.items()),
-        *(_gap(record, "left out", node, f"no part in checks between nodes: {event.why}")
+        *(_gap(record, "lost", node, Said("lost: {why}", why=event.why)) for node, event in record.lost.items()),
+        *(_gap(record, "left out", node, Said("no part in checks between nodes: {why}", why=event.why))
           for node, event in record.left_out.items()),
-        *(_gap(record, "missing", node, "it has no run of its own") for node in absent),
+        *(_gap(record, "missing", node, Said("it has no run of its own")) for node in absent),
     ]  # fmt: skip
     sums = {node: end.sha256 for node, end in record.finished.items()}
     return judge_fleet([replace(run, sha256=sums.get(node, "")) for node, run in runs.items()], over_all=gaps)
@@ -61,16 +61,21 @@ def nodes_in_words(record: Record, say: Say = english) -> list[str]:
     run = record.run
     if not record.of_cluster:
         return []
-    wanted = f" of {run.nodes_wanted} asked for" if run.nodes_wanted else ""
-    gone = [f"{len(found)} {what}" for what, found in (("lost", record.lost), ("left out", record.left_out)) if found]
+    there = len(run.nodes) or 1
+    nodes = say("{count} nodes" if there != 1 else "1 node", count=there)
+    if run.nodes_wanted:
+        nodes = say("{nodes} of {wanted} asked for", nodes=nodes, wanted=run.nodes_wanted)
+    gone = [say("{count} lost", count=len(record.lost))] if record.lost else []
+    gone += [say("{count} left out", count=len(record.left_out))] if record.left_out else []
     networks = Counter(filter(None, map(_network, record.machines.values()))).most_common(1)
     interfaces = ", ".join(dict.fromkeys(filter(None, run.interfaces)))
+    safe = say(SECURED.get(run.secured or "", "nobody recorded how they are secured"))
     return [
-        ", ".join([f"{wording.count(len(run.nodes) or 1, 'node')}{wanted}", *gone]),
+        say(", ").join([nodes, *gone]),
         *one_host_told(record, say),
-        *(f"network of a node: {network}" for network, _ in networks),
-        *([f"ranks meet over {interfaces}"] if interfaces else []),
-        f"messages: {run.transport}, {SECURED.get(run.secured or '', 'nobody recorded how they are secured')}",
+        *(say("network of a node: {network}", network=network) for network, _ in networks),
+        *([say("ranks meet over {interfaces}", interfaces=interfaces)] if interfaces else []),
+        say("messages: {transport}, {safe}", transport=run.transport, safe=safe),
     ]
 
 
@@ -96,8 +101,9 @@ def to_look_at(record: Record) -> dict[int, str]:
 
 def _gap(record: Record, kind: GapKind, node: int, what: str) -> Gap:
     found = {each.index: each.serial for each in record.run.nodes}
-    serial = f"; serial of the machine: {found[node]}" if found.get(node) else ""
-    return Gap(kind, (record.hosts[node],), what + serial)
+    if serial := found.get(node):
+        what = Said("{what}; serial of the machine: {serial}", what=what, serial=serial)
+    return Gap(kind, (record.hosts[node],), what)
 
 
 def _between(record: Record, between: Sequence[Group]) -> dict[str, BetweenHosts]:

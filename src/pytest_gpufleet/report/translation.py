@@ -10,7 +10,7 @@ import gettext
 from functools import cache
 from pathlib import Path
 
-from pytest_gpufleet.model.language import Language, Say
+from pytest_gpufleet.model.language import Language, Said, Say
 
 LOCALE = Path(__file__).with_name("locale")
 
@@ -18,10 +18,12 @@ LOCALE = Path(__file__).with_name("locale")
 @cache
 def says(language: Language) -> Say:
     """The function that says a text in `language`: English where the catalogue does not have it. Where `values` are
-    given, the text has their {names}."""
+    given, the text has their {names}; one that is Said has brought its own along."""
     catalogue = gettext.translation("gpufleet", LOCALE, [language], fallback=True)
 
     def say(text: str, **values: object) -> str:
+        if isinstance(text, Said):
+            return text.told(say)
         said = catalogue.gettext(text) if text else ""  # gettext("") is the head of the catalogue
         return said.format(**values) if values else said
 

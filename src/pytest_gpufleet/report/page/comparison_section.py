@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.several_runs import SeveralRuns, Table, runs_table, what
@@ -13,54 +14,64 @@ from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, R
 MOST_COLUMNS = 4
 
 
-def compared(comparison: RunComparison, most_columns: int) -> SeveralRuns:
+def compared(comparison: RunComparison, most_columns: int, say: Say = english) -> SeveralRuns:
     """What is to be told of a comparison; a column for each run only if they are at most so many."""
     tables = (
-        runs_table(comparison.runs),
-        _other_bits(comparison),
-        _outliers(comparison),
-        _figures(comparison, most_columns),
+        runs_table(comparison.runs, say),
+        _other_bits(comparison, say),
+        _outliers(comparison, say),
+        _figures(comparison, most_columns, say),
     )
     bad = bool(comparison.outliers or comparison.other_bits) or not comparison.rows
-    return SeveralRuns(headline(comparison), bad, comparison.notes, tables)
+    return SeveralRuns(headline(comparison, say), bad, comparison.notes, tables)
 
 
-def headline(comparison: RunComparison) -> str:
+def headline(comparison: RunComparison, say: Say = english) -> str:
     """What the comparison found, in one line."""
-    outliers = comparison.outliers
+    outliers, runs, figures = comparison.outliers, len(comparison.runs), len(comparison.rows)
     if comparison.other_bits:
         apart = comparison.other_bits[0]
-        machines = ", ".join(apart.hosts)
+        machines = say(", ").join(apart.hosts)
         if apart.usual is None:
-            return f"These compute other bits than each other, and nobody can say which are wrong: {machines}."
-        return f"Computes other bits than most with the same GPUs and libraries: {machines}."
-    if not comparison.rows:
-        return "There is nothing to compare: the runs have no figure in common."
+            text = "These compute other bits than each other, and nobody can say which are wrong: {machines}."
+            return say(text, machines=machines)
+        return say("Computes other bits than most with the same GPUs and libraries: {machines}.", machines=machines)
+    if not figures:
+        return say("There is nothing to compare: the runs have no figure in common.")
     if not outliers:
-        return f"No outlier among {wording.count(len(comparison.rows), 'figure')} of {len(comparison.runs)} runs."
+        one, several = "No outlier: 1 figure of {runs} runs.", "No outlier among {count} figures of {runs} runs."
+        return say(one if figures == 1 else several, count=figures, runs=runs)
     worst = outliers[0]
-    return (
-        f"{wording.count(len(outliers), 'outlier')}; the worst: {worst.figure.metric.title} of "
-        f"{wording.place(worst.place)} in {worst.run}, {wording.percent(worst.worse)} worse."
+    return say(
+        "{count} outliers; the worst: {metric} of {place} in {run}, {percent} worse."
+        if len(outliers) != 1
+        else "1 outlier: {metric} of {place} in {run}, {percent} worse.",
+        count=len(outliers),
+        metric=say(worst.figure.metric.title),
+        place=say(wording.place(worst.place)),
+        run=worst.run,
+        percent=wording.percent(worst.worse),
     )
 
 
-def _other_bits(comparison: RunComparison) -> Table:
+def _other_bits(comparison: RunComparison, say: Say) -> Table:
     rows = (
-        (machine, each.fact, value, each.usual or "nobody can say")
+        (machine, say(each.fact), value, each.usual or say("nobody can say"))
         for each in comparison.other_bits
         for value, machines in each.others.items()
         for machine in machines
     )
-    return Table("Other bits from the same data", ("Run", "What", "Computed", "Most have"), tuple(rows))
+    return Table(
+        say("Other bits from the same data"), (say("Run"), say("What"), say("Computed"), say("Most have")), tuple(rows)
+    )
 
 
-def _outliers(comparison: RunComparison) -> Table:
+def _outliers(comparison: RunComparison, say: Say) -> Table:
     rows = (
         (
             outlier.run,
             outlier.identity if outlier.identity != str(outlier.place) else wording.place(outlier.place),
-            what(outlier.figure),
+            what(outlier.figure, say),
             wording.quantity(outlier.value, outlier.figure.metric.unit),
             wording.quantity(outlier.reference, outlier.figure.metric.unit),
             wording.percent(outlier.worse),
@@ -68,15 +79,16 @@ def _outliers(comparison: RunComparison) -> Table:
         for outlier in comparison.outliers
     )
     reference = "First run" if len(comparison.runs) == 2 else "Median"
-    return Table("Outliers, the worst first", ("Run", "Where", "What", "Measured", reference, "Worse by"), tuple(rows))
+    heads = (say("Run"), say("Where"), say("What"), say("Measured"), say(reference), say("Worse by"))
+    return Table(say("Outliers, the worst first"), heads, tuple(rows))
 
 
-def _figures(comparison: RunComparison, most_columns: int) -> Table:
+def _figures(comparison: RunComparison, most_columns: int, say: Say) -> Table:
     runs = tuple(comparison.runs) if len(comparison.runs) <= most_columns else ()
     last = "Change" if len(comparison.runs) == 2 else "Spread"
     rows = (
         (
-            what(row.figure),
+            what(row.figure, say),
             *(_cell(row, index) for index in range(len(runs))),
             wording.quantity(row.median, row.figure.metric.unit),
             _change(row) if last == "Change" else wording.percent(row.spread),
@@ -85,7 +97,8 @@ def _figures(comparison: RunComparison, most_columns: int) -> Table:
         for row in comparison.rows
     )
     caption = "Figures: the worst place of each run" if runs else "Figures"
-    return Table(caption, ("Figure", *runs, "Median of all places", last, "Outliers"), tuple(rows))
+    heads = (say("Figure"), *runs, say("Median of all places"), say(last), say("Outliers"))
+    return Table(say(caption), heads, tuple(rows))
 
 
 def _cell(row: ComparedFigure, index: int) -> str:

@@ -2,51 +2,62 @@
 
 from __future__ import annotations
 
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.several_runs import SeveralRuns, Table, runs_table, what
 from pytest_gpufleet.verdict.across_runs.drift import Drift, Worsened
 
 
-def drifted(drift: Drift) -> SeveralRuns:
+def drifted(drift: Drift, say: Say = english) -> SeveralRuns:
     """What is to be told of a machine over time."""
     bad = bool(drift.worse or drift.faults) or not drift.compared
-    return SeveralRuns(headline(drift), bad, drift.notes, (runs_table(drift.runs), _worse(drift), _faults(drift)))
+    tables = (runs_table(drift.runs, say), _worse(drift, say), _faults(drift, say))
+    return SeveralRuns(headline(drift, say), bad, drift.notes, tables)
 
 
-def headline(drift: Drift) -> str:
+def headline(drift: Drift, say: Say = english) -> str:
     """What was found, in one line."""
-    *_, last = drift.runs
+    *earlier, last = drift.runs
     if not drift.compared and not drift.faults:
-        return f"There is nothing to compare: no earlier run has a figure of a GPU of {last}."
+        return say("There is nothing to compare: no earlier run has a figure of a GPU of {run}.", run=last)
     if not drift.worse and not drift.faults:
-        figures, runs = wording.count(drift.compared, "figure"), wording.count(len(drift.runs) - 1, "earlier run")
-        return f"Nothing got worse in {last}: {figures} held against {runs}."
+        figures = say("{count} figures" if drift.compared != 1 else "1 figure", count=drift.compared)
+        runs = say("{count} earlier runs" if len(earlier) != 1 else "1 earlier run", count=len(earlier))
+        return say("Nothing got worse in {run}: {figures} held against {runs}.", run=last, figures=figures, runs=runs)
     parts = []
     if drift.faults:
-        parts.append(f"{wording.count(len(drift.faults), 'counter')} of errors grew")
+        grew = "{count} counters of errors grew" if len(drift.faults) != 1 else "1 counter of errors grew"
+        parts.append(say(grew, count=len(drift.faults)))
     if drift.worse:
         worst = drift.worse[0]
+        one = "1 figure got worse in {run}: {metric} of {place}, {percent} worse"
+        more = "{count} figures got worse in {run}; the worst: {metric} of {place}, {percent} worse"
         parts.append(
-            f"{wording.count(len(drift.worse), 'figure')} got worse in {last}; the worst: {worst.figure.metric.title} "
-            f"of {wording.place(worst.place)}, {wording.percent(worst.worse)} worse"
+            say(
+                more if len(drift.worse) != 1 else one,
+                count=len(drift.worse),
+                run=last,
+                metric=say(worst.figure.metric.title),
+                place=say(wording.place(worst.place)),
+                percent=wording.percent(worst.worse),
+            )
         )
-    return f"{'; '.join(parts)}."
+    return f"{say('; ').join(parts)}{say('.')}"
 
 
-def _worse(drift: Drift) -> Table:
+def _worse(drift: Drift, say: Say) -> Table:
     rows = (
         (
             each.identity if each.identity != str(each.place) else wording.place(each.place),
-            what(each.figure),
+            what(each.figure, say),
             _history(each),
             wording.percent(each.worse),
             wording.percent(each.allowed),
         )
         for each in drift.worse
     )
-    return Table(
-        "What got worse, the worst first", ("Where", "What", "From run to run", "Worse by", "Noise"), tuple(rows)
-    )
+    heads = (say("Where"), say("What"), say("From run to run"), say("Worse by"), say("Noise"))
+    return Table(say("What got worse, the worst first"), heads, tuple(rows))
 
 
 def _history(each: Worsened) -> str:
@@ -57,7 +68,7 @@ def _history(each: Worsened) -> str:
     return ", ".join([*earlier, wording.quantity(last, each.figure.metric.unit)])
 
 
-def _faults(drift: Drift) -> Table:
+def _faults(drift: Drift, say: Say) -> Table:
     newest = list(drift.runs.values())[-1].topology
     rows = ((", ".join(map(newest.identity, fault.subjects)), fault.what, fault.kind.action) for fault in drift.faults)
-    return Table("Counters of errors that grew", ("Where", "What", "Action"), tuple(rows))
+    return Table(say("Counters of errors that grew"), (say("Where"), say("What"), say("Action")), tuple(rows))

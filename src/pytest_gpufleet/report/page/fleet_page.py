@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.report.banner import STAMPS
 from pytest_gpufleet.report.fleet_hosts import counts, host_rows
 from pytest_gpufleet.report.page.hosts_part import hosts_part
 from pytest_gpufleet.report.page.rendering import render
+from pytest_gpufleet.report.translation import says
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
 
@@ -20,14 +22,16 @@ MEANS = {
 }
 
 
-def page(fleet: Fleet, reports: Mapping[str, str]) -> str:
+def page(fleet: Fleet, reports: Mapping[str, str], language: Language = "en") -> str:
     """A self-contained HTML page. `reports`: the addresses of the hosts' own reports, by folder, where there is one."""
+    say = says(language)
     return render(
         "fleet.html.jinja",
+        language,
         fleet=fleet,
         stamp=STAMPS[fleet.verdict],
         means=MEANS[fleet.verdict],
-        basis=basis.in_words(fleet.grades),
-        counts=counts(fleet),
-        hosts=hosts_part("host", fleet, host_rows(fleet), reports),
+        basis=basis.in_words(fleet.grades, say),
+        counts=counts(fleet, say),
+        hosts=hosts_part("host", fleet, host_rows(fleet), reports, say),
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import node_standings, wording
@@ -22,6 +23,7 @@ ROWS_OF_A_MAP = 25  # then the next table begins beside it
 MOST_FIGURES = 12  # of a host
 MOST_PLACES = 4  # of a figure
 MOST_NAMES = 12
+ODD = ("Host", "Figures", "The worst", "Measured", "Median of all hosts", "Worse by")  # the heads of a table
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,17 @@ class HostsPart:
         return f"{self.noun}s"
 
 
-def nodes_part(record: Record, runs: NodeRuns, reports: Mapping[str, str]) -> HostsPart | None:
+def nodes_part(record: Record, runs: NodeRuns, reports: Mapping[str, str], say: Say = english) -> HostsPart | None:
     """Of a run on many nodes; None of one on its own machine. `runs`: the nodes' own."""
     if not record.of_cluster:
         return None
     fleet = as_fleet(record, runs)
-    return hosts_part("node", fleet, node_standings.rows(record, fleet), reports)
+    return hosts_part("node", fleet, node_standings.rows(record, fleet), reports, say)
 
 
-def hosts_part(noun: str, fleet: Fleet, rows: Sequence[HostRow], reports: Mapping[str, str]) -> HostsPart:
+def hosts_part(
+    noun: str, fleet: Fleet, rows: Sequence[HostRow], reports: Mapping[str, str], say: Say = english
+) -> HostsPart:
     """`noun`: what a host is called."""
     return HostsPart(
         noun,
@@ -77,43 +81,50 @@ def hosts_part(noun: str, fleet: Fleet, rows: Sequence[HostRow], reports: Mappin
         [rows[first : first + ROWS_OF_A_MAP] for first in range(0, len(rows), ROWS_OF_A_MAP)],
         SYMBOLS,
         {row.host: f"fleet-host-{number}" for number, row in enumerate(rows) if row.wrong},
-        [_detail(row) for row in rows if row.wrong],
-        [table for table in (_equality(fleet, noun), _odd(rows)) if table.rows],
+        [_detail(row, say) for row in rows if row.wrong],
+        [table for table in (_equality(fleet, noun, say), _odd(rows, say)) if table.rows],
         reports,
     )
 
 
-def _detail(row: HostRow) -> HostDetail:
+def _detail(row: HostRow, say: Say) -> HostDetail:
     record = row.run.record if row.run else None
+    rejected = record is not None and record.verdict != "ACCEPTED"
     return HostDetail(
         row,
-        why(record) if record else "",
-        reasons(record, "which its own report lists") if record and record.verdict != "ACCEPTED" else [],
-        [*(gap.what for gap in row.gaps if gap.kind != "incomplete"), *row.said],
+        why(record, say) if record else "",
+        reasons(record, "which its own report lists", say) if record and rejected else [],
+        [*(say(gap.what) for gap in row.gaps if gap.kind != "incomplete"), *row.said],
         [
-            (each.fact, next(value for value, hosts in each.others.items() if row.host in hosts), each.usual or "")
+            (say(each.fact), next(value for value, hosts in each.others.items() if row.host in hosts), each.usual or "")
             for each in row.differences
         ],
-        [_figure(each) for each in row.slow[:MOST_FIGURES]],
+        [_figure(each, say) for each in row.slow[:MOST_FIGURES]],
         max(0, len(row.slow) - MOST_FIGURES),
     )
 
 
-def _figure(slow: SlowPlaces) -> tuple[str, str, str, str]:
+def _figure(slow: SlowPlaces, say: Say) -> tuple[str, str, str, str]:
     worse = [on_node(place, 0) for place in sorted(slow.worse, key=lambda place: -slow.worse[place])]
-    where = f"all {len(worse)} places" if slow.everywhere else wording.places(worse, MOST_PLACES)
+    where = say("all {count} places", count=len(worse)) if slow.everywhere else wording.places(worse, MOST_PLACES)
     measured = wording.span(slow.values.values(), slow.figure.metric.unit)
-    allowed = " and ".join(map(str, slow.tolerances))
-    return what(slow.figure), where, measured, f"{wording.percent(slow.worst)}; allowed: {allowed}"
+    allowed = say(" and ").join(say(each.told) for each in slow.tolerances)
+    worst = say("{percent}; allowed: {allowed}", percent=wording.percent(slow.worst), allowed=allowed)
+    return what(slow.figure, say), where, measured, worst
 
 
-def _equality(fleet: Fleet, noun: str) -> Table:
+def _equality(fleet: Fleet, noun: str, say: Say) -> Table:
     rows = (
-        (each.fact, each.usual or "", value, f"{len(hosts)}: {_names(hosts)}")
+        (say(each.fact), each.usual or "", value, f"{len(hosts)}{say(': ')}{_names(hosts)}")
         for each in fleet.differences
         for value, hosts in each.others.items()
     )
-    return Table(f"In what {noun}s differ", ("Fact", f"Most {noun}s", "Others", f"{noun.capitalize()}s"), tuple(rows))
+    things = say(f"{noun}s")
+    return Table(
+        say("In what {things} differ", things=things),
+        ("Fact", say("Most {things}", things=things), "Others", wording.capitalised(things)),
+        tuple(rows),
+    )
 
 
 def _names(hosts: tuple[str, ...]) -> str:
@@ -121,19 +132,19 @@ def _names(hosts: tuple[str, ...]) -> str:
     return ", ".join(hosts[:MOST_NAMES]) + more
 
 
-def _odd(rows: Sequence[HostRow]) -> Table:
+def _odd(rows: Sequence[HostRow], say: Say) -> Table:
     """One row a host: the figure that stands out most."""
     worst = [(row, max(row.odd, key=lambda each: each.worse)) for row in rows if row.odd]
     cells = (
         (
             row.host,
             str(len(row.odd)),
-            what(each.figure),
+            what(each.figure, say),
             wording.quantity(each.value, each.figure.metric.unit),
             wording.quantity(each.reference, each.figure.metric.unit),
             wording.percent(each.worse),
         )
         for row, each in sorted(worst, key=lambda found: -found[1].worse)
     )
-    caption = "Hosts that stand out in what whole hosts reach: told, and not judged"
-    return Table(caption, ("Host", "Figures", "The worst", "Measured", "Median of all hosts", "Worse by"), tuple(cells))
+    caption = say("Hosts that stand out in what whole hosts reach: told, and not judged")
+    return Table(caption, ODD, tuple(cells))

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpufleet.model.language import Language, Say
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.rendering import render
+from pytest_gpufleet.report.translation import says
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure
 from pytest_gpufleet.verdict.across_runs.run_comparison import models
 
@@ -34,12 +36,14 @@ class SeveralRuns:
     tables: tuple[Table, ...]
 
 
-def page(told: SeveralRuns) -> str:
-    """A self-contained HTML page."""
+def page(told: SeveralRuns, language: Language = "en") -> str:
+    """A self-contained HTML page. `told`: in that language, but for the notes."""
+    say = says(language)
     return render(
         "comparison.html.jinja",
+        language,
         headline=told.headline,
-        notes=[wording.clean(note) for note in told.notes],
+        notes=[wording.clean(say(note)) for note in told.notes],
         tables=[table for table in told.tables if table.rows],
     )
 
@@ -63,19 +67,19 @@ def screen(told: SeveralRuns) -> Group:
     return Group(*parts, Text(wording.clean(told.headline), style="bold red" if told.bad else "bold green"))
 
 
-def runs_table(runs: Mapping[str, Record]) -> Table:
+def runs_table(runs: Mapping[str, Record], say: Say) -> Table:
     rows = (
         (
             name,
             record.run.host,
             record.run.utc,
-            f"{len(record.topology.gpus)} x {models(record)}" if record.topology.gpus else models(record),
-            record.verdict or "died",
+            f"{len(record.topology.gpus)} x {models(record)}" if record.topology.gpus else say(models(record)),
+            say(record.verdict or "died"),
         )
         for name, record in runs.items()
     )
-    return Table("The runs", ("Run", "Host", "Date (UTC)", "GPUs", "Verdict"), tuple(rows))
+    return Table(say("The runs"), (say("Run"), say("Host"), say("Date (UTC)"), "GPUs", say("Verdict")), tuple(rows))
 
 
-def what(figure: Figure) -> str:
-    return ", ".join([figure.metric.title, *wording.words(dict(figure.conditions))])
+def what(figure: Figure, say: Say) -> str:
+    return say(", ").join([say(figure.metric.title), *wording.words(dict(figure.conditions), say)])

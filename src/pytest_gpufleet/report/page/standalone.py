@@ -11,6 +11,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page import summary_html
 from pytest_gpufleet.report.page.hosts_part import nodes_part
 from pytest_gpufleet.report.page.rendering import render
+from pytest_gpufleet.report.translation import says
 from pytest_gpufleet.verdict.fleet.among_nodes import NodeRuns
 
 ALONE: NodeRuns = {}
@@ -34,7 +35,7 @@ def page(
         "page.html.jinja",
         language,
         host=record.run.host or "unknown host",
-        fragment=summary_html.summary(record, sha256, nodes_part(record, runs, reports), language),
+        fragment=summary_html.summary(record, sha256, nodes_part(record, runs, reports, says(language)), language),
         checks=[_row(check) for check in record.checks.values()],
     )
 

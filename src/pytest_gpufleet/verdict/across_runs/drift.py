@@ -11,6 +11,7 @@ from statistics import fmean, median
 from pytest_gpufleet.model.facts import COUNTERS
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
@@ -186,7 +187,7 @@ def _worse_by(now: float, earlier: list[float], figure: Figure) -> tuple[float, 
 def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
     """What the errors that GPUs count say of the time since their first run: faults, and what is only told."""
     faults: list[Fault] = []
-    told = []
+    told: list[str] = []
     first: dict[str, tuple[Gpu, Record]] = {}
     for record in runs[:-1]:
         for gpu in record.topology.gpus:
@@ -200,7 +201,8 @@ def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
         for counter, part, what in CORRECTED:
             then, now = _count(before, counter, part), _count(gpu, counter, part)
             if now > then:
-                told.append(f"{gpu.identity}: {then} {what} at {record.run.utc}, {now} now")
+                text = "{gpu}: {then} {what} at {utc}, {now} now"
+                told.append(Said(text, gpu=gpu.identity, then=then, what=Said(what), utc=record.run.utc, now=now))
     return tuple(faults), told
 
 
@@ -217,14 +219,16 @@ def _moved(runs: Mapping[str, Record]) -> list[str]:
     """GPUs of the last run that were elsewhere before or that no earlier run has, and those that it lacks."""
     *earlier, last = runs
     before = {gpu_id(gpu): (gpu, name) for name in earlier for gpu in runs[name].topology.gpus}
-    notes = []
+    notes: list[str] = []
     for gpu in runs[last].topology.gpus:
         old, name = before.pop(gpu_id(gpu), (None, ""))
         if old is None:
-            notes.append(f"{gpu.identity}: in none of the earlier runs")
+            notes.append(Said("{gpu}: in none of the earlier runs", gpu=gpu.identity))
         elif (was := (runs[name].hosts[old.node], old.pci_bus_id)) != (runs[last].hosts[gpu.node], gpu.pci_bus_id):
-            notes.append(f"{gpu.identity} of {runs[last].hosts[gpu.node]}: was at {was[1]} of {was[0]} in {name}")
-    return notes + [f"{gpu.identity}: in {name}, and not in {last}" for gpu, name in before.values()]
+            text, host = "{gpu} of {host}: was at {bus} of {old} in {run}", runs[last].hosts[gpu.node]
+            notes.append(Said(text, gpu=gpu.identity, host=host, bus=was[1], old=was[0], run=name))
+    gone = "{gpu}: in {run}, and not in {last}"
+    return notes + [Said(gone, gpu=gpu.identity, run=name, last=last) for gpu, name in before.values()]
 
 
 def _time(record: Record) -> datetime:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pytest_gpufleet.model.gpu import SOFTWARE
+from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures, held_to_limits
@@ -85,7 +86,9 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
         rows.append(_row(figure, values, runs, len(found)))
     notes = [*differences(runs), *_exchanged(runs), *not_compared(runs)]
     if alone:
-        notes.append(f"{alone} {'figure is' if alone == 1 else 'figures are'} in one of the runs only: not compared")
+        one = "1 figure is in one of the runs only: not compared"
+        more = "{count} figures are in one of the runs only: not compared"
+        notes.append(Said(one if alone == 1 else more, count=alone))
     outliers.sort(key=lambda outlier: -outlier.worse)
     return RunComparison(runs, tuple(notes), tuple(rows), tuple(outliers), tuple(other_bits(runs)))
 
@@ -152,7 +155,11 @@ def differences(runs: Mapping[str, Record]) -> list[str]:
             for fact, what in SOFTWARE.items()
         },
     }
-    return [f"{fact} differs: {_owners(of)}" for fact, of in facts.items() if len(set(of.values())) > 1]
+    return [
+        Said("{fact} differs: {values}", fact=Said(fact), values=_owners(of))
+        for fact, of in facts.items()
+        if len(set(of.values())) > 1
+    ]
 
 
 def models(record: Record) -> str:
@@ -170,13 +177,14 @@ def _owners(values: Mapping[str, str]) -> str:
 
 def _exchanged(runs: Mapping[str, Record]) -> list[str]:
     """Places of one host that another GPU came to between two runs."""
-    notes = []
+    notes: list[str] = []
     seen: dict[tuple[str, Where], tuple[str, str]] = {}
     for name, record in runs.items():
         for gpu in record.topology.gpus:
             at = (record.run.host, gpu.place)
             before, run = seen.get(at, (gpu.uuid, name))
             if before != gpu.uuid:
-                notes.append(f"{gpu.place} of {at[0]} is another GPU in {name} than in {run}: now {gpu.identity}")
+                text = "{place} of {host} is another GPU in {now} than in {before}: now {gpu}"
+                notes.append(Said(text, place=gpu.place, host=at[0], now=name, before=run, gpu=gpu.identity))
             seen[at] = (gpu.uuid, name)
     return notes

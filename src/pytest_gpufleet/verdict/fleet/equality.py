@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import SOFTWARE
+from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
@@ -65,9 +66,12 @@ class Difference:
     def hosts(self) -> tuple[str, ...]:
         return tuple(host for hosts in self.others.values() for host in hosts)
 
-    def __str__(self) -> str:
-        told = ", ".join(f"{value} ({_named(hosts)})" for value, hosts in self.others.items())
-        return f"{self.fact}: {told}" + (f"; most hosts have {self.usual}" if self.usual is not None else "")
+    @property
+    def told(self) -> Said:
+        """ "driver: 575.57 (node-9); most hosts have 580.95" """
+        others = ", ".join(f"{value} ({_named(hosts)})" for value, hosts in self.others.items())
+        text = "{fact}: {others}" if self.usual is None else "{fact}: {others}; most hosts have {usual}"
+        return Said(text, fact=Said(self.fact), others=others, usual=self.usual)
 
 
 def _named(hosts: Sequence[str], most: int = 4) -> str:
@@ -82,7 +86,7 @@ def unlike(hosts: Sequence[HostRun]) -> list[Difference]:
 
 def other_boards(hosts: Sequence[HostRun]) -> list[Difference]:
     """Which hosts have boards with other part numbers: no fault, as within a machine."""
-    return _within_models(hosts, lambda record: {"board part number": _of_all(record, "board_part_number")})
+    return _within_models(hosts, _boards)
 
 
 def run_otherwise(hosts: Sequence[HostRun]) -> list[Difference]:
@@ -96,7 +100,7 @@ def faults(differences: Sequence[Difference], hosts: Sequence[HostRun]) -> list[
     found = []
     for each in differences:
         if each.usual is None:
-            found.append(Fault(each.code, (), str(each)))
+            found.append(Fault(each.code, (), str(each.told)))
             continue
         for value, names in each.others.items():
             what = f"{each.fact} is {value}, of most hosts {each.usual}"
@@ -132,12 +136,23 @@ def difference(fact: str, values: Mapping[str, str], code: str = "host_unlike_ot
     return Difference(fact, usual, {value: tuple(hosts) for value, hosts in others.items()}, code)
 
 
+def facts() -> list[str]:
+    """The names of all facts in which hosts can differ, but for variables."""
+    return [*_machine(Record()), *_gpus(Record()), *_boards(Record()), *_run(Record())]
+
+
+def _boards(record: Record) -> dict[str, str]:
+    return {"board part number": _of_all(record, "board_part_number")}
+
+
 def _models(record: Record) -> str:
     return " and ".join(sorted({gpu.name for gpu in record.topology.gpus})) or "no GPU"
 
 
 def _machine(record: Record) -> dict[str, str]:
-    topology, host = record.topology, record.machine
+    topology, host, environment = record.topology, record.machine, record.run.environment
+    of_all_hosts = (name for name in environment if name not in OF_ONE_HOST)
+    variables: dict[str, str] = {Said("variable {name}", name=name): environment[name] for name in of_all_hosts}
     return {
         "GPU model": _models(record),
         "number of GPUs": str(len(topology.gpus)),
@@ -149,7 +164,7 @@ def _machine(record: Record) -> dict[str, str]:
         "network ports": _ports(host.get("network_ports")),
         "IOMMU of the GPUs": _iommu(host.get("pci_devices")),
         "open NVIDIA driver": _open_driver(host.get("gpudirect")),
-        **{f"variable {name}": value for name, value in record.run.environment.items() if name not in OF_ONE_HOST},
+        **variables,
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.limit import GRADES, Grade
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet import equality
@@ -14,7 +15,7 @@ from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces, odd_hosts, slow_places
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, Unusable, counted, muster
 from pytest_gpufleet.verdict.fleet.same_bits import not_compared, other_bits
-from pytest_gpufleet.verdict.node_verdicts import several
+from pytest_gpufleet.verdict.node_verdicts import some
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 NOBODY_SAID = "nobody said which hosts were expected: that none is missing is not known"
@@ -31,6 +32,13 @@ TOLD: dict[GapKind, str] = {
     "one name": "with a name that two machines have",
     "one GPU": "with a GPU that another host has too",
     "run otherwise": "with runs that differ from the others'",
+}
+# By whether it is one host, and whether a verb follows.
+SEVERAL = {
+    (True, True): "1 host ({hosts}) is",
+    (True, False): "1 host ({hosts})",
+    (False, True): "{count} hosts ({hosts}) are",
+    (False, False): "{count} hosts ({hosts})",
 }
 
 
@@ -82,12 +90,13 @@ def judge_fleet(
     if not real:  # of one among others it is told
         real, gaps = list(hosts), [gap for gap in gaps if gap.kind != "rehearsal"]
     for each in equality.run_otherwise(real):
-        gaps.append(Gap("run otherwise", each.hosts, str(each)))
+        gaps.append(Gap("run otherwise", each.hosts, each.told))
     records = {run.host: run.record for run in real}
     differences, odd = [*equality.unlike(real), *other_bits(records)], odd_hosts(hosts)
     slow, without_peers = slow_places(hosts)
     faults = [*(each.fault for each in slow), *equality.faults(differences, hosts)]
-    notes += [f"not judged: {each}" for each in equality.other_boards(real)] + not_compared(records)
+    notes += [Said("not judged: {difference}", difference=each.told) for each in equality.other_boards(real)]
+    notes += not_compared(records)
     notes += _notes(without_peers, [hosts[each.node].host for each in odd], expected)
     counts = Counter[Grade]()
     for run in hosts:
@@ -104,12 +113,17 @@ def judge_fleet(
 
 
 def _notes(without_peers: Sequence[str], odd: Sequence[str], expected: Collection[str] | None) -> list[str]:
-    told = []
+    told: list[str] = []
     if without_peers:
-        told.append(f"{_hosts(without_peers)} not held against others in all figures: too few hosts have the same")
+        text = "{hosts} not held against others in all figures: too few hosts have the same"
+        told.append(Said(text, hosts=_hosts(without_peers)))
     if odd:
-        stand = "stands" if len(set(odd)) == 1 else "stand"
-        told.append(f"{_hosts(list(dict.fromkeys(odd)), verb=False)} {stand} out in what whole hosts reach: not judged")
+        one, several = (
+            "{hosts} stands out in what whole hosts reach: not judged",
+            "{hosts} stand out in what whole hosts reach: not judged",
+        )
+        names = list(dict.fromkeys(odd))
+        told.append(Said(one if len(names) == 1 else several, hosts=_hosts(names, verb=False)))
     return told + ([] if expected is not None else [NOBODY_SAID])
 
 
@@ -117,16 +131,23 @@ def _against(
     rejected: Sequence[str], hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], differences: Sequence[Difference]
 ) -> list[str]:
     """What rejects a fleet."""
-    reasons = [f"{_hosts(rejected)} REJECTED"] if rejected else []
-    for held_back, told in ((False, ""), (True, HELD_BACK)):
+    reasons: list[str] = [Said("{hosts} REJECTED", hosts=_hosts(rejected))] if rejected else []
+    for held_back, told in ((False, ""), (True, Said(HELD_BACK))):
         found = [each for each in slow if hosts[each.node].held_back == held_back]
         if found:
             worst = max(found, key=lambda each: each.worst)
             names = [hosts[node].host for node in dict.fromkeys(each.node for each in found)]
-            what = f"{worst.figure.metric.title} on {hosts[worst.node].host}, {worst.worst:.1%}"
-            reasons.append(f"{_hosts(names)} worse than the fleet's peers{told}; the worst: {what}")
-    reasons += [f"not all hosts are alike: {each}" for each in differences]
-    return reasons
+            reasons.append(
+                Said(
+                    "{hosts} worse than the fleet's peers{why}; the worst: {metric} on {host}, {fraction}",
+                    hosts=_hosts(names),
+                    why=told,
+                    metric=Said(worst.figure.metric.title),
+                    host=hosts[worst.node].host,
+                    fraction=f"{worst.worst:.1%}",
+                )
+            )
+    return reasons + [Said("not all hosts are alike: {difference}", difference=each.told) for each in differences]
 
 
 def _verdict(
@@ -142,22 +163,27 @@ def _verdict(
         return "REJECTED", [*against, *open_points, *notes], EXIT_STATUS["REJECTED"]
     if open_points:
         return "INCOMPLETE", [*open_points, *notes], EXIT_STATUS["INCOMPLETE"]
-    all_of_them = f"{_hosts([run.host for run in hosts])} ACCEPTED, and none differs from the others"
-    return "ACCEPTED", [all_of_them, *notes], EXIT_STATUS["ACCEPTED"]
+    all_of_them = _hosts([run.host for run in hosts])
+    told = Said("{hosts} ACCEPTED, and none differs from the others", hosts=all_of_them)
+    return "ACCEPTED", [told, *notes], EXIT_STATUS["ACCEPTED"]
 
 
 def _by_kind(gaps: Sequence[Gap]) -> list[str]:
-    reasons = []
+    reasons: list[str] = []
     for kind, told in TOLD.items():
         of_kind = [gap for gap in gaps if gap.kind == kind]
         names = list(dict.fromkeys(host for gap in of_kind for host in gap.hosts))
         if of_kind:
             told_why = kind in ("between nodes", "run otherwise")
-            which = "; ".join(dict.fromkeys(gap.what for gap in of_kind)) if told_why else ""
-            reasons.append(f"{_hosts(names, verb=False)} {told}{which and f': {which}'}")
+            who, which = _hosts(names, verb=False), list(dict.fromkeys(gap.what for gap in of_kind))
+            if not told_why:
+                reasons.append(Said("{hosts} {are}", hosts=who, are=Said(told)))
+            else:
+                why = which[0] if len(which) == 1 else "; ".join(which)
+                reasons.append(Said("{hosts} {are}: {why}", hosts=who, are=Said(told), why=why))
     return reasons
 
 
 def _hosts(names: Sequence[str], verb: bool = True) -> str:
     """ "2 hosts (node-1, node-2) are" """
-    return several(names, "host") + ((" is" if len(names) == 1 else " are") if verb else "")
+    return Said(SEVERAL[len(names) == 1, verb], count=len(names), hosts=some(names))

@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.accusations import causes
@@ -122,19 +123,27 @@ def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], li
     of_host: dict[str, list[HostRun]] = defaultdict(list)
     for run in runs:
         of_host[run.host].append(run)
-    hosts, notes, gaps = [], [], []
+    hosts: list[HostRun] = []
+    notes: list[str] = []
+    gaps: list[Gap] = []
     for host, found in sorted(of_host.items(), key=lambda item: natural(item[0])):
         *others, newest = sorted(found, key=lambda run: run.began)
         hosts.append(newest)
         if others:
-            left_out = ", ".join(f"{run.folder} ({run.record.verdict})" for run in others)
             notes.append(
-                f"{host} has {len(found)} runs: the newest counts, {newest.folder} of {newest.record.run.utc} "
-                f"({newest.record.verdict}), and not {left_out}"
+                Said(
+                    "{host} has {count} runs: the newest counts, {folder} of {utc} ({verdict}), and not {others}",
+                    host=host,
+                    count=len(found),
+                    folder=newest.folder,
+                    utc=newest.record.run.utc,
+                    verdict=newest.record.verdict,
+                    others=", ".join(f"{run.folder} ({run.record.verdict})" for run in others),
+                )
             )
         if strangers := [run.folder for run in others if run.gpus and not run.gpus & newest.gpus]:
-            what = f"{newest.folder} and {', '.join(strangers)} have one name and no GPU in common"
-            gaps.append(Gap("one name", (host,), f"{what}: are these two machines?"))
+            text = "{folder} and {others} have one name and no GPU in common: are these two machines?"
+            gaps.append(Gap("one name", (host,), Said(text, folder=newest.folder, others=", ".join(strangers))))
     return tuple(hosts), notes, gaps + _shared_gpus(hosts)
 
 
@@ -144,7 +153,7 @@ def _shared_gpus(hosts: Sequence[HostRun]) -> list[Gap]:
         for gpu in run.gpus:
             owners[gpu].append(run.host)
     shared = sorted({tuple(names) for names in owners.values() if len(names) > 1})
-    return [Gap("one GPU", names, "the same GPU is in all of these: one run is told twice") for names in shared]
+    return [Gap("one GPU", names, Said("the same GPU is in all of these: one run is told twice")) for names in shared]
 
 
 def muster(hosts: Iterable[HostRun], unusable: Iterable[Unusable], expected: Collection[str] | None) -> list[Gap]:
@@ -157,15 +166,16 @@ def muster(hosts: Iterable[HostRun], unusable: Iterable[Unusable], expected: Col
     if expected is not None:
         for name in sorted(set(expected) - there, key=natural):
             whose = [each.folder for host, each in damaged.items() if known[host] == name]
-            why = f"its run cannot be used: {', '.join(whose)}" if whose else "there is no run of it"
-            gaps.append(Gap("missing", (name,), why))
+            damage = Said("its run cannot be used: {folders}", folders=", ".join(whose))
+            gaps.append(Gap("missing", (name,), damage if whose else Said("there is no run of it")))
         strangers = [name for name in names if known[name] is None]
-        gaps += [Gap("unexpected", (name,), "it is not among the expected hosts") for name in strangers]
+        gaps += [Gap("unexpected", (name,), Said("it is not among the expected hosts")) for name in strangers]
     for run in hosts:
         if run.record.run.rehearsal:
-            gaps.append(Gap("rehearsal", (run.host,), "a rehearsal on CPU ranks, which says nothing about any GPU"))
+            no_gpu = Said("a rehearsal on CPU ranks, which says nothing about any GPU")
+            gaps.append(Gap("rehearsal", (run.host,), no_gpu))
         elif run.record.verdict == "INCOMPLETE":
-            why = next(iter(run.record.reasons), "it does not say why")
+            why = next(iter(run.record.reasons), Said("it does not say why"))
             gaps.append(Gap("incomplete", (run.host,), why))
     return gaps
 

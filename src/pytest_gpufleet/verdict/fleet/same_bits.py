@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
+from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fingerprint_rules import Work, computed, told, usual
@@ -46,7 +47,7 @@ def _by_work(records: Mapping[str, Record]) -> dict[tuple[str, Work], dict[str, 
 def _merged(kind: str, parts: list[tuple[str, Mapping[str, str]]]) -> Difference:
     """The parts in which the same machines differ, as one difference with the hashes of the first."""
     shown = {name: each[:SHOWN] for name, each in parts[0][1].items()}
-    what = f"fingerprint of {kind}: {told([part for part, _ in parts])}"
+    what = Said("fingerprint of {kind}: {parts}", kind=kind, parts=told([part for part, _ in parts]))
     found = difference(what, shown, "machine_computes_otherwise")
     assert found is not None
     return found
@@ -61,7 +62,8 @@ def not_compared(records: Mapping[str, Record]) -> list[str]:
     if len(setups) < 2:
         return []
     each = "; ".join(f"{setup} ({', '.join(names)})" for setup, names in setups.items())
-    return [f"fingerprints are compared only where GPU model, libraries and driver branch are the same: {each}"]
+    text = "fingerprints are compared only where GPU model, libraries and driver branch are the same: {setups}"
+    return [Said(text, setups=each)]
 
 
 def _computed(record: Record) -> Mapping[Work, Mapping[Where, str]]:
