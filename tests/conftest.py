@@ -156,7 +156,7 @@ def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.fixture(scope="session")
 def run_fresh(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """The same in a fresh Python: for tests about what is imported, and about the processes of a run themselves."""
+    """The same in a fresh Python, as are those that it starts: for tests about what is imported."""
     return runs(Started, tmp_path_factory)
 
 

@@ -14,7 +14,6 @@ from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.engines import held_folders, processes, scratch
 from pytest_gpufleet.world.engines.channel import RankEnd, message
 from pytest_gpufleet.world.engines.forkserver import Forkserver
-from tests.conftest import rehearsal
 
 ATTACKS = """
 import os, resource, signal, socket, subprocess, sys, threading, time
@@ -165,10 +164,10 @@ def test_the_fork_server_is_stopped_at_the_end(world):
 """
 
 
-def test_attacks_on_the_processes_of_a_world(run_fresh, tmp_path):
+def test_attacks_on_the_processes_of_a_world(fleet, tmp_path):
     folder = tmp_path / ("x" * 150)  # too long for the path of a socket
     folder.mkdir()
-    run = rehearsal(run_fresh)(ATTACKS, TMPDIR=str(folder))
+    run = fleet(ATTACKS, TMPDIR=str(folder))
     assert set(run.outcomes.values()) == {"passed"}, run.text
     assert run.status == 0, run.text
     assert "Exception ignored" not in run.text
