@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.report.page import summary_html
 from tests.zygote import Forked, Started, Zygote
 
 ROOT = Path(__file__).parents[1]
@@ -94,6 +96,29 @@ def disks_are_not_waited_for() -> Iterator[None]:
     """No machine loses its power here. Evidence is forced onto the disk line by line, 330 lines a run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def equal_figures_are_drawn_once() -> Iterator[None]:
+    """matplotlib takes seconds for the pictures of a run, and most of the pages that are made here show the same."""
+
+    def once(draw: Callable[..., Any], of: Callable[..., object]) -> Callable[..., Any]:
+        drawn: dict[str, Any] = {}
+
+        def drawing(*shown: Any) -> Any:
+            known = repr(of(*shown))
+            if known not in drawn:
+                drawn[known] = draw(*shown)
+            return drawn[known]
+
+        return drawing
+
+    figures = once(summary_html._drawn, lambda *shown: shown)
+    telemetry = once(summary_html._telemetry, lambda record: (record.telemetry, record.topology, record.spans))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(summary_html, "_drawn", figures)
+        patch.setattr(summary_html, "_telemetry", telemetry)
         yield
 
 
