@@ -2,11 +2,13 @@
 
 import json
 import os
+import subprocess
 
 import pytest
 
 from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
+from tests.zygote import Started
 
 # In the place of pytest: it ends when somebody has opened the FIFO and closed it again. The test writes its evidence.
 STAND_IN = """
@@ -18,7 +20,8 @@ sys.exit(3)
 
 
 @pytest.fixture
-def suite(tmp_path):
+def suite(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", Started)  # to find another pytest than ours
     (tmp_path / "pytest.py").write_text(STAND_IN)
     (tmp_path / "node").mkdir()
     os.mkfifo(tmp_path / "end")
