@@ -46,7 +46,12 @@ from pytest_gpufleet.report.page import (
     training_tables,
 )
 from pytest_gpufleet.report.plots import telemetry_plots
+from pytest_gpufleet.report.plots.bars import LEGEND as OF_BARS
+from pytest_gpufleet.report.plots.collective_pictures import PICTURES, WAYS
+from pytest_gpufleet.report.plots.curves import LEGEND as OF_CURVES
 from pytest_gpufleet.report.plots.curves import SIZES
+from pytest_gpufleet.report.plots.method_bars import MEMORY, THROUGHPUT
+from pytest_gpufleet.report.plots.scaling import LEGEND as OF_SCALING
 from pytest_gpufleet.verdict import basis, given_limits, judgement, node_verdicts, verdict
 from pytest_gpufleet.verdict.across_runs import drift
 from pytest_gpufleet.verdict.fleet import equality, fleet_verdict
@@ -151,6 +156,11 @@ def _of_checks() -> Iterator[str]:
     yield from (*training_tables.HEADS_LOST, training_tables.EPOCH)
     yield from (quantity.title for quantity in telemetry_plots.QUANTITIES)
     yield from (label for _, label, _ in SIZES.values())
+    for legend in (OF_BARS, OF_CURVES, OF_SCALING, WAYS):
+        yield from legend
+    for pictures in (PICTURES, WAYS):
+        yield from (told for _, told in pictures.values())
+    yield from ("ranks", MEMORY, THROUGHPUT)
     yield from (heading for heading, _, _ in health_section.COLUMNS)
 
 

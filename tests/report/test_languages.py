@@ -20,6 +20,8 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page import fleet_page, several_runs, standalone
 from pytest_gpufleet.report.page.comparison_section import compared
 from pytest_gpufleet.report.page.drift_section import drifted
+from pytest_gpufleet.report.plots import canvas
+from pytest_gpufleet.report.plots.bars import _lines
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.report.translation import says
 from pytest_gpufleet.run.folder import RunFolder
@@ -142,6 +144,29 @@ def test_comparison_in_both_languages_has_the_same_figures_and_names(same_machin
     assert not _english(chinese)
 
 
+@pytest.mark.parametrize("run", ["h200x1-e", "h200x4-a"])
+def test_plots_in_both_languages_are_the_same_drawings_with_other_words(run: str) -> None:
+    record = RunFolder.of(str(RECORDED / run)).record()
+    english, chinese = (_drawings(standalone.page(record, "0" * 64, language=language)) for language in ("en", "zh"))
+    assert [_shapes(each) for each in english] == [_shapes(each) for each in chinese]
+    texts = [pair for one, other in zip(english, chinese, strict=True)
+             for pair in zip(_texts(one), _texts(other), strict=True)]  # fmt: skip
+    assert not [(one, other) for one, other in texts if one != other and not re.search("[\u4e00-\u9fff]", other)]
+    said = {other for _, other in texts}
+    assert said & {"限值", "数据量", "rank 数"} or any("UTC 起的" in each for each in said)
+    assert not {"measured", "median", "limit", "message size", "ranks", ""} & said
+
+
+def test_title_of_a_plot_is_told_whole_in_as_many_lines_as_were_drawn() -> None:
+    assert _lines("lined up, host to device, 所有 GPU 同时", 34) == [
+        "lined up, host to device, 所有 GPU",
+        "同时",
+    ]
+    group = "<g><text x='0'>one</text><text x='1'>two</text></g>"
+    assert canvas._told(group, "一") == "<g><text x='0'></text><text x='1'>一</text></g>"
+    assert canvas._told(group, "一\n<二>") == "<g><text x='0'>一</text><text x='1'>&lt;二&gt;</text></g>"
+
+
 def test_what_was_said_in_english_can_be_said_again() -> None:
     told = Said("{hosts} REJECTED", hosts=Said("1 host ({hosts})", hosts="{odd} ACCEPTED"))
     assert told == "1 host ({odd} ACCEPTED) REJECTED"
@@ -173,6 +198,18 @@ def _english(page: str) -> list[str]:
     """Headings of tables and sections that are in no other language."""
     found = re.findall(r"<(?:h\d|caption|th scope=\"col\")[^>]*>([^<]+)<", page)
     return [text for text in found if text.isascii() and re.search("[a-z]{3}", text) and not text.startswith(NAMES)]
+
+
+def _drawings(page: str) -> list[str]:
+    return re.findall(r"<svg .*?</svg>", page, re.DOTALL)
+
+
+def _texts(drawing: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
+
+
+def _shapes(drawing: str) -> str:
+    return re.sub(r' aria-label="[^"]*"|(?<=>)[^<]*(?=</text>)', "", drawing)
 
 
 def _values(text: str) -> set[str]:

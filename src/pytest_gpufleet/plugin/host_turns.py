@@ -20,6 +20,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     from pytest_gpufleet.hardware import host_turn
 
     with host_turn.taken(partial(_tell, run, item.nodeid)):
+        if run.sampling is not None:
+            run.sampling.end_of_check()  # nor are the GPUs' readings meanwhile those of the test
         return (yield)
 
 

@@ -119,7 +119,7 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, la
                 for number, part in enumerate(part for part in parts if part.checks or part.findings)
             ],
             sources=sources,
-            telemetry=_telemetry(record),
+            telemetry=_telemetry(record, say),
             facts=machine_section.facts(record, say),
             environment=machine_section.environment(record),
             **_machine(GpuTopology() if nodes else record.topology),  # each node has a report of its own
@@ -235,11 +235,12 @@ def _drawn(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> Plots
     return [(caption, Markup(svg)) for caption, svg in plots.draw(findings, hosts, say)]
 
 
-def _telemetry(record: Record) -> Plots:
+def _telemetry(record: Record, say: Say) -> Plots:
     times = [sample["time"] for sample in record.telemetry]
     if not times or max(times) - times[0] < SHORTEST_DRAWN:  # and no need to load matplotlib
         return []
     from pytest_gpufleet.report.plots import telemetry_plots
 
-    drawn = telemetry_plots.svgs(record.telemetry, [gpu.place for gpu in record.topology.gpus], record.spans)
+    places = [gpu.place for gpu in record.topology.gpus]
+    drawn = telemetry_plots.svgs(record.telemetry, places, record.spans, say)
     return [(caption, Markup(svg)) for caption, svg in drawn]

@@ -21,11 +21,10 @@ MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
 def draw(
     findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE, say: Say = english
 ) -> list[tuple[str, str]]:
-    """(caption, SVG) of everything that can be drawn of the figures of one group of checks. What stands in the pictures
-    is English: matplotlib, which lays it out, has no font for anything else."""
+    """(caption, SVG) of everything that can be drawn of the figures of one group of checks."""
     metrics = [*dict.fromkeys(finding.measurement.metric for finding in findings)][:MOST_METRICS]
     alone = [each for each in findings if each.measurement.metric in metrics and not compares_methods(each)]
     usual = [each for each in alone if each.measurement.conditions.get("workload") not in COMPARED_WORK]
-    drawn = [*scaling(usual), *bars(usual, hosts, say), *curves(alone, say), *collective_pictures(usual)]
+    drawn = [*scaling(usual, say), *bars(usual, hosts, say), *curves(alone, say), *collective_pictures(usual, say)]
     methods = method_comparison(findings)
-    return [*drawn, method_bars(methods)] if methods else drawn
+    return [*drawn, method_bars(methods, say)] if methods else drawn

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
+from unicodedata import east_asian_width
 
 from matplotlib.colors import to_rgba
 from matplotlib.lines import Line2D
@@ -25,6 +26,7 @@ LONGEST_LINE, MOST_LINES = 34, 2  # of a title
 MEASURED: Any = {"facecolor": to_rgba(canvas.COLOURS[0], 0.8), "linewidth": 0}
 # Hatched, for paper without colour.
 MISSED: Any = {"facecolor": "#e8938a", "edgecolor": canvas.BAD, "hatch": "//////", "linewidth": 0.8}
+LEGEND = ("measured", "missed", "median")
 
 
 def bars(
@@ -50,13 +52,14 @@ def _plot(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> tuple[
     called = wording.capitalised(say(metric.title))
     caption = called if "GPU" in metric.title else say("{metric}, by GPU", metric=called)
     scale, unit = (100, "%") if metric.unit == "ratio" else (1, metric.unit)
-    shared, names = wording.shared_and_own(findings)
+    _, names = wording.shared_and_own(findings)
+    shared, told = wording.shared_and_own(findings, say=say)
     places = sorted({place for finding in findings for place in finding.measurement.values})
     labels = {place: wording.place(place, hosts) for place in places}
     with canvas.style(f"{metric.name} by GPU"):
         height = 0.1 + BAR * len(places)
         most = LONGEST_LINE if len(findings) >= COLUMNS else LONGEST_LINE * COLUMNS // 2
-        titles = [textwrap.wrap(name, most, max_lines=MOST_LINES, placeholder="...") for name in names]
+        titles, in_language = ([_lines(name, most) for name in each] for each in (names, told))
         figure, axes = canvas.panels(len(findings), COLUMNS, height, legend=True, lines=max(map(len, titles)))
         for number, (each, finding, title) in enumerate(zip(axes, findings, titles, strict=True)):
             _panel(each, finding, labels, scale)
@@ -66,7 +69,18 @@ def _plot(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> tuple[
             if number + COLUMNS >= len(findings):
                 canvas.labels(each, x=unit)
         canvas.legend(figure, _legend(findings))
-        return caption, canvas.svg(figure, f"{caption}: {'; '.join(filter(None, names))}. {shared}")
+        said = canvas.in_language(say, *LEGEND)
+        for drawn, lines in zip(titles, in_language, strict=True):
+            last = len(drawn) - 1  # for which there is room
+            said["\n".join(drawn)] = "\n".join([*lines[:last], " ".join(lines[last:])])
+        return caption, canvas.svg(figure, f"{caption}: {'; '.join(filter(None, told))}. {shared}", said)
+
+
+def _lines(title: str, most: int) -> list[str]:
+    """A title in lines of so many letters, of which those of Chinese take the room of two."""
+    wide = "".join(f"{letter}\0" if east_asian_width(letter) in ("F", "W") else letter for letter in title)
+    lines = textwrap.wrap(wide, most, max_lines=MOST_LINES, placeholder="...")
+    return [line.replace("\0", "") for line in lines]
 
 
 def _panel(axes: Any, finding: Finding, labels: Mapping[Where, str], scale: float) -> None:
@@ -96,5 +110,5 @@ def _legend(findings: Sequence[Finding]) -> list[Any]:
         handles.append(Patch(**MISSED, label="missed"))
     handles.append(Line2D([], [], color=canvas.INK, linewidth=0.9, linestyle=":", label="median"))
     if any(finding.limit for finding in findings):
-        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.6, label="limit"))
+        handles.append(Line2D([], [], color=canvas.INK, linewidth=1.6, label=canvas.LIMIT))
     return handles

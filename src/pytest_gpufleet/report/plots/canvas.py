@@ -20,8 +20,10 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Say
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.report import wording
 
@@ -44,6 +46,8 @@ LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.3, 0.28, 0.5
 LEGEND = 0.34
 LINE = 0.16  # one more of a title
 MOST_PANELS = 24
+LIMIT = "limit"  # in the legend
+NOTHING: Mapping[str, str] = {}
 Panel = TypeVar("Panel")
 LARGEST = 1e30  # that matplotlib's arithmetic of axes takes without an overflow
 
@@ -114,7 +118,7 @@ def legend(figure: Figure, handles: list[Any]) -> None:
 
 def limit_handle() -> Line2D:
     """What a limit is in the legend of points and bars."""
-    return Line2D([], [], color=INK, linewidth=1.8, label="limit")
+    return Line2D([], [], color=INK, linewidth=1.8, label=LIMIT)
 
 
 def mark(axes: Any, x: float, value: float, finding: Finding, reach: float) -> None:
@@ -168,14 +172,35 @@ def ticks(values: Iterable[float], most: int) -> list[float]:
     return chosen
 
 
-def svg(figure: Figure, description: str) -> str:
+def in_language(say: Say, *texts: str) -> dict[str, str]:
+    """Of texts in a drawing, that of limits among them, what stands there in the language of the report."""
+    limit = say("Limit").lower()  # "limit" itself is said where limits are counted
+    return {LIMIT: limit, **{text: say(text) for text in texts}}
+
+
+def svg(figure: Figure, description: str, said: Mapping[str, str] = NOTHING) -> str:
+    """The drawing. `said`: texts in it, and what stands there in their places: matplotlib, which lays it out, has fonts
+    for English alone, and the reader's browser has others. Of several lines the last ones are filled."""
+    told: list[str] = []
+    for text in figure.findobj(Text):
+        if (drawn := text.get_text()) and drawn in said:
+            text.set_gid(f"said_{len(told)}")
+            told.append(said[drawn])
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # the date would make every file differ
     canvas: Any = FigureCanvasSVG(figure)  # some versions of matplotlib come without its types
     canvas.print_svg(file, metadata=nothing)
     _, tag, body = file.getvalue().partition("<svg ")
+    body = re.sub(r'<g id="said_(\d+)">.*?</g>', lambda text: _told(text[0], told[int(text[1])]), body, flags=re.DOTALL)
     # Two drawings on one page must not share ids; none of matplotlib's names is referred to, its hashes are.
     body = re.sub(r' id="[\w.]+_\d+"', "", body).replace(INK, "currentColor")
     # A tenth of a point is finer than the eye; with six digits the file would be twice as large.
     body = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), body)
     return f'{tag}role="img" aria-label="{escape(wording.clean(description))}" {body}'
+
+
+def _told(drawn: str, text: str) -> str:
+    """A text of a drawing with other words in its lines."""
+    before, lines = drawn.count("</text>"), wording.clean(text).split("\n")
+    filled = iter([*[""] * (before - len(lines)), *lines])
+    return re.sub(r"(?<=>)[^<>]*(?=</text>)", lambda line: escape(next(filled), quote=False), drawn)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.report.plots import canvas
 
 RANKS = 4
@@ -56,7 +57,7 @@ WAYS: dict[str, tuple[Callable[[int], Arrows], str]] = {
 }
 
 
-def collective_pictures(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+def collective_pictures(findings: Sequence[Finding], say: Say = english) -> list[tuple[str, str]]:
     """(caption, SVG) with a panel for each collective that was measured, and for ring and tree beside all_reduce."""
     bandwidths = [finding.measurement for finding in findings if finding.measurement.metric == "busbw"]
     measured = {one.conditions.get("collective") for one in bandwidths if "nodes" not in one.conditions}
@@ -71,8 +72,9 @@ def collective_pictures(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             _panel(each, [*arrows(RANKS)])
             canvas.title(each, name)
             each.annotate(told, (0, -1.75), ha="center", fontsize=8)
-        texts = "; ".join(f"{name}: {told}" for name, (_, told) in shown.items())
-        return [(CAPTION, canvas.svg(figure, f"{CAPTION}. {texts}"))]
+        said = canvas.in_language(say, *WAYS, *(told for _, told in shown.values()))
+        texts = "; ".join(f"{say(name)}: {said[told]}" for name, (_, told) in shown.items())
+        return [(CAPTION, canvas.svg(figure, f"{say(CAPTION)}. {texts}", said))]
 
 
 def _panel(axes: Any, arrows: Sequence[tuple[int, int]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from matplotlib.lines import Line2D
@@ -27,6 +27,7 @@ ALONG: dict[str, Collection[str]] = {"bytes": ALONG_BYTES, "batch": ("batch",), 
 PANEL = ("collective", "operation", "recipe")  # the first of these that a figure has gives it its panel
 COLUMNS = 3
 HEIGHT = 1.35
+LEGEND = ("measured", "published for a healthy machine")
 
 Point = tuple[float, float, Finding]
 
@@ -46,7 +47,8 @@ def curves(findings: Sequence[Finding], say: Say = english) -> list[tuple[str, s
                 definition = wording.metric(some[0])
                 title = wording.capitalised(say(definition.title))
                 caption = say("{metric} against {what}", metric=title, what=say(label))
-                drawn.append((caption, _svg(panels, key, caption, definition)))
+                said = canvas.in_language(say, label, *LEGEND) | _lines_said(some, key, say)
+                drawn.append((caption, _svg(panels, key, caption, definition, said)))
     return drawn
 
 
@@ -54,13 +56,9 @@ def _panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[str, dic
     """Panel -> line -> points by size; lines with fewer points are no curves."""
     if not findings:
         return {}
-    _, names = wording.shared_and_own(findings, without=ALONG[key])
     panels: dict[str, dict[str, dict[float, Point]]] = {}
-    for finding, name in zip(findings, names, strict=True):
-        conditions = finding.measurement.conditions
-        panel = next((str(conditions[each]) for each in PANEL if each in conditions), "")
-        told_already = {panel, *_of_nodes(finding)}
-        line = ", ".join(part for part in name.split(", ") if part not in told_already)
+    for finding, line in zip(findings, _line_names(findings, key), strict=True):
+        panel = _panel(finding)
         value = _value(finding)
         assert value is not None  # filtered before
         points = panels.setdefault(panel, {}).setdefault(line, {})
@@ -76,13 +74,37 @@ def _panels(findings: Sequence[Finding], key: str, fewest: int) -> dict[str, dic
     return canvas.first({panel: lines for panel, lines in curves.items() if lines})
 
 
-def _of_nodes(finding: Finding) -> list[str]:
+def _panel(finding: Finding) -> str:
+    conditions = finding.measurement.conditions
+    return next((str(conditions[each]) for each in PANEL if each in conditions), "")
+
+
+def _line_names(findings: Sequence[Finding], key: str, say: Say = english) -> list[str]:
+    """What tells the line of each finding from others of its panel."""
+    _, names = wording.shared_and_own(findings, without=ALONG[key], say=say)
+    told_already = [{_panel(finding), *_of_nodes(finding, say)} for finding in findings]
+    return [
+        ", ".join(part for part in name.split(", ") if part not in told)
+        for name, told in zip(names, told_already, strict=True)
+    ]
+
+
+def _lines_said(findings: Sequence[Finding], key: str, say: Say) -> dict[str, str]:
+    names, said = _line_names(findings, key), _line_names(findings, key, say)
+    return {drawn: told for drawn, told in zip(names, said, strict=True) if drawn}
+
+
+def _of_nodes(finding: Finding, say: Say) -> list[str]:
     """What is true of every figure of so many nodes: the names of their lines are long enough."""
     conditions = finding.measurement.conditions
-    return wording.words({key: conditions[key] for key in ("ranks", "in_place") if {key, "nodes"} <= {*conditions}})
+    return wording.words(
+        {key: conditions[key] for key in ("ranks", "in_place") if {key, "nodes"} <= {*conditions}}, say
+    )
 
 
-def _svg(panels: dict[str, dict[str, list[Point]]], key: str, caption: str, metric: Metric) -> str:
+def _svg(
+    panels: dict[str, dict[str, list[Point]]], key: str, caption: str, metric: Metric, said: Mapping[str, str]
+) -> str:
     _, label, show = SIZES[key]
     names = list(dict.fromkeys(line for lines in panels.values() for line in lines))
     points = [point for lines in panels.values() for line in lines.values() for point in line]
@@ -110,7 +132,7 @@ def _svg(panels: dict[str, dict[str, list[Point]]], key: str, caption: str, metr
             if number + COLUMNS >= len(panels):
                 canvas.labels(each, x=label)
         canvas.legend(figure, handles)
-        return canvas.svg(figure, f"{caption}: {'; '.join(filter(None, panels))}")
+        return canvas.svg(figure, f"{caption}: {'; '.join(filter(None, panels))}", said)
 
 
 def _draw(axes: Any, line: Sequence[Point], index: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.vocabulary import MEASURED_UNDER
 from pytest_gpufleet.report import wording
@@ -18,6 +19,9 @@ from pytest_gpufleet.report.plots import canvas
 COLUMNS = 3
 HEIGHT = 1.5
 CAPTION = "Training throughput against the number of GPUs"
+SHARE, SUMMED = "measured, and share of the ideal", "what each GPU does alone, added up"
+IDEAL = "ideal: nothing lost"
+LEGEND = (SHARE, SUMMED, IDEAL)
 THROUGHPUT, ALONE = "train_throughput", "solo_train_throughput"
 # What a panel is named by: all that training depends on but the number of GPUs, and the batch of each.
 NAMED_BY = set(MEASURED_UNDER[THROUGHPUT]) - {"ranks", "batch"}
@@ -25,11 +29,12 @@ NAMED_BY = set(MEASURED_UNDER[THROUGHPUT]) - {"ranks", "batch"}
 Points = dict[int, tuple[float, Finding]]
 
 
-def scaling(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+def scaling(findings: Sequence[Finding], say: Say = english) -> list[tuple[str, str]]:
     """(caption, SVG) of training throughput against the number of GPUs: a panel for each recipe, with the line on which
     no GPU would lose anything and the efficiency of each point. Nothing where there is nothing to hold a point against.
     """
     panels: dict[str, Points] = {}
+    said = canvas.in_language(say, "ranks", *LEGEND)
     alone: dict[str, list[float]] = {}  # by panel: whichever check measured it first
     for finding in findings:
         measurement = finding.measurement
@@ -37,7 +42,8 @@ def scaling(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             alone.setdefault(_name(finding), list(measurement.values.values()))
         ranks, value = measurement.conditions.get("ranks"), canvas.drawable(measurement.values.get(WORLD))
         if measurement.metric == THROUGHPUT and isinstance(ranks, int) and value is not None:
-            panels.setdefault(_name(finding), {})[ranks] = (value, finding)
+            panels.setdefault(name := _name(finding), {})[ranks] = (value, finding)
+            said[name] = _name(finding, say)
     ideals = {name: _ideal(points, alone.get(name, ())) for name, points in panels.items()}
     panels = canvas.first({name: points for name, points in panels.items() if len(ideals[name]) > max(points) > 1})
     if not panels:
@@ -52,8 +58,8 @@ def scaling(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             if number + COLUMNS >= len(panels):
                 canvas.labels(each, x="ranks")
         canvas.legend(figure, _legend(panels, any(1 not in points for points in panels.values())))
-        texts = [f"{name}: {', '.join(_in_words(points))}" for name, points in panels.items()]
-        return [(CAPTION, canvas.svg(figure, f"{CAPTION}. {'; '.join(texts)}"))]
+        texts = [f"{said[name]}: {', '.join(_in_words(points))}" for name, points in panels.items()]
+        return [(CAPTION, canvas.svg(figure, f"{say(CAPTION)}. {'; '.join(texts)}", said))]
 
 
 def _ideal(points: Points, alone: Iterable[float]) -> list[float]:
@@ -85,9 +91,9 @@ def _panel(axes: Any, points: Points, ideal: Sequence[float]) -> None:
 
 
 def _legend(panels: dict[str, Points], summed: bool) -> list[Any]:
-    ideal = "what each GPU does alone, added up" if summed else "ideal: nothing lost"
+    ideal = SUMMED if summed else IDEAL
     handles = [
-        Line2D([], [], color=canvas.COLOURS[0], marker="o", markersize=4, label="measured, and share of the ideal"),
+        Line2D([], [], color=canvas.COLOURS[0], marker="o", markersize=4, label=SHARE),
         Line2D([], [], color=canvas.INK, linewidth=0.9, linestyle=":", label=ideal),
     ]
     if any(finding.limit for points in panels.values() for _, finding in points.values()):
@@ -99,6 +105,6 @@ def _in_words(points: Points) -> list[str]:
     return [f"{wording.number(points[ranks][0])} images/s on {ranks}" for ranks in sorted(points)]
 
 
-def _name(finding: Finding) -> str:
+def _name(finding: Finding, say: Say = english) -> str:
     conditions = finding.measurement.conditions
-    return ", ".join(wording.words({key: value for key, value in conditions.items() if key in NAMED_BY}))
+    return ", ".join(wording.words({key: value for key, value in conditions.items() if key in NAMED_BY}, say))

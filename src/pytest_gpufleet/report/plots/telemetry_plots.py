@@ -13,6 +13,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from pytest_gpufleet.model.language import Said, Say, english
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.sample import SLOW_BEAT
 from pytest_gpufleet.report import wording
@@ -76,7 +77,9 @@ QUANTITIES = (
 )
 
 
-def svgs(samples: Sequence[Mapping[str, Any]], places: Sequence[Place], checks: Checks) -> list[tuple[str, str]]:
+def svgs(
+    samples: Sequence[Mapping[str, Any]], places: Sequence[Place], checks: Checks, say: Say = english
+) -> list[tuple[str, str]]:
     """(title, SVG) for each quantity that any GPU told, over the whole run; nothing with fewer than two samples.
 
     `samples` are {"time": seconds since the epoch, "gpus": [{reading: value or None}, ...]} in the order in which they
@@ -94,7 +97,7 @@ def svgs(samples: Sequence[Mapping[str, Any]], places: Sequence[Place], checks: 
     for quantity in QUANTITIES:
         lines = {place: _line(samples, index, quantity) for index, place in enumerate(places)}
         if any(lines.values()):
-            drawn.append((quantity.title, _svg(quantity, lines, stripes, start, length)))
+            drawn.append((quantity.title, _svg(quantity, lines, stripes, start, length, say)))
     return drawn
 
 
@@ -174,6 +177,7 @@ def _svg(
     stripes: Sequence[Stripe],
     start: float,
     length: float,
+    say: Say,
 ) -> str:
     known = [value for line in lines.values() for _, value in line if not math.isnan(value)]
     with canvas.style(quantity.title):
@@ -202,14 +206,18 @@ def _svg(
         axes.set_xticks(
             range(0, int(length) + 1, step), [_elapsed(at, hours) for at in range(0, int(length) + 1, step)]
         )
-        clock = datetime.fromtimestamp(start, timezone.utc)
-        axes.set_xlabel(f"{'hours:minutes' if hours else 'minutes:seconds'} since {clock:%H:%M:%S} UTC")
+        since = Said(
+            "hours:minutes since {time} UTC" if hours else "minutes:seconds since {time} UTC",
+            time=f"{datetime.fromtimestamp(start, timezone.utc):%H:%M:%S}",
+        )
+        axes.set_xlabel(str(since))
         _mark(axes, stripes, length)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8, ncols=columns,
                     columnspacing=0.8, handlelength=1.6)  # fmt: skip
         between = " to ".join(wording.quantity(ends(known), quantity.unit) for ends in (min, max))
         over = f"over {_elapsed(length, hours)} ({'hours:minutes' if hours else 'minutes:seconds'})"
-        return canvas.svg(figure, f"{quantity.title} of {len(lines)} GPUs {over}: {between}")
+        told = f"{quantity.title} of {len(lines)} GPUs {over}: {between}"
+        return canvas.svg(figure, told, canvas.in_language(say, since))
 
 
 def _elapsed(seconds: float, hours: bool) -> str:
