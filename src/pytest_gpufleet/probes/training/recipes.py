@@ -91,7 +91,7 @@ PIXELS = 224
 # than any of torchvision's: ResNet-18 with one block a stage, a third of the work, half the gradients to reduce.
 REHEARSAL_MODEL, REHEARSAL_PIXELS = "resnet10", 32
 REHEARSAL: dict[str, Any] = {
-    "batch": 8, "warm_up": 1, "steps": 2,
+    "batch": 8, "warm_up": 1, "steps": 1,
     "tf32": False, "autocast": None, "weights": torch.float32, "compile_options": {},
     "fused": False,
 }  # fmt: skip
