@@ -115,7 +115,9 @@ def equal_figures_are_drawn_once() -> Iterator[None]:
         return drawing
 
     figures = once(summary_html._drawn, lambda *shown: shown)
-    telemetry = once(summary_html._telemetry, lambda record: (record.telemetry, record.topology, record.spans))
+    telemetry = once(
+        summary_html._telemetry, lambda record, say: (record.telemetry, record.topology, record.spans, say)
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(summary_html, "_drawn", figures)
         patch.setattr(summary_html, "_telemetry", telemetry)
