@@ -124,6 +124,18 @@ def equal_figures_are_drawn_once() -> Iterator[None]:
         yield
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Pythons are forked: those that tests start, those that what they test starts, and the workers that run the tests.
+    `zygote.Started` starts one all the same."""
+    if subprocess.Popen is not Forked:  # as it is in a worker
+        zygote = Zygote()
+        patch = pytest.MonkeyPatch()
+        patch.setattr(Forked, "nursery", staticmethod(zygote.nursery))
+        patch.setattr(subprocess, "Popen", Forked)
+        config.add_cleanup(zygote.end)
+        config.add_cleanup(patch.undo)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest come first: one that came last would run beside workers with nothing to do."""
     if not os.environ.get("GPUFLEET_ALONE"):
@@ -142,17 +154,6 @@ def lay_out(root: Path, files: Mapping[str, str | Path]) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content.read_text() if isinstance(content, Path) else dedent(content))
     return root
-
-
-@pytest.fixture(scope="session", autouse=True)
-def pythons_are_forked() -> Iterator[None]:
-    """Those that tests start, and those that what they test starts. `zygote.Started` starts one all the same."""
-    zygote = Zygote()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Forked, "nursery", staticmethod(zygote.nursery))
-        patch.setattr(subprocess, "Popen", Forked)
-        yield
-    zygote.end()
 
 
 Runs = Callable[..., FleetRun]

@@ -2,9 +2,9 @@
 the libraries which all of them need.
 
 Such a Python is a child of whoever starts it, with its own folder, environment, session and end, and so is each that it
-starts itself: the fork server of ranks, the agent of a node, the run of a node alone. A fresh Python imports torch for
-longer than most of these live, and what is ours for longer than the rest of them does. That nothing is imported before
-it is needed, and that it can be, `run_fresh` shows.
+starts itself: the worker that runs tests, a run that they start, the fork server of its ranks, the agent of a node, the
+run of a node alone. A fresh Python imports torch for longer than most of these live, and what is ours for longer than
+the rest of them does. That nothing is imported before it is needed, and that it can be, `run_fresh` shows.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ class Nursery:
         if not told:
             raise EOFError
         (pid,) = NUMBER.unpack(told)
+        if not pid:
+            raise ChildProcessError("it is nobody's child")
         return int(pid)
 
     def close(self) -> None:
@@ -147,14 +149,22 @@ def is_nursery(pid: int) -> bool:
 
 def of_ours(command: Any) -> Sequence[str]:
     """The arguments of a Python that can be forked; of all else none."""
+    from execnet import gateway_io
+
     from pytest_gpufleet.nodes import agent_process
     from pytest_gpufleet.world.engines import forkserver
 
     if not isinstance(command, list):
         return ()
-    interpreter, *arguments = (part for part in command if part != "-B")  # which says that no bytecode is kept
+    # Which say that no bytecode is kept, and no output; execnet keeps none by itself.
+    interpreter, *arguments = (part for part in command if part not in ("-B", "-u"))
     match interpreter, *arguments:
-        case (sys.executable, "-m", "pytest", *_) | (sys.executable, "-c", forkserver.BOOT | agent_process.BOOT, *_):
+        case (sys.executable, "-m", "pytest", *_) | (
+            sys.executable,
+            "-c",
+            forkserver.BOOT | agent_process.BOOT | gateway_io.popen_bootstrapline,
+            *_,
+        ):
             return arguments
     return ()
 
@@ -193,8 +203,6 @@ def begin(control: int) -> NoReturn:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests in the background has it ignored
     with tempfile.TemporaryDirectory() as empty:
         pytest.main([empty, f"--rootdir={empty}", "-p", "no:cacheprovider"], plugins=[Imports()])
-    heir = Heir()
-    os.register_at_fork(before=heir.before, after_in_child=heir.after_in_child)
     gc.collect()
     gc.freeze()
     _collapse()
@@ -207,6 +215,7 @@ class Imports:
 
     def pytest_configure(self) -> None:
         import pytest_gpufleet
+        from pytest_gpufleet.hardware import software
         from pytest_gpufleet.report.page import rendering
         from pytest_gpufleet.verdict.profiles import profile
 
@@ -217,6 +226,7 @@ class Imports:
         for name in templates.list_templates(extensions=["jinja"]):
             templates.get_template(name)
         profile.shipped()
+        software.software()  # loads cuDNN to ask it
 
 
 def serve(control: socket.socket) -> NoReturn:
@@ -242,7 +252,8 @@ def live(control: socket.socket, first: int, birth: Birth, descriptors: Sequence
     """The life of a Python that was forked. `first`: its first parent, which ends at once."""
     while (parent := os.getppid()) == first:
         os.sched_yield()
-    if parent != birth.parent:  # which is gone
+    if parent != birth.parent:  # which is gone, or was forked from the one whose nursery this is
+        control.send(NUMBER.pack(0))
         os._exit(1)
     _prctl(PR_SET_NAME, b"python")
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -293,6 +304,8 @@ def _run(arguments: Sequence[str]) -> int:
     if what != forkserver.BOOT:
         have_nursery()
     if kind == "-m":
+        heir = Heir()
+        os.register_at_fork(before=heir.before, after_in_child=heir.after_in_child)
         added = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         sys.path[:1] = [os.getcwd(), *map(os.path.abspath, added)]
         sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *others]
@@ -321,8 +334,8 @@ def have_nursery() -> None:
 
 
 class Heir:
-    """A process that forks itself, as a run with --fleet-deadline does, leaves it to its child to start Pythons: its
-    nursery has no children for another, and would be one more process to wait for."""
+    """A run that forks itself, as one with --fleet-deadline does, leaves it to its child to start Pythons: its nursery
+    has no children for another, and would be one more process to wait for."""
 
     had = False
 
