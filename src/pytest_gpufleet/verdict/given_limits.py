@@ -101,7 +101,7 @@ def remarks_on(record: Record) -> list[str]:
         return []
     told = list(map(str, record.profile.changes))
     told += [
-        f"the customer's profile {record.profile.file} allows {_title(each.metric)} to be {each}"
+        f"the customer's profile {record.profile.file} allows {_title(each.metric)} to be {each.told}"
         for each in record.profile.tolerances
     ]
     if others := len(unused_limits(record)):
