@@ -15,11 +15,12 @@ from pytest_gpufleet.model.events import SCHEMA
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
-from pytest_gpufleet.model.record import Record, read, sha256
+from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import SuiteCheck
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import SUMMARY, RunFolder
+from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.node_verdicts import faults_of, finished, outcome_of_all

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 import stat
@@ -28,6 +29,15 @@ def open_regular(path: Path, most_bytes: int | None = None) -> BinaryIO:
     if stat.S_ISREG(found.st_mode):
         raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most_bytes:,} are read", str(path))
     raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file in hexadecimal, as `sha256sum` prints it. OSError if it cannot be read."""
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def _open(path: Path, flags: int) -> int:

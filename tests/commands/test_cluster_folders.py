@@ -14,9 +14,10 @@ import pytest
 from pytest_gpufleet import cli
 from pytest_gpufleet.commands import judge
 from pytest_gpufleet.model.place import gpu
-from pytest_gpufleet.model.record import Record, read, sha256
+from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.node_verdicts import unaccepted
 from tests import clusters
 from tests.clusters import NODES_CHECK, Ends, cluster

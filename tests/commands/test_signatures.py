@@ -17,9 +17,9 @@ import pytest
 from pytest_gpufleet import cli
 from pytest_gpufleet.commands import openssh, signatures
 from pytest_gpufleet.commands.manifest import Manifest
-from pytest_gpufleet.model.record import sha256
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.safe_files import sha256
 from tests import runs
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen of OpenSSH")

@@ -21,10 +21,11 @@ from pytest_gpufleet.model.limit import Calibration
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.model.record import read, sha256
+from pytest_gpufleet.model.record import read
 from pytest_gpufleet.report.page import summary_html
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.profiles import profile
 from tests import runs
 from tests.conftest import FleetRun

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.model.record import read, sha256
+from pytest_gpufleet.model.record import read
+from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.world.engines.processes import descendants
 from tests.conftest import INNER, KEPT, REPORTS, ROOT, SECONDS, FleetRun, as_on_a_terminal, lay_out
 from tests.zygote import is_nursery

@@ -16,9 +16,10 @@ from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Condition, metric_under
-from pytest_gpufleet.model.record import Record, read, sha256
+from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.page import standalone
 from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.contradictions import contradictions
 from tests import runs
 from tests.conftest import FleetRun

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.model.record import sha256
 from pytest_gpufleet.nodes.messages import SuiteEnded
 from pytest_gpufleet.run import node_folders
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.node_runs import NodeRun
+from pytest_gpufleet.safe_files import sha256
 
 BEGIN = json.dumps({"t": "2026-11-22T00:00:00+00:00", "event": "run", "host": "gf1"}).encode()
 

@@ -11,9 +11,10 @@ from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.manifest import SIGNED, Manifest, check_name, of_run
 from pytest_gpufleet.commands.openssh import AllowedSigners
 from pytest_gpufleet.commands.writing import SIGNED_BY
-from pytest_gpufleet.model.record import Record, sha256
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.safe_files import sha256
 
 _ENDINGS = (".json", ".json.sig")
 _MOST_BYTES = 64 << 10  # of one file: a manifest, or the signature of a FIDO key with its certificate, is much shorter

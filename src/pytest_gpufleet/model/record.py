@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,7 +51,6 @@ from pytest_gpufleet.model.limit import GivenLimits
 from pytest_gpufleet.model.order_given import Order
 from pytest_gpufleet.model.session_facts import Interference
 from pytest_gpufleet.model.suite import Suite, of_version
-from pytest_gpufleet.safe_files import open_regular
 
 T = TypeVar("T")
 NO_RUN = RunHeader()
@@ -273,15 +271,6 @@ class Record:
         if len(self.telemetry) == MOST_SAMPLES:
             del self.telemetry[1::2]
             self._stride *= 2
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file in hexadecimal, as `sha256sum` prints it. OSError if it cannot be read."""
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
 
 
 def read(path: Path) -> Record:

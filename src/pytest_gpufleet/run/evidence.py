@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.model.event_lines import LONGEST_LINE
-from pytest_gpufleet.model.record import Record, read, sha256
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.safe_files import sha256
 
 
 class Evidence:

@@ -17,10 +17,11 @@ from urllib.parse import quote
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.event_values import NodeFound
-from pytest_gpufleet.model.record import Record, read, sha256
+from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.run.summary_parts import Stated
+from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 

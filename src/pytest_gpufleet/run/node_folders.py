@@ -9,10 +9,10 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from pytest_gpufleet.model.record import sha256
 from pytest_gpufleet.nodes.messages import ReadFile
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY
 from pytest_gpufleet.run.node_runs import NodeRun
+from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict import node_verdicts
 
 if TYPE_CHECKING:

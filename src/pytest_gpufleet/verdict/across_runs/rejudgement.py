@@ -14,7 +14,8 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, by_check
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Grade
-from pytest_gpufleet.model.record import Record, sha256
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import as_given, instead
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
