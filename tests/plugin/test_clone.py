@@ -80,9 +80,9 @@ def test_what_is_missing_is_named_in_one_sentence(clone, run_without_installatio
     assert error.endswith(f"pytest-gpufleet needs cloudpickle, msgspec: {how}")
 
 
-def test_where_it_is_installed_the_plugin_is_loaded_once(run_fresh):
+def test_where_it_is_installed_the_plugin_is_loaded_once(run_pytest):
     """By the root's conftest.py, which stands above the tests of this repository too."""
-    ended = run_fresh(ACCEPTANCE / "test_1_inventory.py", "--rehearse", "--collect-only", "-k", "gpu_count")
+    ended = run_pytest(ACCEPTANCE / "test_1_inventory.py", "--rehearse", "--collect-only", "-k", "gpu_count")
     assert "1/" in ended.text
     assert ended.status == 0, ended.text
 
