@@ -39,13 +39,13 @@ def headline(comparison: RunComparison, say: Say = english) -> str:
     if not figures:
         return say("There is nothing to compare: the runs have no figure in common.")
     if not outliers:
-        one, several = "No outlier: 1 figure of {runs} runs.", "No outlier among {count} figures of {runs} runs."
+        one, several = "No outlier among 1 figure of {runs} runs.", "No outlier among {count} figures of {runs} runs."
         return say(one if figures == 1 else several, count=figures, runs=runs)
     worst = outliers[0]
     return say(
         "{count} outliers; the worst: {metric} of {place} in {run}, {percent} worse."
         if len(outliers) != 1
-        else "1 outlier: {metric} of {place} in {run}, {percent} worse.",
+        else "1 outlier; the worst: {metric} of {place} in {run}, {percent} worse.",
         count=len(outliers),
         metric=say(worst.figure.metric.title),
         place=say(wording.place(worst.place)),

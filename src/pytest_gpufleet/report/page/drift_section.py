@@ -30,7 +30,7 @@ def headline(drift: Drift, say: Say = english) -> str:
         parts.append(say(grew, count=len(drift.faults)))
     if drift.worse:
         worst = drift.worse[0]
-        one = "1 figure got worse in {run}: {metric} of {place}, {percent} worse"
+        one = "1 figure got worse in {run}; the worst: {metric} of {place}, {percent} worse"
         more = "{count} figures got worse in {run}; the worst: {metric} of {place}, {percent} worse"
         parts.append(
             say(
