@@ -47,7 +47,7 @@ from pytest_gpufleet.run.settings import Options
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RECORDED = ROOT / "tests" / "recorded" / "h200x4-a" / "evidence.jsonl"
-REPORT = ROOT / "docs" / "results" / "2026-11-22-2x-h200" / "report.html"
+REPORT = ROOT / "docs" / "results" / "2026-11-23-2x-h200" / "report.html"
 IDLE_SECONDS = 10.0
 TO = 500
 ONE, LEFT_OUT, HEALTH = "a check of one machine", "leave out who is unlike", "health around a check"

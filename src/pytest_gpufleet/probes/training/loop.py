@@ -26,10 +26,9 @@ from pytest_gpufleet.probes.training.recipes import REHEARSAL_MODEL, USUAL, Plan
 from pytest_gpufleet.probes.training.utilization import utilization
 from pytest_gpufleet.world.rank import Rank
 
-# Of how many algorithms cuDNN looks for the fastest. Each costs a second or more in all, since ResNet-50 has about 70
-# kinds of convolutions, and every kernel is loaded at its first use. One H200 (torch 2.11, cuDNN 9.19), of 2 and of 10:
-# tf32 2,134 and 2,135 images/s after 3 and 16 s, amp 6,543 and 6,551 after 2 and 10 s; of all, tf32 2,134. More than 2
-# for models whose fastest is not among the first.
+# Of how many algorithms cuDNN looks for the fastest, where it does. One H200 (torch 2.11, cuDNN 9.19), amp, of 2 and of
+# 10: 6,543 and 6,551 images/s; the first search of a user takes 8 to 13 s with any of them, since torch has all plans
+# prepared first, which NVRTC compiles. More than 2 for models whose fastest is not among the first.
 TRIED_ALGORITHMS = 4
 
 FedStep = Callable[[Tensor, Tensor], Tensor]  # the same, of images and labels
@@ -70,9 +69,13 @@ def release(device: torch.device) -> None:
 
 @contextmanager
 def precision(recipe: Recipe, *, benchmark: bool = True) -> Iterator[None]:
-    """The arithmetic of a recipe, and whether cuDNN tries algorithms and takes the fastest."""
+    """The arithmetic of a recipe, and whether cuDNN tries algorithms and takes the fastest: not where `benchmark` is
+    False."""
     convolutions = torch.backends.cudnn.flags(
-        enabled=True, benchmark=benchmark, benchmark_limit=TRIED_ALGORITHMS, allow_tf32=recipe.tf32
+        enabled=True,
+        benchmark=benchmark and recipe.searched,
+        benchmark_limit=TRIED_ALGORITHMS,
+        allow_tf32=recipe.tf32,
     )
     with products_in_tf32(recipe.tf32), convolutions:
         yield
