@@ -452,7 +452,7 @@ def test_an_outlier_is_named_by_node_and_gpu(tmp_path: Path, gpufleet: Command) 
     page = tmp_path / "comparison.html"
     status, text = gpufleet("compare", *folders, "-o", page)
     assert status == 1
-    assert "1 outlier: training throughput, each GPU alone of GPU 2 in node9, 6.45 % worse." in text
+    assert "1 outlier; the worst: training throughput, each GPU alone of GPU 2 in node9, 6.45 % worse." in text
     for told in (text, page.read_text()):
         assert "node9-S2" in told
         assert "node9-S1" not in told
@@ -527,7 +527,7 @@ def test_a_machine_over_time(tmp_path: Path, gpufleet: Command) -> None:
     page = tmp_path / "drift.html"
     status, text = gpufleet("compare", "--same-machine", *folders, "-o", page)
     assert status == 1
-    assert "1 figure got worse in july: training throughput, each GPU alone of GPU 2, 5.97 % worse." in text
+    assert "1 figure got worse in july; the worst: training throughput, each GPU alone of GPU 2, 5.97 % worse." in text
     for told in (text, page.read_text()):
         assert ("node7-S2" in told, "node7-S1" in told) == (True, False)
     status, text = gpufleet("compare", "--same-machine", *folders[:1], *folders[:0:-1], "--json")
