@@ -20,7 +20,7 @@ import pytest
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.page import summary_html
-from tests.zygote import Forked, Started, Zygote
+from tests.forked import Forked, Started, Zygote
 
 ROOT = Path(__file__).parents[1]
 ACCEPTANCE = ROOT / "acceptance"
@@ -126,7 +126,7 @@ def equal_figures_are_drawn_once() -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Pythons are forked: those that tests start, those that what they test starts, and the workers that run the tests.
-    `zygote.Started` starts one all the same."""
+    `forked.Started` starts one all the same."""
     if subprocess.Popen is not Forked:  # as it is in a worker
         zygote = Zygote()
         patch = pytest.MonkeyPatch()

@@ -1,11 +1,4 @@
-"""Where the tests fork each Python from that they, and what they start, would start anew: a process that has imported
-the libraries which all of them need.
-
-Such a Python is a child of whoever starts it, with its own folder, environment, session and end, and so is each that it
-starts itself: the worker that runs tests, a run that they start, the fork server of its ranks, the agent of a node, the
-run of a node alone. A fresh Python imports torch for longer than most of these live, and what is ours for longer than
-the rest of them does. That nothing is imported before it is needed, and that it can be, `run_fresh` shows.
-"""
+"""The process that Pythons are forked from (tests/forked.py), with all imported that a run imports, and their lives."""
 
 from __future__ import annotations
 
@@ -13,27 +6,24 @@ import atexit
 import ctypes
 import gc
 import importlib
-import inspect
 import os
 import pickle
 import pkgutil
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import NoReturn
 
-import cloudpickle
 import pytest
+
+from tests.forked import NAME, NUMBER, PR_SET_NAME, Birth, Forked, Nursery, prctl
 
 # What a run imports from elsewhere, besides the plugins of pytest.
 IMPORTED = (
@@ -50,152 +40,8 @@ IMPORTED = (
     "torch.distributed.fsdp",
     "torchvision",
 )
-NAME = "nursery"  # of a process that only waits to be forked, as /proc tells it
-NUMBER = struct.Struct("=q")
 MOST_BYTES, MOST_DESCRIPTORS = 1 << 17, 16  # of a request: less than the kernel lets a datagram have
-PR_SET_NAME, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 15, 36, 37  # linux/prctl.h
 HUGE_PAGE, MADV_COLLAPSE = 2 << 20, 25  # linux/mman.h, from 6.1 on
-Started = subprocess.Popen  # a fresh Python, whatever takes its place
-
-
-@dataclass(frozen=True)
-class Birth:
-    """What is told of a Python. `arguments`: after the interpreter. `numbers`: those by which it knows the descriptors
-    that come along, after the one of its folder. `before`: what it calls before anything else, pickled."""
-
-    arguments: tuple[str, ...]
-    environment: dict[str, str]
-    numbers: tuple[int, ...]
-    own_session: bool
-    before: bytes
-    open_files: tuple[int, int]
-    parent: int
-
-
-class Nursery:
-    """The other end of `serve`, for one who starts Pythons."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self._one_at_a_time = threading.Lock()
-
-    def born(self, birth: Birth, descriptors: Sequence[int]) -> int:
-        """The process id of a new child of this process. OSError if there is nobody to fork it from."""
-        with self._one_at_a_time:
-            _prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before := ctypes.c_int()))
-            _prctl(PR_SET_CHILD_SUBREAPER, 1)  # it loses the parent that it was forked from, and becomes ours
-            try:
-                socket.send_fds(self._control, [pickle.dumps(birth)], descriptors)
-                told = self._control.recv(NUMBER.size)
-            finally:
-                _prctl(PR_SET_CHILD_SUBREAPER, before.value)
-        if not told:
-            raise EOFError
-        (pid,) = NUMBER.unpack(told)
-        if not pid:
-            raise ChildProcessError("it is nobody's child")
-        return int(pid)
-
-    def close(self) -> None:
-        self._control.close()
-
-
-class Forked(subprocess.Popen[bytes]):
-    """In the place of Popen. A Python that runs pytest, or what this package gives a Python to do, is forked, if there
-    is a nursery; all else is started."""
-
-    nursery: ClassVar[Callable[[], Nursery | None]] = staticmethod(lambda: None)
-
-    def _execute_child(self, *parts: Any) -> None:
-        told = inspect.signature(super()._execute_child).bind(*parts).arguments
-        with suppress(OSError, EOFError):
-            if (arguments := of_ours(told["args"])) and (nursery := Forked.nursery()):
-                self._be_born(nursery, arguments, told)
-                return
-        super()._execute_child(*parts)
-
-    def _be_born(self, nursery: Nursery, arguments: Sequence[str], told: dict[str, Any]) -> None:
-        ends = ("p2cread", "c2pwrite", "errwrite")
-        numbers = (0, 1, 2, *told["pass_fds"])
-        descriptors = [
-            number if end is None or told[end] == -1 else told[end]
-            for number, end in zip(numbers, (*ends, *(None for _ in told["pass_fds"])), strict=True)
-        ]
-        birth = Birth(
-            arguments=tuple(map(os.fsdecode, arguments)),
-            environment=dict(os.environ if told["env"] is None else told["env"]),
-            numbers=numbers,
-            own_session=bool(told["start_new_session"]),
-            before=cloudpickle.dumps(told["preexec_fn"]),
-            open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
-            parent=os.getpid(),
-        )
-        folder = os.open(told["cwd"] or ".", os.O_PATH)
-        try:
-            self.pid, self._child_created = nursery.born(birth, [folder, *descriptors]), True
-        finally:
-            os.close(folder)
-        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(told[pipe] for pipe in pipes))
-
-
-def is_nursery(pid: int) -> bool:
-    """Not one of the processes that a test is about."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text() == f"{NAME}\n"
-    except OSError:
-        return False
-
-
-def of_ours(command: Any) -> Sequence[str]:
-    """The arguments of a Python that can be forked; of all else none."""
-    from execnet import gateway_io
-
-    from pytest_gpufleet.nodes import agent_process
-    from pytest_gpufleet.world.engines import forkserver
-
-    if not isinstance(command, list):
-        return ()
-    # Which say that no bytecode is kept, and no output; execnet keeps none by itself.
-    interpreter, *arguments = (part for part in command if part not in ("-B", "-u"))
-    match interpreter, *arguments:
-        case (sys.executable, "-m", "pytest", *_) | (
-            sys.executable,
-            "-c",
-            forkserver.BOOT | agent_process.BOOT | gateway_io.popen_bootstrapline,
-            *_,
-        ):
-            return arguments
-    return ()
-
-
-class Zygote:
-    """The first nursery, a child of this process, from the first time that it is wanted."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def nursery(self) -> Nursery:
-        if self._process is None:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                self._process = Started(
-                    [sys.executable, "-c", f"from {__name__} import begin; begin({theirs.fileno()})"],
-                    cwd=Path(__file__).parents[1],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                )
-            self._nursery = Nursery(ours)
-        return self._nursery
-
-    def end(self) -> None:
-        if self._process is not None:
-            self._nursery.close()
-            self._process.wait()
-
-
-# ---------------------------------------------------------------- on the other end
 
 
 def begin(control: int) -> NoReturn:
@@ -231,7 +77,7 @@ class Imports:
 
 def serve(control: socket.socket) -> NoReturn:
     """Fork Pythons until nobody is left who could want one."""
-    _prctl(PR_SET_NAME, NAME.encode())
+    prctl(PR_SET_NAME, NAME.encode())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         request, descriptors, *_ = socket.recv_fds(control, MOST_BYTES, MOST_DESCRIPTORS)
@@ -255,7 +101,7 @@ def live(control: socket.socket, first: int, birth: Birth, descriptors: Sequence
     if parent != birth.parent:  # which is gone, or was forked from the one whose nursery this is
         control.send(NUMBER.pack(0))
         os._exit(1)
-    _prctl(PR_SET_NAME, b"python")
+    prctl(PR_SET_NAME, b"python")
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     control.send(NUMBER.pack(os.getpid()))
     control.close()
@@ -370,7 +216,3 @@ def _collapse() -> None:
             begins, ends = (int(address, 16) for address in addresses.split("-"))
             for page in range(-(-begins // HUGE_PAGE) * HUGE_PAGE, ends - HUGE_PAGE + 1, HUGE_PAGE):
                 madvise(ctypes.c_void_p(page), ctypes.c_size_t(HUGE_PAGE), MADV_COLLAPSE)
-
-
-def _prctl(option: int, value: Any) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

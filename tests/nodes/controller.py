@@ -11,7 +11,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import agent_process, messages
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.world.engines import processes
-from tests.zygote import is_nursery
+from tests.forked import is_nursery
 
 PATIENCE = 300.0  # seconds: far more than anything here takes
 

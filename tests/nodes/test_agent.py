@@ -42,9 +42,9 @@ from pytest_gpufleet.world.call import Call
 from pytest_gpufleet.world.engines import held_folders, processes
 from pytest_gpufleet.world.engines.protocol import Trace
 from tests.conftest import KEPT, ROOT
+from tests.forked import Started
 from tests.nodes.controller import controlled, started_by, wait_until_gone
 from tests.world.fake_engine import specs
-from tests.zygote import Started
 
 ALONE = 5.0  # seconds without a beat: far more than between two, on a machine that is busy
 HERE = (2, 3)  # the ranks of node 1, of two nodes with two each

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
-from tests.zygote import Started
+from tests.forked import Started
 
 # In the place of pytest: it ends when somebody has opened the FIFO and closed it again. The test writes its evidence.
 STAND_IN = """

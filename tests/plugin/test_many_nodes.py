@@ -15,7 +15,7 @@ from pytest_gpufleet.model.record import read
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.world.engines.processes import descendants
 from tests.conftest import INNER, KEPT, REPORTS, ROOT, SECONDS, FleetRun, as_on_a_terminal, lay_out
-from tests.zygote import is_nursery
+from tests.forked import is_nursery
 
 ON_THREE = ("--nodes=3", f"--fleet-dir={REPORTS}")
 WHOLE = {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
