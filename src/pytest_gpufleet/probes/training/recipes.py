@@ -75,8 +75,8 @@ _GRAPH = Recipe(
 )
 RECIPES = {
     "fp32": Recipe(batch=64, megabytes_per_image=90, warm_up=10, steps=15),
-    # Two H200 (torch 2.11, cuDNN 9.19): 2,124 to 2,127 images/s, with and without a search, of which the first one of a
-    # user takes 8 to 13 s, in which the GPU waits for what NVRTC compiles.
+    # One H200 (torch 2.11, cuDNN 9.19): 2,141 and 2,146 images/s with a search, 2,143 and 2,144 without. The first
+    # search of a user takes 8 to 15 s, in which the GPU waits for what NVRTC compiles.
     "tf32": Recipe(batch=128, megabytes_per_image=90, warm_up=10, steps=10, tf32=True, searched=False),
     "amp": _MIXED,
     "bf16": replace(_MIXED, autocast=torch.bfloat16),
