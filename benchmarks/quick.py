@@ -5,7 +5,7 @@
     python benchmarks/against.py HEAD quick --gpus 2    beside another commit
 
 By the times of the evidence: the opening (Python, pytest, torch, what the GPUs and the host tell), the collection, the
-checks with the start of their ranks, and what comes after the verdict (the report, the end of ranks and processes).
+checks with the wait for their ranks, and what comes after the verdict (the report, the end of ranks and processes).
 CPU seconds are those of the controller and of the processes that it has waited for.
 """
 
@@ -47,7 +47,7 @@ def figures(arguments: list[str]) -> dict[str, float]:
         "opening, s": at["run"] - began,
         "collection, s": at["session"] - at["run"],
         "checks, s": at["check_finished"] - at["session"],
-        "of these start of ranks, s": sum(each["seconds"] for name, _, each in found if name == "world_started"),
+        "of these waiting for ranks, s": sum(each["seconds"] for name, _, each in found if name == "world_started"),
         "verdict, report, end, s": ended - at["check_finished"],
         "all, s": ended - began,
         "CPU s": used.ru_utime + used.ru_stime,
