@@ -27,15 +27,20 @@ ACCEPTANCE = ROOT / "acceptance"
 EVIDENCE = ROOT / "tests" / "recorded"  # of real machines
 INNER = ROOT / "tests" / "inner"  # test modules that tests give to a pytest of their own
 RECORDED = ("-p", "tests.hardware.recorded")  # options: on a recorded machine
-LONGEST = (
+LONGEST = (  # in seconds of the clock, which are not those of the cores: some wait
     "acceptance/test_acceptance.py",
-    "acceptance/test_resnet_options.py",
     "probes/test_culprit.py",
     "probes/test_training.py",
-    "plugin/test_plugin.py",
-    "run/test_hard_end.py",
-    "run/test_orphans.py",
     "world/test_faults.py",
+    "acceptance/test_resnet_options.py",
+    "commands/test_tools.py",
+    "plugin/test_many_nodes.py",
+    "plugin/test_clone.py",
+    "nodes/test_agent.py",
+    "run/test_orphans.py",
+    "world/test_deadlines.py",
+    "run/test_hard_end.py",
+    "plugin/test_plugin.py",
     "acceptance/test_burn_in.py",
 )
 # Clusters of Ray, which takes a busy machine's silence for death: they have the machine to themselves (`make hosts`).

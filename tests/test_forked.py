@@ -1,0 +1,91 @@
+"""A Python that is forked finds what a fresh one finds, and what it starts is forked too."""
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import KEPT, ROOT, lay_out
+from tests.forked import Forked, Nursery, Started
+
+TELLS = """
+import json, os, resource, signal, sys
+
+def test_it():
+    passed = int(os.environ["PASSED"])
+    told = {
+        "arguments": sys.argv,
+        "path": sys.path,
+        "folder": os.getcwd(),
+        "environment": {**os.environ, "PASSED": ""},
+        "parent": os.getppid(),
+        "leads a session": os.getsid(0) == os.getpid(),
+        "open files": resource.getrlimit(resource.RLIMIT_NOFILE),
+        "handlers": [str(signal.getsignal(number)) for number in (1, 2, 13, 15)],
+        "masked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+        "passed on": os.read(passed, 100).decode(),
+        "streams": [os.isatty(number) for number in (0, 1, 2)],
+    }
+    with open("told.json", "w") as file:
+        json.dump(told, file)
+"""
+FORKED_FROM = """
+import os
+from pathlib import Path
+
+def test_it(world):
+    for pid in (os.getpid(), world.run(lambda rank: os.getppid())[0]):
+        print("started by", Path(f"/proc/{pid}/cmdline").read_text().replace("\\0", " "))
+"""
+
+
+def told(start, folder, descriptor):
+    command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider"]
+    environment = {**KEPT, "PYTHONPATH": str(ROOT), "PASSED": str(descriptor)}
+    with start(
+        command, cwd=folder, env=environment, pass_fds=[descriptor], start_new_session=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return json.loads((folder / "told.json").read_text())
+
+
+def test_it_finds_what_a_fresh_one_finds(tmp_path):
+    Forked.nursery()  # which is there before the limit is changed
+    lay_out(tmp_path, {"test_inner.py": TELLS})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    found = []
+    try:
+        for start in (Forked, Started):
+            read, write = os.pipe()
+            os.write(write, b"something")
+            os.close(write)
+            found.append(told(start, tmp_path, read))
+            os.close(read)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    forked, fresh = found
+    assert forked == fresh
+    assert (forked["parent"], forked["passed on"]) == (os.getpid(), "something")
+
+
+def test_what_it_starts_is_forked_too(fleet):
+    run = fleet(FORKED_FROM, "-s")
+    assert run.status == 0, run.text
+    lines = [line for line in run.text.splitlines() if "started by" in line]
+    assert ["tests.zygote" in line for line in lines] == [True, True]
+
+
+@pytest.mark.parametrize("arguments", [("-m", "pytest", "--version"), ("-c", "pass")])
+def test_where_it_cannot_be_forked_it_is_started(monkeypatch, arguments):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()  # nobody is there
+    monkeypatch.setattr(Forked, "nursery", staticmethod(lambda: Nursery(ours)))
+    with ours:
+        assert subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL).returncode == 0
