@@ -42,10 +42,12 @@ IMPORTED = (
 )
 MOST_BYTES, MOST_DESCRIPTORS = 1 << 17, 16  # of a request: less than the kernel lets a datagram have
 HUGE_PAGE, MADV_COLLAPSE = 2 << 20, 25  # linux/mman.h, from 6.1 on
+OWN_PATH: set[str] = set()  # what PYTHONPATH was for the zygote
 
 
 def begin(control: int) -> NoReturn:
     """The life of the zygote."""
+    OWN_PATH.update(python_path())
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests in the background has it ignored
     with tempfile.TemporaryDirectory() as empty:
         pytest.main([empty, f"--rootdir={empty}", "-p", "no:cacheprovider"], plugins=[Imports()])
@@ -152,13 +154,16 @@ def _run(arguments: Sequence[str]) -> int:
     if kind == "-m":
         heir = Heir()
         os.register_at_fork(before=heir.before, after_in_child=heir.after_in_child)
-        added = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-        sys.path[:1] = [os.getcwd(), *map(os.path.abspath, added)]
+        sys.path[:] = [os.getcwd(), *python_path(), *(each for each in sys.path[1:] if each not in OWN_PATH)]
         sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *others]
         return int(pytest.main(others))
     sys.argv = ["-c", *others]
     exec(what, {"__name__": "__main__"})
     return 0
+
+
+def python_path() -> list[str]:
+    return [os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
 
 
 def have_nursery() -> None:
