@@ -34,13 +34,14 @@ LONGEST = (  # in seconds of the clock, which are not those of the cores: some w
     "world/test_faults.py",
     "acceptance/test_resnet_options.py",
     "commands/test_tools.py",
+    "plugin/test_plugin.py",
     "plugin/test_many_nodes.py",
     "plugin/test_clone.py",
+    "world/test_start.py",
     "nodes/test_agent.py",
     "run/test_orphans.py",
     "world/test_deadlines.py",
     "run/test_hard_end.py",
-    "plugin/test_plugin.py",
     "acceptance/test_burn_in.py",
 )
 # Clusters of Ray, which takes a busy machine's silence for death: they have the machine to themselves (`make hosts`).
