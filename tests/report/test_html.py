@@ -86,6 +86,12 @@ def test_verdict_comes_first_and_a_paragraph_says_why(
     assert record.verdict in ("ACCEPTED", "REJECTED") or all(reason in banner for reason in record.reasons)
 
 
+def test_figures_and_telemetry_are_drawn(page_of: PageOf) -> None:
+    shown = [attributes["aria-label"] for tag, attributes in page_of("STANDARD").seen if tag == "svg"]
+    for begin in ("Matrix product, by GPU", "Bus bandwidth against message size", "Ways to train", "Power of 8 GPUs"):
+        assert any(label.startswith(begin) for label in shown), begin
+
+
 def test_accepted_shows_machine_figures_and_a_place_to_sign(accepted: Record, page_of: PageOf) -> None:
     page = page_of("ACCEPTED")
     for gpu in accepted.topology.gpus:
