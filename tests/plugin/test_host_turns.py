@@ -17,8 +17,11 @@ DEVICES = """
     import os
     from pathlib import Path
     from pytest_gpufleet.hardware import gpu_lock
+    from pytest_gpufleet.plugin import host_turns
 
     gpu_lock.DEVICES = Path(os.environ["DEVICES"])
+    if "IMPATIENT" in os.environ:
+        host_turns.GPUS_A_HOST = 0
 """
 # Says that it is there, and ends when it is told to.
 ALONE = """
@@ -29,6 +32,11 @@ ALONE = """
     def test_alone():
         print("it is there")
         sys.stdin.read()
+"""
+AGAIN = """
+    @pytest.mark.host_alone
+    def test_alone_again():
+        pass
 """
 THERE, WAITS = "it is there", "needs this host to itself and waits for"
 ON_GPUS, ON_CPUS = ("--gpus=1", *RECORDED), ("--rehearse=1",)
@@ -64,9 +72,9 @@ def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     devices.mkdir()
     (devices / "nvidiactl").touch()
 
-    def start(name: str, *options: str) -> Node:
-        root = lay_out(tmp_path / name, {"devices_there.py": DEVICES, "test_alone.py": ALONE})
-        around = {**KEPT, "DEVICES": str(devices), "PYTHONPATH": f"{ROOT}:{root}", "PYTHONUNBUFFERED": "1"}
+    def start(name: str, *options: str, more: str = "", **variables: str) -> Node:
+        root = lay_out(tmp_path / name, {"devices_there.py": DEVICES, "test_alone.py": ALONE + more})
+        around = {**KEPT, "DEVICES": str(devices), "PYTHONPATH": f"{ROOT}:{root}", "PYTHONUNBUFFERED": "1", **variables}
         command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-p", "devices_there", *options,
                    f"--fleet-dir={REPORTS}", "test_alone.py"]  # fmt: skip
         process = subprocess.Popen(
@@ -103,6 +111,32 @@ def test_the_turn_of_one_that_is_killed_is_over(node):
     second.says(THERE)
     second.ends()
     assert second.outcomes == ["passed"]
+
+
+def test_nobody_waits_for_ever_for_who_keeps_the_host(node):
+    """Anybody who may open the device can: it is told, and once only, and the run goes on without a turn."""
+    first = node("first", *ON_GPUS)
+    first.says(THERE)
+    second = node("second", *ON_GPUS, more=AGAIN, IMPATIENT="1")
+    second.says(WAITS)
+    second.says(THERE)
+    rest, _ = second.process.communicate()
+    assert WAITS not in rest
+    assert second.outcomes == ["passed"] * 2
+    (why,) = second.record.spoiled
+    assert f"process {first.process.pid} of " in why
+    assert second.record.verdict == "INCOMPLETE"
+
+
+def test_who_waits_can_be_ended(node):
+    first = node("first", *ON_GPUS)
+    first.says(THERE)
+    second = node("second", *ON_GPUS)
+    second.says(WAITS)
+    second.process.terminate()
+    second.ends()
+    assert (second.record.verdict, second.outcomes) == ("INCOMPLETE", [])
+    assert first.process.poll() is None
 
 
 def test_a_rehearsal_takes_no_turn_and_waits_for_none(node):

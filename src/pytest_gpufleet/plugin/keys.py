@@ -20,6 +20,7 @@ SCREEN = pytest.StashKey[Screen]()
 # What is wrong, by the node id of the test that found it, or that ran meanwhile.
 FAULTS: pytest.StashKey[dict[str, list[Fault]]] = pytest.StashKey()
 SUPERVISED: pytest.StashKey[Supervised] = pytest.StashKey()
+KEPT_FROM_TURNS = pytest.StashKey[bool]()  # somebody has the host for himself, and does not end: see host_turns
 
 # Of a test: what judge() found; of that, what missed and no phase of the test has failed for yet, with the causes that
 # were found; and the LimitMissed of a test that did all that it had to do.
