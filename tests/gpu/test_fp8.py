@@ -1,12 +1,13 @@
 """FP8 by a kernel of our own against torch's own steps, on a real GPU. Skipped without one."""
 
+import os
 import sys
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from pytest_gpufleet.probes.training import fp8_linear, triton_needs
+from pytest_gpufleet.probes.training import compile_cache, fp8_linear, triton_needs
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.world import shipping
@@ -35,6 +36,8 @@ def unlike(rank):
                     torchs = fp8_linear.scaled(matrix, dtype)
                 if not all(map(torch.equal, (one.float() for one in ours), (one.float() for one in torchs))):
                     found.append(f"{source} to {dtype}, {shape}")
+    if compile_cache.TRITON not in os.environ:
+        found.append("compiled where Triton keeps it by itself")
     return found
 
 

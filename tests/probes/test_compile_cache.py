@@ -120,6 +120,10 @@ def test_a_cache_folder_that_is_a_link_of_the_user_is_followed(gpu, source, base
     assert below(tmp_path / "scratch", compile_cache.folder_of(DEVICE, str(source)))
 
 
+def test_the_sources_that_decide_are_there():
+    assert all(Path(source).is_file() for source in compile_cache.SOURCES)
+
+
 @pytest.fixture
 def variables(monkeypatch):
     """The two variables that say where compiled code goes, unset."""
@@ -130,29 +134,29 @@ def variables(monkeypatch):
     return names
 
 
-def test_inductor_and_triton_are_told(gpu, source, base, variables):
+def test_inductor_and_triton_are_told(gpu, base, variables):
     from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 
     for name, of_torch in zip(variables, (cache_dir(), triton_cache_dir(0)), strict=True):
         os.environ[name] = of_torch  # as torch leaves it behind
-    compile_cache.use(DEVICE, str(source))
+    compile_cache.use(DEVICE)
     assert below(base, Path(cache_dir()))
     assert triton_cache_dir(0) == triton_cache_dir(1)
     assert below(base, Path(triton_cache_dir(0)))
 
 
 @pytest.mark.parametrize("given", [0, 1])
-def test_where_the_site_has_a_folder_it_is_used(gpu, source, base, variables, monkeypatch, tmp_path, given):
+def test_where_the_site_has_a_folder_it_is_used(gpu, base, variables, monkeypatch, tmp_path, given):
     monkeypatch.setenv(variables[given], str(tmp_path / "of the site"))
-    compile_cache.use(DEVICE, str(source))
+    compile_cache.use(DEVICE)
     assert os.environ[variables[given]] == str(tmp_path / "of the site")
     assert below(base, Path(os.environ[variables[1 - given]]))
 
 
-def test_where_the_site_has_both_nothing_else_is_made(gpu, source, base, variables, monkeypatch, tmp_path):
+def test_where_the_site_has_both_nothing_else_is_made(gpu, base, variables, monkeypatch, tmp_path):
     for name in variables:
         monkeypatch.setenv(name, str(tmp_path / "of the site"))
-    compile_cache.use(DEVICE, str(source))
+    compile_cache.use(DEVICE)
     assert not base.exists()
 
 

@@ -28,18 +28,20 @@ OF_TORCH = "torchinductor_"
 # Folders that stay for each model of GPU, of 160 MB each on an H200: two versions of torch with two of these sources,
 # so that who compares two of either finds both, and the one that is in use among them.
 KEPT = 4
+# Of ours, what is compiled by inductor. Triton tells its own kernels apart by their source.
+SOURCES = tuple(str(Path(__file__).with_name(name)) for name in ("cuda_graph.py", "batch_norm.py"))
 
 
-def use(device: torch.device, *sources: str) -> None:
-    """Let the compiler keep what it makes for this GPU, this torch and these sources of ours where the site has said,
-    otherwise in the user's own folder.
+def use(device: torch.device) -> None:
+    """Let inductor and Triton keep what they make for this GPU, this torch and these sources of ours where the site has
+    said, otherwise in the user's own folder.
 
     Where that cannot be had (no home, a file system that is read-only, a folder that others may write to) it is one
     that is new and goes with this process.
     """
     torchs = os.path.join(gettempdir(), OF_TORCH)
     if missing := [name for name in (INDUCTOR, TRITON) if os.environ.get(name, torchs).startswith(torchs)]:
-        folder = folder_of(device, *sources)
+        folder = folder_of(device, *SOURCES)
         ours = {INDUCTOR: folder, TRITON: folder / "triton"}
         os.environ.update({name: str(ours[name]) for name in missing})
 

@@ -99,7 +99,7 @@ def _prepared(network: nn.Module, plan: Plan) -> Callable[[Tensor, Tensor], Tens
     """Forward of a network with its loss, as fast as the recipe makes it on a GPU."""
     if reason := triton_needs.missing():
         not_applicable(reason)
-    compile_cache.use(torch.device("cuda", torch.cuda.current_device()), __file__, batch_norm.__file__)
+    compile_cache.use(torch.device("cuda", torch.cuda.current_device()))
     if plan.recipe.fused:
         from pytest_gpufleet.probes.training import fused_norm
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.probes.training import triton_needs
+from pytest_gpufleet.probes.training import compile_cache, triton_needs
 
 NUMBERS, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 LEAST = 1e-12  # of a largest number: a tensor of zeros is scaled too
@@ -65,6 +65,7 @@ def scaled(tensor: Tensor, dtype: torch.dtype) -> Scaled:
         return Scaled(numbers, numbers.t().contiguous(), scale)
     from pytest_gpufleet.probes.training.fp8_kernels import scaled_both_ways
 
+    compile_cache.use(tensor.device)  # Triton's own place is in the home, which may be read-only or not there
     rows, columns = tensor.shape
     numbers = torch.empty_like(tensor, dtype=dtype)
     turned = numbers.new_empty(columns, rows)
