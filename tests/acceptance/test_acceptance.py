@@ -123,6 +123,9 @@ def pytest_collection_finish(session):
 """
 
 
+BESIDE = {f"checks/{name}": ACCEPTANCE / name for name in ("test_1_inventory.py", "conftest.py")}
+
+
 @pytest.mark.parametrize(
     ("arguments", "files", "begun"),
     [
@@ -130,8 +133,17 @@ def pytest_collection_finish(session):
         ([ACCEPTANCE / "test_1_inventory.py", "-k", "gpu_count"], {}, "True"),  # what is deselected is not known yet
         ([ACCEPTANCE / "test_1_inventory.py", "test_own.py"], {"test_own.py": "def test_own(world): pass"}, "False"),
         (["test_1_inventory.py"], {"test_1_inventory.py": "def test_own(world): pass"}, "False"),
+        (["checks"], BESIDE, "True"),
+        (["checks"], {**BESIDE, "checks/own_test.py": "def test_own(): pass"}, "False"),
     ],
-    ids=["the suite", "a part without ranks", "beside a test of somebody's own", "under a name of the suite"],
+    ids=[
+        "the suite",
+        "a part without ranks",
+        "beside a test of somebody's own",
+        "under a name of the suite",
+        "a folder of the suite's",
+        "in a folder with a test of somebody's own",
+    ],
 )
 def test_ranks_of_the_suite_alone_start_while_it_is_collected(run_pytest, arguments, files, begun):
     """Those of other tests find what they need by what their files do when they are collected."""

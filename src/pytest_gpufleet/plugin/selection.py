@@ -42,9 +42,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def _only_the_suite(config: pytest.Config) -> bool:
+    """Of other files, whatever pytest is told to collect of them, the first that is seen is enough."""
     paths = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
-    files = [file for path in paths for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
-    return bool(files) and all(map(suite.belongs, files))
+    files = (file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path]))
+    first = next(files, None)
+    return first is not None and suite.belongs(first) and all(map(suite.belongs, files))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
