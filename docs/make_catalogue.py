@@ -150,7 +150,8 @@ def _of_checks() -> Iterator[str]:
     for condition in CONDITIONS.values():
         yield from (condition.form, *condition.words.values())
     yield from (basis.ONE, basis.SOME, basis.MORE, basis.PHYSICAL, basis.TOO_LOW, verdict.SINCE, verdict.SINCE_ONE)
-    yield from (verdict.ALTERED, given_limits.OWN_LIMITS, given_limits.NOT_APPLIED, judgement.WEAK, misses.OF_THE_RUN)
+    yield from (verdict.REHEARSED, verdict.ALTERED)
+    yield from (given_limits.OWN_LIMITS, given_limits.NOT_APPLIED, judgement.WEAK, misses.OF_THE_RUN)
     yield from (training_tables.NOTE, training_tables.LOST, training_tables.BY_LOADER, training_tables.FROM_MEMORY)
     yield from (*training_tables.TITLES.values(), training_tables.TITLE_LOST)
     yield from (*training_tables.HEADS_LOST, training_tables.EPOCH)

@@ -98,6 +98,7 @@ def test_language_of_a_run_is_on_record_and_report_writes_it_again_in_the_other(
     assert run.record.run.language == "zh"
     assert '<div class="fleet fleet-report" lang="zh">' in page
     assert "签字验收" in page
+    assert "CPU ranks stood in" not in page
     assert "REHEARSAL" in run.text
     assert "演练" not in run.text
     again = folder.parent / "again.html"

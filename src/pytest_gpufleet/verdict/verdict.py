@@ -20,6 +20,7 @@ from pytest_gpufleet.verdict.host_rules import log_rules
 DRILL = "a drill, made by `gpufleet drill`: nothing was tested, and nothing is wrong"
 DIED = "the run did not come to its end"
 ALTERED = "not as it was shipped with this version, so it may check something else"
+REHEARSED = "CPU ranks stood in for GPUs: this says nothing about any GPU"
 SINCE = "{count} checks did not exist in {version} and are not held against it"
 SINCE_ONE = "{count} check did not exist in {version} and is not held against it"
 NO_MANIFEST = "what the suite of pytest-gpufleet {version} consists of is not known here, nor what of it is missing"
@@ -57,8 +58,7 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     against += [str(each) for each in nodes if each.rejects]
     cut_short += [str(each) for each in nodes if not each.rejects]
     if rehearsal:
-        reasons = ["CPU ranks stood in for GPUs: this says nothing about any GPU"]
-        return "REHEARSAL", reasons + failures + against + cut_short
+        return "REHEARSAL", [REHEARSED, *failures, *against, *cut_short]
     # A check may have swallowed what it found; it is recorded all the same.
     told = {check.id for check in failed}
     swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - told
