@@ -153,6 +153,17 @@ def test_what_was_not_measured_again_counts_as_it_was(run):
     ]  # fmt: skip
 
 
+def test_a_miss_that_was_not_measured_again_counts_though_there_was_a_reason(run):
+    run.judge(measured(4000.0, HOT), host_link(DISTURBED), again=lambda: [host_link(STEADY)])
+    recorded = [codec.typed(event["finding"], Finding) for event in run.recorded]
+    assert [(each.measurement.metric, each.state, bool(each.again)) for each in recorded] == [
+        ("memory_bandwidth", "missed", False),
+        ("host_bandwidth", "for information", True),
+        ("host_bandwidth", "met", False),
+    ]
+    assert run.stash[MISSED]
+
+
 def test_evidence_in_which_a_figure_was_set_aside_along_with_none_contradicts_itself(run):
     run.judge(host_link(DISTURBED), from_host(STEADY), again=lambda: [host_link(STEADY), from_host(STEADY)])
     first, along, last, last_along = (codec.typed(event["finding"], Finding) for event in run.recorded)

@@ -41,11 +41,13 @@ def to_measure_again(findings: Sequence[Finding], topology: GpuTopology) -> list
 
 
 def set_aside(first: Sequence[Finding], second: Sequence[Finding], topology: GpuTopology) -> list[Finding]:
-    """The findings of a first measurement when the second is there: those that count no longer say why."""
+    """The findings of a first measurement when the second is there: those of figures that are in both count no longer,
+    and say why."""
     measured = [_figure(finding) for finding in second]
-    along = {id(finding): ALONG if _figure(finding) in measured else "" for finding in first}
-    why = {id(finding): why_again(finding, topology) or along[id(finding)] for finding in first}
-    return [measured_again(each, why[id(each)]) if why[id(each)] else each for each in first]
+    return [
+        measured_again(each, why_again(each, topology) or ALONG) if _figure(each) in measured else each
+        for each in first
+    ]
 
 
 def _figure(finding: Finding) -> tuple[str, Mapping[str, object]]:
