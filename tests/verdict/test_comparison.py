@@ -4,9 +4,14 @@ import math
 
 import pytest
 
+from pytest_gpufleet.model.events import RunHeader
+from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
+from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure
-from pytest_gpufleet.verdict.across_runs.run_comparison import worse_ones
+from pytest_gpufleet.verdict.across_runs.run_comparison import compare, worse_ones
 
 HIGHER = Figure("busbw", (), Metric("busbw", "GB/s", "higher", "bus bandwidth"))
 LOWER = Figure("collective_latency", (), Metric("collective_latency", "us", "lower", "latency"))
@@ -44,3 +49,14 @@ TOLERANT = Figure("gemm", (), Metric("gemm", "TFLOP/s", "higher", "matrix produc
 def test_a_value_is_an_outlier_on_the_bad_side_only(figure, values, worse):
     found = worse_ones({str(index): value for index, value in enumerate(values)}, figure)
     assert {int(name): fraction for name, (_, fraction) in found.items()} == pytest.approx(worse)
+
+
+def test_what_no_run_has_measured_is_no_figure_of_the_comparison():
+    def run(**values):
+        found = [Finding("check", Measurement(name, told, {}), "not judged") for name, told in values.items()]
+        return Record(run=RunHeader(rehearsal=True), findings=found)
+
+    nothing = run(soak_temperature={}, memory_bandwidth={gpu(0): 4200.0})
+    compared = compare({"a": nothing, "b": nothing})
+    assert [row.figure.metric.name for row in compared.rows] == ["memory_bandwidth"]
+    assert compare({"a": nothing, "b": run(soak_temperature={gpu(0): 60.0})}).rows == ()

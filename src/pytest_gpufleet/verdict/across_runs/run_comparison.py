@@ -77,9 +77,9 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
     every = dict.fromkeys(figure for of_run in measured.values() for figure in of_run)
     rows, outliers, alone = [], [], 0
     for figure in every:
-        values = {name: of_run[figure] for name, of_run in measured.items() if figure in of_run}
-        if len(values) < 2:
-            alone += 1
+        values = {name: of_run[figure] for name, of_run in measured.items() if of_run.get(figure)}
+        if len(values) < 2:  # 0: no run has measured it, as temperatures of CPU ranks
+            alone += len(values)
             continue
         found = _outliers(figure, values, runs) if figure in to_compare else []
         outliers += found
