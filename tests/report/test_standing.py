@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +20,13 @@ from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.accused import Accused, accused
 from pytest_gpufleet.report.gpu_grid import standings
 from pytest_gpufleet.report.groups import groups
+from pytest_gpufleet.report.open_points import gaps
 from pytest_gpufleet.report.page.summary_html import summary as html
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.run.summary import summary as document
+from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import causes, explaining
-from tests.report.conftest import RUN
+from tests.report.conftest import RUN, TRAINING
 from tests.report.page import Page
 
 LINKS = "acceptance/test_5_links.py::test_pair_bandwidth[read]"
@@ -63,6 +68,18 @@ def test_healthy_machine_is_ok_everywhere(standard: Record) -> None:
     cells = stand(standard)
     assert {"Inventory", "Health", "Exactness", "Compute", "Memory", "Links", "Collectives", "ResNet-50"} <= set(cells)
     assert {text for group in cells.values() for text in group.values()} == {"ok"}
+
+
+def test_a_figure_that_two_checks_show_counts_once_wherever_figures_are_counted(incomplete: Record) -> None:
+    def counts() -> tuple[Any, ...]:
+        unjudged = [gap.things for gap in gaps(incomplete) if gap.state == "not judged"]
+        tally = re.findall(r"\d+ figures: [\d a-z,]+", Page(html(incomplete)).text)
+        return unjudged, tally, document(incomplete, "0" * 64).counts.findings, basis.by_grade(incomplete)
+
+    once = counts()
+    incomplete.findings += [replace(finding, check=TRAINING) for finding in incomplete.findings]
+    assert counts() == once
+    assert once[1]
 
 
 def test_bad_gpu_is_seen_at_a_glance(bad_gpu: Record) -> None:

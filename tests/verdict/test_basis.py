@@ -101,7 +101,7 @@ def test_below_what_is_asked_for_nothing_is_accepted(
 ) -> None:
     again = judge_again(record, profile.load(tmp_path / "limits.toml"), asked)
     assert again.verdict == verdict
-    named = [finding.measurement.metric for finding, _ in basis.too_low(again)]
+    named = [finding.measurement.metric for finding, _ in basis.too_low(again.findings, asked)]
     assert named == [metric for metric, grade in OF_METRIC.items() if GRADES.index(grade) > GRADES.index(asked)]
     assert counted(gaps(again)) == ([f"{len(named)} figures below the basis"] if named else [])
     assert len([each for each in again.reasons if f"--fleet-basis asks for a {asked} one" in each]) == len(named)
@@ -111,7 +111,7 @@ def test_below_what_is_asked_for_nothing_is_accepted(
 def test_a_figure_that_needs_no_limit_cannot_be_below_the_basis(record: Record) -> None:
     record.run = replace_basis(record, "contract")
     record.findings = [replace(each, required=False) for each in record.findings]
-    assert basis.too_low(record) == []
+    assert basis.too_low(record.findings, "contract") == []
 
 
 def replace_basis(record: Record, grade: Grade) -> Any:

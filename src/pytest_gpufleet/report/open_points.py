@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
@@ -132,10 +132,11 @@ def _open(record: Record, say: Say) -> Iterator[Open]:
         yield "calibrated here", text, WHOLE_RUN, say("the profile as a whole")
     if text := short_burn_in(record, say):
         yield "too short", text, group_title(_burn_in()), say("the burn-in")
-    for finding in record.findings:
+    figures = distinct(record.findings)
+    for finding in figures:
         if finding.state == "not judged":
             yield "not judged", open_reason(finding), group_title(finding.check), _figure(finding, say)
-    for finding, why in too_low(record, say):
+    for finding, why in too_low(figures, record.run.basis, say):
         yield "below the basis", why, group_title(finding.check), _figure(finding, say)
     yield from _ended(record, "skipped", say)
     level, known = record.run.level, record.suite.checks

@@ -18,7 +18,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.event_values import NodeFound, VerdictWord
 from pytest_gpufleet.model.events import NodeFinished
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
@@ -62,7 +62,7 @@ def summary(record: Record, sha256: str) -> Summary:
         tuple(_part(OfGpu, gpu) for gpu in record.topology.gpus),
         Counts(
             Counter(check.outcome for check in record.checks.values()),
-            Counter(finding.state for finding in record.findings),
+            Counter(finding.state for finding in distinct(record.findings)),
         ),
         OfBasis(record.run.basis, basis.lowest(record), basis.by_grade(record), basis.told(record)),
         tuple(_part(OfCheck, check, run=check.run or None) for check in record.checks.values()),

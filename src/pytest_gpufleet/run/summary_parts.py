@@ -95,7 +95,9 @@ class OfGpu(Part, frozen=True):
 
 class Counts(Part, frozen=True):
     checks: Annotated[Mapping[Outcome, Some], _one_of(Outcome)]
-    findings: Annotated[Mapping[State, Some], _one_of(State)]
+    findings: Annotated[
+        Mapping[State, Some], Meta(description="Each figure once, also if several checks show it."), _one_of(State)
+    ]
 
 
 class OfBasis(Part, frozen=True):

@@ -4,7 +4,7 @@ was asked for."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from pytest_gpufleet.model.finding import Finding, distinct
@@ -61,11 +61,10 @@ def in_words(counts: Mapping[Grade, int], say: Say = english) -> str:
     return say(", ").join(parts)
 
 
-def too_low(record: Record, say: Say = english) -> list[tuple[Finding, str]]:
+def too_low(findings: Iterable[Finding], wanted: Grade, say: Say = english) -> list[tuple[Finding, str]]:
     """The figures that need a limit and were held against one of a lower grade than --fleet-basis asks for, and that
     in words."""
-    wanted = record.run.basis
-    grades = ((finding, judged_by(finding)) for finding in record.findings if finding.required)
+    grades = ((finding, judged_by(finding)) for finding in findings if finding.required)
     return [
         (finding, say(TOO_LOW, grade=say(grade), wanted=say(wanted)))
         for finding, grade in grades

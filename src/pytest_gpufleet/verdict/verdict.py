@@ -237,7 +237,8 @@ def _gaps(record: Record, broken: str) -> list[str]:
     for (name, reason), count in unjudged.items():
         what = "1 figure was" if count == 1 else f"{count} figures were"
         gaps.append(f"{titled(name, own.get(name, ''))}: {what} not judged: {reason}")
-    below = Counter((levels.check_name(finding.check), why) for finding, why in basis.too_low(record))
+    too_low = basis.too_low(record.findings, record.run.basis)
+    below = Counter((levels.check_name(finding.check), why) for finding, why in too_low)
     for (name, why), count in below.items():
         what = "1 figure is" if count == 1 else f"{count} figures are"
         gaps.append(f"{titled(name, own.get(name, ''))}: {what} {why}")
