@@ -130,10 +130,12 @@ def test_a_lost_node_hears_no_beat_until_it_comes_back_to_be_fenced():
         silence(fake, of=1, seconds=3)
         assert len(fake.told(1, Beat)) == before
         cluster.send(1, Submit((0,), b"nothing"))
-        fake.happens((1, RankAnswered(0, b"too late")), (1, SuiteNews((b"{}",))))
+        own = [SuiteNews((b"{}",)), SuiteEnded(0, "", "run", {})]
+        fake.happens((1, RankAnswered(0, b"too late")), *((1, each) for each in own))
         silence(fake, of=-1, seconds=3)
         assert cluster.alive == (0, 2)
         assert cluster.rank_news(0) == []
+        assert cluster.suite_news(0) == [(1, cluster.lost[1]), *((1, each) for each in own)]  # which goes on
         assert [type(told.question) for told in fake.told(1, Ask)] == [KillRanks]
         assert len(fake.told(1, Beat)) > before  # or its agent would end before its files are read
         assert fake.told(1, Submit) == []

@@ -24,6 +24,11 @@ def test_files_with_their_sizes_and_nothing_else(folder):
     assert run_files.sizes(folder) == {"evidence.jsonl": 10, "inner/page.html": 3}
 
 
+def test_a_file_that_gets_another_name_meanwhile_is_none(folder, monkeypatch):
+    monkeypatch.setattr(os, "walk", lambda top: [(str(folder), [], ["report.html.tmp", "evidence.jsonl"])])
+    assert run_files.sizes(folder) == {"evidence.jsonl": 10}
+
+
 def test_parts(folder):
     parts = [run_files.part(folder, "evidence.jsonl", offset, 4) for offset in (0, 4, 8, 12)]
     assert parts == [b"0123", b"4567", b"89", b""]

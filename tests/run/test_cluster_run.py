@@ -6,13 +6,17 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.event_values import HostFound
+from pytest_gpufleet.model.event_values import HostFound, NodeFound
 from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes.cluster import Trouble
-from pytest_gpufleet.nodes.messages import CheckHealth, Health, Hello, Lock, ReadHost
+from pytest_gpufleet.nodes.messages import CheckHealth, Health, Hello, Lock, ReadHost, RunSuite
+from pytest_gpufleet.nodes.roll import Lost
+from pytest_gpufleet.run import node_folders
 from pytest_gpufleet.run.cluster_run import ClusterRun
+from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.settings import Options
 from tests.nodes.fake_transport import hello
 
@@ -22,7 +26,7 @@ class Answering:
 
     def __init__(self, alive):
         self.alive, self.lost, self.left_out = list(alive), {}, {}
-        healthy = {Lock: "", CheckHealth: Health(), ReadHost: {"network_ports": ()}}
+        healthy = {Lock: "", CheckHealth: Health(), ReadHost: {"network_ports": ()}, RunSuite: 4711}
         self.answers = {kind: dict.fromkeys(alive, answer) for kind, answer in healthy.items()}
 
     def ask_each(self, questions, timeout):
@@ -42,12 +46,14 @@ def cluster(monkeypatch):
 
 
 @pytest.fixture
-def run(cluster, monkeypatch):
+def run(cluster, monkeypatch, tmp_path):
     """`said`: what it has put on record; `spoiled`: why that is not all."""
     made = ClusterRun(Options(nodes=3))
     made.said, made.spoiled = [], []
     hosts = {node: f"gf{node}" for node in range(3)}
-    ground = SimpleNamespace(topology=SimpleNamespace(gpus=(0,)), hosts=hosts)
+    standing = [SimpleNamespace(index=node, found=NodeFound(node, host)) for node, host in hosts.items()]
+    ground = SimpleNamespace(topology=SimpleNamespace(gpus=(0,)), hosts=hosts, standing=standing)
+    made.folder = RunFolder(tmp_path)
     monkeypatch.setattr(ClusterRun, "ground", ground)
     made.evidence = SimpleNamespace(spoil=lambda why: made.spoiled.extend(filter(None, [why])), close=lambda: None)
     monkeypatch.setattr(made, "record_event", lambda name, **content: made.said.append((name, content)))
@@ -112,3 +118,34 @@ def test_who_was_left_out_by_the_engine_of_the_ranks_is_on_record_once(cluster, 
     run.check_health("a check")
     run.check_health("another")
     assert run.said == [("node_left_out", {"node": 1, "why": "2 of its ranks could not be killed"})]
+
+
+NO_SPACE = Trouble("OSError: [Errno 28] No space left on device")
+
+
+def test_a_node_whose_own_run_cannot_be_started_is_named_and_left_out(cluster, run, tmp_path):
+    cluster.answers[RunSuite][1] = NO_SPACE
+    run.start_alone(("test_a.py",), ["test_a.py::test_a"])
+    assert (cluster.alive, [*run.node_runs.all]) == ([0, 2], [0, 2])  # nobody waits for the run of the other
+    (told, content), (left_out, of) = run.said
+    assert (told, content["fault"]["name"], content["fault"]["subjects"]) == ("fault", "node_unfit", ["node1"])
+    assert (left_out, of["node"], str(NO_SPACE) in of["why"]) == ("node_left_out", 1, True)
+    assert {path.name for path in (tmp_path / "nodes").iterdir()} == {"0-gf0", "2-gf2"}
+
+
+def test_where_no_node_can_start_its_own_run_there_is_none(cluster, run):
+    cluster.answers[RunSuite] = dict.fromkeys(range(3), NO_SPACE)
+    with pytest.raises(Refused, match="gf2: OSError"):
+        run.start_alone(("test_a.py",), ["test_a.py::test_a"])
+
+
+def test_a_node_that_is_lost_while_its_report_is_brought_here_is_named(cluster, run, monkeypatch):
+    def collect(run, seconds):
+        cluster.alive.remove(2)
+        cluster.lost[2] = Lost(2, "gf2", "its agent died by SIGKILL", 0.0)
+
+    monkeypatch.setattr(node_folders, "collect", collect)
+    run.finish(cut_short=False)
+    (lost, of), (told, content) = run.said
+    assert (lost, of) == ("node_lost", {"node": 2, "why": "its agent died by SIGKILL"})
+    assert (told, content["fault"]["name"], content["fault"]["subjects"]) == ("fault", "node_lost", ["node2"])

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_gpufleet.nodes.cluster import Trouble
 from pytest_gpufleet.nodes.messages import SuiteEnded
+from pytest_gpufleet.nodes.roll import Lost
 from pytest_gpufleet.run import node_folders
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.node_runs import NodeRun
@@ -44,26 +46,61 @@ def test_a_run_goes_on_whose_evidence_cannot_be_kept(node):
     assert (run.damage, run.record.run.host) == ("", "gf1")
 
 
-def test_of_all_nodes_is_brought_what_can_be(node):
-    """The folder of the first is gone, which costs the second nothing, whose evidence comes in two parts."""
-    whole = {"evidence.jsonl": b"e" * (node_folders.PART_BYTES + 1), "report.html": b"r"}
-    runs = [node(number) for number in range(2)]
-    for run in runs:
-        run.ended = SuiteEnded(0, "", "a-run", {name: len(content) for name, content in whole.items()})
-    runs[0].folder.path.rmdir()
+WHOLE = {"evidence.jsonl": b"e" * (node_folders.PART_BYTES + 1), "report.html": b"r"}
+
+
+def ended(run):
+    run.ended = SuiteEnded(0, "", "a-run", {name: len(content) for name, content in WHOLE.items()})
+    return run
+
+
+def brought(runs, ask_one):
+    """The SHA-256 of each that is on record, when all was brought here that these answers give."""
     said = []
     node_folders.collect(
         SimpleNamespace(
             node_runs=SimpleNamespace(all=dict(enumerate(runs)), at_work=list, listen=lambda timeout: None),
-            cluster=SimpleNamespace(
-                ask_each=lambda questions, timeout: {
-                    number: whole[asked.name][asked.offset :][: asked.most] for number, asked in questions.items()
-                }
-            ),
+            cluster=SimpleNamespace(ask_one=ask_one),
             record_event=lambda name, **content: said.append(content["sha256"]),
         ),
         1.0,
     )
+    return said
+
+
+def part(number, asked, timeout):
+    return WHOLE[asked.name][asked.offset :][: asked.most]
+
+
+def names_in(run):
+    return {path.name for path in run.folder.path.iterdir()}
+
+
+def test_of_all_nodes_is_brought_what_can_be(node):
+    """The folder of the first is gone, which costs the second nothing, whose evidence comes in two parts."""
+    runs = [ended(node(number)) for number in range(2)]
+    runs[0].folder.path.rmdir()
+    said = brought(runs, part)
     kept = runs[1].folder
-    assert {path.name: path.read_bytes() for path in kept.path.iterdir()} == whole
+    assert {path.name: path.read_bytes() for path in kept.path.iterdir()} == WHOLE
     assert said == ["", sha256(kept.evidence)]
+
+
+def test_nodes_that_do_not_answer_hold_up_no_others_and_leave_no_half_of_a_file(node, monkeypatch):
+    """The first was lost, and is asked last; the second is lost while it tells."""
+    monkeypatch.setattr(node_folders, "AT_ONCE", 1)
+    runs = [ended(node(number)) for number in range(3)]
+    runs[0].lost = Lost(0, "gf0", "nothing was heard of it for 10 s", 0.0)
+    asked = []
+
+    def ask_one(number, question, timeout):
+        asked.append((number, question.name))
+        if number == 0 or (number == 1 and question.offset):
+            raise Trouble("it is lost")
+        return part(number, question, timeout)
+
+    assert brought(runs, ask_one) == ["", "", sha256(runs[2].folder.evidence)]
+    assert list(dict.fromkeys(asked)) == [
+        (1, "evidence.jsonl"), (2, "evidence.jsonl"), (2, "report.html"), (0, "evidence.jsonl"),
+    ]  # fmt: skip
+    assert [names_in(run) for run in runs] == [set(), set(), {*WHOLE}]

@@ -20,6 +20,7 @@ LOST_AFTER_SECONDS = 10.0
 JOIN_SECONDS = 1.0  # for what the thread does beside waiting
 FENCE_SECONDS = 5.0  # for the ranks of a node that is back or left out to be killed
 BEAT = codec.packed(say.Beat())
+OF_THE_FENCED = (say.Reply, say.SuiteNews, say.SuiteEnded)  # all that is heard of what they tell
 
 T = TypeVar("T")
 
@@ -36,8 +37,8 @@ class Cluster:
     """A thread of its own sends a Beat to all nodes, takes in what they say and notices who has gone silent. All else
     may be called by any thread, and waits no longer than it is told.
 
-    A node that is lost stays so. If it comes back it is fenced: its ranks are killed, what it tells is ignored, and it
-    only answers questions to itself (for its files) until it is told to end. So is a node that is left out.
+    A node that is lost stays so. If it comes back it is fenced: its ranks are killed, and until it is told to end it
+    only tells what its own run comes to, and answers questions (for its files). So is a node that is left out.
     """
 
     def __init__(
@@ -255,8 +256,8 @@ class Cluster:
         if not self._roll.takes_part(node):
             if node not in self._roll.fenced and not self._closing:
                 self._fence(node)
-            if isinstance(message, say.Reply):
-                self._reply(node, message)
+            if isinstance(message, OF_THE_FENCED):
+                self._routes[type(message)](node, message)
             return
         self._routes[type(message)](node, message)
         if node in self._roll.hellos and node not in self._roll.lost:

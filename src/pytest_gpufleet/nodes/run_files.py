@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 OPENED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -14,9 +15,10 @@ def sizes(folder: Path) -> dict[str, int]:
     found = {}
     for parent, _, names in os.walk(folder):
         for path in (Path(parent, name) for name in names):
-            state = path.lstat()
-            if stat.S_ISREG(state.st_mode):
-                found[path.relative_to(folder).as_posix()] = state.st_size
+            with suppress(FileNotFoundError):  # a run that goes on writes files and gives them other names
+                state = path.lstat()
+                if stat.S_ISREG(state.st_mode):
+                    found[path.relative_to(folder).as_posix()] = state.st_size
     return found
 
 

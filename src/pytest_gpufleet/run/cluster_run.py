@@ -20,7 +20,7 @@ from pytest_gpufleet.run.cluster_ground import ClusterGround
 from pytest_gpufleet.run.cluster_ranks import ClusterRanks
 from pytest_gpufleet.run.node_runs import NodeRuns
 from pytest_gpufleet.run.node_transport import settings_for, transport_for
-from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.run import AT_THE_END, Run
 from pytest_gpufleet.verdict.fleet.among_nodes import minority
 
 if TYPE_CHECKING:
@@ -160,9 +160,7 @@ class ClusterRun(Run):
                 self._locked.add(node)
             elif node in self.cluster.alive:  # else its loss is told
                 told = f"its GPUs could not be locked: {why_not}" if isinstance(why_not, Trouble) else why_not
-                fault = Fault("node_unfit", (Place(node, "node"),), told)
-                self.accuse(fault)
-                self._leave_out(node, told)
+                self._give_up(node, told)
 
     # ------------------------------------------------------------ one after the other
 
@@ -171,12 +169,14 @@ class ClusterRun(Run):
         self.earlier_names = {node: end.run for node, end in then.finished.items()}
 
     def start_alone(self, arguments: tuple[str, ...], checks: Collection[str]) -> None:
-        """Start the nodes' own runs, with these arguments of pytest. Refused if one cannot be started. `checks`: their
-        node ids."""
+        """Start the nodes' own runs, with these arguments of pytest, and go on without nodes on which that cannot be.
+        Refused if no node is left. `checks`: their node ids."""
         nodes = [node.found for node in self.ground.standing if node.index in self.cluster.alive]
         self.node_runs.take_over(self.earlier, nodes, self.folder, checks)
         troubles = self.node_runs.start(dict.fromkeys(self.cluster.alive, arguments), nodes, self.folder)
-        if troubles:
+        for node, why in troubles.items():
+            self._give_up(node, f"its own run could not be started: {why}")
+        if troubles and not self.cluster.alive:
             told = "; ".join(f"{self.ground.hosts[node]}: {why}" for node, why in troubles.items())
             raise Refused(f"the checks of one machine cannot be started there: {told}")
 
@@ -202,6 +202,11 @@ class ClusterRun(Run):
             if node in self.cluster.alive:
                 self._leave_out(node, why)
 
+    def _give_up(self, node: int, why: str) -> None:
+        """Go on without a node that is there and cannot do its part, and hold that against it."""
+        self.accuse(Fault("node_unfit", (Place(node, "node"),), why))
+        self._leave_out(node, why)
+
     def _leave_out(self, node: int, why: str) -> None:
         self.cluster.leave_out(node, why)
         self._note_left_out()
@@ -215,8 +220,10 @@ class ClusterRun(Run):
 
     def finish(self, cut_short: bool) -> None:
         """`cut_short`: what the nodes are still at is not waited for."""
-        self.check_health("the end of the run")
+        self.check_health(AT_THE_END)
         node_folders.collect(self, 0.0 if cut_short else END_SECONDS)
+        for fault in self.lost_nodes(AT_THE_END):  # while their reports were written and brought here
+            self.accuse(fault)
 
     def _end_agents(self, cluster: Cluster) -> None:
         for node, why in cluster.close(CLOSE_SECONDS).items():

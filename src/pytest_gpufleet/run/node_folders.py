@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+from pytest_gpufleet.nodes.cluster import Trouble
 from pytest_gpufleet.nodes.messages import ReadFile
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY
 from pytest_gpufleet.run.node_runs import NodeRun
@@ -21,8 +23,7 @@ if TYPE_CHECKING:
 
 BROUGHT = (EVIDENCE, SUMMARY, JUNIT, REPORT)  # what proves most comes first
 PART_BYTES = 1 << 20  # of a file at most
-ALL_PARTS_BYTES = 4 << 20  # of all nodes: they come at the same time, and fill the memory three times over
-LEAST_BYTES = 32 << 10
+AT_ONCE = 4  # files: their parts fill the memory three times over
 PART_SECONDS = 10.0
 FETCH_SECONDS = 120.0  # for all of all nodes: about 2 MB each at level standard
 HASTE_SECONDS = 8.0  # of a run that was told to end
@@ -47,40 +48,50 @@ def collect(run: ClusterRun, wait_seconds: float) -> None:
 
 
 def _fetched(cluster: Cluster, runs: Iterable[NodeRun], seconds: float) -> set[int]:
-    """The nodes whose evidence was brought here as a whole. A part of each node at a time, so that none waits for all
-    of another."""
+    """The nodes whose evidence was brought here as a whole. Some files come at a time, so that nodes that answer late,
+    or not at all, hold up few others; what is left on nodes that were lost comes last."""
     until = time.monotonic() + seconds
-    owed = {
-        run.node: [(name, run.ended.files[name]) for name in BROUGHT if run.ended.files.get(name)]
+    owed = [
+        (run, name)
         for run in runs
         if run.ended is not None and not run.taken_over
-    }
-    folders, offsets, whole = {run.node: run.folder for run in runs}, dict.fromkeys(owed, 0), set()
-    while owed and time.monotonic() < until:
-        most = max(LEAST_BYTES, min(PART_BYTES, ALL_PARTS_BYTES // len(owed)))
-        questions = {node: ReadFile(files[0][0], offsets[node], most) for node, files in owed.items() if files}
-        answers = cluster.ask_each(questions, min(PART_SECONDS, until - time.monotonic()))
-        for node in list(owed):
-            part = answers.get(node)
-            if not isinstance(part, bytes) or not part:  # nothing is left, or nobody answers
-                del owed[node]
-                continue
-            name, size = owed[node][0]
-            temporary = folders[node] / f"{name}{UNFETCHED}"
-            offsets[node] += len(part)
-            try:
-                with temporary.open("ab") as file:
-                    file.write(part)
-                if offsets[node] >= size:
-                    temporary.replace(folders[node] / name)
-            except OSError:  # a full disk: the verdict says that it is not here
-                del owed[node]
-                continue
-            if offsets[node] >= size:
-                whole |= {node} if name == EVIDENCE else set()
-                offsets[node] = 0
-                del owed[node][0]
+        for name in BROUGHT
+        if run.ended.files.get(name)
+    ]
+    owed.sort(key=lambda each: (each[0].lost is not None, BROUGHT.index(each[1])))
+    whole, given_up = set[int](), set[int]()
+
+    def bring(run: NodeRun, name: str) -> None:
+        if run.node in given_up or time.monotonic() >= until:
+            return
+        if not _brought(cluster, run, name, until):
+            given_up.add(run.node)
+        elif name == EVIDENCE:
+            whole.add(run.node)
+
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gpufleet folders") as threads:
+        list(threads.map(bring, [run for run, _ in owed], [name for _, name in owed]))
     return whole
+
+
+def _brought(cluster: Cluster, run: NodeRun, name: str, until: float) -> bool:
+    """Whether this file is here now."""
+    assert run.ended is not None
+    temporary, here = run.folder / f"{name}{UNFETCHED}", 0
+    try:
+        with temporary.open("wb") as file:
+            while here < run.ended.files[name]:
+                seconds = max(0.0, min(PART_SECONDS, until - time.monotonic()))
+                part = cluster.ask_one(run.node, ReadFile(name, here, PART_BYTES), seconds)
+                if not part:
+                    raise Trouble("it has become shorter")
+                here += file.write(part)
+        temporary.replace(run.folder / name)
+    except (OSError, Trouble):  # a full disk, a node that is gone: the verdict says that it is not here
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def _note(run: NodeRun) -> None:

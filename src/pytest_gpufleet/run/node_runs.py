@@ -106,7 +106,7 @@ class NodeRuns:
         self, arguments: Mapping[int, tuple[str, ...]], nodes: Iterable[NodeFound], folder: RunFolder
     ) -> dict[int, str]:
         """Start a run on each of these nodes, with these arguments of pytest. `folder`: of the run of all. Why it could
-        not be started, of those nodes of which that is so."""
+        not be started, of those nodes of which that is so: they have none."""
         for node in nodes:
             if node.index in arguments and node.index not in self.all:
                 own = folder.of_node(node)
@@ -116,9 +116,12 @@ class NodeRuns:
         questions = {node: RunSuite(arguments[node], os.getcwd()) for node in started}
         answers = self._cluster.ask_each(questions, START_SECONDS)
         lost = self._cluster.lost
-        return {
+        troubles = {
             node: str(answer) for node, answer in answers.items() if isinstance(answer, Trouble) and node not in lost
         }
+        for number in troubles:
+            shutil.rmtree(self.all.pop(number).folder.path, ignore_errors=True)
+        return troubles
 
     def listen(self, timeout: float) -> None:
         """Take in what has come, as soon as anything has."""

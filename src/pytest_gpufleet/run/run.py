@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.profiles.profile import Profile
 
 REHEARSED_BURN_IN_SECONDS = 10.0
+AT_THE_END = "the end of the run"  # where a check is named
 
 
 class Run:
@@ -229,7 +230,7 @@ class Run:
         """What is left to do when the last test has ended, before the verdict. `cut_short`: not all of them have."""
         if self.sampling is not None:
             self.sampling.stop()
-        self.check_health("the end of the run")
+        self.check_health(AT_THE_END)
         if not cut_short and not self.exited:  # else pytest takes down fixtures after this, which may still use them
             self.ranks.let_go()
 

@@ -55,6 +55,8 @@ def with_node(record: Record, number: int, own: Record) -> Iterator[str]:
     told = end.verdict, end.reasons, end.basis, end.exit_status
     if told != (own.verdict, tuple(own.reasons), basis.lowest(own), own.exit_status):
         yield f"it amounts to {own.verdict or settled(own, DIED).verdict}, and the run says {end.verdict}"
+    if number in record.lost:  # what it has done from then on was no part of the run
+        return
     outcomes = {own.suite.known_as(check.id): check.outcome for check in own.checks.values()}
     for check in record.checks.values():
         there = outcomes.get(record.suite.known_as(check.id), "passed")
