@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_gpufleet.plugin import interference
+from pytest_gpufleet.plugin import interference, what_ran
 from pytest_gpufleet.plugin.check_outcome import _outcome
 from pytest_gpufleet.report.page.machine_section import facts
 from pytest_gpufleet.verdict.verdict import conclude
@@ -126,6 +128,31 @@ OUTCOMES = {
     "test_nvlinks_are_up": "skipped",
     "test_no_memory_error_is_recorded": "skipped",
 }
+# Code in the place of what the suite's files say, and a plugin that says that it is one of pytest's.
+REPLACING = """
+import types
+import pytest
+
+class Replaced(pytest.Module):
+    def _getobj(self):
+        module = types.ModuleType("replaced")
+        vars(module).update(vars(super()._getobj()))
+        exec(compile("def test_ecc_is_on(machine): pass", self.path, "exec"), vars(module))
+        return module
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return Replaced.from_parent(parent, path=module_path)
+
+def pytest_collection_finish(session):
+    for item in session.items:
+        if item.name == "test_mig_is_off":
+            item.obj.__code__ = (lambda machine: None).__code__
+"""
+HIDING = {
+    "hiding-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: hiding\nVersion: 1.0\n",
+    "hiding-1.0.dist-info/entry_points.txt": "[pytest11]\nhiding = hiding\n",
+    "hiding.py": "import _pytest.runner\n__name__, __file__ = '_pytest.hiding', _pytest.runner.__file__\n",
+}
 # What a project may well have beside the suite.
 HEALTHY = """
 import pytest
@@ -222,6 +249,34 @@ def test_no_hook_around_a_check_makes_it_pass_unseen(beside_the_suite: Any, tmp_
     assert (page["PYTEST_PLUGINS"], page["-p"]) == ("named", f"no:cacheprovider {RECORDED[1]} loaded")
     assert session.ini_file == str(tmp_path / "pytest.ini")
     assert "loaded.py" in (run.folders[0] / "report.html").read_text()
+
+
+def test_other_code_in_the_place_of_a_check_is_told(beside_the_suite: Any, tmp_path: Path) -> None:
+    suite = tmp_path / "acceptance" / "test_1_inventory.py"
+    files = {"conftest.py": REPLACING, **HIDING}
+    run = beside_the_suite(files, suite, "-k", "ecc_is_on or mig_is_off", CHANGE=DEFECTS)
+    assert run.outcomes == {"test_ecc_is_on": "passed", "test_mig_is_off": "skipped"}, run.text
+    (told,) = run.record.interference
+    assert (told.kind, told.name) == ("hook", "pytest_pycollect_makemodule")
+    (session,) = run.record.sessions
+    page = dict(facts(run.record)["What else ran"])
+    assert str(tmp_path / "hiding.py") in [each.file for each in session.other_files]
+    assert str(tmp_path / "hiding.py") in page["Other Python files"]
+    assert str(suite) not in page["Other Python files"]
+    assert page["PYTHONPATH"] == f"{tmp_path}:{ROOT}"
+
+
+def test_what_python_imports_when_it_starts_is_on_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Wherever it is; and what stands in the place of a package that only ranks import."""
+    for name in ("sitecustomize", "torch"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "no-packages")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("sitecustomize")
+    other = {Path(file).name for file in what_ran._other_files() if Path(file).parent == tmp_path}
+    assert other == {"sitecustomize.py", "torch.py"}
+    assert not [file for file in what_ran._other_files() if "-packages/" in file]
 
 
 def test_what_leaves_the_suite_alone_is_only_on_record(beside_the_suite: Any, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import re
 from pytest_gpufleet.redaction import variable
 
 STEERING = re.compile(
-    r"(NCCL|CUDA|TORCH|PYTORCH|GLOO|NVIDIA|NVSHMEM|CUBLAS|CUDNN|OMP|MKL|UCX|TORCHINDUCTOR|TRITON)_\w+|LD_PRELOAD"
+    r"(NCCL|CUDA|TORCH|PYTORCH|GLOO|NVIDIA|NVSHMEM|CUBLAS|CUDNN|OMP|MKL|UCX|TORCHINDUCTOR|TRITON)_\w+"
+    r"|LD_PRELOAD|LD_AUDIT"
 )
 # What images carry for the container runtime: long, and without effect on a process inside.
 NOISE = re.compile(r"NVIDIA_(REQUIRE|PRODUCT|DRIVER_CAP)\w+")

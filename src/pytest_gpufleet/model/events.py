@@ -37,7 +37,7 @@ from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
 from pytest_gpufleet.model.loss_curve import LossCurve
 from pytest_gpufleet.model.order_given import Order
-from pytest_gpufleet.model.session_facts import Conftest, Interference, Plugin
+from pytest_gpufleet.model.session_facts import Interference, Plugin, PythonFile
 from pytest_gpufleet.model.suite import Suite
 
 SCHEMA = 2  # 1, of versions before 0.3, knows one node and no faults: see old_evidence
@@ -242,16 +242,19 @@ class FreshWorld(Event, frozen=True, tag="fresh_world"):
 
 
 class Session(Event, frozen=True, tag="session"):
-    """What else ran: plugins, conftest files, options."""
+    """What else ran: plugins, Python files, options."""
 
     plugins: tuple[Plugin, ...] = ()
-    conftests: tuple[Conftest, ...] = ()
+    conftests: tuple[PythonFile, ...] = ()
+    other_files: tuple[PythonFile, ...] = ()
     ini_file: str = ""
     ini_options: str = ""
     rootdir: str = ""
     asked_for: tuple[str, ...] = ()
     pytest_addopts: str = msgspec.field(name="PYTEST_ADDOPTS", default="")
     pytest_plugins: str = msgspec.field(name="PYTEST_PLUGINS", default="")
+    pythonpath: str = msgspec.field(name="PYTHONPATH", default="")
+    ld_library_path: str = msgspec.field(name="LD_LIBRARY_PATH", default="")
 
 
 class InterferenceSeen(Event, frozen=True, tag="interference"):

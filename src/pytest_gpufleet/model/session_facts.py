@@ -1,4 +1,4 @@
-"""What else ran in the session of a run: plugins and conftest files, and what of others took part in its checks."""
+"""What else ran in the session of a run: plugins and Python files, and what of others took part in its checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Plugin(msgspec.Struct, frozen=True):
     file: str
 
 
-class Conftest(msgspec.Struct, frozen=True):
+class PythonFile(msgspec.Struct, frozen=True):
     file: str
     sha256: str
 

@@ -1,14 +1,11 @@
-"""What else ran in this session, and what of it stood around the checks of the suite.
+"""What of others stood around the checks of the suite.
 
-Whoever controls the Python environment can make pytest say anything. So what ran is on record, and what could change
-the outcome of a check of the suite leaves the verdict INCOMPLETE.
+Whoever controls the Python environment can make pytest say anything. So what ran is on record (`what_ran`), and what
+could change the outcome of a check of the suite leaves the verdict INCOMPLETE.
 """
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +19,7 @@ from pytest_gpufleet.model import suite
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.keys import ENDED, REACHED
-from pytest_gpufleet.redaction import command
+from pytest_gpufleet.plugin.what_ran import what_ran
 
 if TYPE_CHECKING:
     from pytest_gpufleet.run.run import Run
@@ -36,6 +33,8 @@ AROUND_A_TEST = (
     "pytest_pyfunc_call",
     "pytest_runtest_makereport",
     "pytest_fixture_setup",
+    "pytest_make_collect_report",
+    "pytest_pycollect_makemodule",
 )
 AROUND_ALL = ("pytest_cmdline_main", "pytest_runtestloop", "pytest_runtest_protocol")
 # By which a check may be given what its file does not: named only if one was.
@@ -72,31 +71,6 @@ HARMLESS = {
 KNOWN = pytest.StashKey[tuple[str, ...]]()
 
 
-def what_ran(config: pytest.Config) -> dict[str, Any]:
-    """Plugins with their versions or files, conftest files with their SHA-256, and where else options came from."""
-    versions = {plugin: dist.version for plugin, dist in config.pluginmanager.list_plugin_distinfo()}
-    plugins, conftests = [], []
-    for name, plugin in config.pluginmanager.list_name_plugin():
-        file = _file(plugin)
-        if plugin is None or _package(plugin) in (compat.PACKAGE.name, "pytest_gpufleet"):
-            continue
-        if Path(file).name == suite.CONFTEST:
-            conftests.append({"file": file, "sha256": suite.digest(Path(file))})
-        else:
-            known_as = type(plugin).__qualname__ if name == str(id(plugin)) else name
-            plugins.append({"name": known_as, "version": versions.get(plugin, ""), "file": file})
-    return {
-        "plugins": plugins,
-        "conftests": conftests,
-        "asked_for": [str(each) for each in config.getoption("plugins", None) or []],
-        "PYTEST_ADDOPTS": command(shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))),
-        "PYTEST_PLUGINS": os.environ.get("PYTEST_PLUGINS", ""),
-        "ini_file": str(config.inipath or ""),
-        "ini_options": command([str(each) for each in config.getini("addopts")]),
-        "rootdir": str(config.rootpath),
-    }
-
-
 def interference(session: pytest.Session) -> list[dict[str, Any]]:
     """The hooks around checks of the suite, and the fixtures that these use, that are somebody else's."""
     items = [item for item in session.items if is_of_the_suite(item)]
@@ -130,7 +104,9 @@ def _is_its_own_body(item: pytest.Function) -> bool:
     """Whether what is about to be called as the body of a check is the function that the file of this name defines."""
     named = check_name(item.nodeid) == f"{item.path.name}::{item.originalname}"
     own = item.obj is getattr(item.module, item.originalname, None)
-    return named and own and _file_of(item.obj) == str(item.path)
+    of_the_file = named and own and _file_of(item.obj) == str(item.path)
+    # By its name alone: bytecode that was copied with its folder says where it was compiled.
+    return of_the_file and Path(item.obj.__code__.co_filename).name == item.path.name
 
 
 def _hooks(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
@@ -186,16 +162,6 @@ def _known_places(config: pytest.Config) -> tuple[str, ...]:
 def _file_of(function: Callable[..., object]) -> str:
     """The file whose module a function was defined in, whatever it says of itself."""
     return str(getattr(function, "__globals__", {}).get("__file__") or "an unknown file")
-
-
-def _package(plugin: object) -> str:
-    return str(getattr(plugin, "__name__", type(plugin).__module__)).partition(".")[0]
-
-
-def _file(plugin: object) -> str:
-    """Where a plugin, which may be a module or an object, was written."""
-    module = plugin if hasattr(plugin, "__file__") else sys.modules.get(type(plugin).__module__)
-    return str(getattr(module, "__file__", None) or "")
 
 
 class Witness:
