@@ -108,17 +108,17 @@ def fault(nccl_group, request):
     nccl_group.run(plant, request.param)
 """
 
-# Check, fault and the check's own parameter, ranks that must be named, and words of the story. None: what one rank does
-# wrong is in everybody's average, and any may be named.
+# Check, fault and the check's own parameter, ranks that must be named, and words of the story (by `words_of`). None:
+# what one rank does wrong is in everybody's average, and any may be named.
 CASES = [
     ("test_phase_1_gradients_are_averaged", "lost gradient", None, "assert"),
     ("test_gradients_accumulate_without_communication", "no_sync ignored", None, "assert"),
     ("test_unused_parameters_are_found", "lost gradient", None, "layer 1 in step 0"),
     ("test_buffers_come_from_rank_0", "buffers kept", {1, 2}, "running_mean"),
-    ("test_every_rank_has_its_own_shard", "shard of rank 0-padded", None, "ranks 0 and 1 have 341 samples in common"),
-    ("test_every_rank_has_its_own_shard", "shard of rank 0-tail dropped", None, "341 of 1021 samples are given to no"),
-    ("test_every_rank_has_its_own_shard", "lost samples-padded", None, "epoch 0: rank 1 has 338 samples and not 341"),
-    ("test_every_rank_has_its_own_shard", "never shuffled anew-padded", None, "rank 2: epoch 1 has the samples"),
+    ("test_every_rank_has_its_own_shard", "shard of rank 0-padded", None, "0 and 1 have {share} samples in common"),
+    ("test_every_rank_has_its_own_shard", "shard of rank 0-tail dropped", None, "{share} of 1021 samples are given to"),
+    ("test_every_rank_has_its_own_shard", "lost samples-padded", None, "rank 1 has {lost} samples and not {share}"),
+    ("test_every_rank_has_its_own_shard", "never shuffled anew-padded", None, "rank {last}: epoch 1 has the samples"),
     ("test_phase_2_loss_falls", "no step", {1}, "mean loss by epoch"),
     ("test_phase_2_loss_falls", "NaN", None, "nan"),
     ("test_phase_3_ranks_stay_identical", "weight-every batch", {1}, "weight 0.weight: 1 of 288 bytes"),
@@ -131,6 +131,12 @@ CASES = [
     ("test_overflow_on_one_rank_skips_the_step_on_all", "unseen overflow-DDP", {1}, "rank 0 overflowed"),
     ("test_overflow_on_one_rank_skips_the_step_on_all", "unseen overflow-FSDP", {1}, "rank 0 overflowed"),
 ]
+
+
+def words_of(words, ranks):
+    """The words of a case among so many ranks, each of which trains on its share of 1,021 samples."""
+    share = -(-1021 // ranks)
+    return words.format(share=share, lost=share - 3, last=ranks - 1)
 
 
 def run_with_faults(run_pytest, ranks, **environment):
@@ -152,7 +158,7 @@ def broken(run_pytest):
 @pytest.mark.parametrize(("check", "fault", "named", "words"), CASES)
 def test_every_check_fails_for_its_fault(broken, check, fault, named, words):
     message = broken.check(f"{check}[{fault}]").message
-    assert words in message
+    assert words_of(words, 3) in message
     if named is not None:
         assert {int(rank) for rank in re.findall(r"rank (\d) of \d, CPU: raised", message)} == named
 

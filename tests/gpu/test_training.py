@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.acceptance.test_training_faults import CASES, TRAINING, run_with_faults
+from tests.acceptance.test_training_faults import CASES, TRAINING, run_with_faults, words_of
 from tests.gpu.present import COUNT, needs_gpus
 
 # What this process was told of its GPUs holds for the runs too.
@@ -30,7 +30,7 @@ def broken(run_pytest):
 @pytest.mark.parametrize(("check", "fault", "named", "words"), CASES)
 def test_every_check_fails_for_its_fault(broken, check, fault, named, words):
     message = broken.check(f"{check}[{fault}]").message
-    assert words in message
+    assert words_of(words, COUNT) in message
     if named == {1} and COUNT > 2:  # of two nobody can tell which one it is
         assert set(re.findall(r"rank \d of \d, (GPU \d).*: raised", message)) == {"GPU 1"}
 

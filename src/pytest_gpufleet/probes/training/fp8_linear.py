@@ -31,9 +31,9 @@ class Scaled(NamedTuple):
 
 
 def fp8_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """functional.linear of x (..., inputs) in 16 bits and a weight (outputs, inputs) of any type; the result and the
-    gradient of x have the type of x. All sizes are multiples of 16."""
-    y: Tensor = _Linear.apply(x.flatten(0, -2), weight)
+    """functional.linear of x (..., inputs) in 16 bits and a weight (outputs, inputs) of any type, which is rounded to
+    that of x first; the result and the gradient of x have the type of x. All sizes are multiples of 16."""
+    y: Tensor = _Linear.apply(x.flatten(0, -2), weight.to(x.dtype))
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -42,7 +42,6 @@ class _Linear(torch.autograd.Function):
     def forward(context: Any, x: Tensor, weight: Tensor) -> Tensor:
         of_x, of_weight = scaled(x, NUMBERS), scaled(weight, NUMBERS)
         context.save_for_backward(of_x.turned, of_x.scale, of_weight.turned, of_weight.scale)
-        context.dtype = weight.dtype
         return _product(of_x.numbers, of_x.scale, of_weight.numbers, of_weight.scale, x.dtype, fast=True)
 
     @staticmethod
@@ -51,7 +50,7 @@ class _Linear(torch.autograd.Function):
         numbers, turned, scale = scaled(gradient, GRADIENTS)
         gradient_of_x = _product(numbers, scale, weight, scale_of_weight, gradient.dtype)
         gradient_of_weight = _product(turned, scale, x, scale_of_x, gradient.dtype)
-        return gradient_of_x, gradient_of_weight.to(context.dtype)
+        return gradient_of_x, gradient_of_weight
 
 
 def scaled(tensor: Tensor, dtype: torch.dtype) -> Scaled:
@@ -59,25 +58,49 @@ def scaled(tensor: Tensor, dtype: torch.dtype) -> Scaled:
     tensor = tensor.detach().contiguous()
     # Up to the last bit of float32, which rounding takes away. To divide takes the kernel three times as long.
     factor = torch.finfo(dtype).max / torch.linalg.vector_norm(tensor, torch.inf).float().clamp(min=LEAST)
-    scale = factor.reciprocal()
-    if not (tensor.is_cuda and _triton()):
-        numbers = (tensor.float() * factor).to(dtype)
-        return Scaled(numbers, numbers.t().contiguous(), scale)
+    both_ways = _by_triton if _triton_agrees(tensor.device, tensor.dtype, dtype) else _by_torch
+    return Scaled(*both_ways(tensor, factor, dtype), factor.reciprocal())
+
+
+def _by_torch(tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """tensor x factor in `dtype`, and that turned; slower than by Triton, in several steps."""
+    numbers = (tensor.float() * factor).to(dtype)
+    return numbers, numbers.t().contiguous()
+
+
+def _by_triton(tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     from pytest_gpufleet.probes.training.fp8_kernels import scaled_both_ways
 
-    compile_cache.use(tensor.device)  # Triton's own place is in the home, which may be read-only or not there
     rows, columns = tensor.shape
     numbers = torch.empty_like(tensor, dtype=dtype)
     turned = numbers.new_empty(columns, rows)
     tiles = -(-rows // TILE["ROWS"]), -(-columns // TILE["COLUMNS"])
     scaled_both_ways[tiles](tensor, factor, numbers, turned, rows, columns, **TILE)
-    return Scaled(numbers, turned, scale)
+    return numbers, turned
 
 
 @cache
-def _triton() -> bool:
-    """Whether Triton works here. Without it torch does the same in several steps, and slower."""
-    return triton_needs.missing() is None
+def _triton_agrees(device: torch.device, source: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether Triton works here, and what it compiles for these types does what torch does.
+
+    The assembler that comes with Triton, ptxas 12.9, mixes up the bytes of such a kernel for Hopper (triton-lang/triton
+    issue 11111): on an H200 with triton 3.6 all that is turned is wrong where the source is float32, and right where it
+    has 16 bits. A compiler's fault is none of the GPU, so that nothing it made is used unseen.
+    """
+    if device.type != "cuda" or triton_needs.missing() is not None:
+        return False
+    compile_cache.use(device)  # Triton's own place is in the home, which may be read-only or not there
+    # Several tiles, and a part of one at each edge.
+    rows, columns = 2 * TILE["ROWS"] + 16, 3 * TILE["COLUMNS"] + 48
+    matrix = torch.randn(rows, columns, generator=torch.Generator(device).manual_seed(0), device=device).to(source)
+    factor = torch.ones((), device=device)
+    by_both = zip(_by_triton(matrix, factor, dtype), _by_torch(matrix, factor, dtype), strict=True)
+    return all(torch.equal(ours.view(torch.uint8), torchs.view(torch.uint8)) for ours, torchs in by_both)
+
+
+def scaled_by(device: torch.device, source: torch.dtype) -> str:
+    """What scales tensors of this type here: it tells in the speed."""
+    return "Triton" if all(_triton_agrees(device, source, dtype) for dtype in (NUMBERS, GRADIENTS)) else "torch"
 
 
 def _product(

@@ -20,6 +20,7 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import lacking
 from pytest_gpufleet.probes.timing.all_ranks import agree, everyones
 from pytest_gpufleet.probes.training import parallel_methods
+from pytest_gpufleet.probes.training.fp8_linear import scaled_by
 from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap, record_losses
 from pytest_gpufleet.probes.training.loop import returns_memory
 from pytest_gpufleet.probes.training.moved_bytes import moved_bytes
@@ -226,8 +227,10 @@ def _throughput(
 def _details(rank: Rank, training: Training, first: Lap, laps: Sequence[Lap], rate: float) -> dict[str, Condition]:
     """`rate`: tokens/s of one GPU."""
     step = median(seconds for each in laps for seconds in each.steps)
+    dtype, _ = PRODUCTS[training.recipe]
+    scaled = f" (scaled by {scaled_by(rank.device, dtype)})" if training.recipe == "fp8" else ""
     details: dict[str, Condition] = {
-        "computed": f"linear layers in {training.recipe}, the rest in {str(PRODUCTS[training.recipe][0])[6:]} and fp32",
+        "computed": f"linear layers in {training.recipe}{scaled}, the rest in {str(dtype)[6:]} and fp32",
         "step": f"{1e3 * step:.4g} ms",
         "TFLOP/s a GPU": float(f"{rate * training.shape.flop_a_token / 1e12:.4g}"),
         "loss": f"{first.loss:.3g} at first, {laps[-1].loss:.3g} in the end",
