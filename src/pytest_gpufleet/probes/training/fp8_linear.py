@@ -83,9 +83,10 @@ def _by_triton(tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> tuple[Tens
 def _triton_agrees(device: torch.device, source: torch.dtype, dtype: torch.dtype) -> bool:
     """Whether Triton works here, and what it compiles for these types does what torch does.
 
-    The assembler that comes with Triton, ptxas 12.9, mixes up the bytes of such a kernel for Hopper (triton-lang/triton
-    issue 11111): on an H200 with triton 3.6 all that is turned is wrong where the source is float32, and right where it
-    has 16 bits. A compiler's fault is none of the GPU, so that nothing it made is used unseen.
+    ptxas as it comes with Triton (12.8 with triton 3.6, 12.9 with 3.8) mixes up the bytes of such a kernel for Hopper
+    (triton-lang/triton issue 11111): on an H200 all that is turned is wrong where the source is float32, and right
+    where it has 16 bits; by ptxas 13.0, which comes with torch, both are right. A compiler's fault is none of the GPU,
+    so nothing that it made is used unseen.
     """
     if device.type != "cuda" or triton_needs.missing() is not None:
         return False
