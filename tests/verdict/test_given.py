@@ -180,3 +180,40 @@ def test_what_a_profile_of_a_lower_grade_leaves_in_place_is_no_contradiction(
     held = {each.limit.given for each in record.findings if each.measurement.metric == "busbw" and each.limit}
     assert (False in held) != decides
     assert [told for told in contradictions(record) if "limit of its profile" in told] == []
+
+
+# A profile that asks less, one that allows a GPU to be slower than its peers, and one that knows no limits at all.
+SPARING = {
+    "a limit": (LOWER % "contract", {"busbw world": 200.0}, "1 figure", "bus bandwidth ≥ 353.5 GB/s"),
+    "peers": (
+        HEAD + MET + '[[tolerance]]\nmetric = "solo_train_throughput"\nworse = 0.9\nsource = "we think so"\n',
+        {"solo_train_throughput gpu2": 6001.0},
+        "1 figure",
+        "training throughput, each GPU alone",
+    ),
+    "no limits": (
+        f'name = "Ours"\nmatch = ["{runs.H200}"]\n',
+        {"busbw world": 200.0},
+        "1 figure",
+        "bus bandwidth ≥ 353.5 GB/s",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPARING)
+def test_what_only_a_given_profile_lets_pass_is_told_beside_the_verdict(tmp_path: Path, name: str) -> None:
+    text, values, figures, what = SPARING[name]
+    (tmp_path / "c.toml").write_text(text)
+    machine = runs.topology("node7", runs.UNKNOWN if HEAD in text else runs.H200)
+
+    def told(run: str, values: dict[str, float]) -> list[str]:
+        folder = runs.record(tmp_path / run, values=values, limits=tmp_path / "c.toml", machine=machine)
+        record = read(folder / "evidence.jsonl")
+        assert record.verdict in ("ACCEPTED", "INCOMPLETE")
+        assert contradictions(record) == []
+        return [reason for reason in record.reasons if "would miss" in reason]
+
+    (remark,) = told("slow", values)
+    begin = f"{figures} would miss the limits that hold without the customer's profile c.toml: {what}"
+    assert remark.startswith(begin)
+    assert told("healthy", {}) == []

@@ -67,6 +67,8 @@ def each(*values):
         (100.0, CEILING, "met", ()),
         (100.001, CEILING, "missed", (WORLD,)),
         (math.nan, CEILING, "missed", (WORLD,)),
+        (0.0, CEILING, "missed", (WORLD,)),  # no collective takes no time
+        (0.0, replace(CEILING, metric="communication_share", unit="ratio"), "met", ()),
         (
             {"gpu0-gpu1": 120.0, "gpu0-gpu2": 80.0, "gpu1-gpu2": math.nan},
             FLOOR,

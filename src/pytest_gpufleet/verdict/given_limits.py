@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.limit import Change, GivenLimits, Limit
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.suite import Suite
-from pytest_gpufleet.verdict.profiles.profile import Profile, for_gpu, holds
+from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.profiles.profile import Profile, choose, for_gpu, holds
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.record import Record
@@ -95,6 +97,25 @@ def own_limits(record: Record, say: Say = english) -> str:
     return say(OWN_LIMITS, file=record.profile.file, gpus=gpus)
 
 
+def spared(record: Record) -> list[Finding]:
+    """What figures would be without the given profile that would miss their limits then, and do not by it."""
+    without = choose(None, (gpu.name for gpu in record.topology.gpus))
+    measured = [finding.measurement for finding in record.findings]
+    figures = [
+        finding
+        for finding in distinct(record.findings)
+        if finding.state != "missed" and not finding.again and finding.measurement.metric != "spread"
+    ]
+    judged = (
+        judge(
+            finding.measurement, without, record.topology, finding.check,
+            rehearsal=False, required=finding.required, measured=measured,
+        )
+        for finding in figures
+    )  # fmt: skip
+    return [finding for finding in judged if finding.state == "missed"]
+
+
 def remarks_on(record: Record) -> list[str]:
     """What a verdict has to tell of the given profile, and what changes nothing about it."""
     if record.profile is None:
@@ -104,6 +125,15 @@ def remarks_on(record: Record) -> list[str]:
         f"the customer's profile {record.profile.file} allows {_title(each.metric)} to be {each.told}"
         for each in record.profile.tolerances
     ]
+    if by_others := spared(record):
+        figures = "1 figure" if len(by_others) == 1 else f"{len(by_others)} figures"
+        what = dict.fromkeys(
+            _title(each.measurement.metric) + (f" {each.limit}" if each.limit else "") for each in by_others
+        )
+        told.append(
+            f"{figures} would miss the limits that hold without the customer's profile {record.profile.file}: "
+            f"{', '.join(what)}"
+        )
     if others := len(unused_limits(record)):
         limits = "1 limit" if others == 1 else f"{others} limits"
         told.append(f"{limits} of the customer's profile {record.profile.file} held for no figure of this run")

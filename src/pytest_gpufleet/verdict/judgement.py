@@ -24,6 +24,8 @@ STEADINESS = (
 WEAK = (
     "its only limit is a weak one, which machines that are far from healthy meet too: calibrate on a known-good machine"
 )
+# Which would meet every limit at 0, and cannot be: work takes time and memory. Events, shares and skews may be 0.
+NEVER_ZERO = ("collective_latency", "launch_time", "pair_latency", "train_memory")
 # Without a profile, of metrics whose peers are not simply all places of their kind.
 OF_EVERY_MACHINE = (
     # GPUs that copy at the same time share the way out of their socket.
@@ -106,7 +108,7 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str) -> Finding:
     missed = tuple(
         place
         for place, value in measurement.values.items()
-        if not _possible(value) or (limit and not limit.met_by(value))
+        if not _possible(value, measurement) or (limit and not limit.met_by(value))
     )
     slower = slower_than_peers(measurement, finding.tolerances, topology)
     finding = replace(finding, slower_than_peers=slower)
@@ -131,9 +133,9 @@ def measured_again(finding: Finding, why: str) -> Finding:
     return replace(finding, state="for information", again=why, reason=told)
 
 
-def _possible(value: float) -> bool:
+def _possible(value: float, measurement: Measurement) -> bool:
     """Nothing that is measured here can be infinite or negative, and NaN is no figure."""
-    return math.isfinite(value) and value >= 0
+    return math.isfinite(value) and (value > 0 or (value == 0 and measurement.metric not in NEVER_ZERO))
 
 
 def unsteady(finding: Finding) -> Finding | None:
@@ -170,7 +172,7 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
     lines = [f"{what}: {finding.reason}"]
     for place in finding.missed:
         value = measurement.values[place]
-        against = f"limit {limit}" if _possible(value) else "which no measurement can give"
+        against = f"limit {limit}" if _possible(value, measurement) else "which no measurement can give"
         lines.append(f"  {topology.identity(place)}: {value:,.4g} {measurement.unit}, {against}")
     for place, fraction in (finding.slower_than_peers or {}).items():
         value = measurement.values[place]
