@@ -94,6 +94,11 @@ def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):
         assert (hello.suite != first, hello.package) == (True, installed.package())
 
 
+def test_where_the_folder_of_the_run_is_not_there_it_says_so(tmp_path):
+    with controlled(settings(tmp_path, run_folder=str(tmp_path / "none"))) as agent:
+        assert agent.hear(Hello).suite == ""
+
+
 def where(rank, value):
     return rank.index, rank.node, len(value), os.getcwd(), os.environ["RANK"], os.environ["GLOO_SOCKET_IFNAME"]
 

@@ -59,6 +59,11 @@ def test_a_file_that_is_not_there_makes_another_one(folder):
     assert installed.suite(folder, ["test_none.py"]) != before
 
 
+def test_where_the_folder_of_the_run_is_not_there_is_no_suite(folder):
+    assert installed.suite(folder / "none", []) == ""
+    assert installed.suite(folder, []) != ""
+
+
 def test_the_package_has_a_sum():
     assert len(installed.package()) == 64
 

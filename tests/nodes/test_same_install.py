@@ -24,6 +24,7 @@ def test_nodes_with_the_same_installation_are_welcome_whatever_else_differs():
         ({"package": "q"}, "gf1: other files of pytest-gpufleet."),
         ({"package": "q", "version": "2"}, "gf1: pytest-gpufleet 2."),
         ({"suite": "t", "python": "3.13.0"}, "gf1: Python 3.13.0, other checks, conftest"),
+        ({"suite": ""}, f"gf1: {same_install.NO_FOLDER}."),
     ],
 )
 def test_a_node_with_another_one_is_named_with_what_differs(other, told):

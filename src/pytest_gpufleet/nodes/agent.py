@@ -19,7 +19,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -94,7 +94,8 @@ def _settle_in(settings: AgentSettings) -> None:
         kept = rank_environment.without_ray(os.environ, before)
         os.environ.clear()
         os.environ.update(kept)
-    os.chdir(settings.run_folder)
+    with suppress(OSError):  # its Hello says that there is no such folder
+        os.chdir(settings.run_folder)
     sys.path.insert(0, settings.run_folder)
 
 

@@ -23,7 +23,9 @@ def package() -> str:
 def suite(folder: Path, sources: Iterable[str]) -> str:
     """Of the files, and of all Python files below the folders, that `sources` name as pytest is told them, seen from
     `folder`, and of the conftest files that pytest reads on the way to them. What is not there on a node makes it
-    another one."""
+    another one. "" where that folder is not."""
+    if not os.access(folder, os.X_OK):
+        return ""
     found = {folder / source.partition("::")[0] for source in sources}
     files = [path for place in found for path in ([*_python_files(place)] or [place])]
     return _sum_of(folder, [*files, *(path for place in found for path in _conftest_files(folder, place))])

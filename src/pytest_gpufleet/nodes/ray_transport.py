@@ -25,7 +25,9 @@ from pytest_gpufleet.nodes.ray_line import Line, in_short
 from pytest_gpufleet.nodes.transport import Arrived, Gone
 from pytest_gpufleet.verdict.fleet.host_runs import natural
 
-JOIN_SECONDS = 30.0  # for nodes that are started together with this run
+# For nodes that are started together with this run. And for those that were killed and started again: Ray has them
+# twice until it sees, after 15 s (in 2.60), that the first is dead.
+JOIN_SECONDS = 30.0
 JOIN_TURN_SECONDS = 0.5
 START_SECONDS = 120.0  # for Ray to answer, beside what is waited for on purpose
 HEAD = "node:__internal_head__"  # a resource of the node on which the cluster was started
@@ -95,7 +97,8 @@ class RayTransport:
         while True:
             there = [node for node in self._ray.nodes() if node["Alive"]]
             usable = [node for node in there if self._settings.rehearse or node["Resources"].get("GPU")]
-            if len(usable) >= (self._wanted or 1) or time.monotonic() > until:
+            as_wanted = len(usable) == self._wanted if self._wanted else bool(usable)
+            if as_wanted or time.monotonic() > until:
                 break
             time.sleep(JOIN_TURN_SECONDS)
         # A node whose driver is dead has no GPUs for Ray: its agent can say why. A head often has none.

@@ -22,6 +22,7 @@ PARTS = {
     "package": "other files of pytest-gpufleet",
     "suite": "other checks, conftest, ini file or limits",
 }
+NO_FOLDER = "the folder in which this run was started is not there, or closed"
 
 
 def own(settings: AgentSettings, transport: str) -> Greeting:
@@ -54,4 +55,7 @@ def _differences(own: Greeting, other: Hello | Greeting) -> str:
     differing = [part for part in PARTS if getattr(own, part) != getattr(other, part)]
     if "version" in differing and "package" in differing:  # which goes without saying
         differing.remove("package")
-    return ", ".join(PARTS[part].format(getattr(other, part)) for part in differing)
+    told = {part: PARTS[part].format(getattr(other, part)) for part in differing}
+    if "suite" in told and not other.suite:
+        told["suite"] = NO_FOLDER
+    return ", ".join(told.values())
