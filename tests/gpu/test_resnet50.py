@@ -49,7 +49,7 @@ def learn(rank, recipe):
             network = loop.network(what, rank.device)
             step, _ = cuda_graph.steps(network, what, *loop.synthetic_batch(rank, what), rank.group)
         else:
-            network = loop.ddp_of(rank, what) if rank.size > 1 else loop.module_of(rank, what)
+            network = loop.module_of(rank, what)
             data = loop.synthetic_batch(rank, what)
             fed = loop.eager(network, what, rank.device)
 

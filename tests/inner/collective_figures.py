@@ -38,7 +38,6 @@ def test_a_slow_rank_counts(nccl_group):
 
 def test_what_is_timed_delivers_what_is_expected(nccl_group):
     import torch
-    import torch.distributed as dist
 
     def delivered(rank):
         received = {}
@@ -47,7 +46,7 @@ def test_what_is_timed_delivers_what_is_expected(nccl_group):
             if collective.in_place == "always":
                 input = output
             input.copy_(torch.arange(len(input)) + 100 * rank.index)
-            collective.run(rank.group, output, input, 1, dist.ReduceOp.SUM)
+            collective.run(rank.group, output, input, root=1)
             received[name] = output.tolist()
         return received
 

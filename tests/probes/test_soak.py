@@ -38,7 +38,7 @@ def slow_places(measurement: Measurement) -> set[Where]:
 
 def turn(state: GpuState | None) -> Turn:
     nothing: Any = None
-    return Turn(Repetition("", 1, 0.0, "", nothing, nothing), Reading("gemm", 1.0, {}), state)
+    return Turn(Repetition("", "", nothing, nothing), Reading("gemm", 1.0, {}), state)
 
 
 def soaked(*states: tuple[float, float, float] | None) -> dict[str, set[Where]]:

@@ -24,7 +24,7 @@ from pytest_gpufleet.probes.compute.rate import heaviest
 from pytest_gpufleet.probes.memory import patterns
 from pytest_gpufleet.probes.timing.all_ranks import agree
 from pytest_gpufleet.probes.training.lap import lap
-from pytest_gpufleet.probes.training.loop import ddp_of, eager, module_of, precision, release, synthetic_batch
+from pytest_gpufleet.probes.training.loop import eager, module_of, precision, release, synthetic_batch
 from pytest_gpufleet.probes.training.recipes import Workload, plan
 from pytest_gpufleet.probes.training.replicas import differences
 from pytest_gpufleet.world.rank import Rank
@@ -40,7 +40,8 @@ PRODUCT = "the matrix product of the burn-in"
 RECIPE = "amp"
 SHOWN = 3
 
-# What was done, seconds since the beginning, bytes of host memory of each process: the controller, then the ranks.
+# What was done, seconds since the beginning, bytes of host memory of each process: the controller, then the ranks; none
+# where nobody has looked.
 AfterTurn = Callable[[str, float, list[int]], None]
 
 
@@ -60,7 +61,7 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
     `after_turn` is called after each turn and ends the burn-in if it raises. Raises AssertionError, which names the
     ranks, as soon as a result differs from the first in one bit.
     """
-    _no_trouble(world, "preparing", corruption.dissenters(world.run(_prepare)))
+    no_trouble(world, "burn-in, preparing", corruption.dissenters(world.run(_prepare)))
     round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
     turns: dict[str, list[list[Turn]]] = {name: [] for name in LOADS}
     warm_through = min(WARM_THROUGH_SECONDS, seconds / 3)
@@ -72,7 +73,7 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
         cold[name] += time.monotonic() - began < warm_through
         results: list[Turn] = world.run(_turn, name, load.share * round_seconds)
         turns[name].append(results)
-        _no_trouble(world, name, {index: result.trouble for index, result in enumerate(results) if result.trouble})
+        no_trouble(world, f"burn-in, {name}", dict(enumerate(result.trouble for result in results)))
         resident = [resident_bytes(), *(result.resident_bytes for result in results)]
         after_turn(name, time.monotonic() - began, resident)
     world.run(_put_away)
@@ -86,10 +87,10 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn) -> list[Measure
     ]
 
 
-def _no_trouble(world: World, what: str, troubles: dict[int, str]) -> None:
-    lines = [f"{world.name_of(index)}: {trouble}" for index, trouble in troubles.items()]
-    if lines:
-        raise AssertionError("\n".join([f"burn-in, {what}:", *lines]))
+def no_trouble(world: World, what: str, troubles: Mapping[int, str]) -> None:
+    """AssertionError, which names the ranks that are in trouble, if any is."""
+    if lines := [f"{world.name_of(index)}: {trouble}" for index, trouble in troubles.items() if trouble]:
+        raise AssertionError("\n".join([f"{what}:", *lines]))
 
 
 def _by_place(world: World, turns: Sequence[Sequence[Turn]]) -> dict[Where, list[float]]:
@@ -135,7 +136,7 @@ def _prepare(rank: Rank) -> corruption.Repetition:
     """Make the matrix product ready; what its first result was, for comparison with that of the other ranks."""
     with rank.phase("burn-in: preparing"):
         work = rank.kept[PRODUCT] = corruption.Repeated(rank.device, heaviest(rank.device))
-        return corruption.Repetition(corruption.kind(rank.device), work.products, 0.0, work.trouble, *work.sums)
+        return work.seen
 
 
 def _turn(rank: Rank, name: str, seconds: float) -> Turn:
@@ -183,7 +184,7 @@ def _training(rank: Rank, seconds: float) -> tuple[float, str]:
 def _train(rank: Rank, seconds: float) -> tuple[float, list[str]]:
     training = plan(RECIPE, Workload(), rank.device)
     together = rank.size > 1
-    module = ddp_of(rank, training) if together else module_of(rank, training)
+    module = module_of(rank, training)
     images, labels = synthetic_batch(rank, training)
     train = eager(module, training, rank.device)
     with precision(training.recipe):

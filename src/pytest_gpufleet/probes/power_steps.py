@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
@@ -18,6 +18,7 @@ import torch
 from pytest_gpufleet.hardware.watch import Watch
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.probes.burn_in import AfterTurn, no_trouble
 from pytest_gpufleet.probes.compute import corruption
 from pytest_gpufleet.probes.compute.rate import heaviest, shape_on, strictly
 from pytest_gpufleet.probes.timing.one_gpu import seconds_each
@@ -37,9 +38,6 @@ AHEAD = 2  # products in a GPU's queue
 WATCHED_SECONDS = 1.5  # of the end of a load or a rest of at least twice as long
 SLOW = 0.7  # of a GPU's rate at the first steps of a frequency: as with a power brake, which takes half or more
 WORK = "the matrix product of the power steps"
-
-# What was done, seconds since the beginning, bytes of host memory, of which nothing is known here.
-AfterTurn = Callable[[str, float, list[int]], None]
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
             moment = time.monotonic() + LEAD_SECONDS
             results: list[Turn] = world.run(_turn, moment, hertz, min(each, count - first))
             turns.setdefault(hertz, []).append(results)
-            _no_trouble(world, {index: result.trouble for index, result in enumerate(results) if result.trouble})
+            no_trouble(world, "power steps", dict(enumerate(result.trouble for result in results)))
             after_turn(f"power steps at {hertz:g} Hz", time.monotonic() - began, [])
             if slowed(turns[hertz]):
                 world.run(_put_away)
@@ -173,13 +171,7 @@ def _prepare_all(world: World) -> None:
         ready: list[Ready] = world.run(_prepare, halvings)
         if max(each.seconds for each in ready) <= PRODUCT_SECONDS:
             break
-    _no_trouble(world, corruption.dissenters([each.repetition for each in ready]))
-
-
-def _no_trouble(world: World, troubles: Mapping[int, str]) -> None:
-    lines = [f"{world.name_of(index)}: {trouble}" for index, trouble in troubles.items()]
-    if lines:
-        raise AssertionError("\n".join(["power steps:", *lines]))
+    no_trouble(world, "power steps", corruption.dissenters([each.repetition for each in ready]))
 
 
 # ---------------------------------------------------------------- on ranks
@@ -193,8 +185,7 @@ def _prepare(rank: Rank, halvings: int) -> Ready:
         with strictly(precision):
             seconds_each(rank.device, work.launch, AHEAD)  # the first may load or choose a kernel
             seconds = seconds_each(rank.device, work.launch, 10)
-        repetition = corruption.Repetition(corruption.kind(rank.device), 1, 0.0, work.trouble, *work.sums)
-        return Ready(repetition, seconds)
+        return Ready(work.seen, seconds)
 
 
 def _turn(rank: Rank, moment: float, hertz: float, count: int) -> Turn:

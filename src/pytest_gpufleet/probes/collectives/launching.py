@@ -7,7 +7,6 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
-import torch.distributed as dist
 
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import Condition
@@ -27,7 +26,7 @@ def launch_time(rank: Rank) -> Reading:
     data = torch.zeros(NBYTES // 4, device=rank.device)
 
     def launch() -> None:
-        COLLECTIVES[NAME].run(rank.group, data, data, 0, dist.ReduceOp.SUM)
+        COLLECTIVES[NAME].run(rank.group, data, data)
 
     with rank.phase(f"launches of {NAME}"):
         launch()

@@ -25,7 +25,7 @@ def stays_exact(rank: Rank, duration: float) -> tuple[int, str]:
 
     def repeat() -> Tensor:
         buffer.copy_(mine)
-        wait([COLLECTIVES["all_reduce"].launch(rank.group, buffer, buffer, 0, dist.ReduceOp.SUM)])
+        wait([COLLECTIVES["all_reduce"].launch(rank.group, buffer, buffer)])
         return (buffer != expected).sum()
 
     with rank.phase("all_reduce, repeated"):
@@ -85,7 +85,7 @@ class _Job:
     def launch(self) -> list[dist.Work]:
         with torch.cuda.stream(self.stream):
             self.input.copy_(self.mine)
-            return self.collective.launch(self.members, self.output, self.input, 0, dist.ReduceOp.SUM)
+            return self.collective.launch(self.members, self.output, self.input)
 
     def check(self, works: list[dist.Work]) -> None:
         with torch.cuda.stream(self.stream):

@@ -14,11 +14,11 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from pytest_gpufleet.hardware.environment import steering
 from pytest_gpufleet.hardware.watch import state_of
@@ -134,10 +134,7 @@ def _timing(
     input, output = collective.buffers(
         total, rank.size, rank.index, in_place, lambda count: torch.zeros(count, dtype=dtype, device=rank.device)
     )
-
-    def launch() -> None:
-        collective.run(rank.group, output, input, 0, dist.ReduceOp.SUM)
-
+    launch = partial(collective.run, rank.group, output, input)
     small = total * dtype.itemsize <= SMALL
     if small and (took := replayed(rank, launch, samples)):
         return took, "replayed"

@@ -55,7 +55,7 @@ class Repeated:
 
     `products` computed, `wrong` elements and `unlike` products (with at least one wrong element) count over all runs.
     Neither NaN nor infinity passes: results are compared as bits, and the first must be finite. What the first result
-    should have been only other devices know: compare `sums`.
+    should have been only other devices know: compare what is `seen`.
     """
 
     def __init__(self, device: torch.device, precision: str, shape: Shape | None = None) -> None:
@@ -101,11 +101,11 @@ class Repeated:
         return "; ".join(parts)
 
     @property
-    def sums(self) -> tuple[Tensor, Tensor]:
-        """Sums over the bits of each row and of each column of the first result, on the CPU: where two devices' sums
-        differ, their results do."""
+    def seen(self) -> Repetition:
+        """What it came to so far."""
         bits = _bits(self._first)
-        return bits.sum(1, dtype=torch.int64).cpu(), bits.sum(0, dtype=torch.int64).cpu()
+        rows, columns = (bits.sum(axis, dtype=torch.int64).cpu() for axis in (1, 0))
+        return Repetition(kind(bits.device), self.trouble, rows, columns)
 
     def _examine(self, results: list[Tensor]) -> None:
         expected = _bits(self._first)
@@ -121,11 +121,10 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Repetition:
-    """What `repeat_product` saw on one rank. `kind`: devices of one kind must compute the same bits."""
+    """What one rank saw. `kind`: devices of one kind must compute the same bits. Sums are over the bits of each row and
+    of each column of the first result, on the CPU: where two devices' sums differ, their results do."""
 
     kind: str
-    products: int
-    teraflops: float
     trouble: str
     row_sums: Tensor
     column_sums: Tensor
@@ -136,8 +135,8 @@ def repeat_product(rank: Rank, precision: str, seconds: float) -> Repetition:
     must_have(precision, rank.device)
     with rank.phase(f"{precision} product, again and again"):
         work = Repeated(rank.device, precision)
-        teraflops = work.run(seconds)
-        return Repetition(kind(rank.device), work.products, teraflops, work.trouble, *work.sums)
+        work.run(seconds)
+        return work.seen
 
 
 def kind(device: torch.device) -> str:

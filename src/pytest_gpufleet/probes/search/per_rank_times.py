@@ -57,10 +57,7 @@ def launch_seconds(rank: Rank, name: str, nbytes: int) -> tuple[float, float]:
     input, output = collective.buffers(
         total, n, rank.index, collective.in_place == "always", lambda count: torch.zeros(count, device=rank.device)
     )
-
-    def run() -> None:
-        collective.run(rank.group, output, input, 0, dist.ReduceOp.SUM)
-
+    run = partial(collective.run, rank.group, output, input)
     launched, done = [], []
     with rank.phase(f"launches of {name} {nbytes:,} bytes"):
         seconds(rank, run, 1)  # connects the ranks
@@ -68,7 +65,7 @@ def launch_seconds(rank: Rank, name: str, nbytes: int) -> tuple[float, float]:
         for _ in range(launches):
             line_up(rank)
             began = time.perf_counter()
-            works = collective.launch(rank.group, output, input, 0, dist.ReduceOp.SUM)
+            works = collective.launch(rank.group, output, input)
             launched.append(time.perf_counter() - began)
             wait([works])
             if rank.device.type == "cuda":

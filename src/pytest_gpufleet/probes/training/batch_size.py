@@ -10,6 +10,7 @@ from statistics import median
 from typing import TypeVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB
@@ -17,7 +18,6 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.timing.all_ranks import everyones
 from pytest_gpufleet.probes.training.lap import SAMPLES, lap
 from pytest_gpufleet.probes.training.loop import (
-    ddp_of,
     eager,
     module_of,
     precision,
@@ -26,15 +26,12 @@ from pytest_gpufleet.probes.training.loop import (
     steps_of,
     synthetic_batch,
 )
-from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Workload, plan
+from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Workload, most_images, plan
 from pytest_gpufleet.world.rank import Rank
 
 Result = TypeVar("Result")
 
 SMALLEST, LARGEST_ON_CPU = 16, 32
-# The largest activation of a ResNet has 64 channels of half the image's width and height. Several kernels count
-# elements in 32 bits.
-MOST_ELEMENTS = 2**31 - 1
 RESOLUTION = 1 / 16  # of the largest batch
 
 SAMPLE_SECONDS = {"cuda": 1.0, "cpu": 0.1}
@@ -45,10 +42,6 @@ NO_MEMORY = ("unable to find an engine", "STATUS_ALLOC_FAILED")
 FILLED = 0.95  # of the GPU's memory
 AIM = 0.97
 ATTEMPTS = 12
-
-
-def most_images(pixels: int) -> int:
-    return MOST_ELEMENTS // (64 * (pixels // 2) ** 2)
 
 
 def within_memory(attempt: Callable[[], Result], device: torch.device) -> Result | None:
@@ -145,13 +138,13 @@ def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, 
     """The plan with the batch that was found, the steps done and the bytes then in use. 0 seconds: two small steps."""
     # Trying algorithms would fail at random with so little memory left.
     with precision(training.recipe, benchmark=False):
-        module = ddp_of(rank, training) if rank.size > 1 else module_of(rank, training)
+        module = module_of(rank, training)
         step = eager(module, training, rank.device)
 
         def train(batch: int, steps: int, *, alone: bool = False) -> float:
             """Seconds a step."""
             data = synthetic_batch(rank, training.with_batch(batch))
-            with module.no_sync() if alone and rank.size > 1 else nullcontext():  # type: ignore[operator]
+            with module.no_sync() if alone and isinstance(module, DistributedDataParallel) else nullcontext():
                 return lap(rank, lambda: step(*data), steps, together=not alone).mean
 
         train(SMALLEST, 2)

@@ -16,7 +16,6 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.timing.all_ranks import everyones
 from pytest_gpufleet.probes.training.lap import SAMPLES, Step, lap
 from pytest_gpufleet.probes.training.loop import (
-    ddp_of,
     module_of,
     optimization,
     precision,
@@ -78,7 +77,7 @@ def _throughput(rank: Rank, training: Plan, accumulated: int, together: bool) ->
 def accumulating(rank: Rank, training: Plan, batches: int, *, together: bool) -> Step:
     """A training step of so many batches: gradients stay on their rank (no_sync) until the last of them."""
     images, labels = synthetic_batch(rank, training)
-    module = ddp_of(rank, training) if together and rank.size > 1 else module_of(rank, training)
+    module = module_of(rank, training, together=together)
     optimizer, scaler = optimization(module, training, rank.device)
     reduced = False  # DDP must have reduced once before it may be told not to
 

@@ -21,7 +21,7 @@ from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.probes.capture import captured
 from pytest_gpufleet.probes.training import batch_norm, compile_cache, triton_needs
 from pytest_gpufleet.probes.training.lap import Step
-from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer
+from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer, most_images
 
 # Small gradients would be zero in fp16. NVIDIA's value for ResNet-50 (DeepLearningExamples): the sum of all ranks'
 # gradients still has room.
@@ -103,7 +103,7 @@ def _prepared(network: nn.Module, plan: Plan) -> Callable[[Tensor, Tensor], Tens
     if plan.recipe.fused:
         from pytest_gpufleet.probes.training import fused_norm
 
-        if plan.recipe.batch > (most := fused_norm.most_images(plan.pixels)):
+        if plan.recipe.batch > (most := most_images(plan.pixels)):
             not_applicable(f"recipe fused takes batches of up to {most:,} images")
         fused_norm.fuse(network)
         return _forward(network)

@@ -22,12 +22,6 @@ PARTS: Any = {"BLOCK_PARTS": 64, "BLOCK_CHANNELS": 16, "num_warps": 4}
 PROGRAMS = 4
 
 
-def most_images(pixels: int) -> int:
-    """The largest batch of images of `pixels` in each direction: kernels count elements in 32 bits, of which the first
-    convolution makes most, 64 channels of half the pixels in each direction."""
-    return (2**31 - 1) // (64 * (pixels // 2) ** 2)
-
-
 def fuse(network: nn.Module) -> None:
     """Let a ResNet of bottlenecks on a GPU, in channels_last, train with these kernels."""
     assert isinstance(network, ResNet)

@@ -24,7 +24,6 @@ from pytest_gpufleet.probes.training import gpu_decoder
 from pytest_gpufleet.probes.training.lap import SAMPLES, lap
 from pytest_gpufleet.probes.training.loop import (
     FedStep,
-    ddp_of,
     eager,
     module_of,
     precision,
@@ -132,7 +131,7 @@ def fed_throughput(
     if all(there for (there,) in everyones(rank, [not why_not])):
         decoders[BY_NVJPEG] = decoded_on_gpu
     with rank.phase(f"{training}, fed by {workers} workers"), precision(training.recipe):
-        module = ddp_of(rank, training) if rank.size > 1 else module_of(rank, training)
+        module = module_of(rank, training)
         step = eager(module, training, rank.device)
         same = synthetic_batch(rank, training)
         lap(rank, lambda: step(*same), training.recipe.warm_up)

@@ -93,15 +93,12 @@ def network(training: Plan, device: torch.device) -> nn.Module:
     return model.to(device)
 
 
-def module_of(rank: Rank, training: Plan) -> WithLoss:
-    """The network of a plan with its loss, as it is trained on one GPU."""
+def module_of(rank: Rank, training: Plan, *, together: bool = True) -> WithLoss | DistributedDataParallel:
+    """The network of a plan with its loss: one that all ranks train `together` where there are several, else the rank's
+    own."""
     model = network(training, rank.device).to(memory_format=training.recipe.memory_format)
-    return WithLoss(model, training.recipe)
-
-
-def ddp_of(rank: Rank, training: Plan) -> DistributedDataParallel:
-    """The same, as the ranks of a group train it together."""
-    return parallel_methods.distributed(rank, module_of(rank, training))
+    module = WithLoss(model, training.recipe)
+    return parallel_methods.distributed(rank, module) if together and rank.size > 1 else module
 
 
 def synthetic_batch(rank: Rank, training: Plan) -> tuple[Tensor, Tensor]:
@@ -146,15 +143,13 @@ def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]
     `together`: the ranks train one network. Otherwise each has its own, and the two steps are the same.
     """
     images, labels = synthetic_batch(rank, training)
-    together = together and rank.size > 1
     if training.recipe.graph:
-        group = rank.group if together else None
+        group = rank.group if together and rank.size > 1 else None
         return cuda_graph.steps(network(training, rank.device), training, images, labels, group)
-    if not together:
-        step = eager(module_of(rank, training), training, rank.device)
-        return (lambda: step(images, labels),) * 2
-    module = ddp_of(rank, training)
+    module = module_of(rank, training, together=together)
     step = eager(module, training, rank.device)
+    if not isinstance(module, DistributedDataParallel):
+        return (lambda: step(images, labels),) * 2
 
     def alone() -> Tensor:
         with module.no_sync():

@@ -163,6 +163,12 @@ class Plan:
         return f"{self.model}, recipe {self.name}, batch {self.recipe.batch}, {self.optimizer}"
 
 
+def most_images(pixels: int) -> int:
+    """The largest batch of images of `pixels` in each direction: kernels, several of torch's too, count elements in 32
+    bits, of which a ResNet's first convolution makes most, 64 channels of half the pixels in each direction."""
+    return (2**31 - 1) // (64 * (pixels // 2) ** 2)
+
+
 def plan(name: str, workload: Workload, device: torch.device, kind: str = "", most: int | None = None) -> Plan:
     """The training that a device is given for a recipe. KeyError if there is no such recipe.
 
