@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from pytest_gpufleet.hardware.kernel_log import KernelLog, behind, of_the_host
+from pytest_gpufleet.hardware.kernel_log import KernelLog, behind, of_the_host, parse
 from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.host_log_catalogue import MOST_DEVICES, TABLE
@@ -148,6 +148,12 @@ def test_what_a_program_wrote_into_the_log_is_nothing():
     line = "watchdog: Watchdog detected hard LOCKUP on cpu 3"
     assert list(of_the_host(f"12,1,1000,-;{line}\n")) == []
     assert len(list(of_the_host(f"0,1,1000,-;{line}\n"))) == 1
+    for xid in (
+        "NVRM: Xid (PCI:0000:00:08): 79, GPU has fallen off the bus.",
+        "nvidia-nvswitch1: SXid (PCI:0000:86:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    ):
+        assert parse(f"12,1,1000,-;{xid}\n") == []
+        assert len(parse(f"3,1,1000,-;{xid}\n30,2,1001,-;{xid}\n")) == 1
 
 
 CONTAINER = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ DEVICES = Path("/sys/bus/pci/devices")
 
 def parse(text: str) -> list[Xid]:
     """The XIDs and SXids in lines of a kernel log."""
+    text = "\n".join(_of_the_kernel(text))
     return [
         *(Xid(pci, int(number), rest or "") for pci, number, rest in _LINE.findall(text)),
         *(
@@ -34,13 +35,20 @@ def parse(text: str) -> list[Xid]:
 
 
 def of_the_host(text: str, own_group: str = "/") -> Iterable[HostMessage]:
-    """What lines of a kernel log say of the host, without what programs have written there."""
-    for line in text.splitlines():
+    """What lines of a kernel log say of the host."""
+    for line in _of_the_kernel(text):
         record = _RECORD.match(line)
-        if record and int(record[1]) >= FACILITIES:
-            continue
         if message := recognised(line[record.end() :] if record else line, int(record[2]) / 1e6 if record else None):
             yield of_group(message, own_group)
+
+
+def _of_the_kernel(text: str) -> Iterator[str]:
+    """The lines of a kernel log without those that programs have written there: a daemon that puts messages of before
+    into it again has seen no error of now."""
+    for line in text.splitlines():
+        record = _RECORD.match(line)
+        if record is None or int(record[1]) < FACILITIES:
+            yield line
 
 
 def behind(message: HostMessage, pci_bus_ids: Sequence[str], devices: Path = DEVICES) -> HostMessage:
