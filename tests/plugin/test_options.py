@@ -1,6 +1,7 @@
 """Where settings may stand, which of them make a run, and whose a name is."""
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -63,6 +64,8 @@ def test_notes_of_the_command_line_stand_beside_those_of_the_ini_file(fleet):
     )
     assert run.record.run.notes == {"location": "rack 12, unit 4", "order": "4711", "remarks": "a=b"}
     assert run.record.lasted > 0
+    begin, end = map(datetime.fromisoformat, (run.record.run.utc, run.record.ended))
+    assert -0.1 < (end - begin).total_seconds() - run.record.lasted < 1.1  # utc has no fraction
     said = json.loads((run.folders[0] / "summary.json").read_text())["run"]
     assert said["notes"] == run.record.run.notes
     assert (said["ended"], said["seconds"]) == (run.record.ended, run.record.lasted)

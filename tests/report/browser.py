@@ -30,7 +30,9 @@ onload = () => setTimeout(() => document.querySelectorAll("iframe").forEach(fram
   const row = page.createElement("pre")
   row.append(JSON.stringify([page.title, verdict?.textContent ?? "",
     !verdict || verdict.contains(page.elementFromPoint(at.x + 3, at.y + at.height / 2)),
-    page.querySelectorAll("#results-table tbody").length]))
+    page.querySelectorAll("#results-table tbody").length,
+    page.documentElement.scrollWidth > page.documentElement.clientWidth,
+    Math.min(...[...page.querySelectorAll(".fleet-gaps td")].map(cell => cell.clientWidth), 9999)]))
   document.body.append(row)
 }), 5000)
 """
@@ -42,15 +44,17 @@ class Seen:
     verdict: str
     uncovered: bool  # nothing lies above the verdict
     rows: int  # of pytest-html's table of tests, which its script makes
+    sticks_out: bool  # something is wider than the window, and cannot be scrolled by itself
+    narrowest: int  # pixels of the narrowest cell of a table of open points
 
 
-def seen(pages: Mapping[str, str], folder: Path) -> dict[str, Seen]:
-    """What a reader gets to see of each page; skips the test where there is no Chromium."""
+def seen(pages: Mapping[str, str], folder: Path, width: int = 1000) -> dict[str, Seen]:
+    """What a reader gets to see of each page, `width` pixels wide; skips the test where there is no Chromium."""
     if CHROMIUM is None:
         pytest.skip("needs Chromium (Debian: apt install chromium)")
     for name, html in pages.items():
         (folder / f"{name}.html").write_text(html, encoding="utf-8")
-    frames = "".join(f'<iframe width="1000" height="900" src="{escape(name)}.html"></iframe>' for name in pages)
+    frames = "".join(f'<iframe width="{width}" height="900" src="{escape(name)}.html"></iframe>' for name in pages)
     (folder / "frames.html").write_text(f"<!DOCTYPE html><body>{frames}<script>{LOOK}</script>")
     shown = subprocess.run(
         [CHROMIUM, *OPTIONS, "--allow-file-access-from-files", f"--user-data-dir={folder / 'profile'}", "--dump-dom",

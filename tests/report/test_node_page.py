@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from pytest_gpufleet.report.page.standalone import page
 from pytest_gpufleet.verdict.fleet.among_nodes import NodeRuns
 from tests.fleets import fleet_of, host_run, rejected, slower
 from tests.node_records import Between, of_nodes
+from tests.report.browser import seen
 from tests.report.page import Page
 
 PAIRS, RAILS = "Nodes groups", "Nodes rails"
@@ -85,6 +87,13 @@ def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows
     assert "nodes/15-node-016/report.html" in links
     assert "which nobody reads or sends without the cluster&#39;s token" in shown.html
     assert "SN-node-016" in shown.html
+
+
+def test_on_a_phone_nothing_is_cut_off(shown: Page, standard: Record, rejected: Record, tmp_path: Path) -> None:
+    pages = {"nodes": shown.html, "standard": page(standard, ""), "rejected": page(rejected, "")}
+    for name, each in seen(pages, tmp_path, width=400).items():
+        assert not each.sticks_out, name
+        assert each.narrowest > 300, name  # text is read in lines, not in letters
 
 
 def test_the_page_of_64_nodes_is_small(shown: Page) -> None:

@@ -7,7 +7,6 @@ import platform
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
@@ -31,15 +30,15 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     """Give `run` a folder and evidence. Refused before anything expensive starts. `arguments`: pytest's."""
     disk_space.check_temporary()
     disk_space.check_textfile(run.options.prometheus)
-    order, profile, ground, started = run.order, run.profile, run.ground, datetime.now(timezone.utc)
+    order, profile, ground = run.order, run.profile, run.ground
     _check_room(run)
     run.ranks.environment = of_this_process()
-    header = _header(run, arguments, started)
+    header = _header(run, arguments)
     header["resumed"], carried = _resumed(run, header)
     if run.options.nodes is None:  # else each node's own run does it
         run.lock()
     standing = ground.standing
-    folder = RunFolder.make(run.options.folder, f"{header['host']}-{started:%Y%m%dT%H%M%SZ}")
+    folder = RunFolder.make(run.options.folder, f"{header['host']}-{run.started:%Y%m%dT%H%M%SZ}")
     run.folder, run.evidence = folder, Evidence(folder.evidence)
     run.record_event("run", **header)
     run.record_event("topology", nodes=[codec.plain(node.topology) for node in standing])
@@ -75,7 +74,7 @@ def _notice(run: Run) -> None:
     run.notice(log_rules.shown_before(machine.logged.host, machine.gpus))
 
 
-def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, Any]:
+def _header(run: Run, arguments: Sequence[str]) -> dict[str, Any]:
     """What evidence says of its run first."""
     options, ground, profile, order = run.options, run.ground, run.profile, run.order
     started_by = command_line(arguments)
@@ -83,7 +82,7 @@ def _header(run: Run, arguments: Sequence[str], started: datetime) -> dict[str, 
         "schema": SCHEMA,
         "host": socket.gethostname(),
         "nodes": codec.plain([node.found for node in ground.standing]),
-        "utc": started.isoformat(timespec="seconds"),
+        "utc": run.started.isoformat(timespec="seconds"),
         "command": started_by.typed,
         "command_line": codec.plain(started_by),
         "level": options.level,

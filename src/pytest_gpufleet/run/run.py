@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ class Run:
         prepare_rank: Callable[[], None] | None = None,
         until: float = math.inf,
     ) -> None:
-        self.began = time.monotonic()
+        self.began, self.started = time.monotonic(), datetime.now(timezone.utc)
         self.options = options
         self.tell = tell
         self.prepare_rank = prepare_rank

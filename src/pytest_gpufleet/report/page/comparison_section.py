@@ -114,4 +114,4 @@ def _change(row: ComparedFigure) -> str:
     (first, second) = row.worst
     if first is None or second is None or not math.isfinite(first[1]) or first[1] == 0:
         return "—"
-    return f"{100 * (second[1] - first[1]) / abs(first[1]):+.1f} %"
+    return f"{round(100 * (second[1] - first[1]) / abs(first[1]), 1) + 0.0:+.1f} %"  # never -0.0

@@ -49,6 +49,7 @@ def templates(language: Language) -> jinja2.Environment:
         "titled": partial(titled, say=say),
         "say": say,
         "gap": wording.gap,
+        "moment": wording.moment,
         "upper_first": wording.capitalised,
     }
     environment.globals |= {"language": language, "say": say}

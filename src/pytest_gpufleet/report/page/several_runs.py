@@ -72,13 +72,13 @@ def runs_table(runs: Mapping[str, Record], say: Say) -> Table:
         (
             name,
             record.run.host,
-            record.run.utc,
+            wording.moment(record.run.utc),
             f"{len(record.topology.gpus)} x {models(record)}" if record.topology.gpus else say(models(record)),
             say(record.verdict or "died"),
         )
         for name, record in runs.items()
     )
-    return Table(say("The runs"), (say("Run"), say("Host"), say("Date (UTC)"), "GPUs", say("Verdict")), tuple(rows))
+    return Table(say("The runs"), (say("Run"), say("Host"), say("Began"), say("GPUs"), say("Verdict")), tuple(rows))
 
 
 def what(figure: Figure, say: Say) -> str:
