@@ -1,5 +1,7 @@
 """What a run on many nodes stands on."""
 
+import time
+
 import pytest
 
 from pytest_gpufleet.run.cluster_ground import ClusterGround
@@ -15,3 +17,10 @@ def test_the_gpus_of_a_host_that_is_two_nodes_are_there_once(kernels, there):
         for node, kernel in enumerate(kernels)
     }
     assert ClusterGround({0: "gf0", 1: "gf1"}, hellos, rehearsed=0).gpus_present == there
+
+
+def test_a_machine_of_a_node_knows_how_long_ago_it_was_read_by_whatever_clock_its_node_has(monkeypatch):
+    ground = ClusterGround({0: "gf0"}, {0: hello(clock=4e9)}, rehearsed=0)
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + 600)
+    assert ground.machines[0].seconds_ago >= 600

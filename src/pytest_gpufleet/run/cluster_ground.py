@@ -16,13 +16,15 @@ from pytest_gpufleet.run.ground import Ground, NodeStanding
 
 class ClusterGround(Ground):
     """`names`: of all nodes, by their numbers, `hellos` of those that are there. `rehearsed`: ranks of each, 0 with
-    GPUs."""
+    GPUs. `machines`: of those that are there, with the facts that do not change. What their kernel logs held, their own
+    runs have judged."""
 
     def __init__(self, names: Mapping[int, str], hellos: Mapping[int, Hello], rehearsed: int) -> None:
         self._names = names
         self._hellos = hellos
         self.nodes = len(hellos)
         self.rehearsal_ranks = rehearsed * len(hellos)
+        self.machines = {node: self._machine(node) for node in hellos}  # at once: they know how long ago that was
 
     @cached_property
     def topologies(self) -> dict[int, GpuTopology]:
@@ -67,9 +69,7 @@ class ClusterGround(Ground):
         serial = hello.serial if hello else None
         return NodeStanding(node, self.hosts[node], serial, self.topologies[node], facts, _taken(hello))
 
-    def machine(self, node: int) -> Machine:
-        """One of those that are there, with the facts that do not change. What its kernel log held, its own run has
-        judged."""
+    def _machine(self, node: int) -> Machine:
         hello = self._hellos[node]
         return Machine(self.topology_of(node).gpus, hello.machine, _taken(hello), present=hello.present, node=node)
 

@@ -89,7 +89,7 @@ class ClusterRun(Run):
         }
 
     def machines(self) -> tuple[Machine, ...]:
-        return tuple(map(self.ground.machine, self.cluster.alive))
+        return tuple(self.ground.machines[node] for node in self.cluster.alive)
 
     def runs_of_nodes(self) -> dict[int, HostRun]:
         return self.node_runs.of_hosts()
