@@ -155,6 +155,21 @@ def test_a_lone_pair_blames_nobody(three_nodes: World, plant: Callable[..., None
     assert "with two nodes nobody can tell which one it is" in faults[0].what
 
 
+def test_a_node_with_fewer_gpus_is_not_named_for_what_it_reaches_less(
+    three_nodes: World, plant: Callable[..., None]
+) -> None:
+    uneven = three_nodes.subset(range(5))
+    plant(three_nodes, "node2/cpu0")
+    pairs = pairs_of_nodes(uneven, SMALL, SEED)
+    assert sorted(map(str, (where for each in pairs for where in slowest(each)))) == []
+    assert told(who_slows_nodes(uneven, pairs, SMALL)) == {("network_between_nodes_slow", "")}
+
+
+def test_of_nodes_of_which_no_two_are_alike_nobody_is_named(three_nodes: World) -> None:
+    (fault,) = who_slows_nodes(three_nodes.subset([0, 1, 2]), [], SMALL)
+    assert (fault.code, fault.subjects, "no two nodes" in fault.what) == ("network_between_nodes_slow", (), True)
+
+
 def test_what_was_measured_in_another_way_is_looked_for_among_pairs(
     four_nodes: World, plant: Callable[..., None]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median
@@ -24,14 +25,15 @@ SLOW_CPU = 0.5  # of CPU ranks, whose machine does other things too
 
 def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: int) -> list[Fault]:
     """Who makes nodes slow together: some of them, what lies between two, or what all share. Pairs of nodes among the
-    `measurements` are not measured again; without any, some are. Where every pair is fine, groups of nodes are."""
+    `measurements` are not measured again; without any, some are. Where every pair is fine, groups of nodes are. Nodes
+    with other numbers of GPUs than most take no part: they reach less, or more, without being ill."""
+    nodes, deadline = _equally_large(world), Deadline()
     seen = {
         (where.first.node, where.second.node): value
         for each in measurements
         for where, value in each.values.items()
-        if isinstance(where, Pair)
+        if isinstance(where, Pair) and {where.first.node, where.second.node} <= {*nodes}
     }
-    nodes, deadline = numbers(world), Deadline()
 
     def measure(groups: Sequence[Group]) -> list[float]:
         by_group = deadline.each(world, [ranks_of(world, group) for group in groups], group_bandwidth, nbytes)
@@ -45,6 +47,14 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
         return [Fault("network_between_nodes_slow", (), _of_all(parts, found, world.hosts))]
     except Exception as error:  # whatever it is, the miss comes first
         return [Fault("network_between_nodes_slow", (), failed(error))]
+
+
+def _equally_large(world: World) -> tuple[int, ...]:
+    """The nodes with as many GPUs as most of them have; of equally many nodes those with more GPUs."""
+    sizes = Counter(place.node for place in world.places)
+    nodes = Counter(sizes.values())
+    usual = max(nodes, key=lambda size: (nodes[size], size))
+    return tuple(node for node in numbers(world) if sizes[node] == usual)
 
 
 def who_slows_rails(world: World, rails: Rails, nbytes: int) -> list[Fault]:
@@ -128,6 +138,8 @@ def _of_all(parts: Sequence[Group], found: Culprits, hosts: Hosts) -> str:
 
 def _pairs(figures: Iterable[float]) -> str:
     values = [*figures]
+    if not values:
+        return "no two nodes have as many GPUs"
     if len(values) == 1:
         return f"with two nodes nobody can tell which one it is, and they reach {gigabytes(values)}"
     return f"{len(values)} pairs reach {gigabytes(values)}"
