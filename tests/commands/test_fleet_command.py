@@ -145,7 +145,7 @@ def test_the_page_is_written_once(fleet: Answer, reports: Path, tmp_path: Path) 
         f'<code id="fleet-sha256">{sha256(reports / "node1-x" / "evidence.jsonl")}</code>'
     )
     assert fleet("-o", page)[0] == 0
-    assert 'href="reports/node1-x/report.html"' in page.read_text()
+    assert '<a href="reports/node1-x/report.html">reports/node1-x/report.html</a>' in page.read_text()
     before = page.read_text()
     assert cli.main(["fleet", str(reports / "node1-x"), "-o", str(page)]) == 1
     assert page.read_text() == before

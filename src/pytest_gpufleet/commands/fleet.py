@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from urllib.parse import quote
 
 from pytest_gpufleet.commands import hosts_file
 from pytest_gpufleet.commands.command import Command, print_lines, printing, tell
@@ -47,7 +45,8 @@ def _run(given: argparse.Namespace) -> int:
     if given.output:
         from pytest_gpufleet.report.page.fleet_page import page
 
-        write(given.output, page(fleet, _reports(fleet.hosts, given.output), given.language))
+        reports = RunFolder(Path()).reports(fleet.hosts, given.output.parent)
+        write(given.output, page(fleet, reports, given.language))
     with printing():
         if given.json:
             from pytest_gpufleet.report import fleet_json
@@ -112,13 +111,6 @@ def _host_of(folder: RunFolder) -> str:
     except (OSError, ValueError):
         return ""
     return record.run.host
-
-
-def _reports(hosts: Sequence[HostRun], output: Path) -> dict[str, str]:
-    """The addresses of the hosts' own reports, by their folders, as seen from the page."""
-    reports = {run.folder: RunFolder.of(run.folder).report for run in hosts}
-    there = {folder: os.path.relpath(report, output.parent) for folder, report in reports.items() if report.is_file()}
-    return {folder: quote(path) for folder, path in there.items()}
 
 
 FLEET = Command(
