@@ -35,6 +35,17 @@ def test_it_is_told_once_and_no_test_can_keep_it_for_itself(number):
     assert [signal.getsignal(each) for each in DEADLY] == [signal.SIG_DFL] * 2
 
 
+@pytest.mark.parametrize("number", DEADLY)
+def test_what_comes_after_a_ctrl_c_that_a_test_has_kept_ends_the_run_as_what_it_is(number):
+    interruption = Interruption(lambda what: None)
+    with interruption.heed():
+        with pytest.raises(KeyboardInterrupt, match="interrupted"):
+            os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt, match=f"ended by {number.name}"):
+            interruption.before_test()
+
+
 def test_what_others_have_decided_about_a_signal_stays():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
     signal.signal(signal.SIGTERM, handler := lambda number, frame: None)  # the program that runs pytest

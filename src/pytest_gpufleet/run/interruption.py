@@ -35,11 +35,17 @@ class Interruption:
         self._until = until
         self.overdue = False  # its time was up
         self.heard = False
-        self.why = ""  # that which was heard, in words
         self.deadly: signal.Signals | None = None  # by which the process dies in the end
         self.finishing = False  # nothing but report and results is left to do
         self._deferred = 0
         self._owed = False
+
+    @property
+    def why(self) -> str:
+        """What ends the run, in words: a Ctrl-C that a test has kept does not, but a signal that came after it."""
+        if self.deadly is not None:
+            return f"ended by {self.deadly.name}"
+        return "its time is up" if self.overdue else "interrupted"
 
     def heed(self) -> ExitStack:
         """From here to the closing of what is returned a signal is answered at once, and no second one takes the
@@ -69,8 +75,6 @@ class Interruption:
     def hear(self) -> None:
         if not self.heard:
             self.heard = True
-            ended = "its time is up" if self.overdue else "interrupted"
-            self.why = f"ended by {self.deadly.name}" if self.deadly else ended
             self._tell(self.why)
 
     @contextmanager
