@@ -1,5 +1,6 @@
 """Where compiled code is kept: in a folder that nobody else can have put anything into, or nowhere."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -181,6 +182,19 @@ def test_the_folders_used_longest_ago_are_removed_and_those_of_other_gpus_stay(g
     assert set(mine.parent.iterdir()) == {mine, *folders[2:]}
     assert len({mine, *folders[2:]}) == compile_cache.KEPT
     assert other.exists()
+
+
+def test_a_folder_in_which_nothing_can_be_written_is_not_held(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / held_folders.MARKER).symlink_to(held_folders.MARKER)
+    with pytest.raises(OSError, match="symbolic links"):
+        held_folders.share(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
 
 
 def test_a_folder_used_again_is_the_newest(gpu, source, base):

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 MARKER = ".made-by-pytest-gpufleet"  # a name alone makes no folder ours
@@ -31,15 +31,17 @@ def share(path: Path) -> int:
     """
     while True:
         path.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        with suppress(FileNotFoundError):  # somebody removed it before it was held
-            if os.path.samestat(path.lstat(), os.fstat(descriptor)):
-                (path / MARKER).touch()
-                os.utime(path)
-                return descriptor
-        os.close(descriptor)
+        with ExitStack() as unless_held:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            unless_held.callback(os.close, descriptor)
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            with suppress(FileNotFoundError):  # somebody removed it before it was held
+                if os.path.samestat(path.lstat(), os.fstat(descriptor)):
+                    (path / MARKER).touch()
+                    os.utime(path)
+                    unless_held.pop_all()
+                    return descriptor
 
 
 def sweep(prefix: str, bases: Iterable[str], after_seconds: float) -> None:
