@@ -76,30 +76,43 @@ def test_a_wrong_bit_ends_it_at_once_and_names_the_rank(run_pytest):
     assert "row 0, column 5 is 0x" in message
 
 
-def test_a_terminal_is_told_how_far_it_is_and_ctrl_c_leaves_a_report_that_says_so(tmp_path):
+def on_a_terminal(folder, lasts, ctrl_c_at=None):
+    """Exit status, record and what is printed of a rehearsed burn-in. Ctrl-C comes when that was printed."""
     controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "pytest", BURN_IN, "--rehearse", "--fleet-burn-in=1m", FOLDER]
+    command = [sys.executable, "-m", "pytest", BURN_IN, "--rehearse", f"--fleet-burn-in={lasts}", FOLDER]
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
-    run = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, preexec_fn=as_on_a_terminal, **streams)
+    run = subprocess.Popen(command, cwd=folder, start_new_session=True, preexec_fn=as_on_a_terminal, **streams)
     os.close(terminal)
-    printed, interrupted = b"", False
+    printed = b""
     try:
         while part := os.read(controller, 4096):
             printed += part
-            if b" of 1 min" in printed and not interrupted:  # the first turn is over
+            if ctrl_c_at is not None and ctrl_c_at in printed:
                 os.killpg(run.pid, signal.SIGINT)
-                interrupted = True
+                ctrl_c_at = None
     except OSError:  # its end, on Linux
         pass
     os.close(controller)
-    assert run.wait() == 2, printed
-    (folder,) = (tmp_path / "runs").iterdir()
-    record = read(folder / "evidence.jsonl")
+    status = run.wait()
+    (written,) = (folder / "runs").iterdir()
+    assert (written / "report.html").stat().st_size
+    assert b"INTERNALERROR" not in printed
+    return status, read(written / "evidence.jsonl"), printed
+
+
+def test_a_terminal_is_told_how_far_it_is_and_ctrl_c_leaves_a_report_that_says_so(tmp_path):
+    status, record, printed = on_a_terminal(tmp_path, "1m", ctrl_c_at=b" of 1 min")  # the first turn is over
+    assert status == 2, printed
     assert re.search(
         r"test_burn_in\): did not finish: it came to \d+ s of 60 s without a fault", "\n".join(record.reasons)
     )
-    assert (folder / "report.html").stat().st_size
-    assert b"INTERNALERROR" not in printed
+
+
+def test_on_a_terminal_it_ends_by_itself(tmp_path):
+    status, record, printed = on_a_terminal(tmp_path, "3s")
+    assert (status, record.verdict) == (0, "REHEARSAL"), printed
+    assert b" of 3 s" in printed
+    assert b"interrupted" not in printed
 
 
 @pytest.mark.parametrize("drawn", [False, True])
