@@ -199,11 +199,18 @@ def test_ranks_are_got_ready_for_a_run_and_nothing_of_them_is_left(fleet, argume
 
 def test_matplotlib_is_loaded_while_checks_run_once_there_is_a_figure_to_draw(run_fresh):
     module = """
-        import os, sys, time
+        import os, sys, threading, time, warnings
         from pytest_gpufleet import Measurement
 
+        changing_filters = set()
+
+        class Watched(warnings.catch_warnings):
+            def __enter__(self):
+                changing_filters.add(threading.current_thread())
+                return super().__enter__()
+
         def test_without():
-            pass
+            warnings.catch_warnings = Watched
 
         def test_figure(judge):
             assert "matplotlib" not in sys.modules
@@ -214,6 +221,9 @@ def test_matplotlib_is_loaded_while_checks_run_once_there_is_a_figure_to_draw(ru
             while "pytest_gpufleet.report.plots" not in sys.modules:
                 assert time.monotonic() < until
                 os.sched_yield()
+            import pytest_gpufleet.report.plots  # waits until it is done
+
+            assert changing_filters == {threading.main_thread()}  # they are those of the whole process
     """
     run = rehearsal(run_fresh)(module)
     assert run.outcomes == {"test_without": "passed", "test_figure": "passed", "test_after": "passed"}, run.text

@@ -78,10 +78,14 @@ class HtmlReport:
 
 @cache
 def _begin_to_load_plots() -> None:
-    """There is a figure to draw. matplotlib takes a second to import: checks run meanwhile, and nobody waits for it."""
-    threading.Thread(target=_load_plots, daemon=True).start()
+    """There is a figure to draw. matplotlib takes a second to import: checks run meanwhile, and nobody waits for it.
+
+    Its own package, a fifth of that, changes the filters of warnings for a moment, which are those of the whole
+    process: in another thread they could end as those of a test that is over."""
+    _load("matplotlib")
+    threading.Thread(target=_load, args=["pytest_gpufleet.report.plots"], daemon=True).start()
 
 
-def _load_plots() -> None:
+def _load(module: str) -> None:
     with suppress(Exception):  # the report will fail in the same way, and tell it
-        import_module("pytest_gpufleet.report.plots")
+        import_module(module)
