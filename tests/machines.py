@@ -85,4 +85,8 @@ def recorded(change: str = "", snapshot: str = "h200x4") -> Recorded:
     at = [str(gpu.get("pci_bus_id")) for gpu in whole.gpus]
     logged = Logged(tuple(parse(state.log)), host=tuple(behind(each, at) for each in of_the_host(state.log)))
     read = replace(taken, host=host, gpus=whole.gpus, logged=logged, present=present)
-    return Recorded(read, whole.first(state.count), state.log)
+    return Recorded(read, first_gpus(whole, state.count), state.log)
+
+
+def first_gpus(topology: GpuTopology, count: int) -> GpuTopology:
+    return replace(topology, gpus=topology.gpus[:count], links=tuple(row[:count] for row in topology.links[:count]))

@@ -30,7 +30,6 @@ RAILS = "acceptance/test_nodes_rails.py::test_each_rail"
 CURVES = "acceptance/test_nodes_collectives.py::test_bus_bandwidth"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 PAIR, RAIL = 440.0, 48.0  # GB/s of healthy ones
-ROUNDS = 4  # of pairs, where there are more than 16 nodes
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-READY_SECONDS = 10.0
 TURN_SECONDS = 0.1  # a look at all processes takes 0.01 s
 # Of a host: its name, its own folders for Ray and for shared memory, its loopback.
 BEGIN = """

@@ -12,7 +12,7 @@ OWN = Greeting(host="head", version="1", package="p", suite="s", python="3.12.3"
 
 
 def test_nodes_with_the_same_installation_are_welcome_whatever_else_differs():
-    nodes = {"gf0": hello(0), "gf1": hello(1, serial="X", address="10.1.1.1", machine={"torch": "2.0"}, clock=9.0)}
+    nodes = {"gf0": hello(0), "gf1": hello(1, serial="X", machine={"torch": "2.0"}, clock=9.0)}
     same_install.refuse_others(OWN, nodes)
 
 

@@ -90,7 +90,7 @@ def test_nodes_that_do_not_answer_hold_up_no_others_and_leave_no_half_of_a_file(
     """The first was lost, and is asked last; the second is lost while it tells."""
     monkeypatch.setattr(node_folders, "AT_ONCE", 1)
     runs = [ended(node(number)) for number in range(3)]
-    runs[0].lost = Lost(0, "gf0", "nothing was heard of it for 10 s", 0.0)
+    runs[0].lost = Lost("gf0", "nothing was heard of it for 10 s")
     asked = []
 
     def ask_one(number, question, timeout):

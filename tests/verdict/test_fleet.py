@@ -14,6 +14,7 @@ from pytest_gpufleet.verdict.fleet.fleet_peers import slow_places
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, expected_as, natural
 from tests.fleets import fleet_of, host_run, rejected, slower
+from tests.machines import first_gpus
 
 NAMES = [f"node-{number:03}" for number in range(1, 9)]
 
@@ -159,7 +160,7 @@ def test_runs_that_are_not_alike_are_named(run):
         ("driver", {"machine": without_driver}),
         ("VBIOS", {"machine": with_facts(vbios="96.00.00.00.00")}),
         ("InfoROM", {"machine": with_facts(inforom_version="G520.0280.00.00")}),
-        ("number of GPUs", {"machine": lambda topology: topology.first(3)}),
+        ("number of GPUs", {"machine": lambda topology: first_gpus(topology, 3)}),
         ("GPU model", {"machine": with_facts(name="NVIDIA H100 80GB HBM3")}),
         ("ECC", {"machine": with_facts(ecc_mode=[0, 0])}),
         ("kernel", {"facts": {"kernel": "5.15.0"}}),

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.hardware import network_ports, sysfs
 from pytest_gpufleet.hardware.environment import relevant
 from pytest_gpufleet.hardware.host_parts import (
     bmc,
@@ -108,16 +108,10 @@ def processors_by_numa_node() -> dict[int, list[int]]:
     their memory is not next to any."""
     allowed = os.sched_getaffinity(0)
     memory = re.search(r"^Mems_allowed_list:\s*(\S+)", _text(STATUS), re.MULTILINE)
-    nodes = {int(path.name[4:]): _numbers(_text(path / "cpulist")) for path in NUMA_NODES.glob("node[0-9]*")}
-    usable = _numbers(memory[1]) if memory else set(nodes)
+    nodes = {int(path.name[4:]): sysfs.listed(_text(path / "cpulist")) for path in NUMA_NODES.glob("node[0-9]*")}
+    usable = sysfs.listed(memory[1]) if memory else set(nodes)
     whole = {number: sorted(each) for number, each in nodes.items() if each and each <= allowed and number in usable}
     return whole if any(nodes.values()) else {0: sorted(allowed)}
-
-
-def _numbers(text: str) -> set[int]:
-    """What the kernel writes as "0-3,8" """
-    ranges = [each.partition("-") for each in text.split(",") if each]
-    return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}
 
 
 def _nccl_net_plugin() -> str:

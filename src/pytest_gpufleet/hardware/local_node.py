@@ -11,6 +11,7 @@ from typing import Any
 from pytest_gpufleet.hardware import gpu_lock, host, nvml
 from pytest_gpufleet.hardware.kernel_log import KernelLog, behind
 from pytest_gpufleet.hardware.nvml import Nvml
+from pytest_gpufleet.hardware.software import software
 from pytest_gpufleet.model.facts import READINGS, SLOW_READINGS, Unavailable
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.sample import Sample
@@ -87,3 +88,8 @@ def opened(wanted: int | None = None, environment: Mapping[str, str] = os.enviro
     NoGpus."""
     with nvml.opened(wanted, environment) as (driver, topology):
         yield LocalNode(driver, topology)
+
+
+def without_gpus(why: str, *problems: str) -> LocalNode:
+    """This machine where it has no GPUs to use, and why; `problems`: if there should be some."""
+    return LocalNode(None, GpuTopology(problems=problems, absent=why, **software()))

@@ -14,6 +14,12 @@ def text(path: Path) -> str | None:
     return None
 
 
+def listed(numbers: str | None) -> set[int]:
+    """What the kernel writes as "0-3,8" """
+    ranges = [each.partition("-") for each in (numbers or "").split(",") if each]
+    return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}
+
+
 def whole(path: Path) -> int | None:
     """The whole number that a file begins with; None if it begins with none."""
     found = number(path)

@@ -127,11 +127,6 @@ class GpuTopology:
     problems: tuple[str, ...] = ()
     absent: str = ""  # why there are no GPUs, also in a rehearsal
 
-    def first(self, count: int) -> GpuTopology:
-        """The same machine with only its first `count` GPUs."""
-        links = tuple(row[:count] for row in self.links[:count])
-        return replace(self, gpus=self.gpus[:count], links=links)
-
     def on_node(self, number: int) -> GpuTopology:
         """The same machine as that node of a run."""
         return replace(self, gpus=tuple(replace(gpu, node=number) for gpu in self.gpus))

@@ -128,9 +128,9 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """The first message of an agent. `package` and `suite`: SHA-256 over what is installed there. `address`: of this
-    node towards the controller, `interface` that it belongs to, "" if none has it. `topology`: of the GPUs that the run
-    is to use. `machine`: the facts of the host (Node.host)."""
+    """The first message of an agent. `package` and `suite`: SHA-256 over what is installed there.
+    `interface`: by which this node reaches the controller, "" if none has its address. `topology`: of the GPUs that the
+    run is to use. `machine`: the facts of the host (Node.host)."""
 
     host: str
     serial: str | None
@@ -140,12 +140,10 @@ class Hello(Message, frozen=True, tag="hello"):
     suite: str
     python: str
     transport: str  # "local", or "ray" with its version
-    address: str
     interface: str
     topology: GpuTopology
     present: tuple[str, ...]
     machine: Mapping[str, Any]
-    environment: Mapping[str, str]
     clock: float  # seconds since the epoch when this was written
 
     def __post_init__(self) -> None:

@@ -13,12 +13,8 @@ from typing import Any
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware import host, local_node
-from pytest_gpufleet.hardware.environment import relevant
-from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.hardware.node import GpuTaken, Node, NoGpus
-from pytest_gpufleet.hardware.software import software
 from pytest_gpufleet.hardware.telemetry import Sampler
-from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.sample import Sample
 from pytest_gpufleet.nodes import installed
 from pytest_gpufleet.nodes import messages as say
@@ -35,16 +31,12 @@ def opened(settings: AgentSettings) -> Iterator[OwnNode]:
     """Reads the machine, which takes seconds. Without GPUs it is a node all the same, and says why."""
     with ExitStack() as stack:
         if settings.rehearse:
-            yield OwnNode(_without_gpus(REHEARSAL))
+            yield OwnNode(local_node.without_gpus(REHEARSAL))
             return
         try:
             yield OwnNode(stack.enter_context(local_node.opened(settings.gpus)))
         except NoGpus as reason:
-            yield OwnNode(_without_gpus(str(reason), str(reason)))
-
-
-def _without_gpus(why: str, *problems: str) -> LocalNode:
-    return LocalNode(None, GpuTopology(problems=problems, absent=why, **software()))
+            yield OwnNode(local_node.without_gpus(str(reason), str(reason)))
 
 
 class OwnNode:
@@ -71,12 +63,10 @@ class OwnNode:
             suite=installed.suite(Path(settings.run_folder), settings.suite),
             python=platform.python_version(),
             transport=installed.transport(settings.transport),
-            address=reached.address,
             interface=reached.name,
             topology=self._node.topology,
             present=self._node.present(),
             machine=self._node.host(),
-            environment=relevant(),
             clock=time.time(),
         )
 

@@ -12,13 +12,10 @@ from pytest_gpufleet.nodes.messages import Greeting, Hello, Pulse
 
 @dataclass(frozen=True)
 class Lost:
-    """A node that the run goes on without. `why` goes on where "gf1 is lost" ends: ": its agent died by SIGKILL".
-    `at`: when it was known, in seconds since the epoch."""
+    """A node that the run goes on without. `why` goes on where "gf1 is lost" ends: ": its agent died by SIGKILL"."""
 
-    node: int
     name: str
     why: str
-    at: float
 
 
 @dataclass
@@ -62,7 +59,7 @@ class Roll:
         """None if it took no part any more."""
         if not self.takes_part(node):
             return None
-        self.lost[node] = Lost(node, self.names[node], why, time.time())
+        self.lost[node] = Lost(self.names[node], why)
         return self.lost[node]
 
     def hello(self, node: int, hello: Hello) -> None:

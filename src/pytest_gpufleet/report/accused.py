@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_gpufleet.model.fault import Fault
@@ -31,23 +31,19 @@ class Accused:
 
 def accused(record: Record) -> dict[str, Accused]:
     """Whom each check names that failed, or of which a figure missed its limit."""
-    by_check: dict[str, list[Fault]] = {
-        check_id: [] for check_id, check in record.checks.items() if check.outcome == "failed"
-    }
-    for fault in accusations(record):
-        by_check.setdefault(fault.check, []).append(fault)
-    everyone = [gpu.place for gpu in record.topology.gpus]
-    why = causes(record)
-    return {check_id: _accused(faults, why, everyone) for check_id, faults in by_check.items()}
+    return _by_check(record, [gpu.place for gpu in record.topology.gpus], lambda fault: fault)
 
 
 def accused_nodes(record: Record) -> dict[str, Accused]:
     """The same of the nodes of a run: what is said of a device is said of its node."""
+    return _by_check(record, [Place(number, "node") for number in record.hosts], _at_nodes)
+
+
+def _by_check(record: Record, everyone: Sequence[Place], seen: Callable[[Fault], Fault]) -> dict[str, Accused]:
     by_check: dict[str, list[Fault]] = {name: [] for name, check in record.checks.items() if check.outcome == "failed"}
     for fault in accusations(record):
-        by_check.setdefault(fault.check, []).append(_at_nodes(fault))
-    everyone = [Place(number, "node") for number in record.hosts]
-    why = list(map(_at_nodes, causes(record)))
+        by_check.setdefault(fault.check, []).append(seen(fault))
+    why = list(map(seen, causes(record)))
     return {check_id: _accused(faults, why, everyone) for check_id, faults in by_check.items()}
 
 

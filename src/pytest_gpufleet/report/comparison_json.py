@@ -23,8 +23,8 @@ def of_comparison(comparison: RunComparison) -> dict[str, Any]:
             {
                 "run": each.run,
                 **_subject(each.place, each.identity, each.figure),
-                "value": _number(each.value),
-                "reference": _number(each.reference),
+                "value": number(each.value),
+                "reference": number(each.reference),
                 "worse": each.worse,
             }
             for each in comparison.outliers
@@ -32,14 +32,14 @@ def of_comparison(comparison: RunComparison) -> dict[str, Any]:
         "fingerprints": [difference(each) for each in comparison.other_bits],
         "figures": [
             {
-                **_figure(row.figure),
+                **of_figure(row.figure),
                 "worst": {
-                    name: {"place": str(worst[0]), "value": _number(worst[1])}
+                    name: {"place": str(worst[0]), "value": number(worst[1])}
                     for name, worst in zip(comparison.runs, row.worst, strict=True)
                     if worst
                 },
-                "median": _number(row.median),
-                "spread": _number(row.spread),
+                "median": number(row.median),
+                "spread": number(row.spread),
             }
             for row in comparison.rows
         ],
@@ -56,8 +56,8 @@ def of_drift(drift: Drift) -> dict[str, Any]:
             {
                 **_subject(each.place, each.identity, each.figure),
                 "gpus": list(each.gpus),
-                "history": {name: _number(value) for name, value in each.history.items()},
-                "reference": _number(each.reference),
+                "history": {name: number(value) for name, value in each.history.items()},
+                "reference": number(each.reference),
                 "worse": each.worse,
                 "noise": each.allowed,
             }
@@ -81,13 +81,13 @@ def _runs(runs: Mapping[str, Record]) -> dict[str, Any]:
 
 
 def _subject(place: Where, identity: str, figure: Figure) -> dict[str, Any]:
-    return {"place": str(place), "identity": identity, **_figure(figure)}
+    return {"place": str(place), "identity": identity, **of_figure(figure)}
 
 
-def _figure(figure: Figure) -> dict[str, Any]:
+def of_figure(figure: Figure) -> dict[str, Any]:
     return {"metric": figure.name, "unit": figure.metric.unit, "conditions": dict(figure.conditions)}
 
 
-def _number(value: float) -> float | None:
+def number(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,18 +59,13 @@ def _host(run: HostRun, row: HostRow) -> dict[str, Any]:
 
 
 def _figure(found: SlowPlaces | OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
-    return {
-        "host": hosts[found.node].host,
-        "metric": found.figure.name,
-        "unit": found.figure.metric.unit,
-        "conditions": dict(found.figure.conditions),
-    }
+    return {"host": hosts[found.node].host, **comparison_json.of_figure(found.figure)}
 
 
 def _slow(slow: SlowPlaces, hosts: Sequence[HostRun]) -> dict[str, Any]:
     return {
         **_figure(slow, hosts),
-        "values": {str(place): _number(value) for place, value in slow.values.items()},
+        "values": {str(place): comparison_json.number(value) for place, value in slow.values.items()},
         "worse": {str(place): fraction for place, fraction in slow.worse.items()},
         "everywhere": slow.everywhere,
         "peers": slow.peers,
@@ -81,8 +75,8 @@ def _slow(slow: SlowPlaces, hosts: Sequence[HostRun]) -> dict[str, Any]:
 def _odd(odd: OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
     return {
         **_figure(odd, hosts),
-        "value": _number(odd.value),
-        "reference": _number(odd.reference),
+        "value": comparison_json.number(odd.value),
+        "reference": comparison_json.number(odd.reference),
         "worse": odd.worse,
     }
 
@@ -90,8 +84,3 @@ def _odd(odd: OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
 def _fault(fault: Fault, hosts: Sequence[HostRun]) -> dict[str, Any]:
     named = dict.fromkeys(hosts[part.node].host for subject in fault.subjects for part in subject.parts)
     return {"hosts": list(named), **fault.to_json(), "action": fault.kind.action, "next_step": fault.kind.next_step}
-
-
-def _number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.ranks import Ranks
-from pytest_gpufleet.world.rank_spec import RankSpec, nothing
 
 if TYPE_CHECKING:
+    from pytest_gpufleet.model.gpu import Gpu
     from pytest_gpufleet.run.cluster_run import ClusterRun
     from pytest_gpufleet.world.engines.protocol import Engine
 
@@ -37,33 +37,19 @@ class ClusterRanks(Ranks):
 
         return ClusterEngine(self._run.cluster)
 
-    def _specs(self) -> list[RankSpec]:
-        """Numbered from 0 on, whichever nodes are left."""
-        cluster, ground = self._run.cluster, self._run.ground
-        here = {node: range(self._run.options.rehearse or len(ground.topologies[node].gpus)) for node in cluster.alive}
-        size = sum(map(len, here.values()))
-        if not size:
+    def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[Gpu | None], str]]:
+        """Those that are left."""
+        ground, rehearsed = self._run.ground, (None,) * (self._run.options.rehearse or 0)
+        nodes = {
+            node: (rehearsed or ground.topology_of(node).gpus, ground.hosts[node]) for node in self._run.cluster.alive
+        }
+        if not any(gpus for gpus, _ in nodes.values()):
             raise Refused("no rank is left to run on")
-        places = [(node, local) for node, ranks in here.items() for local in ranks]
-        return [
-            RankSpec(
-                index=index,
-                size=size,
-                node=node,
-                local_index=local,
-                local_size=len(here[node]),
-                device="cpu" if self._run.options.rehearse else f"cuda:{local}",
-                gpu=None if self._run.options.rehearse else ground.topology_of(node).gpus[local],
-                cpu_threads=self._threads(node, size, len(here[node])),
-                prepare=self._run.prepare_rank or nothing,
-                host=ground.hosts[node],
-            )
-            for index, (node, local) in enumerate(places)
-        ]
+        return nodes
 
     def _threads(self, node: int, size: int, here: int) -> int:
-        """Of each rank. Nodes that are processes of this machine share its processors."""
+        """Nodes that are processes of this machine share its processors."""
         if self._run.options.rehearse and self._run.options.address is None:
-            return max(1, len(os.sched_getaffinity(0)) // size)
+            return super()._threads(node, size, here)
         processors = self._run.cluster.hellos[node].machine.get("processors") or 1
         return max(1, int(processors) // here)

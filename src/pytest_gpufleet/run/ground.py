@@ -11,7 +11,6 @@ from typing import Any
 
 from pytest_gpufleet.hardware import host, local_node
 from pytest_gpufleet.hardware.node import Node, NoGpus, take
-from pytest_gpufleet.hardware.software import software
 from pytest_gpufleet.model.event_values import NodeFound
 from pytest_gpufleet.model.facts import check_name
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -122,8 +121,7 @@ class OwnMachine(Ground):
 
     @classmethod
     def without_gpus(cls, *why: str, ranks: int = 0) -> OwnMachine:
-        topology = GpuTopology(problems=() if ranks else why, absent="; ".join(why), **software())
-        return cls(local_node.LocalNode(None, topology), ranks)
+        return cls(local_node.without_gpus("; ".join(why), *(() if ranks else why)), ranks)
 
 
 def find(options: Options, stack: ExitStack) -> OwnMachine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from pytest_gpufleet.model.refused import Refused
 
 # This module is loaded in every pytest run: all else is imported where it is used.
 if TYPE_CHECKING:
+    from pytest_gpufleet.model.gpu import Gpu
     from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.run.settings import Options
     from pytest_gpufleet.world.engines.local import LocalEngine
@@ -89,25 +91,38 @@ class Ranks:
         return self._local_engine
 
     def _specs(self) -> list[RankSpec]:
+        """Numbered from 0 on, over all nodes."""
         from pytest_gpufleet.world.rank_spec import RankSpec, nothing
 
-        ground = self._run.ground
-        # By itself torch takes all processors for each rank: then as many threads as ranks wait for each one of them.
-        threads = max(1, len(os.sched_getaffinity(0)) // ground.size)
+        nodes = self._gpus_of_nodes()
+        size = sum(len(gpus) for gpus, _ in nodes.values())
+        ranks = [(node, local, gpu) for node, (gpus, _) in nodes.items() for local, gpu in enumerate(gpus)]
         return [
             RankSpec(
                 index=index,
-                size=ground.size,
-                node=0,
-                local_index=index,
-                local_size=ground.size,
-                device="cpu" if ground.rehearsal_ranks else f"cuda:{index}",
-                gpu=None if ground.rehearsal_ranks else ground.topology.gpus[index],
-                cpu_threads=threads,
+                size=size,
+                node=node,
+                local_index=local,
+                local_size=len(nodes[node][0]),
+                device="cpu" if gpu is None else f"cuda:{local}",
+                gpu=gpu,
+                cpu_threads=self._threads(node, size, len(nodes[node][0])),
                 prepare=self._run.prepare_rank or nothing,
+                host=nodes[node][1],
             )
-            for index in range(ground.size)
+            for index, (node, local, gpu) in enumerate(ranks)
         ]
+
+    def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[Gpu | None], str]]:
+        """By the number of each node the GPU of each of its ranks, None of a CPU rank, and its name where there are
+        several."""
+        ground = self._run.ground
+        return {0: ((None,) * ground.rehearsal_ranks or ground.topology.gpus, "")}
+
+    def _threads(self, node: int, size: int, here: int) -> int:
+        """Of each rank, of which there are so many `here`, on its node. By itself torch takes all processors for each:
+        then as many threads as ranks wait for each one of them."""
+        return max(1, len(os.sched_getaffinity(0)) // size)
 
     @property
     def in_use(self) -> Pool | None:

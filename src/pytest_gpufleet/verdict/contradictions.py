@@ -220,7 +220,7 @@ def _limits(record: Record) -> Iterator[str]:
             decides = used.limit_for(measurement, fabric) if used and not given else None
             if given:
                 # One of the profile that it extends, if it does, where none of its own holds.
-                base = finding.limit if finding.limit and _fingerprint(finding.limit) in _shipped_limits() else None
+                base = finding.limit if finding.limit and _fingerprint(finding.limit) in _shipped_rules() else None
                 fitting = (limit for limit in given.limits if profile.holds(limit, measurement, fabric))
                 decides = profile.best(fitting, base)
             so_far = [each.measurement for each in record.findings[: last[finding.check] + 1]]
@@ -235,7 +235,7 @@ def _tolerances(finding: Finding, used: Profile | None, given: GivenLimits | Non
     """By which tolerances the places of a finding are compared. What a given profile extends is not known: its base may
     have had the finding's own."""
     fitting = given.tolerances_for(finding.measurement) if given else ()
-    base = bool(finding.tolerances) and set(map(_fingerprint, finding.tolerances)) <= _shipped_tolerances()
+    base = bool(finding.tolerances) and set(map(_fingerprint, finding.tolerances)) <= _shipped_rules()
     if fitting or not (given and base):
         return tolerances_of(finding.measurement, fitting or (used.tolerances_for(finding.measurement) if used else ()))
     return finding.tolerances
@@ -248,19 +248,15 @@ def _shipped() -> dict[str, Profile]:
 
 
 @cache
-def _shipped_limits() -> frozenset[str]:
+def _shipped_rules() -> frozenset[str]:
+    """Every limit and every tolerance of a shipped profile."""
     every = [each for one in profile.shipped() for each in (one, one.base) if each]
-    return frozenset(_fingerprint(limit) for each in every for limit in each.limits)
+    limits = {_fingerprint(limit) for each in every for limit in each.limits}
+    return frozenset(limits | {_fingerprint(tolerance) for each in every for tolerance in each.tolerances})
 
 
-@cache
-def _shipped_tolerances() -> frozenset[str]:
-    every = [each for one in profile.shipped() for each in (one, one.base) if each]
-    return frozenset(_fingerprint(tolerance) for each in every for tolerance in each.tolerances)
-
-
-def _fingerprint(limit: Limit | Tolerance) -> str:
-    return repr(asdict(limit))
+def _fingerprint(rule: Limit | Tolerance) -> str:
+    return repr(asdict(rule))
 
 
 def _verdict(record: Record) -> Iterator[str]:

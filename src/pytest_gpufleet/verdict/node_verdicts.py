@@ -50,12 +50,12 @@ class Nodes:
         return self.state in REJECTING
 
     def __str__(self) -> str:
-        return f"{several(self.hosts, 'node')} {TOLD[self.state]}" + (f": {self.why}" if self.why else "")
+        return f"{several(self.hosts)} {TOLD[self.state]}" + (f": {self.why}" if self.why else "")
 
 
-def several(names: Sequence[str], noun: str) -> str:
-    """ "2 hosts (node-1, node-2)" """
-    return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({some(names)})"
+def several(names: Sequence[str]) -> str:
+    """ "2 nodes (node-1, node-2)" """
+    return f"{len(names)} node{'' if len(names) == 1 else 's'} ({some(names)})"
 
 
 def some(names: Sequence[str]) -> str:

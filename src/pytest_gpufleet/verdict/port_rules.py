@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ def ports_behind_slow_pcie(ports: Iterable[Port]) -> list[Fault]:
     slot that is the wrong one: with fewer lanes than the adapter has, or slower than that of another port. Where all
     slots are of a generation that is too slow for these ports, the machine was built so."""
     used = active(ports)
-    fastest = max((_gigabits(port) for port in used), default=0.0)
+    fastest = max((_of_slot(port) for port in used), default=0.0)
     return [_fault("network_port_pcie", port, what) for port in used for what in _slow(port, fastest)]
 
 
@@ -43,11 +44,17 @@ def _slow(port: Port, fastest: float) -> list[str]:
     told = f"its PCIe link runs at {speed:g} GT/s on {lanes:g} lanes"
     if lanes < can or speed < fast:
         return [f"{told}, adapter and slot can {fast:g} GT/s on {can:g}"]
-    rate, wrong_slot = float((port["rate"] or "0").split()[0]), lanes < link["lanes_able"] or _gigabits(port) < fastest
-    return [f"{told}, too little for its {rate:g} Gbit/s"] if _gigabits(port) < rate and wrong_slot else []
+    rate, wrong_slot = gigabits(port), lanes < link["lanes_able"] or _of_slot(port) < fastest
+    return [f"{told}, too little for its {rate:g} Gbit/s"] if _of_slot(port) < rate and wrong_slot else []
 
 
-def _gigabits(port: Port) -> float:
+def gigabits(port: Port) -> float:
+    """What it carries in a second: of "400 Gb/sec (4X NDR)"; 0 if it does not tell."""
+    found = re.match(r"[0-9.]+", port.get("rate") or "")
+    return float(found[0]) if found else 0.0
+
+
+def _of_slot(port: Port) -> float:
     """What its PCIe link carries in a second, in one direction; 0 if nobody tells."""
     link = port.get("pcie") or {}
     return float(link.get("lanes", 0) * link.get("speed", 0) * PAYLOAD)

@@ -146,7 +146,7 @@ def failure(check: Check, record: Record, say: Say = english, with_case: bool = 
     name = check.id if with_case else check.id.partition("[")[0]
     told = f"{say(check.title)} ({name})" if check.title else name
     hosts = node_verdicts.hosts_blamed(record, check.id)
-    return f"{told}: {node_verdicts.several(hosts, 'node')}" if hosts else told
+    return f"{told}: {node_verdicts.several(hosts)}" if hosts else told
 
 
 def left_out(record: Record) -> dict[str, tuple[list[str], list[str]]]:

@@ -21,7 +21,7 @@ def read(root: Path = Path("/"), run: Run = output) -> dict[str, Any]:
     `microseconds` that leaving it takes, whether it is `disabled`; `numa_balancing` (0: off, 1: on, 2 and 3: between
     tiers of memory), `transparent_hugepages` ("madvise"), `swap_bytes` and `swap_used_bytes`; `numa_memory`: bytes of
     each NUMA node with processors, by its number; `virtual`: whether a hypervisor is below."""
-    present, online = (_numbers(sysfs.text(root / CPU / name)) for name in ("present", "online"))
+    present, online = (sysfs.listed(sysfs.text(root / CPU / name)) for name in ("present", "online"))
     packages = {sysfs.text(each) for each in (root / CPU).glob("cpu[0-9]*/topology/physical_package_id")}
     hugepages = re.search(r"\[(\w+)\]", sysfs.text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
     return {
@@ -65,9 +65,3 @@ def _numa_memory(root: Path) -> dict[str, int]:
         if total and sysfs.text(node / "cpulist"):
             memory[node.name[4:]] = int(total[1]) * KIB
     return memory
-
-
-def _numbers(text: str | None) -> set[int]:
-    """What the kernel writes as "0-3,8" """
-    ranges = [each.partition("-") for each in (text or "").split(",") if each]
-    return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}

@@ -44,14 +44,13 @@ MOST_ISLANDS = 4  # a network in more pieces is broken in a way that names nobod
 @dataclass(frozen=True)
 class Culprits:
     """`nodes` that are slow, pairs of good nodes with a slow link, and islands with something slow between them.
-    `seen`: all figures of pairs, the worst of each; `usual`: what they are held against. `calls` of `measure`."""
+    `seen`: all figures of pairs, the worst of each; `usual`: what they are held against."""
 
     nodes: tuple[int, ...]
     links: tuple[Pair, ...]
     between: tuple[tuple[Group, Group], ...]
     seen: Mapping[Pair, float]
     usual: float
-    calls: int
 
     def of(self, node: int) -> dict[Pair, float]:
         """The figures of the pairs of a node."""
@@ -82,7 +81,6 @@ def culprits(
         tuple(apart),
         search.seen,
         search.usual,
-        search.calls,
     )
 
 

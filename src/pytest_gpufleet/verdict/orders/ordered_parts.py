@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import THIS_NODE, Where
-from pytest_gpufleet.verdict.port_rules import active
+from pytest_gpufleet.verdict.port_rules import active, gigabits
 
 # A table of an order: all of it, or that of one kind of drives or ports.
 Asked = Mapping[str, Any]
@@ -116,7 +115,7 @@ def count_of_drives(machine: Machine, topology: GpuTopology, kind: Asked) -> lis
 
 def firmware_of_drives(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
     there = _drives(machine, kind)
-    return [] if isinstance(there, Unavailable) else _each(there, "name", "firmware")
+    return [] if isinstance(there, Unavailable) else _firmware(there, "name")
 
 
 def ports_of(machine: Machine, kind: Asked) -> list[Mapping[str, Any]]:
@@ -144,16 +143,10 @@ def rate_of_ports(machine: Machine, topology: GpuTopology, kind: Asked) -> list[
     return [(THIS_NODE, f"the speed of {port['port']} in Gbit/s", gigabits(port)) for port in up]
 
 
-def gigabits(port: Mapping[str, Any]) -> float:
-    """Of "400 Gb/sec (4X NDR)"; 0 if it does not tell."""
-    found = re.match(r"[0-9.]+", port.get("rate") or "")
-    return float(found[0]) if found else 0.0
-
-
 def firmware_of_ports(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
-    return _each(ports_of(machine, kind), "port", "firmware")
+    return _firmware(ports_of(machine, kind), "port")
 
 
-def _each(parts: Iterable[Mapping[str, Any]], name: str, fact: str) -> list[Told]:
+def _firmware(parts: Iterable[Mapping[str, Any]], name: str) -> list[Told]:
     unknown = Unavailable("this system does not say", applicable=False)
-    return [(THIS_NODE, f"{fact} of {each[name]}", each.get(fact) or unknown) for each in parts]
+    return [(THIS_NODE, f"firmware of {each[name]}", each.get("firmware") or unknown) for each in parts]

@@ -13,8 +13,8 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.orders.order_lines import ORDER_LINES
-from pytest_gpufleet.verdict.orders.ordered_parts import GB, GIB, gigabits, modules
-from pytest_gpufleet.verdict.port_rules import active
+from pytest_gpufleet.verdict.orders.ordered_parts import GB, GIB, modules
+from pytest_gpufleet.verdict.port_rules import active, gigabits
 
 HEAD = """\
 # What was bought, for --fleet-order: written from {run} of {utc} on {host}.
@@ -95,7 +95,7 @@ def _drives(machine: Machine) -> Iterator[Kind]:
             kinds[max(1, drive["bytes"] // GB), drive["model"] or ""].append(drive)
     for (size, model), drives in sorted(kinds.items()):
         named = [("model", model)] if model else []
-        yield [("gigabytes", size), *named, ("count", len(drives)), *_alike("firmware", drives)]
+        yield [("gigabytes", size), *named, ("count", len(drives)), *_firmware(drives)]
 
 
 def _ports(machine: Machine) -> Iterator[Kind]:
@@ -108,7 +108,7 @@ def _ports(machine: Machine) -> Iterator[Kind]:
         rates = {gigabits(port) for port in up}
         rate = [("gigabits_per_second", int(*rates))] if len(rates) == 1 and min(rates).is_integer() else []
         counts = [("count", len(ports)), ("in_use", len(up))]
-        yield [("adapter", adapter), *named, *counts, *rate, *_alike("firmware", ports)]
+        yield [("adapter", adapter), *named, *counts, *rate, *_firmware(ports)]
 
 
 def _told(machine: Machine, fact: str) -> Sequence[Mapping[str, Any]]:
@@ -116,9 +116,10 @@ def _told(machine: Machine, fact: str) -> Sequence[Mapping[str, Any]]:
     return told if isinstance(told, list) else []
 
 
-def _alike(fact: str, parts: Iterable[Mapping[str, Any]]) -> Kind:
-    values = {part.get(fact) for part in parts}
-    return [(fact, value) for value in values] if len(values) == 1 and all(values) else []
+def _firmware(parts: Iterable[Mapping[str, Any]]) -> Kind:
+    """That of all of them, if they have the same."""
+    values = {part.get("firmware") for part in parts}
+    return [("firmware", value) for value in values] if len(values) == 1 and all(values) else []
 
 
 def _value(value: Any) -> str:
