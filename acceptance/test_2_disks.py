@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import Judge, expect_none, of_host, sick_drives
+from pytest_gpufleet import Judge, expect_none, not_judged, of_host, sick_drives
 from pytest_gpufleet.probes import read_drive
 
 pytestmark = [
@@ -24,9 +24,13 @@ def test_drives_are_healthy(host_now: Callable[[str], Any]) -> None:
 
     A drive that fails takes checkpoints and data sets along, and one that is slow or hot makes every GPU wait for its
     next batch. Asked is each NVMe and SATA drive, by `smartctl` or `nvme`, which need root. Replace the drive that is
-    named; of a hot one look at the cooling first. Wear of a few per cent and many unsafe shutdowns are no fault.
+    named; of a hot one look at the cooling first. Wear of a few per cent and many unsafe shutdowns are no fault. Of a
+    drive that does not answer nothing is judged: look into the kernel log.
     """
-    expect_none(sick_drives(of_host(host_now, "disk_health")))
+    drives = of_host(host_now, "disk_health")
+    expect_none(sick_drives(drives))
+    if silent := [drive["silent"] for drive in drives if "silent" in drive]:
+        not_judged("; ".join(silent))
 
 
 @pytest.mark.level("burnin")

@@ -74,7 +74,7 @@ def test_pcie_paths_stayed_clean(machine: Machine, host_now: Callable[[str], Any
     the PCIe specification allows a link, one wrong bit in 10^12. The two ends of the link are named (`lspci -tv`):
     reseat what is there, look at riser, cable and retimer; errors that come back in another slot belong to the device.
     """
-    before, now = of_host(machine.host.get, "pci_devices"), of_host(host_now, "pci_devices")
+    before, now = of_host(machine.host.get, "pci_devices"), of_host(host_now, "pci_devices", told_before=True)
     if not counts_errors(before) and not counts_errors(now):
         not_applicable(NO_ERRORS_TOLD)
     expect_none(path_errors(before, now, machine.gpus, machine.seconds_ago))

@@ -129,7 +129,8 @@ def test_host_memory_errors_stayed_rare(machine: Machine, host_now: Callable[[st
     if they come back: `edac-util -v`, `ras-mc-ctl --error-count`.
     """
     before = of_host(machine.host.get, "memory_errors")
-    expect_none(memory_errors_grown(before, of_host(host_now, "memory_errors"), machine.seconds_ago))
+    now = of_host(host_now, "memory_errors", told_before=True)
+    expect_none(memory_errors_grown(before, now, machine.seconds_ago))
 
 
 def expect_clean(machine: Machine, machine_now: Now, counter: str, rule: Rule) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from pytest_gpufleet.model import place
-from pytest_gpufleet.model.facts import COUNTERS
+from pytest_gpufleet.model.facts import COUNTERS, Unavailable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis
 from tests.acceptance.checks import later, outcomes, ranks_answer
@@ -827,6 +827,19 @@ def test_corrected_memory_errors_of_the_whole_run(change, minutes, what, words):
     outcome = after(change, minutes)[RARE]
     assert (outcome.what, outcome.gpus) == (what, {2} if words else set())
     assert words in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("fact", "check"),
+    [("memory_errors", "test_host_memory_errors_stayed_rare"), ("pci_devices", "test_pcie_paths_stayed_clean")],
+)
+def test_what_the_host_told_when_the_run_began_and_does_not_any_more_is_not_judged(fact, check):
+    before = recorded(f"{SETUP}{ERRORS_OF_MEMORY}host['pci_devices'] = {{}}")
+    for now, what in ((None, "skipped"), (Unavailable("no EDAC driver", False), "skipped")):
+        assert outcomes(before, host_now={fact: now}.get)[check].what == what
+    for never, what in ((None, "not applicable"), (Unavailable("KeyError: it is odd", True), "skipped")):
+        here = replace(before.machine, host={**before.machine.host, fact: never})
+        assert outcomes(replace(before, machine=here))[check].what == what
 
 
 def test_a_gpu_without_error_correction_has_no_corrected_errors():

@@ -211,6 +211,12 @@ def test_the_checks(tmp_path: Path) -> None:
         "test_bmc_logged_nothing_during_the_run": "failed",
     }
     assert set(check_all(None, None).values()) == {"not applicable"}
+    # What could be asked when the run began, and cannot any more, has not told that nothing happened.
+    mute = {**sound, "log": None, "log_untold": "too late"}
+    assert (
+        check_all(sound, None) == check_all(sound, mute) == {**dict.fromkeys(CHECKS, "passed"), CHECKS[-1]: "skipped"}
+    )
+    assert check_all(mute, sound)[CHECKS[-1]] == "not applicable"
 
 
 FULL = ("Overflow         : false", "Overflow         : true")

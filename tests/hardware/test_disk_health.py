@@ -3,9 +3,11 @@
 import pytest
 
 from pytest_gpufleet.hardware.host_parts import disk_health
-from pytest_gpufleet.hardware.tools import Untold
+from pytest_gpufleet.hardware.tools import NoAnswer, Untold
 from pytest_gpufleet.verdict.host_rules.disk_rules import sick_drives
+from tests.acceptance.checks import outcomes
 from tests.hardware.trees import laid_out
+from tests.machines import recorded
 
 
 def asked(tmp_path, change=str):
@@ -34,6 +36,22 @@ def test_why_no_drive_could_be_asked(tmp_path):
         asked(tmp_path, denied)
     with pytest.raises(Untold, match="no drive of its own"):
         disk_health.read(tmp_path / "none")
+
+
+def test_a_drive_that_does_not_answer_is_not_judged(tmp_path):
+    """Not even where the others are healthy, nor asked once more by another program."""
+    tree = laid_out("drives", tmp_path)
+
+    def run(*command, **how):
+        if command[0] != "smartctl" or command[-1] != "/dev/nvme1":
+            return tree.run(*command, **how)
+        raise NoAnswer("smartctl did not answer within 20 s")
+
+    drives = disk_health.read(tree.root, run)
+    assert {"device": "nvme1", "silent": "nvme1: smartctl did not answer within 20 s"} in drives
+    assert sick_drives(drives) == []
+    check = outcomes(recorded(), host_now={"disk_health": drives}.get)["test_drives_are_healthy"]
+    assert (check.what, check.message) == ("skipped", "not judged: nvme1: smartctl did not answer within 20 s")
 
 
 def warning(bits, celsius=35):

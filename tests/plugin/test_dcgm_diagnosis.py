@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.hardware.tools import Untold
-from pytest_gpufleet.model.endings import NotApplicable
+from pytest_gpufleet.hardware.tools import NoAnswer, Untold
+from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.plugin import dcgm_diagnosis
 from tests.hardware.test_dcgm import EIGHT, on_eight, result
 
@@ -49,10 +49,19 @@ def test_it_leaves_gpus_alone_that_are_not_the_runs():
     assert run.done == []
 
 
-def test_without_dcgm_it_is_not_applicable_in_one_sentence(monkeypatch):
+@pytest.mark.parametrize(
+    ("why", "ending"),
+    [
+        (Untold("dcgmi is not installed"), (NotApplicable, r"^not applicable: dcgmi is not installed$")),
+        (NoAnswer("dcgmi did not answer within 900 s"), (NotJudged, "did not answer within 900 s: it hangs, or a GPU")),
+    ],
+    ids=["without dcgmi", "it hangs"],
+)
+def test_it_ends_in_one_sentence_where_there_is_no_result(monkeypatch, why, ending):
     def read(level):
-        raise Untold("dcgmi is not installed")
+        raise why
 
     monkeypatch.setattr(dcgm_diagnosis.dcgm, "read", read)
-    with pytest.raises(NotApplicable, match=r"^not applicable: dcgmi is not installed$"):
+    kind, words = ending
+    with pytest.raises(kind, match=words):
         dcgm_diagnosis.diagnose(Run(), "test_x")

@@ -3,13 +3,13 @@ changed behind its back."""
 
 import json
 import os
-from errno import EILSEQ, EIO
+from errno import EILSEQ, EINVAL, EIO, EROFS
 from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.hardware.tools import Untold, output
-from pytest_gpufleet.model.endings import NotApplicable
+from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.probes import disk_reads
 
@@ -105,6 +105,22 @@ def untold(*command, **how):
 def test_why_nothing_was_read(tmp_path, fio, folder, nbytes, run, why):
     with pytest.raises(NotApplicable, match=why):
         disk_reads.read_drive(tmp_path if folder == "here" else folder, nbytes, run)
+
+
+def test_a_drive_that_refuses_to_be_written_is_none_that_could_not_be_tested(tmp_path, monkeypatch, fio):
+    def refused(number):
+        def file(**how):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(disk_reads.tempfile, "TemporaryFile", file)
+        return disk_reads.read_drive(tmp_path)
+
+    (fault,) = refused(EIO).faults
+    assert (fault.code, fault.what.rpartition(": ")[2]) == ("drive_unreadable", "Input/output error")
+    with pytest.raises(NotJudged, match="Read-only file system"):
+        refused(EROFS)
+    with pytest.raises(NotApplicable, match="Invalid argument"):  # of one that has no such way
+        refused(EINVAL)
 
 
 def test_without_fio_nothing_is_read(tmp_path, monkeypatch):

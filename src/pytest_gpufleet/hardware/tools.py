@@ -19,9 +19,13 @@ class Untold(Exception):
     """Nothing can be told of a part of this machine: the text says why in one sentence, and what would help."""
 
 
+class NoAnswer(Untold):
+    """A program did not come to its end in time: what it asked hangs, or nobody knows whether it does."""
+
+
 def output(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,)) -> str:
     """What a program writes to its standard output. It is ended after these seconds. Untold if it is not installed, did
-    not end in time, or ended with another status."""
+    not end in time (NoAnswer), or ended with another status."""
     status, out, errors = ended(*command, seconds=seconds)
     if status not in statuses:
         said = (errors or out).strip().splitlines()
@@ -32,7 +36,7 @@ def output(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,))
 def ended(*command: str, seconds: float = 20) -> tuple[int, str, str]:
     """The exit status of a program, and what it writes to its standard output and to that of errors. After these
     seconds, and whatever else ends the waiting, it is asked to end and then killed: what it has begun elsewhere can be
-    taken back by itself alone. Untold if it is not installed or did not end in time."""
+    taken back by itself alone. Untold if it is not installed, NoAnswer if it did not end in time."""
     name = command[0]
     try:
         process = subprocess.Popen(
@@ -49,7 +53,7 @@ def ended(*command: str, seconds: float = 20) -> tuple[int, str, str]:
     try:
         out, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise Untold(f"{name} did not answer within {seconds:g} s") from None
+        raise NoAnswer(f"{name} did not answer within {seconds:g} s") from None
     finally:
         _end(process)
     return process.returncode, out.decode(errors="replace"), errors.decode(errors="replace")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_gpufleet.hardware.host_parts import dcgm
-from pytest_gpufleet.hardware.tools import Untold
-from pytest_gpufleet.model.endings import not_applicable
+from pytest_gpufleet.hardware.tools import NoAnswer, Untold
+from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.redaction import throughout
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis, diagnosed
@@ -22,6 +22,8 @@ def diagnose(run: Run, check: str) -> Diagnosis:
         pool.stop()  # a process that holds memory of a GPU is in its way; the next check gets new ranks
     try:
         told = throughout(dcgm.read(run.options.dcgm))
+    except NoAnswer as why:
+        not_judged(f"{why}: it hangs, or a GPU does")
     except Untold as why:
         not_applicable(str(why))
     run.record_event("host_fact", fact="dcgm", value=told)

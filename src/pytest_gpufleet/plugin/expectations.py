@@ -118,13 +118,19 @@ def expect_as_ordered(machine: Machine, topology: GpuTopology, order: Order | No
         not_judged("\n".join(came.untold))
 
 
-def of_host(read: Callable[[str], Any], fact: str) -> Any:
+def of_host(read: Callable[[str], Any], fact: str, told_before: bool = False) -> Any:
     """A fact of the host: `read` is host_now or machine.host.get. Ends the check as not applicable where the system
-    does not tell it, with the reason if that is known."""
+    does not tell it, with the reason if that is known; as not judged where it has it and it cannot be read, also if it
+    could when the run began (`told_before`)."""
     __tracebackhide__ = True
     value = read(fact)
     if value is None or isinstance(value, Unavailable):
-        not_applicable(str(value) if value else f"this system does not tell its {fact}")
+        why = str(value) if value else f"this system does not tell its {fact}"
+        if told_before:
+            not_judged(f"{why}, and did when the run began")
+        if value is not None and value.applicable:
+            not_judged(why)
+        not_applicable(why)
     return value
 
 

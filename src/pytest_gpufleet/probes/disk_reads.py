@@ -10,12 +10,12 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from errno import EILSEQ
+from errno import EILSEQ, EIO, EROFS
 from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.hardware.tools import Run, Untold, output
-from pytest_gpufleet.model.endings import not_applicable
+from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, KiB, MiB
@@ -65,7 +65,8 @@ def read_drive(folder: Path | None, nbytes: int = GiB, run: Run = output) -> Dri
     thread that has QUEUE_DEPTH reads under way.
 
     The file has no name, so that nothing of it is left, whatever becomes of this process. Not applicable without a
-    folder or fio, where the folder has no room for twice as much, or lies on no drive.
+    folder or fio, where the folder has no room for twice as much, or lies on no drive; not judged where the folder can
+    only be read.
     """
     if folder is None:
         not_applicable("no folder for it was named: --fleet-disk-folder DIR, on the drive that is to be tested")
@@ -75,7 +76,12 @@ def read_drive(folder: Path | None, nbytes: int = GiB, run: Run = output) -> Dri
         with tempfile.TemporaryFile(dir=folder) as file:
             return _read_back(f"/proc/{os.getpid()}/fd/{file.fileno()}", _made_room(file.fileno(), nbytes), folder, run)
     except OSError as error:
-        not_applicable(f"{folder} cannot be written past the page cache: {error.strerror}")
+        why = f"{folder} cannot be written past the page cache: {error.strerror}"
+        if error.errno == EIO:
+            return DriveRead((Fault("drive_unreadable", (THIS_NODE,), why),), ())
+        if error.errno == EROFS:  # which the kernel makes of a file system whose drive had errors
+            not_judged(why)
+        not_applicable(why)
 
 
 def _made_room(file: int, nbytes: int) -> int:

@@ -17,7 +17,7 @@ NO_HOST_ENGINE = 256 - 21  # DCGM_ST_CONNECTION_NOT_VALID
 def read(level: int, run: Ended = ended) -> dict[str, Any]:
     """`level`, the exit `status` of dcgmi, and what it printed: the JSON `document`; None if it is none, and then
     `said`, its last line. It works on all GPUs of this machine, which nothing else should use meanwhile. Untold without
-    dcgmi, without its host engine, or if it did not come to an end."""
+    dcgmi and without its host engine, NoAnswer if it did not come to an end."""
     status, out, errors = run("dcgmi", "diag", "-r", str(level), "-j", seconds=SECONDS[level])
     if status == NO_HOST_ENGINE:
         raise Untold("the host engine of DCGM does not answer: start it (`systemctl start nvidia-dcgm`)")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.hardware import sysfs
-from pytest_gpufleet.hardware.tools import Run, Untold, output
+from pytest_gpufleet.hardware.tools import NoAnswer, Run, Untold, output
 
 # smartctl(8): its status is a mask, of which the first two bits say that it could not ask the drive.
 ANY_STATUS, NOT_ASKED = tuple(range(256)), 0b11
@@ -21,8 +21,8 @@ def read(root: Path = Path("/"), run: Run = output) -> list[dict[str, Any]]:
     """Of each drive that could be asked its `device` ("nvme0", "sda"), `model`, whether it calls itself healthy
     (`passed`), whether it is `rotating`, and what its kind counts: of NVMe `critical_warning` (bits), `spare` and
     `spare_threshold` in %, `used` (% of the writes that it was made for), `media_errors`, `unsafe_shutdowns`; of SATA
-    `reallocated`, `pending` and `uncorrectable` sectors; of all `celsius`. Untold where no drive could be asked, with
-    the reason of the first."""
+    `reallocated`, `pending` and `uncorrectable` sectors; of all `celsius`; of one that did not answer in time only
+    `silent`, in words. Untold where no drive could be asked, with the reason of the first."""
     drives = [
         each for each in sorted((root / "sys/class/nvme").glob("nvme*")) if sysfs.text(each / "transport") == "pcie"
     ]
@@ -34,6 +34,8 @@ def read(root: Path = Path("/"), run: Run = output) -> list[dict[str, Any]]:
     for name in names:
         try:
             told.append({"device": name, **_asked(name, run)})
+        except NoAnswer as reason:
+            told.append({"device": name, "silent": f"{name}: {reason}"})
         except Untold as reason:
             why.append(str(reason))
     if not told:
@@ -44,6 +46,8 @@ def read(root: Path = Path("/"), run: Run = output) -> list[dict[str, Any]]:
 def _asked(name: str, run: Run) -> dict[str, Any]:
     try:
         return _by_smartctl(name, run)
+    except NoAnswer:
+        raise
     except Untold:
         if not name.startswith("nvme"):
             raise

@@ -26,6 +26,7 @@ def sick_drives(drives: Iterable[Mapping[str, Any]]) -> list[Fault]:
     return [
         Fault(code, (THIS_NODE,), f"{drive['device']}{f' ({model})' if (model := drive['model']) else ''}: {what}")
         for drive in drives
+        if "silent" not in drive
         for code, what in _sickness(drive)
     ]
 
