@@ -14,6 +14,7 @@ import pytest
 
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.model.suite import shipped
+from tests.acceptance.test_acceptance import BEGUN
 from tests.conftest import ACCEPTANCE, KEPT, REPORTS, ROOT, SECONDS, FleetRun
 
 FEW = "harmful or (product_is_exact and bf16)"
@@ -52,8 +53,10 @@ def test_an_installed_wheel_has_the_suite(environment: Path, tmp_path: Path, cal
     what to run on, it is what there is, and here that is no GPU."""
     present = Path("/dev/nvidiactl").exists()
     program, *arguments = called
-    options = ["-q", *(["--rehearse"] if present else []), "-k", FEW]
+    options = ["-q", *(["--rehearse"] if present else []), "-k", FEW, "-p", "begun"]
+    (tmp_path / "begun.py").write_text(BEGUN)
     printed = _run([environment / program, *arguments, *options], tmp_path)
+    assert "begun: True" in printed
     assert len(printed.splitlines()) < 20  # cron sends them by mail
     (folder,) = (tmp_path / "reports").iterdir()
     record = read(folder / "evidence.jsonl")

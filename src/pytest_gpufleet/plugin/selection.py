@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet.model import levels, suite
-from pytest_gpufleet.plugin import ownership
+from pytest_gpufleet.plugin import ownership, suite_by_package
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.run.settings import Options
 
@@ -43,7 +43,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def _only_the_suite(config: pytest.Config) -> bool:
     """Of other files, whatever pytest is told to collect of them, the first that is seen is enough."""
-    paths = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    paths = [suite_by_package.path_of(config, argument) for argument in config.args]
     files = (file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path]))
     first = next(files, None)
     return first is not None and suite.belongs(first) and all(map(suite.belongs, files))
