@@ -8,6 +8,7 @@ import pytest
 
 from pytest_gpufleet import RankFailure, RankReport
 from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.world import call
 from pytest_gpufleet.world import pool as pool_module
 from pytest_gpufleet.world.answers import GRACE_SECONDS
 from pytest_gpufleet.world.attempts import MAX_FAILED_STARTS
@@ -191,6 +192,16 @@ def test_a_failure_is_the_fault_of_who_failed_and_not_of_who_tells_it(states, co
     fault = RankFailure("exception", "test_x", tuple(reports)).fault([gpu(index) for index in range(8)])
     assert (fault.code, fault.subjects) == (code, tuple(map(gpu, ranks)))
     assert "rank 4" in fault.story
+
+
+def test_of_thousands_of_ranks_those_to_blame_are_told_and_the_others_counted():
+    states = ["died"] * 8 + ["running"] * 3990 + ["returned"] * 2
+    failure = RankFailure("crash", "test_x", tuple(report(rank, state) for rank, state in enumerate(states)))
+    assert [line.split(":")[0] for line in str(failure).splitlines()[3:-1]] == [f"rank {rank}" for rank in range(32)]
+    assert str(failure).endswith("and 3968 more ranks: 3966 running, 2 returned")
+    assert len(failure.reports) == 4000
+    assert call.ranks_text(range(4000)) == f"ranks {', '.join(map(str, range(16)))} and 3984 more"
+    assert call.ranks_text([2, 0]) == "ranks 0, 2"
 
 
 # ---------------------------------------------------------------- starts, joins and kills

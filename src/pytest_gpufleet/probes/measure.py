@@ -11,7 +11,7 @@ from typing import Any
 from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.measurement import KNOWN, Measurement, Reading
 from pytest_gpufleet.model.metric import METRICS, Metric
-from pytest_gpufleet.model.place import WORLD, Where
+from pytest_gpufleet.model.place import WORLD, Place, Where
 from pytest_gpufleet.world.world import World
 
 
@@ -48,10 +48,11 @@ def together(world: World, by_rank: Sequence[Sequence[Reading]]) -> list[Measure
     for index, readings in enumerate(by_rank):
         for reading in readings:
             groups.setdefault((reading.metric, *sorted(reading.conditions.items())), []).append((index, reading))
-    return [_together(world, group) for group in groups.values()]
+    places = world.places
+    return [_together(world, places, group) for group in groups.values()]
 
 
-def _together(world: World, group: list[tuple[int, Reading]]) -> Measurement:
+def _together(world: World, places: Sequence[Place], group: list[tuple[int, Reading]]) -> Measurement:
     """One Measurement of the readings that ranks made of one thing."""
     first = group[0][1]
     silent = set(range(world.size)) - {index for index, _ in group}
@@ -65,7 +66,7 @@ def _together(world: World, group: list[tuple[int, Reading]]) -> Measurement:
     nodes = len(world.nodes) if first.place == WORLD else 1
     chosen: dict[Where, Reading] = {}
     for index, reading in group:
-        place = reading.place or world.places[index]
+        place = reading.place or places[index]
         # Of several readings of one place the worst counts, and NaN is the worst.
         if place not in chosen or math.isnan(reading.value) or sign * reading.value < sign * chosen[place].value:
             chosen[place] = reading

@@ -11,6 +11,7 @@ from pytest_gpufleet.world.rank_spec import RankSpec
 
 Members = tuple[int, ...]
 
+MOST_RANKS = 16  # in a sentence
 START = 0  # the call that a rank answers when it is ready: nobody has sent it
 
 
@@ -57,6 +58,7 @@ def local_sizes(specs: Iterable[RankSpec]) -> dict[int, int]:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """ "rank 3", "ranks 0, 2" """
+    """ "rank 3", "ranks 0, 2 and 3998 more" """
     numbers = sorted(ranks)
-    return f"rank {numbers[0]}" if len(numbers) == 1 else "ranks " + ", ".join(map(str, numbers))
+    more = f" and {len(numbers) - MOST_RANKS} more" if len(numbers) > MOST_RANKS else ""
+    return f"rank {numbers[0]}" if len(numbers) == 1 else "ranks " + ", ".join(map(str, numbers[:MOST_RANKS])) + more

@@ -20,7 +20,7 @@ ORDER = {"died": 0, "raised": 1, "running": 2, "returned": 3}
 def diagnose(engine: Engine, specs: Sequence[RankSpec], call: Call, answers: Answers, timeout: float) -> RankFailure:
     """The failure of a call that had `timeout` seconds. The ranks are still alive afterwards."""
     ranks = sorted({*call.ranks, *answers.deaths})
-    missing = [rank for rank in ranks if rank not in answers.ranks]
+    missing = sorted({*ranks} - answers.ranks)
     kind: FailureKind = "crash" if answers.deaths else "exception" if answers.failed else "hang"
     # Who has come to which collective is compared after a hang, also with those that have returned.
     traces = engine.examine(ranks if kind == "hang" else [rank for rank in ranks if rank not in answers.outcomes])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,6 +15,7 @@ from pytest_gpufleet.model.place import Where
 
 FailureKind = Literal["exception", "crash", "hang"]
 State = Literal["returned", "raised", "died", "running"]
+MOST_STORIES = 32  # in a message: of the ranks of four nodes. Who is to blame comes first
 # What it is called if the first rank to fail did this; what a rank has returned may be what cannot be read here.
 CODES: dict[State, str] = {
     "returned": "rank_raised",
@@ -58,8 +60,8 @@ class RankFailure(Exception):
     """Something went wrong on at least one rank.
 
     `kind` is "exception" (a rank raised), "crash" (a rank process died) or "hang" (the deadline passed). `reports`
-    holds every rank's story, the rank that failed first in front. All ranks of the world have been killed; the next
-    use of the world starts a fresh one.
+    holds every rank's story, the rank that failed first in front; the message tells the first of them. All ranks of the
+    world have been killed; the next use of the world starts a fresh one.
     """
 
     def __init__(self, kind: FailureKind, what: str, reports: tuple[RankReport, ...], notes: tuple[str, ...] = ()):
@@ -91,11 +93,14 @@ class RankFailure(Exception):
 
 
 def _stories(reports: tuple[RankReport, ...]) -> list[str]:
-    """Every rank's story; neighbours that tell the same one share it."""
+    """The first ranks' stories; neighbours that tell the same one share it. Of the others only how many there are."""
     stories = []
-    for (_, details), group in groupby(reports, key=lambda report: (report.state, report.details)):
+    for (_, details), group in groupby(reports[:MOST_STORIES], key=lambda report: (report.state, report.details)):
         heads = "\n".join(report.headline for report in group)
         stories.append(f"{heads}\n{_indent(details)}" if details else heads)
+    if others := Counter(report.state for report in reports[MOST_STORIES:]):
+        states = ", ".join(f"{count} {state}" for state, count in others.items())
+        stories.append(f"and {others.total()} more ranks: {states}")
     return stories
 
 

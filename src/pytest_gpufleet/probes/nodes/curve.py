@@ -10,7 +10,7 @@ from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.nodes import network
-from pytest_gpufleet.probes.nodes.node_groups import COLLECTIVE, numbers, ranks_of
+from pytest_gpufleet.probes.nodes.node_groups import COLLECTIVE, ranks_by_node, ranks_of
 from pytest_gpufleet.probes.timing.all_ranks import agree
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -22,9 +22,9 @@ TRIAL = 64 * MiB
 
 def doubling(world: World) -> list[World]:
     """The first 1, 2, 4 ... nodes of a world, and all of them."""
-    nodes = numbers(world)
+    nodes = tuple(ranks_by_node(world))
     counts = [1 << power for power in range(len(nodes).bit_length()) if 1 << power < len(nodes)]
-    return [world.subset(ranks_of(world, nodes[:count])) for count in (*counts, len(nodes))]
+    return list(map(world.subset, ranks_of(world, [nodes[:count] for count in (*counts, len(nodes))])))
 
 
 def affordable(world: World, sizes: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ same time. Up to 16 nodes every pair comes to it; beyond, each node has four par
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pytest_gpufleet.model.measurement import Measurement, Reading
@@ -26,14 +26,18 @@ EVERY_PAIR = 16  # nodes up to which all pairs are measured: 15 rounds
 ROUNDS = 4  # beyond
 
 
-def numbers(world: World) -> tuple[int, ...]:
-    """Of the nodes of a world, ascending."""
-    return tuple(sorted({place.node for place in world.places}))
+def ranks_by_node(world: World) -> dict[int, list[int]]:
+    """The ranks of each node of a world, by its number, ascending."""
+    found: dict[int, list[int]] = {node: [] for node in sorted({place.node for place in world.places})}
+    for index, place in enumerate(world.places):
+        found[place.node].append(index)
+    return found
 
 
-def ranks_of(world: World, group: Group) -> list[int]:
-    """The ranks of some nodes."""
-    return [index for index, place in enumerate(world.places) if place.node in group]
+def ranks_of(world: World, groups: Iterable[Group]) -> list[list[int]]:
+    """The ranks of each of these groups of nodes."""
+    by_node = ranks_by_node(world)
+    return [sorted(rank for node in group for rank in by_node[node]) for group in groups]
 
 
 def place_of(group: Group, index: int = 0) -> Where:
@@ -46,14 +50,14 @@ def place_of(group: Group, index: int = 0) -> Where:
 def pairs_of_nodes(world: World, nbytes: int, seed: int) -> list[Measurement]:
     """Bus bandwidth of every pair of nodes, or of four rounds of them: all GPUs of both in one all_reduce of `nbytes`.
     Nodes with other numbers of GPUs have a measurement of their own."""
-    nodes = numbers(world)
+    nodes = [*ranks_by_node(world)]
     rounds = some_rounds(nodes, seed, len(nodes) if len(nodes) <= EVERY_PAIR else ROUNDS)
     return _measured(world, rounds, nbytes, {"seed": seed, "rounds": len(rounds)})
 
 
 def groups_of_nodes(world: World, nbytes: int) -> list[Measurement]:
     """Bus bandwidth of groups of about sqrt(N) nodes in the order of their numbers; `details` say which."""
-    rounds = squares(numbers(world))
+    rounds = squares([*ranks_by_node(world)])
     groups = [group for each in rounds for group in each]
     hosts = world.hosts
     names = {f"group{index}": ", ".join(hosts[node] for node in group) for index, group in enumerate(groups)}
@@ -75,7 +79,7 @@ def _measured(
     by_rank: list[list[Reading]] = [[] for _ in range(world.size)]
     index = 0
     for groups in rounds:
-        ranks = [ranks_of(world, group) for group in groups]
+        ranks = ranks_of(world, groups)
         for group, members, readings in zip(groups, ranks, world.each(ranks, group_bandwidth, nbytes), strict=True):
             for rank, reading in zip(members, readings, strict=True):
                 under = {**reading.conditions, "nodes": len(group)}

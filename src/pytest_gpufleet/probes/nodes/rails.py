@@ -20,6 +20,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.probes.nodes import network
+from pytest_gpufleet.probes.nodes.node_groups import ranks_by_node
 from pytest_gpufleet.probes.pairing import Pair, some_rounds
 from pytest_gpufleet.probes.search.per_rank_times import swaps
 from pytest_gpufleet.world.rank import Rank
@@ -42,14 +43,14 @@ class Rails:
 
 def rails_of(world: World) -> list[list[int]]:
     """The ranks of each rail, one of every node, in the order of the nodes. Rails that a node has not are none."""
-    nodes = [[world.places.index(place) for place in node.places] for node in world.nodes]
+    nodes = ranks_by_node(world).values()
     return [[ranks[rail] for ranks in nodes] for rail in range(min(map(len, nodes)))]
 
 
 def rail_bandwidth(world: World, at_once: RailsAtOnce, nbytes: int, seed: int) -> Rails:
     """GB/s of the rails of all nodes, of messages of `nbytes`: of one rail after the other, or of all at once."""
-    rails, count = rails_of(world), len(world.nodes)
-    rounds = some_rounds(range(count), seed, ROUNDS)
+    rails, nodes = rails_of(world), [*ranks_by_node(world)]
+    rounds = some_rounds(range(len(nodes)), seed, ROUNDS)
     numbers = range(len(rails))
     turns = [[rail] for rail in numbers] if at_once == "one" else [[*numbers]]
     samples: dict[int, dict[Pair, Samples]] = {}
@@ -59,7 +60,6 @@ def rail_bandwidth(world: World, at_once: RailsAtOnce, nbytes: int, seed: int) -
         for rail, by_rank in zip(turn, answers, strict=True):
             samples[rail] = slowest([taken for taken, _ in by_rank])
             under = by_rank[0][1]
-    nodes = [world.places[index].node for index in rails[0]]
     told = {"seed": seed, "rounds": len(rounds)}
     conditions = {"at_once": at_once, "bytes": nbytes, **under}
     by_place = {where: best for rail in numbers for where, best in _best(rail, nodes, samples[rail]).items()}

@@ -10,7 +10,7 @@ from statistics import median
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Pair, Place
-from pytest_gpufleet.probes.nodes.node_groups import group_bandwidth, numbers, ranks_of
+from pytest_gpufleet.probes.nodes.node_groups import group_bandwidth, ranks_by_node, ranks_of
 from pytest_gpufleet.probes.nodes.rails import Rails, rail_pairs, rails_of, slowest
 from pytest_gpufleet.probes.search.deadline import Deadline, failed
 from pytest_gpufleet.probes.search.node_culprit import SLOW, Culprits, Group, culprits, narrowed
@@ -36,7 +36,7 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
     }
 
     def measure(groups: Sequence[Group]) -> list[float]:
-        by_group = deadline.each(world, [ranks_of(world, group) for group in groups], group_bandwidth, nbytes)
+        by_group = deadline.each(world, ranks_of(world, groups), group_bandwidth, nbytes)
         return [min(reading.value for reading in readings) for readings in by_group]
 
     try:
@@ -51,19 +51,20 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
 
 def _equally_large(world: World) -> tuple[int, ...]:
     """The nodes with as many GPUs as most of them have; of equally many nodes those with more GPUs."""
-    sizes = Counter(place.node for place in world.places)
+    sizes = {node: len(ranks) for node, ranks in ranks_by_node(world).items()}
     nodes = Counter(sizes.values())
     usual = max(nodes, key=lambda size: (nodes[size], size))
-    return tuple(node for node in numbers(world) if sizes[node] == usual)
+    return tuple(node for node, size in sizes.items() if size == usual)
 
 
 def who_slows_rails(world: World, rails: Rails, nbytes: int) -> list[Fault]:
     """Whose rails are slow, or what lies between two nodes on a rail."""
-    deadline, found = Deadline(), dict[int, Culprits]()
+    deadline, found, nodes = Deadline(), dict[int, Culprits](), [*ranks_by_node(world)]
     try:
+        ranks = rails_of(world)
         for rail, seen in rails.pairs.items():
-            measure = _on_rail(world, rails_of(world)[rail], deadline, nbytes)
-            found[rail] = culprits(numbers(world), measure, seen, _share(world))
+            measure = _on_rail(world, nodes, ranks[rail], deadline, nbytes)
+            found[rail] = culprits(nodes, measure, seen, _share(world))
     except Exception as error:
         return [Fault("network_between_nodes_slow", (), failed(error))]
     none = f"no single rail: {_pairs(figure for each in found.values() for figure in each.seen.values())}"
@@ -92,10 +93,10 @@ def _share(world: World) -> float:
 
 
 def _on_rail(
-    world: World, ranks: Sequence[int], deadline: Deadline, nbytes: int
+    world: World, nodes: Sequence[int], ranks: Sequence[int], deadline: Deadline, nbytes: int
 ) -> Callable[[Sequence[Group]], list[float]]:
-    """What measures pairs of nodes on one rail, which has these ranks."""
-    at = {world.places[rank].node: index for index, rank in enumerate(ranks)}
+    """What measures pairs of nodes on one rail, which has these ranks, one of each node."""
+    at = {node: index for index, node in enumerate(nodes)}
 
     def measure(pairs: Sequence[Group]) -> list[float]:
         meeting = [(at[a], at[b]) for a, b in pairs]
