@@ -268,6 +268,10 @@ SPOILED_BY = {
         {"event": "fault", "fault": Fault("xid_restart", (), "XID 79", check="a.py::b", watched=True).to_json()},
         "XID 79 (in run first)",
     ),
+    "wrong data, which the next run did not see": (
+        {"event": "fault", "fault": Fault("product_wrong", (), "1 wrong bit", check=f"{runs.BANDWIDTH}[0]").to_json()},
+        "1 wrong bit (in run first)",
+    ),
 }
 
 

@@ -1,8 +1,8 @@
 """Going on where a run that died or was interrupted has stopped.
 
 What an earlier run found against the machine, or against itself, is never lost on the way: the faults that were seen
-to happen go into the new evidence and reject the machine again, what kept it from being complete keeps the new one from
-it, and checks that failed are named beside a new verdict.
+to happen, and wrong data, go into the new evidence and reject the machine again, what kept it from being complete keeps
+the new one from it, and checks that failed are named beside a new verdict.
 
 A run on many nodes takes over the checks between nodes, if all nodes took part in them, and the own runs of nodes that
 came to their end, as they are. All other nodes run their own checks again.
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_gpufleet.model import codec, event_lines
+from pytest_gpufleet.model.codes import CODES
 from pytest_gpufleet.model.gpu import SOFTWARE, Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.record import NO_RUN, Record
@@ -23,6 +24,8 @@ from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, DEADLINE
 
+# What computed wrongly once is not sound because it did not the next time.
+WRONG_DATA = [name for name, code in CODES.items() if code.category == "data"]
 # What must be the same for figures of two runs to stand in one report.
 RUN_FACTS = {
     "level": "level",
@@ -213,8 +216,8 @@ def events(folder: RunFolder, then: Record) -> list[tuple[str, dict[str, Any]]]:
                     taken.append(("check_finished", {"check": {**check, "run": check.get("run") or name}}))
             case {"event": "losses", "check": check} if check not in passed:  # it runs again
                 pass
-            case {"event": "fault", "fault": {"watched": False}}:  # the check runs again
-                pass
+            case {"event": "fault", "fault": {"watched": False, "name": code}} if code not in WRONG_DATA:
+                pass  # the check runs again
             case {"event": "noticed", "fault": {"watched": False, "check": check}} if check not in passed:
                 pass  # the kernel log still has it, or the check runs again
             case {"event": "suite", "manifest": _}:  # that of the new run, which is of the same version
