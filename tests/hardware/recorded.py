@@ -52,7 +52,7 @@ class RecordedNode(LocalNode):
 
 @contextmanager
 def opened(wanted=None):
-    topology = here.topology if wanted is None else here.topology.first(wanted)
+    topology = here.topology if wanted is None else machines.first_gpus(here.topology, wanted)
     yield RecordedNode(Recorded(wanted), topology, "kernel-log")
 
 

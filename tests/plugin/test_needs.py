@@ -10,12 +10,13 @@ import pytest
 from pytest_gpufleet import Gpu, GpuTopology
 from pytest_gpufleet.plugin.needs import lacking
 from tests import runs
+from tests.machines import first_gpus
 
 REHEARSAL = GpuTopology(), 2, 1
 
 
 def gpus(count: int, capability: tuple[int, int] | None = (9, 0)) -> tuple[GpuTopology, int, int]:
-    topology = runs.topology("node7", runs.H200).first(count)
+    topology = first_gpus(runs.topology("node7", runs.H200), count)
     able = tuple(Gpu(gpu.index, {**gpu.facts, "compute_capability": capability}) for gpu in topology.gpus)
     return replace(topology, gpus=able), count, 1
 
