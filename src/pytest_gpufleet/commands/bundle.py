@@ -26,7 +26,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.redaction import redacted, throughout
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, RunFolder
-from pytest_gpufleet.verdict.verdict import DIED, DRILL, settled
+from pytest_gpufleet.verdict.verdict import DRILL, ended
 
 CONTENTS = "CONTENTS.txt"
 OF_A_RUN = (EVIDENCE, SUMMARY, REPORT, JUNIT)
@@ -70,7 +70,7 @@ def _run(given: argparse.Namespace) -> int:
 
 def _head(folder: RunFolder, record: Record) -> list[str]:
     """What the run is, and what does not belong together in its folder."""
-    record = settled(record, DIED) if record.verdict is None else record
+    record = ended(record)
     try:
         problems, signed = verify.examined(folder, record, folder.digest())
     except Refused as error:  # a vendor wants the rest all the same

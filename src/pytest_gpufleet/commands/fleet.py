@@ -18,7 +18,7 @@ from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, Unusable, kept
-from pytest_gpufleet.verdict.verdict import DIED, settled
+from pytest_gpufleet.verdict.verdict import ended
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +94,9 @@ class _Found:
                     f"lost: {record.lost[number].why}" if number in record.lost else "its evidence was not brought here"
                 )
                 self.unusable.append(Unusable(str(own), host, why))
-        ended = settled(record, DIED) if record.verdict is None else record
-        if ended.verdict not in ("ACCEPTED", "REHEARSAL"):
-            why = f"{ended.verdict}: {next(iter(ended.reasons), '')}"
+        told = ended(record)
+        if told.verdict not in ("ACCEPTED", "REHEARSAL"):
+            why = f"{told.verdict}: {next(iter(told.reasons), '')}"
             self.gaps.append(Gap("between nodes", tuple(record.hosts.values()), f"{folder} is {why}"))
 
 

@@ -14,7 +14,7 @@ from pytest_gpufleet.model.language import LANGUAGES, Language
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.verdict.verdict import DIED, settled
+from pytest_gpufleet.verdict.verdict import ended
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +36,7 @@ def _again(output: Path | None, language: Language | None, folder: RunFolder) ->
     from pytest_gpufleet.report.page.standalone import page
 
     with folder.of_anybody():
-        record, digest = folder.record(), folder.digest()
-        if record.verdict is None:
-            record = settled(record, DIED)
+        record, digest = ended(folder.record()), folder.digest()
         runs = folder.own_runs(record)
         reports = folder.reports(runs.values(), (output or folder.report).parent)
         html, document = page(record, digest, runs, reports, language), summary.text(record, digest)

@@ -18,7 +18,7 @@ from pytest_gpufleet.run import summary, summary_parts
 from pytest_gpufleet.run.folder import EVIDENCE, NODES, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.node_contradictions import with_node
-from pytest_gpufleet.verdict.verdict import DIED, DRILL, settled
+from pytest_gpufleet.verdict.verdict import DIED, DRILL, ended
 
 SINCE_SCHEMA_2 = ("faults", "nodes", "basis", "limits_not_applied")
 
@@ -42,7 +42,7 @@ def _run(given: argparse.Namespace) -> int:
     with folder.of_anybody():
         record, digest = folder.as_written(), folder.digest()
         died = record.verdict is None
-        record = settled(record, DIED) if died else record
+        record = ended(record)
         problems, told = examined(folder, record, digest, allowed)
     with printing():
         for problem in problems:
@@ -102,7 +102,7 @@ def _of_node(folder: RunFolder, record: Record, number: int, stated: str) -> Ite
         yield f"{EVIDENCE} has SHA-256 {digest}, and the run says {stated}"
     with folder.of_anybody():
         yield from with_node(record, number, own)
-        yield from _problems(folder, settled(own, DIED) if own.verdict is None else own, digest)
+        yield from _problems(folder, ended(own), digest)
 
 
 def _contradictions(given: dict[str, object], record: Record, digest: str) -> Iterator[str]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pytest_gpufleet.hardware import sysfs
+from pytest_gpufleet.model.language import some
+
 NVIDIA = "0x10de"
 # linux/pci_ids.h: VGA, 3D controllers (most GPUs of data centres) and other display, and the bridges NVSwitches are.
 CLASSES = {"0x0300": "GPU", "0x0302": "GPU", "0x0380": "GPU", "0x0680": "NVSwitch"}
@@ -17,21 +20,14 @@ def signs_of_nvidia(root: Path = Path("/")) -> list[str]:
     A container without GPUs sees the PCI devices of its host, and often /proc/driver/nvidia too.
     """
     found = [(words, list(look(root))) for words, look in SIGNS.items()]
-    return [f"{words}: {_shown(names)}" for words, names in found if names]
+    return [f"{words}: {some(names, MOST)}" for words, names in found if names]
 
 
 def _pci_devices(root: Path) -> Iterator[str]:
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        kind = CLASSES.get(_text(device / "class")[:6])
-        if kind and _text(device / "vendor") == NVIDIA:
+        kind = CLASSES.get((sysfs.text(device / "class") or "")[:6])
+        if kind and sysfs.text(device / "vendor") == NVIDIA:
             yield f"{kind} {device.name}"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _existing(root: Path, pattern: str) -> Iterator[str]:
@@ -43,8 +39,3 @@ SIGNS: dict[str, Callable[[Path], Iterator[str]]] = {
     "device files": lambda root: _existing(root, "dev/nvidia*"),
     "a loaded driver": lambda root: _existing(root, "proc/driver/nvidia"),
 }
-
-
-def _shown(names: list[str]) -> str:
-    more = len(names) - MOST
-    return ", ".join(names[:MOST]) + (f" and {more} more" if more > 0 else "")

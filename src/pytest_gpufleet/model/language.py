@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 Language = Literal["en", "zh"]
@@ -24,6 +24,12 @@ class Said(str):
 
     _text: str
     _values: dict[str, object]
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """ "node-1, node-2 and 3 more": of many names the first ones."""
+    told, more = ", ".join(names[:most]), len(names) - most
+    return Said("{names} and {count} more", names=told, count=more) if more > 0 else told
 
 
 def _in(say: Say, value: object) -> object:

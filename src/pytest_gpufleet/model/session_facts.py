@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pytest_gpufleet.model.language import some
+
 
 class Plugin(msgspec.Struct, frozen=True):
     name: str
@@ -31,5 +33,4 @@ class Interference:
     def __str__(self) -> str:
         if not self.checks:
             return f"the hook {self.name} of {self.file} stood around the suite's checks and could change their outcome"
-        more = f" and {len(self.checks) - 1} more" if len(self.checks) > 1 else ""
-        return f"the fixture {self.name} of {self.file} took part in {self.checks[0]}{more}"
+        return f"the fixture {self.name} of {self.file} took part in {some(self.checks, 1)}"

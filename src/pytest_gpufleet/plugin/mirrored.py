@@ -11,6 +11,7 @@ import pytest
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.plugin import compat, listeners, node_arguments, options, ownership
 from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
@@ -133,8 +134,7 @@ class Mirrors:
         return [f"{self._names(those)}: {message}" for message, those in nodes.items()]
 
     def _names(self, nodes: Sequence[int]) -> str:
-        more = f" and {len(nodes) - MOST_NAMES} more" if len(nodes) > MOST_NAMES else ""
-        return ", ".join(self._run.ground.hosts[node] for node in nodes[:MOST_NAMES]) + more
+        return some([self._run.ground.hosts[node] for node in nodes], MOST_NAMES)
 
 
 def _found(run: NodeRun, check: str) -> list[Fault]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.model.language import some
 from pytest_gpufleet.plugin.keys import RUN
 
 MOST_NAMES = 16  # of nodes in one line
@@ -23,10 +24,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     header = run.evidence.record.run
     if header.transport:
         names = [node.host for node in header.nodes]
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         safe = INSECURE if header.secured == "insecure" else ""
         how = "processes of this machine" if header.transport == "local" else f"by {header.transport}"
-        lines.append(f"nodes: {', '.join(names[:MOST_NAMES])}{more}, {how}{safe}")
+        lines.append(f"nodes: {some(names, MOST_NAMES)}, {how}{safe}")
         lines += one_host_told(run.evidence.record)
     return lines
 

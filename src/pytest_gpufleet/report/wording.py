@@ -10,7 +10,7 @@ from unicodedata import east_asian_width
 
 from pytest_gpufleet.model.conditions import CONDITIONS, ConditionType
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import Say, english, some
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS, Condition, Metric
 from pytest_gpufleet.model.place import CALLED, WORLD, Place, Where
@@ -242,8 +242,7 @@ def worst(finding: Finding) -> tuple[Where, float] | None:
 
 def places(every: Sequence[Where], most: int = 4, hosts: Hosts = ALONE) -> str:
     """Several places as people say them: "GPU 1, GPU 3", "GPU 0 to GPU 5, GPU 1 to GPU 5 and 12 more"."""
-    more = f" and {len(every) - most} more" if len(every) > most else ""
-    return ", ".join(place(name, hosts) for name in every[:most]) + more
+    return some([place(name, hosts) for name in every], most)
 
 
 def count(number: int, noun: str) -> str:

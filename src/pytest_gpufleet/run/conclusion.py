@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from pytest_gpufleet import safe_files
+from pytest_gpufleet.model.language import some
 from pytest_gpufleet.run import pruning, summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.run import Run
@@ -82,9 +83,7 @@ def _not_imported(run: Run) -> str:
     """Which test files could not be imported, for which pytest has the same exit status as for Ctrl-C."""
     if run.interruption.heard or not run.not_imported:
         return ""
-    files, more = run.not_imported[:MOST_FILES], len(run.not_imported) - MOST_FILES
-    which = ", ".join(files) + (f" and {more} more" if more > 0 else "")
-    return f"a test file could not be imported, so its checks are missing: {which}"
+    return f"a test file could not be imported, so its checks are missing: {some(run.not_imported, MOST_FILES)}"
 
 
 def _cut_short(run: Run, status: int) -> str:

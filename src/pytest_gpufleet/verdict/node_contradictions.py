@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.verdict import DIED, settled
+from pytest_gpufleet.verdict.verdict import ended
 
 # What a node's own run was asked for as the run over all of them was.
 SAME = (
@@ -54,7 +54,7 @@ def with_node(record: Record, number: int, own: Record) -> Iterator[str]:
         yield "its GPUs are not those that the run found there"
     told = end.verdict, end.reasons, end.basis, end.exit_status
     if told != (own.verdict, tuple(own.reasons), basis.lowest(own), own.exit_status):
-        yield f"it amounts to {own.verdict or settled(own, DIED).verdict}, and the run says {end.verdict}"
+        yield f"it amounts to {ended(own).verdict}, and the run says {end.verdict}"
     if number in record.lost:  # what it has done from then on was no part of the run
         return
     outcomes = {own.suite.known_as(check.id): check.outcome for check in own.checks.values()}

@@ -12,7 +12,7 @@ from pytest_gpufleet.model.check import Outcome
 from pytest_gpufleet.model.events import NodeFinished
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.language import Said, Say, english
+from pytest_gpufleet.model.language import Say, english, some
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import accusations
@@ -55,13 +55,7 @@ class Nodes:
 
 def several(names: Sequence[str]) -> str:
     """ "2 nodes (node-1, node-2)" """
-    return f"{len(names)} node{'' if len(names) == 1 else 's'} ({some(names)})"
-
-
-def some(names: Sequence[str]) -> str:
-    """ "node-1, node-2 and 3 more" """
-    told, more = ", ".join(names[:MOST_NAMES]), len(names) - MOST_NAMES
-    return Said("{names} and {count} more", names=told, count=more) if more > 0 else told
+    return f"{len(names)} node{'' if len(names) == 1 else 's'} ({some(names, MOST_NAMES)})"
 
 
 def unaccepted(record: Record) -> list[Nodes]:
@@ -123,7 +117,7 @@ def one_host_told(record: Record, say: Say = english) -> list[str]:
     """ "2 nodes are one host (vm (1), vm (2)): ..." """
     told = []
     for numbers in of_one_host(record):
-        hosts = some([record.hosts[number] for number in numbers])
+        hosts = some([record.hosts[number] for number in numbers], MOST_NAMES)
         told.append(
             say(
                 "{count} nodes are one host ({hosts}): its memory, PCIe, drives and network adapters are there once",

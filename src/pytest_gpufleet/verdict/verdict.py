@@ -9,7 +9,7 @@ from datetime import datetime
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import Say, english, some
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.verdict import basis, node_verdicts
@@ -141,6 +141,11 @@ def settled(record: Record, broken: str) -> Record:
     return replace(record, verdict=verdict, reasons=reasons, broken=broken, exit_status=status)
 
 
+def ended(record: Record) -> Record:
+    """The record of a run that died with what it amounts to as its verdict; that of any other as it is."""
+    return settled(record, DIED) if record.verdict is None else record
+
+
 def failure(check: Check, record: Record, say: Say = english, with_case: bool = True) -> str:
     """A check that failed, as a reason; of a run on many nodes, at which of them."""
     name = check.id if with_case else check.id.partition("[")[0]
@@ -165,8 +170,7 @@ def left_out(record: Record) -> dict[str, tuple[list[str], list[str]]]:
 
 def named(cases: list[str]) -> str:
     """ "[fp16], [bf16] and 3 more": which cases of a check, for a person."""
-    shown = ", ".join(f"[{case.partition('[')[2]}" for case in cases[:MOST_CASES])
-    return f"{shown} and {len(cases) - MOST_CASES} more" if len(cases) > MOST_CASES else shown
+    return some([f"[{case.partition('[')[2]}" for case in cases], MOST_CASES)
 
 
 def short_burn_in(record: Record, say: Say = english) -> str:

@@ -8,6 +8,7 @@ from functools import partial
 from statistics import median
 
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.probes.nodes.node_groups import group_bandwidth, ranks_by_node, ranks_of
@@ -147,5 +148,4 @@ def _pairs(figures: Iterable[float]) -> str:
 
 
 def _nodes(group: Group, hosts: Hosts) -> str:
-    more = f" and {len(group) - SHOWN} more" if len(group) > SHOWN else ""
-    return f"{', '.join(hosts[node] for node in group[:SHOWN])}{more}"
+    return some([hosts[node] for node in group], SHOWN)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.language import Say, english, some
 from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import node_standings, wording
@@ -115,7 +115,7 @@ def _figure(slow: SlowPlaces, say: Say) -> tuple[str, str, str, str]:
 
 def _equality(fleet: Fleet, noun: str, say: Say) -> Table:
     rows = (
-        (say(each.fact), each.usual or "", value, f"{len(hosts)}{say(': ')}{_names(hosts)}")
+        (say(each.fact), each.usual or "", value, f"{len(hosts)}{say(': ')}{some(hosts, MOST_NAMES)}")
         for each in fleet.differences
         for value, hosts in each.others.items()
     )
@@ -125,11 +125,6 @@ def _equality(fleet: Fleet, noun: str, say: Say) -> Table:
         ("Fact", say("Most {things}", things=things), "Others", wording.capitalised(things)),
         tuple(rows),
     )
-
-
-def _names(hosts: tuple[str, ...]) -> str:
-    more = f" and {len(hosts) - MOST_NAMES} more" if len(hosts) > MOST_NAMES else ""
-    return ", ".join(hosts[:MOST_NAMES]) + more
 
 
 def _odd(rows: Sequence[HostRow], say: Say) -> Table:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TextIO
 
+from pytest_gpufleet.model.language import some
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.terminal.lowest_lines import LowestLines
 
@@ -42,8 +43,7 @@ def lines(now: NodesNow, rows: int, columns: int) -> list[str]:
     """One on the check and who is waited for, and below it `rows` nodes, first those that are not fine, then those
     that are waited for."""
     late = [node.host for node in now.nodes if node.waited_for]
-    more = f" and {len(late) - MOST_NAMES} more" if len(late) > MOST_NAMES else ""
-    waiting = f", waiting for {', '.join(late[:MOST_NAMES])}{more}" if late else ""
+    waiting = f", waiting for {some(late, MOST_NAMES)}" if late else ""
     shown = sorted(now.nodes, key=lambda node: (not node.wrong, not node.waited_for))
     if len(shown) > rows > 0:
         shown = shown[: rows - 1]

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import SOFTWARE
-from pytest_gpufleet.model.language import Said
+from pytest_gpufleet.model.language import Said, some
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
@@ -52,6 +52,9 @@ OF_PROCESSORS = {
 OF_ONE_HOST = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_HOSTID", "NCCL_COMM_ID")
 
 
+MOST_NAMES = 4  # of hosts that have the same value
+
+
 @dataclass(frozen=True)
 class Difference:
     """A fact in which hosts differ. `usual`: what more than half of them have, None if no value has so many. `others`:
@@ -69,14 +72,9 @@ class Difference:
     @property
     def told(self) -> Said:
         """ "driver: 575.57 (node-9); most hosts have 580.95" """
-        others = ", ".join(f"{value} ({_named(hosts)})" for value, hosts in self.others.items())
+        others = ", ".join(f"{value} ({some(hosts, MOST_NAMES)})" for value, hosts in self.others.items())
         text = "{fact}: {others}" if self.usual is None else "{fact}: {others}; most hosts have {usual}"
         return Said(text, fact=Said(self.fact), others=others, usual=self.usual)
-
-
-def _named(hosts: Sequence[str], most: int = 4) -> str:
-    more = f" and {len(hosts) - most} more" if len(hosts) > most else ""
-    return ", ".join(hosts[:most]) + more
 
 
 def unlike(hosts: Sequence[HostRun]) -> list[Difference]:

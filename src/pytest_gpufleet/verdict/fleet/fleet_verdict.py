@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.language import Said
+from pytest_gpufleet.model.language import Said, some
 from pytest_gpufleet.model.limit import GRADES, Grade
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet import equality
@@ -15,7 +15,7 @@ from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces, odd_hosts, slow_places
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, Unusable, counted, muster
 from pytest_gpufleet.verdict.fleet.same_bits import not_compared, other_bits
-from pytest_gpufleet.verdict.node_verdicts import some
+from pytest_gpufleet.verdict.node_verdicts import MOST_NAMES
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 NOBODY_SAID = "nobody said which hosts were expected: that none is missing is not known"
@@ -186,4 +186,4 @@ def _by_kind(gaps: Sequence[Gap]) -> list[str]:
 
 def _hosts(names: Sequence[str], verb: bool = True) -> str:
     """ "2 hosts (node-1, node-2) are" """
-    return Said(SEVERAL[len(names) == 1, verb], count=len(names), hosts=some(names))
+    return Said(SEVERAL[len(names) == 1, verb], count=len(names), hosts=some(names, MOST_NAMES))

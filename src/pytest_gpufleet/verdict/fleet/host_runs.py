@@ -17,7 +17,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.accusations import causes
 from pytest_gpufleet.verdict.across_runs.recorded_figures import gpu_id
-from pytest_gpufleet.verdict.verdict import DIED, settled
+from pytest_gpufleet.verdict.verdict import ended
 
 GapKind = Literal[
     "missing",
@@ -102,7 +102,7 @@ def kept(record: Record, suites: list[Suite], host: str = "") -> Record:
     suite = record.suite
     if suite not in suites:
         suites.append(suite)
-    record = settled(record, DIED) if record.verdict is None else record
+    record = ended(record)
     return replace(
         record,
         run=msgspec.structs.replace(record.run, host=host or record.run.host),
