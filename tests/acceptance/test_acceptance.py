@@ -278,6 +278,17 @@ def described(run_pytest):
     return run
 
 
+# Whoever opened a file by itself is somebody else for its lock, in the same process too.
+HELD = "switched(8); import fcntl; held = open('nvidia5', 'w'); fcntl.flock(held, fcntl.LOCK_EX)"
+
+
+def test_a_run_is_refused_in_one_sentence_while_another_has_a_gpu(described):
+    run = described(HELD, "--gpus=8")
+    assert (run.status, run.folders) == (pytest.ExitCode.USAGE_ERROR, [])
+    (line,) = filter(None, run.text.splitlines())
+    assert re.match(r"ERROR: GPU 2 .* is in use by another run: process \d+ of ", line)
+
+
 def test_a_suite_that_pytest_finds_by_itself_wants_to_know_what_to_run_on(run_pytest):
     """Nobody has named its folder, so nobody has asked for a run: none without report and verdict."""
     conftest = (ACCEPTANCE / "conftest.py").read_text()
