@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.hardware import network_ports, sysfs
 from pytest_gpufleet.hardware.nvml_answers import NOT_HERE, field_values, named, text
 
 NVLINK_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
@@ -23,7 +23,6 @@ NVLINK_5_COUNTERS = {
 FIELDS_NVLINK_FEC = range(235, 251)
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
-LINK_WIDTHS = (1, 2, 4, 8, 12, 16, 32)
 
 
 def each_link(call: Callable[[int], Any], nvml: Any) -> list[Any]:
@@ -97,7 +96,8 @@ def _fabric_info(nvml: Any, handle: Any) -> Any:
 def pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
     """By the system, which asks device and port apart. A virtual machine shows no port, or one that is none."""
     device = pci_device(nvml, handle)
-    widths = {"gpu": _lanes(device), "port": _lanes(device.parent)}
+    ends = {"gpu": device, "port": device.parent}
+    widths = {name: int(sysfs.lanes(each / "max_link_width") or 0) for name, each in ends.items()}
     if not widths["gpu"]:
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
     return widths
@@ -112,11 +112,3 @@ def pci_device(nvml: Any, handle: Any) -> Path:
     """Where the system has it, below the ports and switches on its way."""
     domain, _, rest = str(text(nvml.nvmlDeviceGetPciInfo(handle).busId)).lower().partition(":")
     return (PCI_DEVICES / f"{int(domain, 16):04x}:{rest}").resolve()
-
-
-def _lanes(device: Path) -> int:
-    """0 if the system does not tell; so does a link that is not there, with 0 or 255 lanes."""
-    with suppress(OSError, ValueError):
-        lanes = int((device / "max_link_width").read_text())
-        return lanes if lanes in LINK_WIDTHS else 0
-    return 0

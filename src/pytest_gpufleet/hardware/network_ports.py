@@ -27,8 +27,6 @@ ROCE = (
     "np_cnp_sent", "rp_cnp_handled", "rx_icrc_encapsulated",
 )  # fmt: skip
 NOT_COUNTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
-PCI_STEP = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # a port or switch on the way of a device
-LANES = (1, 2, 4, 8, 12, 16, 32)
 
 
 def read() -> list[dict[str, Any]]:
@@ -69,10 +67,13 @@ def carried(port: str) -> tuple[int, int] | None:
 def fastest_ports(ports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The active InfiniBand and RoCE ports at the highest rate, as `read` gives them: those that GPUs use. Slower ones
     are for storage and management."""
-    rdma = [port for port in ports if port.get("link_layer") in ("InfiniBand", "Ethernet")]
-    active = [port for port in rdma if "ACTIVE" in (port["state"] or "") and gigabits(port)]
-    most = max(map(gigabits, active), default=0)
-    return [port for port in active if gigabits(port) == most]
+    rdma = [port for port in active(ports) if port.get("link_layer") in ("InfiniBand", "Ethernet") and gigabits(port)]
+    most = max(map(gigabits, rdma), default=0)
+    return [port for port in rdma if gigabits(port) == most]
+
+
+def active(ports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [port for port in ports if "ACTIVE" in (port["state"] or "")]
 
 
 def gigabits(port: Mapping[str, Any]) -> int:
@@ -93,25 +94,19 @@ def nearest(device: Path) -> list[str]:
 def _shared(one: Path, other: Path) -> int:
     """How many steps from the root of a PCIe hierarchy ("pci0000:15") on two devices have in common."""
     common = os.path.commonpath([one, other])
-    return sum(part.startswith("pci") or PCI_STEP.fullmatch(part) is not None for part in Path(common).parts)
+    return sum(part.startswith("pci") or sysfs.PCI_STEP.fullmatch(part) is not None for part in Path(common).parts)
 
 
 def _pcie(device: Path) -> dict[str, float]:
     """As the link runs, and as the adapter and the port above it can. A virtual function does not tell."""
     return {
-        "lanes": _number(device / "current_link_width", LANES),
-        "lanes_able": _number(device / "max_link_width", LANES),
-        "lanes_of_port": _number(device.parent / "max_link_width", LANES),
-        "speed": _number(device / "current_link_speed"),
-        "speed_able": _number(device / "max_link_speed"),
-        "speed_of_port": _number(device.parent / "max_link_speed"),
+        "lanes": sysfs.lanes(device / "current_link_width") or 0.0,
+        "lanes_able": sysfs.lanes(device / "max_link_width") or 0.0,
+        "lanes_of_port": sysfs.lanes(device.parent / "max_link_width") or 0.0,
+        "speed": sysfs.number(device / "current_link_speed") or 0.0,
+        "speed_able": sysfs.number(device / "max_link_speed") or 0.0,
+        "speed_of_port": sysfs.number(device.parent / "max_link_speed") or 0.0,
     }
-
-
-def _number(path: Path, among: tuple[int, ...] = ()) -> float:
-    """Of "16" or "32.0 GT/s PCIe"; 0 if there is none."""
-    number = sysfs.number(path) or 0.0
-    return number if not among or number in among else 0.0
 
 
 def _carrier_changes(device: Path) -> int | None:

@@ -6,12 +6,21 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+PCI_STEP = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # a device, or a port or switch on its way
+LANES = (1, 2, 4, 8, 12, 16, 32)  # of a PCIe link that is not there the register says 0, or 255
+
 
 def text(path: Path) -> str | None:
     """Without the blanks around it; None if there is no such file, nobody may read it, or it is empty."""
     with suppress(OSError):
         return path.read_text(errors="replace").strip() or None
     return None
+
+
+def lanes(path: Path) -> float | None:
+    """The lanes of a PCIe link; None if the system does not tell them."""
+    told = number(path)
+    return told if told in LANES else None
 
 
 def listed(numbers: str | None) -> set[int]:

@@ -17,6 +17,7 @@ from pytest_gpufleet.verdict.blind import untold
 from pytest_gpufleet.verdict.health_rules import sxids, xids_of, xids_of_none
 from pytest_gpufleet.verdict.host_rules.log_rules import told_before
 from pytest_gpufleet.verdict.orders.order_lines import asks, held_against
+from pytest_gpufleet.verdict.port_rules import active
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,6 @@ def ports_in_use(machine: Machine) -> Sequence[Mapping[str, Any]]:
     ports: Sequence[Mapping[str, Any]] = machine.host["network_ports"] or ()
     if not ports:
         not_applicable("this system has no InfiniBand or RoCE port")
-    if not any("ACTIVE" in (port["state"] or "") for port in ports):
+    if not active(ports):
         not_applicable(f"none of {len(ports)} InfiniBand and RoCE ports is up: no cable, or a switch that is off")
     return ports

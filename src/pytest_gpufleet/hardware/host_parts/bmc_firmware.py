@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_gpufleet.hardware import sysfs
-from pytest_gpufleet.hardware.tools import Run, Untold, output
+from pytest_gpufleet.hardware.tools import Untold
 
 
-def read(root: Path = Path("/"), run: Run = output) -> str:
+def read(root: Path = Path("/")) -> str:
     """Its version, as "24.9": the driver writes the part behind the point in hexadecimal
     (drivers/char/ipmi/ipmi_msghandler.c, firmware_revision_show). Untold where no driver has found one."""
     found = sorted((root / "sys/devices/platform").glob("ipmi_bmc.*/firmware_revision"))

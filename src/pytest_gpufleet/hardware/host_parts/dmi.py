@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.hardware import sysfs
-from pytest_gpufleet.hardware.tools import Run, Untold, output
+from pytest_gpufleet.hardware.tools import Untold
 
 # Anybody may read these (drivers/firmware/dmi-id.c). Serial numbers are for root alone, and host.serial reads the one
 # that tells machines apart.
@@ -27,7 +27,7 @@ MIB = 1 << 20
 TYPES = {0x18: "DDR3", 0x1A: "DDR4", 0x20: "HBM", 0x21: "HBM2", 0x22: "DDR5", 0x23: "LPDDR5", 0x24: "HBM3"}
 
 
-def read(root: Path = Path("/"), run: Run = output) -> dict[str, str | None]:
+def read(root: Path = Path("/")) -> dict[str, str | None]:
     """`vendor` and `product` of the machine, `board_vendor` and `board`, `bios_vendor`, `bios_version` and `bios_date`.
     Untold where the system has no such firmware, as in many containers."""
     told = {key: sysfs.text(root / "sys/class/dmi/id" / name) for key, name in IDS.items()}
@@ -36,7 +36,7 @@ def read(root: Path = Path("/"), run: Run = output) -> dict[str, str | None]:
     return told
 
 
-def memory_modules(root: Path = Path("/"), run: Run = output) -> list[dict[str, Any]]:
+def memory_modules(root: Path = Path("/")) -> list[dict[str, Any]]:
     """Of each slot for a memory module its `locator` ("DIMM_A1"), `bank`, `bytes` (0: empty, None: the firmware does
     not know), `type` ("DDR5"), `speed` and `configured_speed` (MT/s, None: unknown), `manufacturer`, `serial` and
     `part`. Untold where nobody but root may read that, or the firmware lists no slots."""

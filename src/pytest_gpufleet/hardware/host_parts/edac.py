@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.hardware import sysfs
-from pytest_gpufleet.hardware.tools import Run, Untold, output
+from pytest_gpufleet.hardware.tools import Untold
 
 
-def read(root: Path = Path("/"), run: Run = output) -> list[dict[str, Any]]:
+def read(root: Path = Path("/")) -> list[dict[str, Any]]:
     """Of each memory controller its `controller` ("mc0"), the name of its `driver`, `corrected` and `uncorrected`
     errors in `seconds` (since they were last set to 0), and of each of its `modules` the `label` that the firmware or
     the administrator gave it, its `location` ("channel 3 slot 0"), `corrected` and `uncorrected`. None for a count that

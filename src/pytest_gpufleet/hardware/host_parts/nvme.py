@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.hardware import sysfs
-from pytest_gpufleet.hardware.tools import Run, output
 
 SECTOR = 512  # what a block device's `size` counts in, whatever the drive's own sectors are (block/genhd.c)
 # nvme0n1, and nvme0c0n1 where the kernel sees a drive over several ways: drivers/nvme/host/core.c
 NAMESPACE = re.compile(r"nvme\d+(c\d+)?n\d+")
 
 
-def read(root: Path = Path("/"), run: Run = output) -> list[dict[str, Any]]:
+def read(root: Path = Path("/")) -> list[dict[str, Any]]:
     """Of each drive its `name` ("nvme0"), `model`, `serial`, `firmware`, `state` ("live"), `transport` ("pcie", or by
     which network it is reached), `address` on the PCI bus, `bytes` (all its namespaces together, None if it has none),
     `namespaces` (bytes by name), and `lanes` and `speed` (GT/s) of its PCIe link, None where the system does not tell.

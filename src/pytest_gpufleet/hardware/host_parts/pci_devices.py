@@ -8,13 +8,12 @@ kernel log for each one that it may not read (leptonai/gpud, issue 1164).
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.hardware import sysfs
-from pytest_gpufleet.hardware.tools import Run, Untold, output
+from pytest_gpufleet.hardware.tools import Untold
 
 # Where the kernel lists them, what they are, and from where the name is: the first that lists a device says what it is.
 KINDS = (
@@ -23,8 +22,6 @@ KINDS = (
     ("sys/class/net/*/device", "network"),
     ("sys/class/nvme/*/device", "nvme"),
 )
-STEP = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-LANES = (1, 2, 4, 8, 12, 16, 32)  # of a link that is not there the register says 0, or 255
 # Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats: a line each, its name may have blanks.
 ERRORS = {"corrected": "aer_dev_correctable", "nonfatal": "aer_dev_nonfatal", "fatal": "aer_dev_fatal"}
 TOTAL = "TOTAL_"  # of messages, several errors may have come in one
@@ -34,7 +31,7 @@ EXTENDED, ACS, ACS_CONTROL = 0x100, 0x000D, 6
 UNPRIVILEGED = 64  # drivers/pci/pci-sysfs.c: how many bytes of the config space anybody may read
 
 
-def read(root: Path = Path("/"), run: Run = output) -> dict[str, dict[str, Any]]:
+def read(root: Path = Path("/")) -> dict[str, dict[str, Any]]:
     """By address ("0000:18:00.0"), a port before what is below it:
 
     `kind` ("gpu", "adapter" for one of InfiniBand or RoCE, "network", "nvme", "port"), `name` ("mlx5_0"; the address of
@@ -48,7 +45,7 @@ def read(root: Path = Path("/"), run: Run = output) -> dict[str, dict[str, Any]]
     collecting = {path.name.rpartition(":")[0] for path in (root / "sys/bus/pci_express/drivers/aer").glob("*:*")}
     devices: dict[str, dict[str, Any]] = {}
     for device, kind, name in _endpoints(root):
-        folders = [each for each in reversed((device, *device.parents)) if STEP.fullmatch(each.name)]
+        folders = [each for each in reversed((device, *device.parents)) if sysfs.PCI_STEP.fullmatch(each.name)]
         for above, folder in zip((None, *folders), folders, strict=False):
             what = (kind, name) if folder == device else ("port", folder.name)
             known = devices.get(folder.name)
@@ -59,14 +56,14 @@ def read(root: Path = Path("/"), run: Run = output) -> dict[str, dict[str, Any]]
     return devices
 
 
-def acs(root: Path = Path("/"), run: Run = output) -> dict[str, int | None]:
+def acs(root: Path = Path("/")) -> dict[str, int | None]:
     """Of each port between a GPU, adapter or drive and the root its control register of Access Control Services, by
     address; None of one that has none. Untold where this user may not read it, which only root may."""
     ports = {
         folder.name: folder
         for device, _, _ in _endpoints(root)
         for folder in device.parents
-        if STEP.fullmatch(folder.name)
+        if sysfs.PCI_STEP.fullmatch(folder.name)
     }
     return {address: _acs_control(folder / "config") for address, folder in sorted(ports.items())}
 
@@ -77,7 +74,7 @@ def _endpoints(root: Path) -> Iterator[tuple[Path, str, str]]:
     for pattern, kind in KINDS:
         for link in sorted(root.glob(pattern)):
             device = link.resolve()
-            if STEP.fullmatch(device.name) and device not in seen:
+            if sysfs.PCI_STEP.fullmatch(device.name) and device not in seen:
                 seen.add(device)
                 yield device, kind, device.name if kind == "gpu" else link.parent.name
 
@@ -90,18 +87,13 @@ def _device(folder: Path, above: Path | None, kind: str, name: str, *, collectin
         "name": name,
         "above": above.name if above else None,
         "numa_node": sysfs.number(folder / "numa_node"),
-        "lanes": _lanes(folder / "current_link_width"),
-        "lanes_able": _lanes(folder / "max_link_width"),
+        "lanes": sysfs.lanes(folder / "current_link_width"),
+        "lanes_able": sysfs.lanes(folder / "max_link_width"),
         "speed": sysfs.number(folder / "current_link_speed"),
         "speed_able": sysfs.number(folder / "max_link_speed"),
         "iommu": sysfs.text(folder / "iommu_group/type"),
         "errors": known if known and (collecting or any(known.values())) else None,
     }
-
-
-def _lanes(path: Path) -> float | None:
-    lanes = sysfs.number(path)
-    return lanes if lanes in LANES else None
 
 
 def _counts(path: Path) -> dict[str, int] | None:

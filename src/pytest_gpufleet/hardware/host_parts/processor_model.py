@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.hardware import sysfs
-from pytest_gpufleet.hardware.tools import Run, output
 
 FIRST = 4096  # bytes of /proc/cpuinfo: more than the kernel writes of one processor
 
 
-def read(root: Path = Path("/"), run: Run = output) -> dict[str, Any]:
+def read(root: Path = Path("/")) -> dict[str, Any]:
     """`model` ("Intel(R) Xeon(R) Platinum 8480C", None where /proc/cpuinfo does not tell, as on Arm) and `cores` (on
     line, of all sockets together), None where the system does not tell."""
     cores = {sysfs.text(each) for each in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings")}

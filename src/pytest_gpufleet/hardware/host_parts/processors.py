@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.hardware import sysfs
-from pytest_gpufleet.hardware.tools import Run, output
 
 CPU = Path("sys/devices/system/cpu")
 KIB = 1 << 10
 
 
-def read(root: Path = Path("/"), run: Run = output) -> dict[str, Any]:
+def read(root: Path = Path("/")) -> dict[str, Any]:
     """What the system does not tell is None, or empty.
 
     `sockets`: how many; `offline`: the processors that are there and switched off; `smt`: what controls their second

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 from pytest_gpufleet.hardware import network_ports
@@ -39,8 +37,7 @@ def conditions(rank: Rank) -> dict[str, Condition]:
 
 def gigabits_for_each_gpu() -> int:
     """Of all active InfiniBand, RoCE and EFA ports of this node, one of RATES; 0 without any."""
-    rates = (re.match(r"\d+", port["rate"] or "") for port in network_ports.read() if "ACTIVE" in (port["state"] or ""))
-    total = sum(int(rate[0]) for rate in rates if rate)
+    total = sum(map(network_ports.gigabits, network_ports.active(network_ports.read())))
     return max((rate for rate in RATES if rate * torch.cuda.device_count() <= total), default=0)
 
 
