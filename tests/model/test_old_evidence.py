@@ -1,15 +1,19 @@
 """What versions before 0.3 told in texts alone is read as faults."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.model import old_evidence
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import SCHEMA
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Pair, gpu
 from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.run.folder import RunFolder
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 CHECK = "test_5_links.py::test_x"
@@ -103,3 +107,13 @@ def test_a_figure_of_a_metric_that_nobody_defined_can_be_read() -> None:
     record = Record()
     record.add({"event": "finding", "finding": finding})
     assert record.findings[0].measurement.unit == "unknown unit"
+
+
+def test_evidence_of_a_later_schema_is_refused_and_not_read_as_if_it_were_of_this_one(tmp_path):
+    first, *rest = (RECORDED / "h200x1-e" / "evidence.jsonl").read_text().splitlines()
+    header = {**json.loads(first), "schema": SCHEMA + 1, "plugin": "9.1.0"}
+    (tmp_path / "evidence.jsonl").write_text("\n".join([json.dumps(header), *rest]))
+    with pytest.raises(Refused, match=r"9\.1\.0"):
+        RunFolder(tmp_path).as_written()
+    with pytest.raises(Refused, match=r"9\.1\.0"):
+        read(tmp_path / "evidence.jsonl")

@@ -108,7 +108,7 @@ def _host_of(folder: RunFolder) -> str:
     """Whose run this says it is; "" if it does not say."""
     try:
         record: Record = read(folder.evidence)
-    except (OSError, ValueError):
+    except (OSError, ValueError, Refused):
         return ""
     return record.run.host
 

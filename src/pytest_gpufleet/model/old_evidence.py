@@ -13,12 +13,14 @@ from typing import Any
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import SCHEMA
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, by_check
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import Pair, Where, gpu
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.tolerance import Tolerance
 
 # "GPU 5 NVIDIA H200, serial ..., GPU-...: what is wrong with it" at the beginning of a line. What stands further inside
@@ -45,8 +47,13 @@ _OF_CHECK = {"test_1_inventory.py::test_no_foreign_process": "foreign_process"}
 
 def upgraded(event: Any) -> Any:
     """An event as schema 2 has it: with a list of nodes where it tells of its machine, what the metric of a figure is,
-    and the grades of limits."""
+    and the grades of limits. Refused if a later version wrote it in another way, which would be taken for this one."""
     match event:
+        case {"event": "run", "schema": int(schema), **rest} if schema > SCHEMA:
+            raise Refused(
+                f"pytest-gpufleet {rest.get('plugin', '')} wrote its evidence, in schema {schema}, and this version "
+                f"knows those up to {SCHEMA}: use that version, or a later one"
+            )
         case {"event": "run", "host": host} if "nodes" not in event:
             return {**event, "nodes": [{"index": 0, "host": host}]}
         case {"event": "machine", "machine": machine}:

@@ -276,7 +276,8 @@ class Record:
 def read(path: Path) -> Record:
     """The record of a run from its evidence.jsonl. A last line cut short by a dying machine is left out.
 
-    OSError if it cannot be read; ValueError that names the line if one is no event.
+    OSError if it cannot be read; ValueError that names the line if one is no event; Refused if a later
+    version wrote it in a schema of its own.
     """
     record = Record()
     for line, event in event_lines.read(path):

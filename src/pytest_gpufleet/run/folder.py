@@ -93,7 +93,7 @@ class RunFolder:
         found = {}
         for node in record.run.nodes if record.of_cluster else ():
             own = self.of_node(node)
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, Refused):
                 found[node.index] = HostRun(f"{NODES}/{own.name}", "", kept(read(own.evidence), suites, node.host))
         return found
 
@@ -136,6 +136,8 @@ class RunFolder:
             ) from None
         except ValueError as error:
             raise Refused(f"{self}: the evidence is damaged: {error}") from None
+        except Refused as error:
+            raise Refused(f"{self}: {error}") from None
         if not record.began:
             raise Refused(f"{self} is not the folder of a run: {self.evidence} does not begin with one")
         return record
