@@ -6,8 +6,13 @@ import xml.etree.ElementTree as Xml
 import pytest
 
 from pytest_gpufleet import cli
+from pytest_gpufleet.model.language import english
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.model.record import read
+from pytest_gpufleet.report.accused import accused
+from pytest_gpufleet.report.failures import failures
+from pytest_gpufleet.report.terminal.summary_lines import summary_lines
+from pytest_gpufleet.report.translation import says
 from pytest_gpufleet.verdict.contradictions import contradictions
 
 
@@ -39,6 +44,18 @@ def test_it_is_rejected_and_marked_everywhere(drill):
     suite = Xml.parse(folder / "junit.xml").getroot()[0]
     assert suite.get("failures") == "1"
     assert {each.get("name") for each in suite.iter("property")} == {"drill", "fault"}
+
+
+@pytest.mark.parametrize("language", [english, says("zh")], ids=["en", "zh"])
+def test_what_would_have_failed_and_what_to_do_is_told(drill, language):
+    record = read(drill[0] / "evidence.jsonl")
+    (fault,) = record.faults
+    (failure,) = failures(record, accused(record), language)
+    assert failure.title.lower() == language(fault.kind.message).lower()
+    assert [message.head for message in failure.messages] == [fault.told()]
+    assert language(fault.kind.next_step) in " ".join(failure.advice)
+    told = "\n".join(line for line, _ in summary_lines(record))
+    assert {fault.kind.message.capitalize(), f"{fault.kind.next_step}."} <= {line.strip() for line in told.splitlines()}
 
 
 @pytest.mark.parametrize("command", ["compare", "calibrate", "sign"])

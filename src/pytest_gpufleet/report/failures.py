@@ -116,7 +116,7 @@ def _failure(
     missed: Sequence[Miss],
     say: Say,
 ) -> Failure:
-    checks = [record.checks.get(check_id) or Check(check_id, "failed", 0.0) for check_id in ids]
+    checks = [record.checks.get(check_id) or _without_result(check_id, record, say) for check_id in ids]
     its = [accused[check_id] for check_id in ids]
     named = {where for each in its for where in (*each.named, *each.explained)}
     causes = dict.fromkeys(_told(fault, record) for check_id in ids for fault in searched(record, check_id))
@@ -146,6 +146,15 @@ def _failure(
         tuple(dict.fromkeys(fault.kind for fault in record.faults if fault.check in ids)),
         said=heads.pop() if len(heads) == 1 and not more else "",
     )
+
+
+def _without_result(check_id: str, record: Record, say: Say) -> Check:
+    """What stands for a check that left no result: what was found in it. What a drill makes up is of no check."""
+    found = [fault for fault in record.faults if fault.check == check_id]
+    kinds = dict.fromkeys(fault.kind for fault in found)
+    title = "" if check_id else say("; ").join(wording.capitalised(say(kind.message)) for kind in kinds)
+    steps = "\n\n".join(f"{say(kind.next_step)}{say('.')}" for kind in kinds)
+    return Check(check_id, "failed", 0.0, title, steps, "\n".join(_told(fault, record) for fault in found))
 
 
 def explanations(accused: Iterable[Accused], hosts: wording.Hosts, say: Say = english) -> list[str]:
