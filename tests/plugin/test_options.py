@@ -78,6 +78,14 @@ def test_a_note_has_a_key_and_a_value(run_pytest, text):
     assert "write KEY=VALUE, like order=4711" in run.text
 
 
+@pytest.mark.parametrize(("folder", "status"), [("no/such", pytest.ExitCode.USAGE_ERROR), (".", 0)])
+def test_a_drive_is_tested_in_a_folder_that_is_there(run_pytest, folder, status):
+    """Else the check that was asked for would not apply, and leave nothing open."""
+    files = {"test_inner.py": "def test_it(): pass"}
+    run = run_pytest("--rehearse=1", "--fleet-dir=runs", f"--fleet-disk-folder={folder}", files=files)
+    assert (run.status, len(run.folders)) == (status, status == 0), run.text
+
+
 def test_only_gpus_and_rehearse_make_a_run(run_pytest):
     options = ("--fleet-dir=runs", "--fleet-level=quick", "--fleet-interval=2", "--fleet-monitor")
     run = run_pytest(*options, files={"test_inner.py": TELLS})

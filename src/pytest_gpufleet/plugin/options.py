@@ -236,6 +236,7 @@ def from_config(config: pytest.Config) -> Options:
     options = Options(**known, asked=asked, listing=listing, paths=_paths(config, judged_by))
     if options.makes_a_run:
         unfit_options.check_launcher(options)
+        unfit_options.check_disk_folder(options)
     if options.deadline is not None and options.makes_a_run:
         unfit_options.check_deadline(options, options.deadline)
     return options

@@ -47,3 +47,14 @@ def check_deadline(options: Options, deadline: float) -> None:
             f"a burn-in of {burning:g} s does not fit into --fleet-deadline {deadline:g}s, of which "
             f"{SHORTEST_DEADLINE_SECONDS:g} s are for start and report"
         )
+
+
+def check_disk_folder(options: Options) -> None:
+    """UsageError if the folder that a drive is to be tested in is none: half an hour later that would be a check that
+    does not apply. In a run on many nodes it is just that: not all of them need to have what one has."""
+    from pytest_gpufleet.nodes.suite_process import ONE_OF_MANY
+
+    if options.disk_folder is None or options.nodes is not None or ONE_OF_MANY in os.environ:
+        return
+    if not options.disk_folder.is_dir():
+        raise pytest.UsageError(f"--fleet-disk-folder: {options.disk_folder} is no folder: make it, or name another")
