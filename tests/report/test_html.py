@@ -71,7 +71,7 @@ def test_tables_and_headings_serve_a_screen_reader(every_page: Page) -> None:
         ("STANDARD", ["Every check that level standard requires ran on 8 GPUs", "all 87 judged figures met their"]),
         ("BAD GPU", ["41 of", "checks failed. GPU 5 (serial 1654324000005) is named in 41 of them."]),
         ("REJECTED", ["3 of 7 checks failed.", "is named in 2 of them; 1 points to no single GPU."]),
-        ("REHEARSAL", ["2 checks passed, none failed, 1 needs a GPU."]),
+        ("REHEARSAL", ["2 checks passed, none failed, 1 not applicable."]),
         ("INCOMPLETE", ["not everything that is required was judged: this is no acceptance. Open: 1"]),
     ],
 )

@@ -109,7 +109,7 @@ def _rehearsed(record: Record, say: Say) -> str:
         say("{count} failed", count=failed) if failed else say("none failed"),
     ]
     if absent:
-        told.append(say("{count} need a GPU" if absent != 1 else "1 needs a GPU", count=absent))
+        told.append(say("{count} not applicable", count=absent))
     return f"{say(', ').join(told)}{say('.')}"
 
 
