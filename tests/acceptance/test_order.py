@@ -92,7 +92,7 @@ def run_with(run_pytest, text):
     return run_pytest(*options, str(ACCEPTANCE / "test_1_order.py"), "--fleet-dir=runs", files={"order.toml": text})
 
 
-def test_a_run_keeps_the_order_and_others_can_be_written_from_it(run_pytest, tmp_path, monkeypatch):
+def test_a_run_keeps_the_order_and_others_can_be_written_from_it(run_pytest, tmp_path, capsys):
     run = run_with(run_pytest, RIGHT)
     record, (folder,) = run.record, run.folders
 
@@ -104,6 +104,7 @@ def test_a_run_keeps_the_order_and_others_can_be_written_from_it(run_pytest, tmp
 
     written = tmp_path / "written.toml"
     assert cli.main(["order", str(folder), "-o", str(written)]) == 0
+    assert f"that run: {record.verdict};" in capsys.readouterr().out  # it was of some checks alone
     assert cli.main(["order", str(folder), "-o", str(written)]) == 1  # it is left as it is
     assert outcomes(recorded(), fleet_order=load(written))["test_as_ordered[gpus.vbios]"].what == "passed"
 

@@ -83,7 +83,7 @@ def test_the_same_files_make_the_same_bytes_and_nothing_is_replaced(run, tmp_pat
     before = first.read_bytes()
     assert before == second.read_bytes()
     assert cli.main(["bundle", str(run), "-o", str(first), "--no-collect"]) == 1
-    assert "File exists" in capsys.readouterr().err
+    assert "is there already and is left as it is" in capsys.readouterr().err
     assert first.read_bytes() == before
 
 

@@ -82,6 +82,17 @@ def test_of_several_runs_the_worst_answers_first(capsys):
     assert line.index("REJECTED") < line.index("is not the folder of a run")
 
 
+def test_no_two_figures_have_one_name():
+    """What reads them keeps one of two. The name of a host stays the same from call to call: its curve goes on."""
+    folders = [RunFolder(RECORDED / name) for name in ("h200x4-a", "h200x4-c", "h200x4-neighbour")]
+    line, _ = nagios.answer(folders, lambda folder: folder.record(), None, 2e9)
+    hosts = [each.record().run.host for each in folders]
+    assert hosts[1] == hosts[2] != hosts[0]
+    names = re.findall(r"'([^']*)'=", line)
+    assert len(set(names)) == len(names) == 9
+    assert {f"{hosts[0]} age", f"{hosts[1]} h200x4-c age", f"{hosts[1]} h200x4-neighbour age"} < set(names)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

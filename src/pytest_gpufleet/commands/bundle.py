@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands import verify
 from pytest_gpufleet.commands.command import Command, printing, tell
-from pytest_gpufleet.commands.writing import SIGNED_BY
+from pytest_gpufleet.commands.writing import SIGNED_BY, check_is_new
 from pytest_gpufleet.hardware import host, vendor_reports
 from pytest_gpufleet.hardware.tools import Untold
 from pytest_gpufleet.model.record import Record
@@ -57,6 +57,7 @@ def _run(given: argparse.Namespace) -> int:
     record = folder.as_written()
     name = folder.name or "run"
     output = given.output or Path(f"{name}.tar.gz")
+    check_is_new(output)
     with folder.of_anybody():
         head = _head(folder, record)
         sources = [*_of_the_run(folder, record), *_of_vendors(record, given.no_collect)]

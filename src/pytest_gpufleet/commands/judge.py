@@ -54,7 +54,7 @@ def _run(given: argparse.Namespace) -> int:
     check_output(given.output, [given.fleet_profile])
     check_one(given.folders, given.output)
     if given.max_age:
-        raise Refused("--max-age is about --nagios")
+        raise Refused("--max-age goes with --nagios alone")
     return for_each(given.folders, partial(_judge, given), given.json)
 
 

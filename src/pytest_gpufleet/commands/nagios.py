@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NoReturn
 
@@ -33,7 +34,9 @@ SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
 class Answer:
     status: int
     text: str
-    figures: tuple[str, ...] = ()
+    host: str = ""
+    folder: str = ""
+    figures: Mapping[str, str] = field(default_factory=dict)  # by name
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,31 +60,34 @@ def answer(
     """The line about these runs and the exit status: the worst of all. `oldest`: seconds after which an ACCEPTED is
     no longer OK; `now`: seconds since the epoch."""
     answers = sorted(
-        (_of(folder, judged, oldest, now, len(folders) > 1) for folder in folders),
+        (_of(folder, judged, oldest, now) for folder in folders),
         key=lambda each: WORST_FIRST.index(each.status),
     )
     return _answered(answers)
 
 
 def _answered(answers: Sequence[Answer]) -> tuple[str, int]:
-    """The worst one first."""
+    """The worst one first. A figure has the name of its host where there are several, which stays the same from call to
+    call, and that of the folder too where the host has several runs."""
     status = answers[0].status
-    figures = [figure for each in answers for figure in each.figures]
+    runs = Counter(each.host for each in answers)
+    figures = []
+    for each in answers:
+        of = f"{each.host} {each.folder} " if runs[each.host] > 1 else f"{each.host} " if len(answers) > 1 else ""
+        figures += [f"'{_label(of + name)}'={value}" for name, value in each.figures.items()]
     text = "; ".join(each.text for each in answers)
     return f"GPUFLEET {WORDS[status]} - {text}{' | ' * bool(figures)}{' '.join(figures)}", status
 
 
-def _of(
-    folder: RunFolder, judged: Callable[[RunFolder], Record], oldest: float | None, now: float, several: bool
-) -> Answer:
+def _of(folder: RunFolder, judged: Callable[[RunFolder], Record], oldest: float | None, now: float) -> Answer:
     try:
         with folder.of_anybody():
-            return _of_run(judged(folder), oldest, now, several)
+            return _of_run(folder.name, judged(folder), oldest, now)
     except Refused as why:
         return Answer(UNKNOWN, _clean(str(why)))
 
 
-def _of_run(record: Record, oldest: float | None, now: float, several: bool) -> Answer:
+def _of_run(folder: str, record: Record, oldest: float | None, now: float) -> Answer:
     status = STATUS.get(record.verdict or "", UNKNOWN)
     age = max(0.0, now - datetime.fromisoformat(record.run.utc).timestamp())
     old = oldest is not None and age > oldest
@@ -91,17 +97,18 @@ def _of_run(record: Record, oldest: float | None, now: float, several: bool) -> 
     text = f"{record.run.host} {headline(record)}, {_span(age)} ago{late}{why}"
     if old and status == OK:
         status = WARNING
-    of = f"{_label(record.run.host)} " if several else ""
     failed = sum(check.outcome == "failed" for check in record.checks.values())
     limit = f"{oldest:.0f}" if oldest is not None else ""
     return Answer(
         status,
         _clean(text),
-        (
-            f"'{of}age'={age:.0f}s;{limit};;0",
-            f"'{of}failed checks'={failed};;;0;{len(record.checks)}",
-            f"'{of}faults'={len(told(record))};;;0",
-        ),
+        record.run.host,
+        folder,
+        {
+            "age": f"{age:.0f}s;{limit};;0",
+            "failed checks": f"{failed};;;0;{len(record.checks)}",
+            "faults": f"{len(told(record))};;;0",
+        },
     )
 
 
@@ -116,5 +123,5 @@ def _clean(text: str) -> str:
     return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} ..."
 
 
-def _label(host: str) -> str:
-    return "".join(letter for letter in wording.clean(host) if letter not in "'=|")
+def _label(text: str) -> str:
+    return "".join(letter for letter in wording.clean(text) if letter not in "'=|")

@@ -39,6 +39,9 @@ def _run(given: argparse.Namespace) -> int:
     except FileError as error:
         raise Refused(f"the order was written but is not valid; please report this: {error}") from None
     tell(f"{given.output}: what {record.run.host} has; compare it with what was bought, and use it with --fleet-order")
+    if record.verdict != "ACCEPTED":
+        came_to = record.verdict or "did not come to its end"
+        tell(f"that run: {came_to}; what is wrong with the machine may stand in its order")
     return 0
 
 

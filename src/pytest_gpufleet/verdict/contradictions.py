@@ -210,7 +210,8 @@ def _limits(record: Record) -> Iterator[str]:
     rehearsal, given = record.run.rehearsal, record.profile
     known = given is not None or _same_version(record)
     if known and not rehearsal and given is None and used != profile.choose(None, names):
-        yield f"its limits are those of {used.name if used else 'no profile'}, which is not the one for its GPUs"
+        which = f"{used.name}, which is not the one for its GPUs" if used else f"none of pytest-gpufleet {__version__}"
+        yield f"its profile of limits is {which}"
     elif known and not rehearsal:
         last = {finding.check: number for number, finding in enumerate(record.findings)}
         for finding in record.findings:

@@ -97,7 +97,8 @@ def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> C
         if not _stands(shipped_limits, figure, limit, fabric, replace_shipped)
     }
     if not limits:
-        raise CannotCalibrate("a shipped limit holds for every figure, and none is replaced unless that is asked for")
+        sharper = "none of them is weaker" if replace_shipped else "--replace-shipped replaces those that are weaker"
+        raise CannotCalibrate(f"a shipped limit holds for every figure: {sharper}")
     return CalibratedLimits(tuple(limits.values()), tuple(limits), base, len(made) - len(limits))
 
 
