@@ -10,6 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_gpufleet.model.event_values import HostFound
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.report.terminal.node_lines import SCREEN
@@ -78,6 +80,13 @@ def test_the_terminal_takes_one_screen_however_many_nodes_are_bad() -> None:
     assert len(lines) <= SCREEN
     assert any("more nodes, which the report lists" in text for text, _ in lines)
     assert max(len(text) for text, _ in lines) <= 80 or "serial" in max((text for text, _ in lines), key=len)
+
+
+def test_why_a_node_is_lost_is_told_once_where_it_is_named() -> None:
+    record, _ = of_nodes(fleet_of(3), Between(lost={1: "its cable was pulled"}))
+    record.faults.append(Fault("node_lost", (Place(1, "node"),), "its cable was pulled", check="a check"))
+    named = text_of(record).partition("Nodes to look at")[2]
+    assert named.count("its cable was pulled") == 1
 
 
 def series(record: Record, folder: Path) -> dict[str, list[tuple[dict[str, str], float]]]:

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.run.cluster_ground import ClusterGround
 from tests.nodes.fake_transport import hello
 
@@ -24,3 +25,9 @@ def test_a_machine_of_a_node_knows_how_long_ago_it_was_read_by_whatever_clock_it
     began = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: began + 600)
     assert ground.machines[0].seconds_ago >= 600
+
+
+def test_why_there_are_no_gpus_is_what_nodes_say_that_were_heard():
+    absent = GpuTopology(absent="--rehearse was given")
+    ground = ClusterGround({0: "gf0", 1: "gf1"}, {0: hello(topology=absent)}, rehearsed=2)
+    assert (ground.why, ground.topologies[1].absent) == ("--rehearse was given", "its agent was never heard")

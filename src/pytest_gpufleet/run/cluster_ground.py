@@ -56,6 +56,11 @@ class ClusterGround(Ground):
         )
 
     @property
+    def why(self) -> str:
+        """As those nodes say that were heard."""
+        return joined({node: hello.topology for node, hello in self._hellos.items()}, self.hosts).absent
+
+    @property
     def where(self) -> str:
         return f" of {self.nodes} nodes"
 

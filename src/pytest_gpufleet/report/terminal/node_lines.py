@@ -14,6 +14,7 @@ from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.report.terminal.screen_lines import BAD, HEADING, WIDTH, Line, wrapped
 from pytest_gpufleet.verdict.accusations import told
+from pytest_gpufleet.verdict.node_verdicts import tells
 
 SCREEN = 40  # lines
 MOST_REASONS = 6
@@ -56,7 +57,8 @@ def _nodes(record: Record, room: int) -> list[Line]:
 def _node(record: Record, node: int, state: str) -> list[Line]:
     serial = f", serial {number}" if (number := record.node(node).serial) else ""
     lines = wrapped(f"{record.hosts[node]}{serial}: {state}", "  ", BAD)
-    at_node = (fault for fault in told(record) if any(part.node == node for at in fault.subjects for part in at.parts))
+    others = (fault for fault in told(record) if not tells(record, fault))
+    at_node = (fault for fault in others if any(part.node == node for at in fault.subjects for part in at.parts))
     texts = dict.fromkeys([*_why(record, node), *(fault.told(record.topology.identity) for fault in at_node)])
     for text in list(texts)[:MOST_FAULTS]:
         lines += wrapped(_short(text), "    ")
