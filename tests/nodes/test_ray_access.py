@@ -6,6 +6,7 @@ from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes import ray_access
 from pytest_gpufleet.nodes.ray_access import Access, Knock
 from pytest_gpufleet.nodes.ray_transport import names_of
+from tests.conftest import ROOT
 
 OPEN, CLOSED = Access("10.0.0.1:6379", asks=False), Access("10.0.0.1:6379", asks=True)
 
@@ -16,6 +17,7 @@ def knocks(monkeypatch):
 
     def answers(without: Knock, own: Knock) -> None:
         monkeypatch.setattr(ray_access, "find_spec", lambda name: True)
+        monkeypatch.setattr(ray_access, "version", lambda name: "2.60.0")
         monkeypatch.setattr(ray_access, "_begin", lambda address, mode: without if mode == "disabled" else own)
         monkeypatch.setattr(ray_access, "_outcome", lambda knock: knock)
 
@@ -50,6 +52,21 @@ def test_where_ray_is_missing_it_is_said_how_to_get_it(monkeypatch):
     monkeypatch.setattr(ray_access, "find_spec", lambda name: None)
     with pytest.raises(Refused, match=r"pip install 'pytest-gpufleet\[ray\]'"):
         ray_access.find(None)
+
+
+@pytest.mark.parametrize(("here", "old"), [("2.9.3", True), ("2.51.1", True), ("2.52.0", False), ("3.0.0.dev0", False)])
+def test_a_ray_that_knows_of_no_tokens_is_named(knocks, monkeypatch, here, old):
+    knocks(IN, IN)
+    monkeypatch.setattr(ray_access, "version", lambda name: here)
+    if old:
+        with pytest.raises(Refused, match=rf"needs Ray 2\.52 or later.*{here}"):
+            ray_access.find(None)
+    else:
+        assert ray_access.find(None) == OPEN
+
+
+def test_the_least_ray_is_the_one_that_is_installed_with_this():
+    assert f'ray = ["ray>={ray_access.LEAST}"]' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_rays_client_is_no_way_into_a_cluster(knocks):

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from pytest_gpufleet.model.refused import Refused
 
 MODE = "RAY_AUTH_MODE"
 MISSING = "--nodes needs Ray on every node, which is not installed here: pip install 'pytest-gpufleet[ray]'"
+LEAST = "2.52"  # as in pyproject.toml
 # A driver whose head is gone ends itself after 60 s, without a report; a run ends by its own deadlines. And no copy of
 # the environment of `uv run` is built on every node: what is installed there is held against what is installed here.
 DRIVER = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 24 * 3600), "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
@@ -59,6 +62,8 @@ def find(address: str | None) -> Access:
     """The cluster at this address (None: as Ray finds it), which lets this process in. Refused if there is none."""
     if find_spec("ray") is None:
         raise Refused(MISSING)
+    if _numbers(here := version("ray")) < _numbers(LEAST):
+        raise Refused(f"--nodes needs Ray {LEAST} or later, which knows of tokens; here is {here}")
     wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
     if "://" in wanted:
         raise Refused(f"{wanted} is an address for Ray's client: run on a node of the cluster, and give HOST:PORT")
@@ -87,6 +92,11 @@ def secured(access: Access, addresses: Iterable[str], insecure: bool) -> Secured
         f"the cluster of Ray at {access.address} lets in whoever reaches its ports, to run what they like on every "
         "node: start it with RAY_AUTH_MODE=token on all nodes, or accept that by --fleet-insecure"
     )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """ "2.60.0rc1" is (2, 60): as far as a version says what a release knows."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def _other_interfaces() -> list[str]:
