@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +17,7 @@ from pytest_gpufleet.model.command_line import STARTED_BY
 from pytest_gpufleet.model.event_lines import LONGEST_LINE
 from pytest_gpufleet.nodes import run_files
 from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
-from pytest_gpufleet.world.worker.main import F_SETSIG
+from pytest_gpufleet.world.engines import processes
 
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
 NOT_PASSED_ON = ("PYTEST_ADDOPTS", STARTED_BY)  # of the run of all nodes: what is meant for each is told
@@ -68,7 +66,7 @@ class SuiteProcess:
                     pass_fds=[held],
                     start_new_session=True,
                 )
-            _end_with_this_process(held, self._process.pid)
+            processes.end_with(held, self._process.pid)
         except BaseException:
             os.close(self._lifeline)
             raise
@@ -133,11 +131,3 @@ class SuiteProcess:
         folder = self.folder
         files = run_files.sizes(folder) if folder else {}
         return SuiteEnded(status, output.decode(errors="replace"), folder.name if folder else "", files)
-
-
-def _end_with_this_process(lifeline: int, session: int) -> None:
-    """As ranks end with their controller (world/worker/main.py): by the kernel, whatever ends this process. The child
-    keeps the descriptor, by which the kernel knows whom to signal."""
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -session)
-    fcntl.fcntl(lifeline, F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import logging
 import pickle
 import sys
@@ -97,6 +96,6 @@ def show(outcomes: Mapping[int, Outcome]) -> None:
 
 def _category(name: str) -> type[Warning]:
     module, _, attribute = name.rpartition(".")
-    known = vars(builtins) if module == "builtins" else vars(sys.modules[module]) if module in sys.modules else {}
+    known = vars(sys.modules[module]) if module in sys.modules else {}
     found = known.get(attribute)
     return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning

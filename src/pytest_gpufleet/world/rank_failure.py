@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -114,8 +113,8 @@ def failure_type(original: str) -> type[RankFailure]:
     So `pytest.mark.xfail(raises=ValueError)` and `pytest.raises(ValueError)` work for what a rank raised.
     """
     module, _, name = original.rpartition(".")
-    namespace = vars(builtins) if module in ("", "builtins") else _loaded(module)
-    base = namespace.get(name)
+    loaded = sys.modules.get(module or "builtins")
+    base = vars(loaded).get(name) if loaded else None
     if not (isinstance(base, type) and issubclass(base, Exception)):
         return RankFailure
     try:
@@ -125,7 +124,3 @@ def failure_type(original: str) -> type[RankFailure]:
     except TypeError:
         return RankFailure
     return combined
-
-
-def _loaded(module: str) -> dict[str, object]:
-    return vars(sys.modules[module]) if module in sys.modules else {}

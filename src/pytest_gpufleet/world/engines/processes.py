@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Container, Iterable, Mapping
@@ -15,6 +16,7 @@ CANNOT_ANSWER = {
     "D": "(in a system call that cannot be interrupted, such as one of the GPU driver)",
 }
 DEAD = ("Z", "X", "x")
+F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,14 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+def end_with(lifeline: int, group: int) -> None:
+    """Have the kernel send SIGKILL to a process group when the other end of a pipe is closed, however who held it has
+    ended. Nobody writes to that end, and a process of the group has to keep `lifeline` open."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
+    fcntl.fcntl(lifeline, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def exit_summary(exitcode: int) -> str:

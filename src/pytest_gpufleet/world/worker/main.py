@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import multiprocessing
 import os
 import pickle
@@ -21,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.world.call import START, Call
+from pytest_gpufleet.world.engines import processes
 from pytest_gpufleet.world.engines.channel import RankEnd
 from pytest_gpufleet.world.engines.rank_files import RankFiles
 from pytest_gpufleet.world.notices import Notices
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from pytest_gpufleet.world.worker.rank_state import RankState
 
-F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
 # torch's own records of collectives: NCCL's, and from torch 2.8 on also Gloo's.
 FLIGHT_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not flood the report
@@ -186,13 +185,10 @@ def _clip(text: str) -> str:
 def _end_with_the_controller(lifeline: int) -> None:
     """Have the kernel kill this rank and its children the moment the controller is gone, however it went.
 
-    The controller alone holds the other end of `lifeline` and never writes to it. When that end closes, the kernel
-    sends the signal chosen here to the whole process group: no thread of ours has to run, so it also ends a rank that
-    holds the GIL for ever.
+    The controller alone holds the other end of `lifeline`. No thread of ours has to run, so a rank that holds the GIL
+    for ever ends too.
     """
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline, F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    processes.end_with(lifeline, os.getpgrp())
     if select.select([lifeline], [], [], 0)[0]:  # it closed before the kernel was told
         os.kill(os.getpid(), signal.SIGKILL)
 
