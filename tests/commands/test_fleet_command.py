@@ -56,6 +56,10 @@ def test_four_healthy_hosts(fleet: Answer, reports: Path) -> None:
     assert (status, document["verdict"], document["exit_status"]) == (0, "ACCEPTED", 0)
     assert [host["host"] for host in document["hosts"]] == ["node1", "node2", "node3", "node4"]
     assert document["basis"] == {"lowest": "contract", "figures": {"contract": 12}}
+    (whose,) = document["notes"]
+    assert whose.startswith(
+        "4 hosts (node1, node2, node3, node4) are held against limits that were given (contract.toml)"
+    )
     for host in document["hosts"]:
         assert host["evidence_sha256"] == sha256(Path(host["folder"]) / "evidence.jsonl")
 
@@ -95,7 +99,7 @@ def test_a_host_twice(fleet: Answer, reports: Path, limits: Path) -> None:
     status, document = fleet()
     assert (status, document["verdict"], len(document["hosts"])) == (1, "REJECTED", 4)
     assert document["hosts"][1]["folder"] == str(reports / "node2-y")
-    assert len(document["notes"]) == 1
+    assert len(document["notes"]) == 2
 
 
 def test_a_host_that_nobody_expected(fleet: Answer, reports: Path, limits: Path) -> None:

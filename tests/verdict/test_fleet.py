@@ -47,6 +47,11 @@ def test_whether_a_host_is_missing_is_known_only_if_somebody_names_them():
     assert (fleet(expected=None).verdict, len(fleet(expected=None).notes)) == ("ACCEPTED", 1)
 
 
+def test_a_host_of_which_a_part_was_tested_is_named():
+    found = fleet(node_003=host_run("node-003", run={"gpus_present": 8}))
+    assert (found.verdict, found.notes) == ("ACCEPTED", ("1 host (node-003) is tested in part: there are more GPUs",))
+
+
 # ---------------------------------------------------------------- who is there
 
 

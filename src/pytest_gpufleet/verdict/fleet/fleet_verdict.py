@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -97,6 +97,7 @@ def judge_fleet(
     faults = [*(each.fault for each in slow), *equality.faults(differences, hosts)]
     notes += [Said("not judged: {difference}", difference=each.told) for each in equality.other_boards(real)]
     notes += not_compared(records)
+    notes += _of_runs(real)
     notes += _notes(without_peers, [hosts[each.node].host for each in odd], expected)
     counts = Counter[Grade]()
     for run in hosts:
@@ -110,6 +111,19 @@ def judge_fleet(
         tuple(differences), tuple(slow), tuple(odd), tuple(faults), grades,
         verdict, tuple(reasons), status,
     )  # fmt: skip
+
+
+def _of_runs(runs: Sequence[HostRun]) -> list[str]:
+    """What a signer has to know of the hosts' own runs: whose limits they met, and what of the hosts was not tested."""
+    by_file: dict[str, list[str]] = defaultdict(list)
+    for run in runs:
+        if run.record.profile:
+            by_file[run.record.profile.file].append(run.host)
+    text = "{hosts} held against limits that were given ({file}): what only these let pass, the hosts' reports say"
+    told: list[str] = [Said(text, hosts=_hosts(names), file=file) for file, names in by_file.items()]
+    if partly := [run.host for run in runs if run.record.run.gpus_present > len(run.record.topology.gpus)]:
+        told.append(Said("{hosts} tested in part: there are more GPUs", hosts=_hosts(partly)))
+    return told
 
 
 def _notes(without_peers: Sequence[str], odd: Sequence[str], expected: Collection[str] | None) -> list[str]:
