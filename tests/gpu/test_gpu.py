@@ -12,6 +12,7 @@ import pytest
 
 from pytest_gpufleet.hardware import gpu_lock, local_node, nvml
 from pytest_gpufleet.hardware.node import GpuTaken
+from pytest_gpufleet.world.engines.processes import look as alive
 from tests.gpu.present import GPUS, needs_gpus
 
 ROOT = Path(__file__).parents[2]
@@ -62,13 +63,6 @@ def test_ranks_share_the_processors(world):
 def smi(fields):
     text = subprocess.check_output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"], text=True)
     return [line.split(", ") for line in text.splitlines()]
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def used_bytes():

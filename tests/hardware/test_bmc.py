@@ -13,7 +13,7 @@ from pytest_gpufleet.hardware.tools import Untold
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.verdict.host_rules import bmc_rules
 from tests.acceptance.checks import outcomes
-from tests.hardware.trees import laid_out
+from tests.hardware.trees import laid_out, replaced
 from tests.machines import recorded
 
 SUPPLIES = """PS Redundancy    | 77h | ok  |  7.1 | Fully Redundant
@@ -52,14 +52,7 @@ Power Redundancy | 02h | ok | 21.1 | Redundancy Lost
 
 def told(tmp_path: Path, *changes: tuple[str, str]) -> dict[str, Any]:
     """What the BMC of trees/bmc.txt tells after these changes of its text."""
-
-    def change(text: str) -> str:
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
-        return text
-
-    tree = laid_out("bmc", tmp_path, change)
+    tree = laid_out("bmc", tmp_path, replaced(*changes))
     return bmc.read(tree.root, tree.run)
 
 

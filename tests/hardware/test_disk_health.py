@@ -6,7 +6,7 @@ from pytest_gpufleet.hardware.host_parts import disk_health
 from pytest_gpufleet.hardware.tools import NoAnswer, Untold
 from pytest_gpufleet.verdict.host_rules.disk_rules import sick_drives
 from tests.acceptance.checks import outcomes
-from tests.hardware.trees import laid_out
+from tests.hardware.trees import laid_out, replaced
 from tests.machines import recorded
 
 
@@ -94,14 +94,7 @@ DRIVES = {
 @pytest.mark.parametrize("name", DRIVES)
 def test_sick_drives(tmp_path, name):
     changes, codes = DRIVES[name]
-
-    def change(text):
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
-        return text
-
-    found = sick_drives(asked(tmp_path, change))
+    found = sick_drives(asked(tmp_path, replaced(*changes)))
     assert [fault.code for fault in found] == codes
     assert all(fault.what.startswith(("nvme1 (Samsung", "sdb (Hitachi")) for fault in found)
 

@@ -10,19 +10,9 @@ from pytest_gpufleet.verdict.host_rules.processor_rules import (
     offline_processors,
     slow_clock,
 )
-from tests.hardware.trees import laid_out
+from tests.hardware.trees import laid_out, replaced
 
 RULES = (slow_clock, offline_processors, nodes_with_less_memory)
-
-
-def replaced(*pairs):
-    def change(text):
-        for old, new in pairs:
-            assert old in text
-            text = text.replace(old, new)
-        return text
-
-    return change
 
 
 def test_a_host_with_two_sockets(tmp_path):

@@ -27,6 +27,18 @@ class Tree:
     run: Callable[..., str]
 
 
+def replaced(*pairs: tuple[str, str]) -> Callable[[str], str]:
+    """A change of a tree: of each pair the one text instead of the other, which has to be there."""
+
+    def change(text: str) -> str:
+        for old, new in pairs:
+            assert old in text
+            text = text.replace(old, new)
+        return text
+
+    return change
+
+
 def laid_out(name: str, root: Path, change: Callable[[str], str] = str) -> Tree:
     """The recorded tree of this name as files under `root`; `change` is what its text is changed by before."""
     printed: dict[str, str] = {}

@@ -14,6 +14,7 @@ from pytest_gpufleet import WORLD, Place, measure, measure_all
 from pytest_gpufleet.probes.training import batches_on_gpus, gpu_decoder, loader, loop, recipes
 from pytest_gpufleet.probes.training.recipes import Workload, plan
 from pytest_gpufleet.probes.training.replicas import differences
+from pytest_gpufleet.world.engines.processes import look as alive
 
 QUICK = Workload(batch=4, steps=2, warm_up=1)
 PAUSE = 0.1
@@ -170,13 +171,6 @@ def die_with_workers(rank, folder, file):
     if rank.index == 1:
         os.kill(os.getpid(), 9)
     time.sleep(3600)
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_workers_end_with_their_rank(nccl_group, tmp_path):

@@ -6,16 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.world.engines.processes import descendants
+from pytest_gpufleet.world.engines.processes import look as alive
 from tests.conftest import INNER, KEPT, REPORTS, ROOT, SECONDS, FleetRun, as_on_a_terminal, lay_out
 from tests.forked import is_nursery
+from tests.waiting import comes_true
 
 ON_THREE = ("--nodes=3", f"--fleet-dir={REPORTS}")
 WHOLE = {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
@@ -196,31 +196,15 @@ def test_never(): pass
 def test_nothing_is_left_when_the_controller_ends(start, tmp_path, number):
     lay_out(tmp_path, {"test_inner.py": ENDLESS})
     run = start()
-    assert wait_until(lambda: len([*tmp_path.glob("pid*")]) == 3), (tmp_path / "log").read_text()
+    assert comes_true(lambda: len([*tmp_path.glob("pid*")]) == 3), (tmp_path / "log").read_text()
     started = {pid for pid in descendants(run.pid) if not is_nursery(pid)}
     assert len(started) >= 9  # agents, their pytest, ranks
     run.send_signal(number)
     assert run.wait(SECONDS) == (2 if number == signal.SIGINT else -number), (tmp_path / "log").read_text()
-    assert wait_until(lambda: not any(map(alive, started)))
+    assert comes_true(lambda: not any(map(alive, started)))
     (folder,) = (tmp_path / REPORTS).iterdir()
     left = {path.name for path in folder.iterdir()}
     assert left == {"evidence.jsonl", "nodes"} if number == signal.SIGKILL else {*WHOLE, "nodes"}
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 STUCK_ON_ONE = """
@@ -249,9 +233,9 @@ def pytest_unconfigure():
 def test_nodes_that_came_to_their_end_are_not_run_again(start, tmp_path):
     lay_out(tmp_path, {"test_inner.py": STUCK_ON_ONE, "conftest.py": ENDING})
     run = start()
-    assert wait_until(lambda: len([*tmp_path.glob("ended.*")]) == 2), (tmp_path / "log").read_text()
+    assert comes_true(lambda: len([*tmp_path.glob("ended.*")]) == 2), (tmp_path / "log").read_text()
     ended = [int(path.suffix[1:]) for path in tmp_path.glob("ended.*")]
-    assert wait_until(lambda: not any(map(alive, ended)))
+    assert comes_true(lambda: not any(map(alive, ended)))
     run.send_signal(signal.SIGTERM)
     assert run.wait(SECONDS) == -signal.SIGTERM, (tmp_path / "log").read_text()
     (first,) = (tmp_path / REPORTS).iterdir()

@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.model.record import read
+from pytest_gpufleet.world.engines.processes import look as alive
 from tests.conftest import as_on_a_terminal, lead_the_terminal
+from tests.waiting import comes_true
 
 HANGING = """
 import os, subprocess, time
@@ -49,25 +49,7 @@ def test_second(world):
     world.run(lambda rank: None)
 """
 RANKS = 2
-PATIENCE = 60  # seconds
 LEFT = {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition):
-    """Whether it comes true, on a machine that may be busy: an orphan stays for an hour."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @pytest.fixture
@@ -95,7 +77,7 @@ def controller(tmp_path):
 
 def rank_pids(folder):
     files = [folder / f"ready{rank}" for rank in range(RANKS)]
-    assert wait_until(lambda: all(file.exists() for file in files)), (folder / "log").read_text()
+    assert comes_true(lambda: all(file.exists() for file in files)), (folder / "log").read_text()
     return [int(pid) for file in files for pid in file.read_text().split()]
 
 
@@ -110,7 +92,7 @@ def test_signal_to_the_controller(controller, tmp_path, signals):
     assert all(map(alive, pids))
     for number in signals:
         os.killpg(process.pid, number)  # as a terminal does: to the whole group of the controller
-    assert wait_until(lambda: not any(map(alive, pids)))
+    assert comes_true(lambda: not any(map(alive, pids)))
     assert process.wait(60) == (2 if signals[0] == signal.SIGINT else -signals[0]), (tmp_path / "log").read_text()
     (folder,) = tmp_path.glob("out/*")
     died = signals[0] == signal.SIGKILL
@@ -128,7 +110,7 @@ def test_a_terminal_that_is_closed_takes_no_report_away(tmp_path):
     with subprocess.Popen(command, cwd=tmp_path, **session, **streams) as process:
         os.close(theirs)
         try:
-            assert wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(RANKS)))
+            assert comes_true(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(RANKS)))
         finally:
             os.close(ours)
         assert process.wait(60) == -signal.SIGHUP
@@ -152,7 +134,7 @@ def test_end_of_the_session(controller, tmp_path, body, arguments, status):
     process = controller(ENDING % body, *arguments)
     pids = rank_pids(tmp_path)
     assert process.wait(60) == status, (tmp_path / "log").read_text()
-    assert wait_until(lambda: not any(map(alive, pids)))
+    assert comes_true(lambda: not any(map(alive, pids)))
 
 
 def test_internal_error(controller, tmp_path):
@@ -162,7 +144,7 @@ def test_internal_error(controller, tmp_path):
     process = controller(ENDING % "pass")
     pids = rank_pids(tmp_path)
     assert process.wait(60) == 3, (tmp_path / "log").read_text()
-    assert wait_until(lambda: not any(map(alive, pids)))
+    assert comes_true(lambda: not any(map(alive, pids)))
 
 
 def test_interrupted_run_is_never_accepted_and_leaves_its_report(controller, tmp_path):

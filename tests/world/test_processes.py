@@ -14,6 +14,7 @@ from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.engines import held_folders, processes, scratch
 from pytest_gpufleet.world.engines.channel import RankEnd, message
 from pytest_gpufleet.world.engines.forkserver import Forkserver
+from tests.waiting import comes_true
 
 ATTACKS = """
 import os, resource, signal, socket, subprocess, sys, threading, time
@@ -226,10 +227,7 @@ def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hea
         pids = [server.pid, *pickle.loads(RankEnd(ours, tmp_path).receive())]
         assert all(map(processes.look, pids))
         server._control.close()
-        deadline = time.monotonic() + 60
-        while any(map(processes.look, pids)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not any(map(processes.look, pids))
+        assert comes_true(lambda: not any(map(processes.look, pids)))
     assert server.exitcode() == 0
     os.close(held)
     os.close(lifeline)
@@ -251,7 +249,7 @@ def imported_before_a_rank_is_forked(folder, asked_first):
     ours.settimeout(60)  # a rank that could not begin answers nothing
     held, lifeline = os.pipe()
     with ours, theirs:
-        wait_for(folder / ("idle_second" if asked_first else "idle_third"))
+        assert comes_true((folder / ("idle_second" if asked_first else "idle_third")).exists)
         server.fork(0, theirs.fileno(), held)
         (folder / "asked").touch()
         for told in ((sys.path, {}, sys.argv, os.getcwd(), folder), (tells_its_modules,)):
@@ -261,13 +259,6 @@ def imported_before_a_rank_is_forked(folder, asked_first):
     os.close(held)
     os.close(lifeline)
     return modules
-
-
-def wait_for(path):
-    deadline = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert path.exists()
 
 
 def test_ranks_find_imported_what_the_fork_server_had_time_for(tmp_path, monkeypatch):
@@ -298,9 +289,7 @@ def test_descendants_are_found_in_whatever_session_and_below_what_looks_dead():
     with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as server:
         pids = set(map(int, server.stdout.readline().split()))
         try:
-            deadline = time.monotonic() + 60
-            while processes.look(min(pids)).state != "Z" and time.monotonic() < deadline:
-                time.sleep(0.01)
+            assert comes_true(lambda: processes.look(min(pids)).state == "Z")
             assert processes.started_by(server.pid) == pids
         finally:
             processes.kill({*pids, server.pid})

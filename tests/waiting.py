@@ -1,0 +1,19 @@
+"""Waiting for what other processes do, on a machine that may be busy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+PATIENCE_SECONDS = 60.0
+TURN_SECONDS = 0.01  # between two looks
+
+
+def comes_true(condition: Callable[[], object]) -> bool:
+    """Whether it does in time."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(TURN_SECONDS)
+    return True
