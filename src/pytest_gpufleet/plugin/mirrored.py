@@ -88,9 +88,8 @@ class Mirrors:
         run.wait_alone(check)
         done = {each.node: each.record.checks[check] for each in there if check in each.record.checks}
         self._seconds = max((each.seconds for each in done.values()), default=0.0)
-        missing = [each for each in there if each.node not in done]
-        not_done = run.lost_nodes(check, [each.node for each in missing if each.lost is not None])
-        not_done += [_not_run(each, check) for each in missing if each.lost is None]
+        not_done = run.lost_nodes(check, [each.node for each in there if each.lost is not None])
+        not_done += [_not_run(each, check) for each in there if each.node not in done and each.lost is None]
         faults = [*not_done, *(fault for each in there for fault in _found(each, check))]
         for fault in faults:
             run.accuse(fault)
