@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import Judge, expect_none, not_judged, of_host, sick_drives
+from pytest_gpufleet import Judge, expect_none, of_host, require_answers, sick_drives
 from pytest_gpufleet.probes import read_drive
 
 pytestmark = [
@@ -29,8 +29,7 @@ def test_drives_are_healthy(host_now: Callable[[str], Any]) -> None:
     """
     drives = of_host(host_now, "disk_health")
     expect_none(sick_drives(drives))
-    if silent := [drive["silent"] for drive in drives if "silent" in drive]:
-        not_judged("; ".join(silent))
+    require_answers(drives)
 
 
 @pytest.mark.level("burnin")

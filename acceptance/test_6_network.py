@@ -19,6 +19,7 @@ from pytest_gpufleet import (
     module_faults,
     not_applicable,
     of_host,
+    require_answers,
     slow_adapters,
 )
 from pytest_gpufleet.probes import LOOPBACK_BYTES, LOOPBACK_INTERFACE, adapter_bandwidth, adapters_in_loopback
@@ -40,7 +41,9 @@ def test_transceivers_are_well(host_now: Callable[[str], Any]) -> None:
     little light: clean the connectors, look for a bent fibre, exchange the cable. Too hot: look at the airflow through
     its cage. Copper cables have no light, and pass with what they have. Needs `mlxlink` (MFT) or `mstlink`, and root.
     """
-    expect_none(module_faults(of_host(host_now, "optics")))
+    ports = of_host(host_now, "optics")
+    expect_none(module_faults(ports))
+    require_answers(ports)
 
 
 @needs_gpus
@@ -53,7 +56,9 @@ def test_links_have_few_bit_errors(host_now: Callable[[str], Any]) -> None:
     connectors at both ends, then exchange the cable, then look at the switch port: `mlxlink -d mlx5_0 -c`. Rates are
     judged once a link was up for 125 minutes. It needs `mlxlink` (MFT) or `mstlink`, and root.
     """
-    expect_none(links_with_errors(of_host(host_now, "optics")))
+    ports = of_host(host_now, "optics")
+    expect_none(links_with_errors(ports))
+    require_answers(ports)
 
 
 @pytest.mark.host_alone

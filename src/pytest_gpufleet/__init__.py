@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.plugin.expectations import grave_xids as grave_xids
     from pytest_gpufleet.plugin.expectations import of_host as of_host
     from pytest_gpufleet.plugin.expectations import ports_in_use as ports_in_use
+    from pytest_gpufleet.plugin.expectations import require_answers as require_answers
     from pytest_gpufleet.plugin.expectations import require_any as require_any
     from pytest_gpufleet.plugin.expectations import require_told as require_told
     from pytest_gpufleet.plugin.judging import Judge as Judge
@@ -140,6 +141,7 @@ _NAMES = {
         "grave_xids",
         "of_host",
         "ports_in_use",
+        "require_answers",
         "require_any",
         "require_told",
     ),

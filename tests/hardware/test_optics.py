@@ -3,9 +3,11 @@
 import pytest
 
 from pytest_gpufleet.hardware.host_parts import optics
-from pytest_gpufleet.hardware.tools import Untold
+from pytest_gpufleet.hardware.tools import NoAnswer, Untold
 from pytest_gpufleet.verdict.host_rules.optics_rules import links_with_errors, module_faults
+from tests.acceptance.checks import outcomes
 from tests.hardware.trees import laid_out
+from tests.machines import recorded
 
 
 def found(root, was="", now=""):
@@ -108,6 +110,20 @@ def test_nothing_can_be_told(tmp_path, was, now, why):
     tree = laid_out("optics", tmp_path, lambda text: text.replace(was, now))
     with pytest.raises(Untold, match=why):
         optics.read(tree.root, tree.run)
+
+
+def test_a_port_whose_module_does_not_answer_is_not_judged(tmp_path):
+    tree = laid_out("optics", tmp_path)
+
+    def run(*command, **how):
+        if "mlx5_1" not in command:
+            return tree.run(*command, **how)
+        raise NoAnswer("mlxlink did not answer within 20 s")
+
+    ports = optics.read(tree.root, run)
+    for name in ("test_transceivers_are_well", "test_links_have_few_bit_errors"):
+        check = outcomes(recorded(), host_now={"optics": ports}.get)[name]
+        assert (check.what, check.message) == ("skipped", "not judged: mlx5_1/1: mlxlink did not answer within 20 s")
 
 
 def test_one_port_that_cannot_be_read_leaves_the_others(tmp_path):

@@ -135,6 +135,13 @@ def of_host(read: Callable[[str], Any], fact: str, told_before: bool = False) ->
     return value
 
 
+def require_answers(parts: Iterable[Mapping[str, Any]]) -> None:
+    """End the check as not judged if a part of the host, like a drive, did not answer in time: it is `silent`."""
+    __tracebackhide__ = True
+    if silent := [part["silent"] for part in parts if "silent" in part]:
+        not_judged("; ".join(silent))
+
+
 def ports_in_use(machine: Machine) -> Sequence[Mapping[str, Any]]:
     """The InfiniBand and RoCE ports of the host, of which at least one is active; ends the check as not applicable if
     none is."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.hardware import sysfs, tools
-from pytest_gpufleet.hardware.tools import Untold
+from pytest_gpufleet.hardware.tools import NoAnswer, Untold
 
 NVIDIA = "0x15b3"  # Mellanox: the vendor of a PCI device
 PROGRAMS = ("mlxlink", "mstlink")
@@ -40,7 +40,7 @@ def read(root: Path = Path("/"), run: tools.Run = tools.output) -> list[dict[str
     """Of each active port of an NVIDIA adapter: its `port` ("mlx5_0/1"), `cable` (its type), `fec`; `readings` by the
     names of READINGS, each with `values` by lane, `least` and `most` as the module has them (none of a copper cable);
     the COUNTERS since they were cleared (`minutes` ago), None for one that is not told; `flags` that are raised, of
-    FLAGS. Of a port that mlxlink cannot read only `port`, and `why`.
+    FLAGS. Of a port that mlxlink cannot read only `port`, and `why`, or `silent` where it did not end in time.
 
     Untold where there is no such port, or where none can be read.
     """
@@ -62,6 +62,8 @@ def _port(device: str, run: tools.Run) -> dict[str, Any]:
         told = _told(device, run)
         if told["flags"]:
             told = _told(device, run)  # a module keeps a flag until it is read: what is over is no fault
+    except NoAnswer as why:
+        return {"port": f"{device}/1", "silent": f"{device}/1: {why}"}
     except Untold as why:
         return {"port": f"{device}/1", "why": str(why)}
     return {"port": f"{device}/1", **told}

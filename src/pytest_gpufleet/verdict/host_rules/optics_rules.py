@@ -43,7 +43,7 @@ def links_with_errors(ports: Iterable[Port]) -> list[Fault]:
 
 
 def _read(ports: Iterable[Port]) -> list[Port]:
-    return [port for port in ports if "why" not in port]
+    return [port for port in ports if not {"why", "silent"} & port.keys()]
 
 
 def _of_module(port: Port) -> Iterator[str]:
