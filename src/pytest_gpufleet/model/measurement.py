@@ -91,6 +91,11 @@ class Measurement:
         return self.definition.unit
 
     @property
+    def worst(self) -> tuple[Where, float]:
+        """The place that did worst, and its value. NaN is worse than any number."""
+        return min(self.values.items(), key=lambda item: goodness(item[1], self.definition))
+
+    @property
     def spread(self) -> dict[Where, float]:
         """(highest - lowest) / median of the samples behind each value, for places with at least two."""
         every = {place: samples for place, samples in self.samples.items() if len(samples) > 1 and median(samples)}
