@@ -60,7 +60,8 @@ def _suite(record: Record) -> Iterator[str]:
     """Of versions that are known here, it is known what their suite consists of."""
     known = of_version(record.run.plugin)
     if known.checks and record.suite != known:
-        yield f"what it says that its suite consists of is not what that of pytest-gpufleet {known.version} does"
+        ran = f", but of commit {record.run.commit[:12]}" if record.run.commit else ""
+        yield f"its suite is not that of pytest-gpufleet {known.version} as it is here{ran}"
 
 
 def _machine(record: Record) -> Iterator[str]:
