@@ -68,6 +68,14 @@ def test_an_old_acceptance_is_told_and_warns_where_an_age_was_given():
     assert said(with_verdict("REJECTED"), oldest=30 * DAY, days=100)[1] == 2
 
 
+@pytest.mark.parametrize("oldest", [None, 30 * DAY])
+def test_an_acceptance_from_the_future_warns_which_would_never_be_too_old(oldest):
+    line, status = said(with_verdict("ACCEPTED"), oldest=oldest, days=-365)
+    assert (status, "365 d in the future: a clock is wrong" in line) == (1, True)
+    assert said(with_verdict("ACCEPTED"), oldest=oldest, days=-0.02)[1] == 0  # half an hour
+    assert said(with_verdict("REJECTED"), oldest=oldest, days=-365)[1] == 2
+
+
 def test_what_cannot_be_read_is_unknown():
     line, status = said(Refused("x is not the folder of a run"))
     assert (line, status) == ("GPUFLEET UNKNOWN - x is not the folder of a run", 3)

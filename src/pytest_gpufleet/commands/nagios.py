@@ -27,6 +27,7 @@ WORST_FIRST = (CRITICAL, UNKNOWN, WARNING, OK)
 # rehearsal has looked at no GPU.
 STATUS = {"ACCEPTED": OK, "INCOMPLETE": WARNING, "REJECTED": CRITICAL, "REHEARSAL": UNKNOWN}
 MOST_CHARACTERS = 300  # of the reason of one run: pagers and mail subjects cut a line off
+CLOCKS_APART_SECONDS = 3600.0  # of two machines that nobody has set together; a wrong date is a day or more
 SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -89,13 +90,12 @@ def _of(folder: RunFolder, judged: Callable[[RunFolder], Record], oldest: float 
 
 def _of_run(folder: str, record: Record, oldest: float | None, now: float) -> Answer:
     status = STATUS.get(record.verdict or "", UNKNOWN)
-    age = max(0.0, now - datetime.fromisoformat(record.run.utc).timestamp())
-    old = oldest is not None and age > oldest
+    since = now - datetime.fromisoformat(record.run.utc).timestamp()
+    when, doubtful = _when(since, oldest)
     reasons = [reason for reason in record.reasons if reason != record.judged_again]
     why = "" if status == OK or not reasons else f": {reasons[0]}"
-    late = f", which is longer ago than {_span(oldest)}" if oldest is not None and old else ""
-    text = f"{record.run.host} {headline(record)}, {_span(age)} ago{late}{why}"
-    if old and status == OK:
+    text = f"{record.run.host} {headline(record)}, {when}{why}"
+    if doubtful and status == OK:
         status = WARNING
     failed = sum(check.outcome == "failed" for check in record.checks.values())
     limit = f"{oldest:.0f}" if oldest is not None else ""
@@ -105,11 +105,20 @@ def _of_run(folder: str, record: Record, oldest: float | None, now: float) -> An
         record.run.host,
         folder,
         {
-            "age": f"{age:.0f}s;{limit};;0",
+            "age": f"{max(0.0, since):.0f}s;{limit};;0",
             "failed checks": f"{failed};;;0;{len(record.checks)}",
             "faults": f"{len(told(record))};;;0",
         },
     )
+
+
+def _when(since: float, oldest: float | None) -> tuple[str, bool]:
+    """When a run began, so many seconds ago, in words; and whether that is in doubt, or too long ago. One from the
+    future would never be too old."""
+    if since < -CLOCKS_APART_SECONDS:
+        return f"{_span(-since)} in the future: a clock is wrong", True
+    told = f"{_span(max(0.0, since))} ago"
+    return (f"{told}, which is longer ago than {_span(oldest)}", True) if oldest and since > oldest else (told, False)
 
 
 def _span(seconds: float) -> str:
