@@ -91,7 +91,8 @@ def test_what_keeps_strangers_out(monkeypatch, access, addresses, others, insecu
 
 
 @pytest.mark.parametrize(
-    ("addresses", "others"), [(["10.0.0.1"], ["eth0"]), (["127.0.0.1"], ["eth0"]), (["127.0.0.1", "10.0.0.2"], [])]
+    ("addresses", "others"),
+    [(["10.0.0.1"], ["eth0"]), (["127.0.0.1"], ["eth0"]), (["127.0.0.1", "10.0.0.2"], []), (["localhost"], [])],
 )
 def test_a_cluster_that_lets_in_everybody_is_refused(monkeypatch, addresses, others):
     monkeypatch.setattr(ray_access, "_other_interfaces", lambda: others)

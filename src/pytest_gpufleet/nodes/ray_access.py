@@ -84,7 +84,7 @@ def secured(access: Access, addresses: Iterable[str], insecure: bool) -> Secured
     accepted (`insecure`)."""
     if access.asks:
         return "token"
-    if all(ipaddress.ip_address(address).is_loopback for address in addresses) and not _other_interfaces():
+    if all(map(_is_loopback, addresses)) and not _other_interfaces():
         return "loopback"
     if insecure:
         return "insecure"
@@ -92,6 +92,14 @@ def secured(access: Access, addresses: Iterable[str], insecure: bool) -> Secured
         f"the cluster of Ray at {access.address} lets in whoever reaches its ports, to run what they like on every "
         "node: start it with RAY_AUTH_MODE=token on all nodes, or accept that by --fleet-insecure"
     )
+
+
+def _is_loopback(address: str) -> bool:
+    """Not the name of a host, which `ray start --node-ip-address` takes as it is (seen in 2.60)."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _numbers(version: str) -> tuple[int, ...]:
