@@ -18,6 +18,7 @@ from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
 from pytest_gpufleet.plugin.keys import REACHED, SCREEN
 from pytest_gpufleet.plugin.nodes_at_work import nodes_now
 from pytest_gpufleet.verdict.node_verdicts import findings_of, outcome_of_all
+from pytest_gpufleet.world.engines.processes import exit_summary
 
 if TYPE_CHECKING:
     from pytest_gpufleet.run.cluster_run import ClusterRun
@@ -148,6 +149,6 @@ def _not_run(run: NodeRun, check: str) -> Fault:
     """That a check was not run on a node on which pytest is no longer there. What it printed is told once."""
     how, story = run.damage, ""
     if run.ended is not None:
-        how = how or f"its own run had ended with exit status {run.ended.exit_status}"
+        how = how or f"its own run had ended {exit_summary(run.ended.exit_status)}"
         story, run.told = ("" if run.told else run.ended.output), True
     return Fault("check_failed", (Place(run.node, "node"),), f"not run there: {how}", story, check)
