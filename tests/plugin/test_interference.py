@@ -348,6 +348,37 @@ def test_a_check_on_fewer_ranks_than_its_file_says_is_told(beside_the_suite: Any
     assert (told.name, told.file) == ("pytest_collection_modifyitems", str(tmp_path / "conftest.py"))
 
 
+@pytest.mark.parametrize(
+    ("hook", "kind", "name"),
+    [
+        ("pytest_collection_modifyitems(items)", "hook", "pytest_collection_modifyitems"),
+        ("pytest_runtest_logstart(nodeid)", "marker", "needs"),
+    ],
+)
+def test_a_need_that_no_machine_meets_is_told(
+    beside_the_suite: Any, tmp_path: Path, hook: str, kind: str, name: str
+) -> None:
+    """By which a check does not apply, whoever gave it to it, and when."""
+    conftest = f"""
+    import pytest
+
+    kept = []
+
+    def pytest_collection_finish(session):
+        kept.extend(session.items)
+
+    def {hook}:
+        for item in locals().get("items", kept):
+            item.add_marker(pytest.mark.needs(ranks=99))
+    """
+    node = tmp_path / "acceptance" / "test_1_inventory.py::test_ecc_is_on"
+    run = beside_the_suite({"conftest.py": conftest}, node, CHANGE=DEFECTS)
+    assert run.outcomes == {"test_ecc_is_on": "not applicable"}, run.text
+    (told,) = run.record.interference
+    assert (told.kind, told.name) == (kind, name)
+    assert str(told) in run.record.reasons
+
+
 def test_every_harmless_plugin_has_a_reason() -> None:
     assert all(interference.HARMLESS.values())
 

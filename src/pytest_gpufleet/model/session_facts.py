@@ -22,15 +22,15 @@ class PythonFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Interference:
-    """A hook around checks of the suite, or a fixture that these use, that is neither pytest's nor this plugin's nor
-    the suite's own."""
+    """A hook around checks of the suite, a fixture that these use, or a marker on them, that is neither pytest's nor
+    this plugin's nor the suite's own."""
 
-    kind: str  # hook or fixture
+    kind: str  # hook, fixture or marker
     name: str
     file: str
-    checks: tuple[str, ...] = ()  # that use the fixture; a hook stands around all
+    checks: tuple[str, ...] = ()  # that have the fixture or the marker; a hook stands around all
 
     def __str__(self) -> str:
         if not self.checks:
             return f"the hook {self.name} of {self.file} stood around the suite's checks and could change their outcome"
-        return f"the fixture {self.name} of {self.file} took part in {some(self.checks, 1)}"
+        return f"the {self.kind} {self.name} of {self.file} took part in {some(self.checks, 1)}"

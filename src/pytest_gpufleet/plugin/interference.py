@@ -7,7 +7,7 @@ could change the outcome of a check of the suite leaves the verdict INCOMPLETE.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,9 @@ AT_COLLECTION = (
     "pytest_itemcollected",
     "pytest_collection_modifyitems",
 )
+# Markers by which a check runs on fewer ranks, or does not apply.
+DECIDING = ("spmd", "world_size", "needs")
+UNKNOWN = "an unknown file"
 
 # Packages with such hooks, or with fixtures, that leave the outcome of a check of the suite alone, and why.
 HARMLESS = {
@@ -72,12 +75,12 @@ KNOWN = pytest.StashKey[tuple[str, ...]]()
 
 
 def interference(session: pytest.Session) -> list[dict[str, Any]]:
-    """The hooks around checks of the suite, and the fixtures that these use, that are somebody else's."""
+    """The hooks around checks of the suite, and what these were given by hooks, that are somebody else's."""
     items = [item for item in session.items if is_of_the_suite(item)]
     found: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for item in items:
         for kind, name, file in (*_hooks(item), *_fixtures(item), *_collection(item)):
-            found[kind, name, file].add(check_name(item.nodeid) if kind == "fixture" else "")
+            found[kind, name, file].add("" if kind == "hook" else check_name(item.nodeid))
     return [
         {"kind": kind, "name": name, "file": file, "checks": sorted(filter(None, checks))}
         for (kind, name, file), checks in sorted(found.items())
@@ -110,11 +113,15 @@ def _is_its_own_body(item: pytest.Function) -> bool:
 
 
 def _hooks(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
-    for caller, names in ((item.ihook, AROUND_A_TEST), (item.config.hook, AROUND_ALL)):
-        for name in names:
-            for implementation in getattr(caller, name).get_hookimpls():
-                if file := _of_others(implementation.function, item):
-                    yield "hook", name, file
+    yield from _hooks_of_others(item, item.ihook, AROUND_A_TEST)
+    yield from _hooks_of_others(item, item.config.hook, AROUND_ALL)
+
+
+def _hooks_of_others(item: pytest.Item, caller: Any, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    for name in names:
+        for implementation in getattr(caller, name).get_hookimpls():
+            if file := _of_others(implementation.function, item):
+                yield "hook", name, file
 
 
 def _fixtures(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
@@ -124,19 +131,19 @@ def _fixtures(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
 
 
 def _collection(item: pytest.Item) -> Iterator[tuple[str, str, str]]:
-    """Who could have given a check what its file does not: arguments in the place of fixtures, or other ranks."""
+    """Who could have given a check what its file does not: arguments in the place of fixtures, other ranks, or a need
+    for which it does not apply. Where no hook of the collection did, what it was given."""
     function, module = getattr(item, "function", None), item.getparent(pytest.Module)
     marks = [*getattr(function, "pytestmark", ()), *(module.own_markers if module else ())]
+    case = getattr(item, "callspec", None)
     names = [mark.args[0] for mark in marks if mark.name == "parametrize"]
     own = {name.strip() for each in names for name in (each.split(",") if isinstance(each, str) else each)}
-    given = {*getattr(getattr(item, "callspec", None), "params", ())} - own
-    on_ranks = [mark for mark in item.iter_markers() if mark.name in ("spmd", "world_size") and mark not in marks]
-    if not given and not on_ranks:
-        return
-    for name in AT_COLLECTION:
-        for implementation in getattr(item.ihook, name).get_hookimpls():
-            if file := _of_others(implementation.function, item):
-                yield "hook", name, file
+    given = {*getattr(case, "params", ())} - own
+    marks += getattr(case, "marks", ())
+    marked = {mark.name for mark in item.iter_markers() if mark.name in DECIDING and mark not in marks}
+    if given or marked:
+        unseen = [*(("fixture", name, UNKNOWN) for name in given), *(("marker", name, UNKNOWN) for name in marked)]
+        yield from list(_hooks_of_others(item, item.ihook, AT_COLLECTION)) or unseen
 
 
 def _of_others(function: Callable[..., object], item: pytest.Item) -> str:
@@ -161,7 +168,7 @@ def _known_places(config: pytest.Config) -> tuple[str, ...]:
 
 def _file_of(function: Callable[..., object]) -> str:
     """The file whose module a function was defined in, whatever it says of itself."""
-    return str(getattr(function, "__globals__", {}).get("__file__") or "an unknown file")
+    return str(getattr(function, "__globals__", {}).get("__file__") or UNKNOWN)
 
 
 class Witness:
