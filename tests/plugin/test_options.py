@@ -51,6 +51,19 @@ def test_the_command_line_wins(run_pytest):
     assert '"interval": 2.5' in told
 
 
+@pytest.mark.parametrize("given", ["ini", "command line"])
+def test_a_run_in_the_home_has_all_of_its_files_in_one_folder(run_pytest, tmp_path, given):
+    home = tmp_path / "home"
+    home.mkdir()
+    where = "~/runs of $HOST"
+    options = [f"--fleet-dir={where}"] if given == "command line" else []
+    files = {"pytest.ini": f"[pytest]\nfleet_dir = {where}\n", "test_inner.py": "def test_it(): pass"}
+    run = run_pytest("--rehearse=1", *options, files=files, HOME=str(home), HOST="node7")
+    (folder,) = (home / "runs of node7").iterdir()
+    assert {file.name for file in folder.iterdir()} == {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
+    assert not (run.root / "~").exists()
+
+
 def test_a_setting_that_makes_no_sense_is_told_with_its_file(run_pytest):
     run = run_pytest(files={"pytest.ini": "[pytest]\nfleet_interval = often\n", "test_inner.py": TELLS})
     assert run.status == pytest.ExitCode.USAGE_ERROR

@@ -27,6 +27,7 @@ from pytest_gpufleet.run.settings import (
     interval,
     node_count,
     note,
+    path,
     rank_count,
     seconds,
     whole_number,
@@ -105,12 +106,12 @@ OPTIONS = (
         "how long the sustained load of level burnin lasts, like 15m (the default), 2h or 72h; implies that level",
     ),
     Option(
-        "--fleet-profile", "profile", Path, "PATH",
+        "--fleet-profile", "profile", path, "PATH",
         "limits from this TOML file, which may extend a shipped profile (default: the shipped ones for this GPU model)",
         site=True,
     ),
     Option(
-        "--fleet-order", "order", Path, "FILE",
+        "--fleet-order", "order", path, "FILE",
         "what was bought, a TOML file that `gpufleet order` can write: each line of it is a check of its own",
         site=True,
     ),
@@ -121,7 +122,7 @@ OPTIONS = (
         site=True,
     ),
     Option(
-        "--fleet-dir", "folder", Path, "DIR",
+        "--fleet-dir", "folder", path, "DIR",
         f"where the folder of each run is made (default: {_DEFAULT['folder']})",
         site=True,
     ),
@@ -132,7 +133,7 @@ OPTIONS = (
         site=True,
     ),
     Option(
-        "--fleet-disk-folder", "disk_folder", Path, "DIR",
+        "--fleet-disk-folder", "disk_folder", path, "DIR",
         "a folder on the drive that level burnin writes 1 GiB to and reads again, compared; nothing stays there",
         site=True,
     ),
@@ -164,7 +165,7 @@ OPTIONS = (
         site=True,
     ),
     Option(
-        "--fleet-resume", "resume", Path, "DIR",
+        "--fleet-resume", "resume", path, "DIR",
         "go on where the run whose folder this is died or was interrupted: checks that met their limits there are not "
         "run again, but for inventory and health",
     ),
@@ -176,7 +177,7 @@ OPTIONS = (
     ),
     Option("--fleet-monitor", "monitor", bool, None, "show what the GPUs, or nodes, do below pytest's own output"),
     Option(
-        "--fleet-prometheus", "prometheus", Path, "FILE",
+        "--fleet-prometheus", "prometheus", path, "FILE",
         "write verdict and figures to FILE for the textfile collector of node_exporter, which reads *.prom",
         site=True,
     ),
@@ -264,8 +265,8 @@ def _from_ini(config: pytest.Config, option: Option) -> Any:
     text = str(config.getini(option.name)).strip()
     if not text:
         return None
-    if option.read is Path and config.inipath is not None:
-        return config.inipath.parent / text
+    if option.read is path and config.inipath is not None:
+        return config.inipath.parent / path(text)
     return _read(config, option, text)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
@@ -16,6 +15,7 @@ from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.run import disk_space
 from pytest_gpufleet.run.folder import JUNIT, REPORT
 from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.run.settings import path
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 # By the attribute of pytest's options that says where the file is to be, and the option that sets it.
@@ -34,7 +34,7 @@ class ReportFiles:
         self._asked: dict[str, Path] = {}
         for name, (option, file) in WRITTEN.items():
             if given := getattr(config.option, name, None):
-                self._asked[file] = Path(os.path.expandvars(given)).expanduser().absolute()  # as they read it
+                self._asked[file] = path(given).absolute()  # as they read it
                 disk_space.check_copy(option, self._asked[file])
 
     def put_into_the_folder(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -54,6 +55,12 @@ class Options:
     def makes_a_run(self) -> bool:
         """Whether there is a run with evidence, report and verdict."""
         return self.asked and not self.listing
+
+
+def path(text: str) -> Path:
+    """With the home and the variables that stand in it, as pytest reads where junit.xml and report.html are to be: else
+    these would be in another folder than the evidence."""
+    return Path(os.path.expanduser(os.path.expandvars(text)))
 
 
 def gpu_count(text: str) -> Gpus:
