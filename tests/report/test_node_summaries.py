@@ -89,6 +89,13 @@ def test_why_a_node_is_lost_is_told_once_where_it_is_named() -> None:
     assert named.count("its cable was pulled") == 1
 
 
+def test_a_node_that_could_not_do_its_part_is_left_out_and_named_by_no_check() -> None:
+    record, _ = of_nodes(fleet_of(3), Between(left_out={1: "no space left on device"}))
+    record.faults.append(Fault("node_unfit", (Place(1, "node"),), "no space left on device"))
+    named = text_of(record).partition("Nodes to look at")[2]
+    assert (": left out" in named, "named by checks" in named) == (True, False)
+
+
 def series(record: Record, folder: Path) -> dict[str, list[tuple[dict[str, str], float]]]:
     prometheus.write(folder / "x.prom", record)
     families = text_string_to_metric_families((folder / "x.prom").read_text())

@@ -95,7 +95,7 @@ def to_look_at(record: Record) -> dict[int, str]:
         numbers[host]: each.state for each in unaccepted(record) if each.rejects for host in each.hosts
     }
     for where, _ in times_named(accused_nodes(record).values()).most_common():
-        found.setdefault(where.node, "named by checks")
+        found.setdefault(where.node, "left out" if where.node in record.left_out else "named by checks")
     return found
 
 
