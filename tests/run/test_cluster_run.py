@@ -22,7 +22,8 @@ from tests.nodes.fake_transport import hello
 
 
 class Answering:
-    """A Cluster of these nodes, each with its answer to every kind of question. `asked`: who was asked last."""
+    """A Cluster of these nodes, each with its answer to every kind of question. `asked`: who was asked last, with so
+    many `seconds` to answer."""
 
     def __init__(self, alive):
         self.alive, self.lost, self.left_out = list(alive), {}, {}
@@ -30,7 +31,7 @@ class Answering:
         self.answers = {kind: dict.fromkeys(alive, answer) for kind, answer in healthy.items()}
 
     def ask_each(self, questions, timeout):
-        self.asked = sorted(questions)
+        self.asked, self.seconds = sorted(questions), timeout
         return {node: self.answers[type(question)][node] for node, question in questions.items()}
 
     def leave_out(self, node, why):
@@ -111,6 +112,15 @@ def test_what_a_node_does_not_tell_is_not_known_to_be_fine(cluster, run):
     assert run.check_health("a check") == []
     assert run.hosts_now("network_ports") == {0: (), 2: ()}
     assert [why.partition(":")[0] for why in run.spoiled] == ["gf2", "gf1"]
+
+
+def test_a_run_that_was_told_to_end_does_not_wait_long_for_a_driver_that_hangs(cluster, run):
+    run.lock()
+    run.check_health("a check")
+    usual = cluster.seconds
+    run.interruption.heard = True
+    run.check_health("the end of the run")
+    assert cluster.seconds <= usual / 10
 
 
 def test_who_was_left_out_by_the_engine_of_the_ranks_is_on_record_once(cluster, run):

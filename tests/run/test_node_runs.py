@@ -54,16 +54,17 @@ def ended(run):
     return run
 
 
-def brought(runs, ask_one):
+def brought(runs, ask_one, at_work=list, interruption=None, wait=1.0):
     """The SHA-256 of each that is on record, when all was brought here that these answers give."""
     said = []
     node_folders.collect(
         SimpleNamespace(
-            node_runs=SimpleNamespace(all=dict(enumerate(runs)), at_work=list, listen=lambda timeout: None),
+            node_runs=SimpleNamespace(all=dict(enumerate(runs)), at_work=at_work, listen=lambda timeout: None),
             cluster=SimpleNamespace(ask_one=ask_one),
+            interruption=interruption or SimpleNamespace(heard=False),
             record_event=lambda name, **content: said.append(content["sha256"]),
         ),
-        1.0,
+        wait,
     )
     return said
 
@@ -104,3 +105,27 @@ def test_nodes_that_do_not_answer_hold_up_no_others_and_leave_no_half_of_a_file(
         (1, "evidence.jsonl"), (2, "evidence.jsonl"), (2, "report.html"), (0, "evidence.jsonl"),
     ]  # fmt: skip
     assert [names_in(run) for run in runs] == [set(), set(), {*WHOLE}]
+
+
+def test_a_run_that_is_told_to_end_waits_for_no_other_and_fetches_in_haste(node, monkeypatch):
+    """It is told so while it waits for a node, or while the evidence of the first comes."""
+    monkeypatch.setattr(node_folders, "AT_ONCE", 1)
+    interruption = SimpleNamespace(heard=False)
+    runs = [ended(node(0)), node(1)]
+
+    def at_work():
+        interruption.heard = True
+        return [runs[1]]
+
+    assert brought(runs, part, at_work, interruption, wait=3600.0) == [sha256(runs[0].folder.evidence), ""]
+
+    interruption.heard = False
+    monkeypatch.setattr(node_folders, "HASTE_SECONDS", 0.0)
+    runs = [ended(node(number)) for number in (2, 3)]
+
+    def ask_one(number, asked, timeout):
+        interruption.heard = True
+        return part(number, asked, timeout)
+
+    assert brought(runs, ask_one, interruption=interruption) == [sha256(runs[0].folder.evidence), ""]
+    assert [names_in(run) for run in runs] == [{"evidence.jsonl"}, set()]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver
 LOCK_SECONDS = 30.0
 HEALTH_SECONDS = 30.0  # for what takes a healthy node 0.2 s
+HASTE_SECONDS = 3.0  # for the same, of a run that was told to end
 END_SECONDS = 300.0  # for a node that has done all checks to write its report
 CLOSE_SECONDS = 15.0
 TURN_SECONDS = 0.5  # between two looks at who is there
@@ -101,7 +102,8 @@ class ClusterRun(Run):
     def _answers(self, question: Asked, nodes: Iterable[int], what: str) -> dict[int, Any]:
         """What these nodes answer. One that does not keeps the run from being complete: `what` may have gone unseen."""
         assert self.evidence is not None
-        answers = self.cluster.ask_each(dict.fromkeys(nodes, question), HEALTH_SECONDS)
+        seconds = HASTE_SECONDS if self.interruption.heard else HEALTH_SECONDS
+        answers = self.cluster.ask_each(dict.fromkeys(nodes, question), seconds)
         silent = {node: answer for node, answer in answers.items() if isinstance(answer, Trouble)}
         for node, why in silent.items():
             self.evidence.spoil(f"{self.ground.hosts[node]}: {what} may have gone unseen: {why}")

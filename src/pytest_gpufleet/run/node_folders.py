@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -28,17 +28,19 @@ PART_SECONDS = 10.0
 FETCH_SECONDS = 120.0  # for all of all nodes: about 2 MB each at level standard
 HASTE_SECONDS = 8.0  # of a run that was told to end
 UNFETCHED = ".part"
+TURN_SECONDS = 0.5  # between two looks at whether the run was told to end
 
 
 def collect(run: ClusterRun, wait_seconds: float) -> None:
     """Bring here what the nodes' own runs have left, and record what each came to. Runs that go on are waited for so
-    long. Of one that did not end, and of a node that is gone, what it had told by then is left."""
+    long, but not by a run that is told to end. Of one that did not end, and of a node that is gone, what it had told by
+    then is left."""
     until = time.monotonic() + wait_seconds
     runs = run.node_runs
-    while runs.at_work() and time.monotonic() < until:
-        runs.listen(until - time.monotonic())
+    while runs.at_work() and time.monotonic() < until and not run.interruption.heard:
+        runs.listen(min(TURN_SECONDS, until - time.monotonic()))
     runs.listen(0.0)
-    fetched = _fetched(run.cluster, runs.all.values(), FETCH_SECONDS if wait_seconds else HASTE_SECONDS)
+    fetched = _fetched(run, FETCH_SECONDS if wait_seconds else HASTE_SECONDS)
     for each in runs.all.values():
         digest = sha256(each.folder.evidence) if each.node in fetched or each.taken_over else ""
         if not digest:
@@ -47,42 +49,48 @@ def collect(run: ClusterRun, wait_seconds: float) -> None:
         run.record_event("node_finished", **node_verdicts.finished(each.node, name, each.record, digest))
 
 
-def _fetched(cluster: Cluster, runs: Iterable[NodeRun], seconds: float) -> set[int]:
-    """The nodes whose evidence was brought here as a whole. Some files come at a time, so that nodes that answer late,
-    or not at all, hold up few others; what is left on nodes that were lost comes last."""
-    until = time.monotonic() + seconds
+def _fetched(run: ClusterRun, seconds: float) -> set[int]:
+    """The nodes whose evidence was brought here as a whole, within so many seconds, or HASTE_SECONDS from when the run
+    is told to end. Some files come at a time, so that nodes that answer late, or not at all, hold up few others; what
+    is left on nodes that were lost comes last."""
+    until, hurried = time.monotonic() + seconds, False
     owed = [
-        (run, name)
-        for run in runs
-        if run.ended is not None and not run.taken_over
+        (each, name)
+        for each in run.node_runs.all.values()
+        if each.ended is not None and not each.taken_over
         for name in BROUGHT
-        if run.ended.files.get(name)
+        if each.ended.files.get(name)
     ]
-    owed.sort(key=lambda each: (each[0].lost is not None, BROUGHT.index(each[1])))
+    owed.sort(key=lambda file: (file[0].lost is not None, BROUGHT.index(file[1])))
     whole, given_up = set[int](), set[int]()
 
-    def bring(run: NodeRun, name: str) -> None:
-        if run.node in given_up or time.monotonic() >= until:
+    def left() -> float:
+        nonlocal until, hurried
+        if run.interruption.heard and not hurried:
+            until, hurried = min(until, time.monotonic() + HASTE_SECONDS), True
+        return max(0.0, until - time.monotonic())
+
+    def bring(each: NodeRun, name: str) -> None:
+        if each.node in given_up or not left():
             return
-        if not _brought(cluster, run, name, until):
-            given_up.add(run.node)
+        if not _brought(run.cluster, each, name, left):
+            given_up.add(each.node)
         elif name == EVIDENCE:
-            whole.add(run.node)
+            whole.add(each.node)
 
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gpufleet folders") as threads:
-        list(threads.map(bring, [run for run, _ in owed], [name for _, name in owed]))
+        list(threads.map(bring, [each for each, _ in owed], [name for _, name in owed]))
     return whole
 
 
-def _brought(cluster: Cluster, run: NodeRun, name: str, until: float) -> bool:
-    """Whether this file is here now."""
+def _brought(cluster: Cluster, run: NodeRun, name: str, left: Callable[[], float]) -> bool:
+    """Whether this file is here now. `left()`: seconds for it."""
     assert run.ended is not None
     temporary, here = run.folder / f"{name}{UNFETCHED}", 0
     try:
         with temporary.open("wb") as file:
             while here < run.ended.files[name]:
-                seconds = max(0.0, min(PART_SECONDS, until - time.monotonic()))
-                part = cluster.ask_one(run.node, ReadFile(name, here, PART_BYTES), seconds)
+                part = cluster.ask_one(run.node, ReadFile(name, here, PART_BYTES), min(PART_SECONDS, left()))
                 if not part:
                     raise Trouble("it has become shorter")
                 here += file.write(part)
