@@ -28,9 +28,9 @@ def judged_by(finding: Finding) -> Grade | None:
     return finding.limit.grade if judged and finding.limit else None
 
 
-def by_grade(record: Record) -> dict[Grade, int]:
-    """How many figures were held against limits of each grade, the best grade first."""
-    counts = Counter(map(judged_by, distinct(record.findings)))
+def by_grade(*records: Record) -> dict[Grade, int]:
+    """How many figures of these runs were held against limits of each grade, the best grade first."""
+    counts = Counter(judged_by(finding) for record in records for finding in distinct(record.findings))
     return {grade: counts[grade] for grade in GRADES if counts[grade]}
 
 

@@ -41,7 +41,7 @@ RESTORED = 8  # all_reduces: a copy of the data takes a tenth of the time of one
 LEAST = 4  # operations of a part: the first and the last one run on alone
 CHECKED = 20  # products that are compared bit for bit, and twice as many all_reduces
 
-Pair = tuple[float, float]  # seconds of one operation: alone, and beside the other one
+Times = tuple[float, float]  # seconds of one operation: alone, and beside the other one
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ def _reduction(rank: Rank, nbytes: int) -> Callable[[], object]:
     return reduce
 
 
-def _means(pairs: Sequence[Pair]) -> tuple[float, float]:
-    return fmean(alone for alone, _ in pairs), fmean(together for _, together in pairs)
+def _means(samples: Sequence[Times]) -> Times:
+    return fmean(alone for alone, _ in samples), fmean(together for _, together in samples)
 
 
 def _told(figures: Sequence[str]) -> dict[str, Condition]:
@@ -169,7 +169,7 @@ def _lead_in(rank: Rank, products: _Work, count: int, seconds: float) -> None:
         _end(rank)
 
 
-def _sample(rank: Rank, products: _Work, reduction: _Work, counts: Sequence[int]) -> tuple[Pair, Pair]:
+def _sample(rank: Rank, products: _Work, reduction: _Work, counts: Sequence[int]) -> tuple[Times, Times]:
     """Seconds of a product alone and beside the other, and of an all_reduce."""
     alone = [_alone(rank, each, count) for each, count in zip((products, reduction), counts, strict=True)]
     origin = _begin(rank)

@@ -32,19 +32,19 @@ from pytest_gpufleet.probes.links.copier import Copier, Copy, Meet, Memory, Offe
 from pytest_gpufleet.probes.links.copying import Copied
 from pytest_gpufleet.probes.links.starting_line import StartingLine
 from pytest_gpufleet.probes.measure import together
-from pytest_gpufleet.probes.pairing import rounds
+from pytest_gpufleet.probes.pairing import Pair, rounds
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
 PairDirection = Literal["read", "write", "both"]
-Pair = tuple[int, int]  # the rank that copies, and the one whose memory it copies from or to
 Samples = tuple[float, ...]
 Sampled = Callable[[Copier, Sequence[Copy], Meet | None], Samples]
 
 
 @dataclass(frozen=True)
 class _Traffic:
-    """Whether a GPU writes to the memory of the other one of its pair, else it reads; and whether both do at once."""
+    """Whether the first GPU of a pair writes to the memory of the other one, else it reads; and whether both do at
+    once."""
 
     writes: bool
     both_ways: bool
@@ -156,13 +156,14 @@ def _measurements(
 
 @dataclass
 class _Ends:
-    """What a rank copies between: memory of its own, and the others' (source, sink); and where it meets them."""
+    """What a rank copies between: memory of its own, and the addresses of the others' (source, sink); and where it
+    meets them."""
 
     copier: Copier
     source: Memory
     sink: Memory
     line: StartingLine
-    others: dict[int, Pair] = field(default_factory=dict)
+    others: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 ENDS = "the ends of links"  # of a rank, which it keeps from `_prepare` to `_free`

@@ -23,6 +23,7 @@ from pytest_gpufleet.probes.nodes import network
 from pytest_gpufleet.probes.nodes.node_groups import ranks_by_node
 from pytest_gpufleet.probes.pairing import Pair, some_rounds
 from pytest_gpufleet.probes.search.per_rank_times import swaps
+from pytest_gpufleet.probes.timing.all_ranks import RUN_SECONDS
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -30,7 +31,6 @@ RailsAtOnce = Literal["one", "all"]
 Samples = tuple[float, ...]
 ROUNDS = 3  # so that each node has two partners, also of an odd number of nodes, of which one rests in each round
 PARTNERS = 2  # that make the figure one of the node alone
-RUN_SECONDS = 0.06  # as of collectives
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.links.pairs import Pair, turns
+from pytest_gpufleet.probes.links.pairs import turns
+from pytest_gpufleet.probes.pairing import Pair
 from pytest_gpufleet.probes.timing.all_ranks import agree, line_up, seconds, timing, wait
 from pytest_gpufleet.world.rank import Rank
 

@@ -13,7 +13,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
-from pytest_gpufleet.probes.links.pairs import Pair
+from pytest_gpufleet.probes.pairing import Pair
 from pytest_gpufleet.probes.search.deadline import Deadline, failed
 from pytest_gpufleet.probes.search.per_rank_times import launch_seconds, pair_seconds
 from pytest_gpufleet.probes.search.topology_file import without_topology_file

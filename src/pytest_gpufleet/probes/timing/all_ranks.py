@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -12,6 +11,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from pytest_gpufleet.probes.timing.one_gpu import seconds_each
 from pytest_gpufleet.world.rank import Rank
 
 # nccl-tests launches 20 times. Less often what takes long: on a broken machine an operation can take a hundred times as
@@ -84,19 +84,12 @@ def seconds(rank: Rank, launch: Callable[[], object], iterations: int, ahead: in
     the clock of the GPU, on which nothing but operations counts, or of the host on CPU ranks."""
     line_up(rank)
     if rank.device.type != "cuda":
-        began = time.perf_counter()
-        for _ in range(iterations):
-            launch()
-        return (time.perf_counter() - began) / iterations
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        return seconds_each(rank.device, launch, iterations)
     for _ in range(ahead):
         launch()
-    first.record()
-    for _ in range(iterations):
-        launch()
-    last.record()
+    each = seconds_each(rank.device, launch, iterations)
     torch.cuda.synchronize()
-    return max(TICK, float(first.elapsed_time(last)) / 1e3) / iterations
+    return max(TICK / iterations, each)
 
 
 def wait(works: Iterable[Iterable[dist.Work]]) -> None:

@@ -7,7 +7,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS
 from pytest_gpufleet.report.fleet_hosts import HostRow, counts, host_rows
 from pytest_gpufleet.report.reason_texts import why
-from pytest_gpufleet.report.terminal.screen_lines import BAD, HEADING, Line, wrapped
+from pytest_gpufleet.report.terminal.screen_lines import BAD, HEADING, Line, and_more, wrapped
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
 
@@ -22,13 +22,11 @@ def fleet_lines(fleet: Fleet) -> list[Line]:
     lines = wrapped(told, "", STAMPS[fleet.verdict].markup)
     for reason in fleet.reasons[:MOST_REASONS]:
         lines += wrapped(reason, "  - ")
-    if (more := len(fleet.reasons) - MOST_REASONS) > 0:
-        lines += wrapped(f"... and {more} more, which the report lists", "  - ")
+    lines += and_more(len(fleet.reasons) - MOST_REASONS, "  - ")
     if wrong := [row for row in host_rows(fleet) if row.wrong]:
         lines.append((f"Hosts to look at: {len(wrong)}", HEADING))
         lines += [line for row in wrong[:MOST_HOSTS] for line in _host(row)]
-        if (more := len(wrong) - MOST_HOSTS) > 0:
-            lines += wrapped(f"... and {more} more, which the report lists", "  ")
+        lines += and_more(len(wrong) - MOST_HOSTS, "  ")
     return lines
 
 

@@ -12,7 +12,7 @@ from pytest_gpufleet.report.failures import failures
 from pytest_gpufleet.report.node_standings import nodes_in_words, to_look_at
 from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.report.reason_texts import why
-from pytest_gpufleet.report.terminal.screen_lines import BAD, HEADING, WIDTH, Line, wrapped
+from pytest_gpufleet.report.terminal.screen_lines import BAD, HEADING, WIDTH, Line, and_more, wrapped
 from pytest_gpufleet.verdict.accusations import told
 from pytest_gpufleet.verdict.node_verdicts import tells
 
@@ -30,8 +30,7 @@ def node_lines(record: Record) -> list[Line]:
     against = reasons(record)
     for reason in against[:MOST_REASONS]:
         lines += wrapped(_short(reason), "  - ")
-    if (more := len(against) - MOST_REASONS) > 0:
-        lines += wrapped(f"... and {more} more, which the report lists", "  - ")
+    lines += and_more(len(against) - MOST_REASONS, "  - ")
     below = _between(record)
     if left_open := counted(gaps(record)):
         text = f"Left open: {', '.join(left_open)} (the report lists each with its reason)"

@@ -24,3 +24,9 @@ def wrapped(text: str, indent: str, markup: dict[str, bool] = PLAIN) -> list[Lin
         break_on_hyphens=False,
     )
     return [(line, markup) for line in texts]
+
+
+def and_more(count: int, indent: str, what: str = "", where: str = "which the report lists") -> list[Line]:
+    """That there are so many more than those above, of `what`; nothing if there are none."""
+    told = wording.count(count, what) if what else count
+    return wrapped(f"... and {told} more, {where}", indent) if count > 0 else []

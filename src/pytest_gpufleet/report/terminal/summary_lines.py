@@ -15,7 +15,7 @@ from pytest_gpufleet.report.next_steps import next_steps
 from pytest_gpufleet.report.open_points import counted, gaps, inapplicable
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.report.terminal.node_lines import node_lines
-from pytest_gpufleet.report.terminal.screen_lines import BAD, HEADING, Line, wrapped
+from pytest_gpufleet.report.terminal.screen_lines import BAD, HEADING, Line, and_more, wrapped
 
 MOST_MISSES = 3  # of one check
 MOST_LINES = 8  # of what it said: a line a GPU
@@ -79,13 +79,11 @@ def _failure(failure: Failure) -> list[Line]:
             result += wrapped(gpu.identity, "    ", BAD)
     for miss in failure.misses[:MOST_MISSES]:
         result += _miss(miss)
-    if (more := len(failure.misses) - MOST_MISSES) > 0:
-        result += wrapped(f"... and {wording.count(more, 'figure')} more, which the report lists", "    ")
+    result += and_more(len(failure.misses) - MOST_MISSES, "    ", "figure")
     said_lines = [line for line in said.splitlines() if line.strip()]
     for line in said_lines[:MOST_LINES]:
         result += wrapped(textwrap.shorten(line, 400, placeholder=" ..."), "    ")
-    if (more := len(said_lines) - MOST_LINES) > 0:
-        result += wrapped(f"... and {wording.count(more, 'line')} more, which the report shows", "    ")
+    result += and_more(len(said_lines) - MOST_LINES, "    ", "line", "which the report shows")
     for file, names in failure.by_file.items():
         result += wrapped(f"{file}: {', '.join(names)}", "    ")
     return result + [line for paragraph in failure.advice for line in wrapped(paragraph, "    ")]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.language import Said, some
-from pytest_gpufleet.model.limit import GRADES, Grade
+from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import Difference
@@ -99,10 +99,7 @@ def judge_fleet(
     notes += not_compared(records)
     notes += _of_runs(real)
     notes += _notes(without_peers, [hosts[each.node].host for each in odd], expected)
-    counts = Counter[Grade]()
-    for run in hosts:
-        counts.update(basis.by_grade(run.record))
-    grades: dict[Grade, int] = {grade: counts[grade] for grade in GRADES if counts[grade]}
+    grades = basis.by_grade(*(run.record for run in hosts))
     rejected = [run.host for run in hosts if run.record.verdict == "REJECTED"]
     against = _against(rejected, hosts, slow, differences)
     verdict, reasons, status = _verdict(hosts, against, gaps, notes)
