@@ -43,6 +43,8 @@ def test_healthy_nodes_that_reach_each_other_are_accepted(tmp_path: Path, limits
     assert (record.verdict, record.exit_status, states(record)) == ("ACCEPTED", 0, [])
     assert record.reasons[0].endswith("on 3 nodes")
     assert {end.basis for end in record.finished.values()} == {"contract"}
+    own = "what only the customer's profile contract.toml lets pass on a node, its own report tells"
+    assert own in record.reasons
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,8 @@ def remarks_on(record: Record) -> list[str]:
             f"{figures} would miss the limits that hold without the customer's profile {record.profile.file}: "
             f"{', '.join(what)}"
         )
+    if record.of_cluster:
+        told.append(f"what only the customer's profile {record.profile.file} lets pass on a node, its own report tells")
     if others := len(unused_limits(record)):
         limits = "1 limit" if others == 1 else f"{others} limits"
         told.append(f"{limits} of the customer's profile {record.profile.file} held for no figure of this run")
