@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from pytest_gpufleet.hardware import nvml
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.probes.links import cuda_driver
 from pytest_gpufleet.probes.links.copier import WORD, WORD_BYTES, Copy, Meet, Memory, Offer
@@ -184,16 +185,12 @@ def _current(context: int | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _near(rank: Rank) -> Iterator[None]:
     """Run on the processors next to the GPU: memory that is pinned there is the memory next to it."""
-    import pynvml
-
     assert rank.gpu is not None
     before = os.sched_getaffinity(0)
-    pynvml.nvmlInit()
+    # Virtual machines and containers may not tell; then the operating system chooses.
+    with nvml.session() as pynvml, contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlDeviceSetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(rank.gpu.uuid))
     try:
-        # Virtual machines and containers may not tell; then the operating system chooses.
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlDeviceSetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(rank.gpu.uuid))
         yield
     finally:
         os.sched_setaffinity(0, before)
-        pynvml.nvmlShutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -11,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from pytest_gpufleet.hardware import nvml
 from pytest_gpufleet.model.conditions import LINED_UP
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import Condition, MiB, metric_under
@@ -41,13 +43,10 @@ WAYS: dict[HostDirection, tuple[HostDirection, ...]] = {**{way: (way,) for way i
 def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
     """The highest generation at which this GPU's PCIe link was seen to run while copies are under way, and the highest
     it can; None where NVML does not tell. A link that rests takes a moment to speed up."""
-    import pynvml
-
     assert rank.gpu is not None
     here = torch.empty(64 * MiB, dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(here, device=rank.device, pin_memory=False)
-    pynvml.nvmlInit()
-    try:
+    with nvml.session() as pynvml, suppress(pynvml.NVMLError_NotSupported):
         handle = pynvml.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)
         best, seen = int(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)), 0
         until = time.monotonic() + SPEED_UP_SECONDS
@@ -58,10 +57,7 @@ def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
             torch.cuda.synchronize()
             if seen >= best or time.monotonic() > until:
                 return seen, best
-    except pynvml.NVMLError_NotSupported:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    return None
 
 
 def host_bandwidth(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
 
+from pytest_gpufleet.hardware import nvml
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.world.rank import Rank
 
@@ -24,16 +26,13 @@ def clocks_under_load(rank: Rank) -> dict[str, int] | None:
     Copies leave the power that products do not: a GPU whose clocks nobody holds runs them at their maximum. Once both
     were seen there, nothing more can show; else it goes on for SECONDS.
     """
-    import pynvml
-
     assert rank.gpu is not None
     a = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=rank.device)
     b = torch.empty_like(a)
-    pynvml.nvmlInit()
-    try:
+    with nvml.session() as pynvml, suppress(pynvml.NVMLError_NotSupported):
         handle = pynvml.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)
         highest = {"sm": 0, "memory": 0, "reasons": 0}
-        most = {"sm": _most(handle, SM), "memory": _most(handle, MEMORY)}
+        most = {"sm": _most(pynvml, handle, SM), "memory": _most(pynvml, handle, MEMORY)}
         until = time.monotonic() + SECONDS
         while time.monotonic() < until and any(highest[name] < clock for name, clock in most.items()):
             for _ in range(COPIES):
@@ -44,16 +43,11 @@ def clocks_under_load(rank: Rank) -> dict[str, int] | None:
             highest["memory"] = max(highest["memory"], int(pynvml.nvmlDeviceGetClockInfo(handle, MEMORY)))
             torch.cuda.synchronize(rank.device)
         return highest
-    except pynvml.NVMLError_NotSupported:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    return None
 
 
-def _most(handle: Any, clock: int) -> float:
+def _most(pynvml: Any, handle: Any, clock: int) -> float:
     """MHz; infinite where NVML does not tell."""
-    import pynvml
-
     try:
         return float(pynvml.nvmlDeviceGetMaxClockInfo(handle, clock))
     except pynvml.NVMLError_NotSupported:
