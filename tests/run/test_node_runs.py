@@ -10,7 +10,7 @@ from pytest_gpufleet.nodes.messages import SuiteEnded
 from pytest_gpufleet.nodes.roll import Lost
 from pytest_gpufleet.run import node_folders
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.run.node_runs import NodeRun
+from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns
 from pytest_gpufleet.safe_files import sha256
 
 BEGIN = json.dumps({"t": "2026-11-22T00:00:00+00:00", "event": "run", "host": "gf1"}).encode()
@@ -44,6 +44,16 @@ def test_a_run_goes_on_whose_evidence_cannot_be_kept(node):
     run.folder.path.rmdir()
     run.hear([BEGIN])
     assert (run.damage, run.record.run.host) == ("", "gf1")
+
+
+def test_a_node_that_was_lost_before_it_had_told_what_it_is_is_not_unlike_the_others(node):
+    runs = NodeRuns(None)
+    runs.all = {0: node()}
+    runs.all[0].hear([BEGIN])
+    assert runs.of_hosts() == {}
+    told = {"t": "2026-11-22T00:00:01+00:00", "event": "machine", "nodes": [{"taken": "", "host": {"kernel": "6.8.0"}}]}
+    runs.all[0].hear([json.dumps(told).encode()])
+    assert [run.host for run in runs.of_hosts().values()] == ["gf0"]
 
 
 WHOLE = {"evidence.jsonl": b"e" * (node_folders.PART_BYTES + 1), "report.html": b"r"}

@@ -140,8 +140,8 @@ class NodeRuns:
                     run.lost = news
 
     def of_hosts(self) -> dict[int, HostRun]:
-        """What each has come to by now, of those that have told anything. What has ended was kept then: to do that anew
-        for 500 nodes takes seconds, and checks between nodes ask again and again."""
+        """What each has come to by now, of those that have told what they are. What has ended was kept then: to do that
+        anew for 500 nodes takes seconds, and checks between nodes ask again and again."""
         return {
             node: HostRun(
                 f"{NODES}/{run.folder.name}",
@@ -151,7 +151,7 @@ class NodeRuns:
                 else kept(run.record, self._suites, run.host),
             )
             for node, run in self.all.items()
-            if run.record.began
+            if run.record.machines
         }
 
     def at_work(self, check: str = "") -> list[NodeRun]:
