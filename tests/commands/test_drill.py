@@ -6,6 +6,7 @@ import xml.etree.ElementTree as Xml
 import pytest
 
 from pytest_gpufleet import cli
+from pytest_gpufleet.model.codes import CODES
 from pytest_gpufleet.model.language import english
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.model.record import read
@@ -119,7 +120,8 @@ def test_without_its_mark_it_is_no_acceptance_either(drill):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--fault", "no_such"), "'no_such' is no fault"),
+        (("--fault", "no_such"), "'no_such' is no fault; `gpufleet drill --help` lists all of them"),
+        (("--fault", "gpu_lots"), "did you mean gpu_lost?"),
         (("--fault", "xid_application"), "rejects no machine"),
     ],
 )
@@ -133,3 +135,10 @@ def test_a_gpu_that_is_not_there_is_blamed_for_nothing(tmp_path, capsys):
     assert cli.main(["drill", "--fault", "gpu_lost", "--gpu", "77", "--fleet-dir", str(tmp_path / "no")]) == 1
     assert "there is no GPU 77 here" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
+
+
+def test_help_has_all_that_a_drill_can_be_for(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["drill", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert all((f"{code.number} {name}" in told) == (code.action != "MONITOR") for name, code in CODES.items())

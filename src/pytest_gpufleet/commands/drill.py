@@ -8,6 +8,7 @@ import platform
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import datetime, timezone
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
@@ -32,6 +33,8 @@ from pytest_gpufleet.run.ground import NodeStanding, OwnMachine
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, settled
 
+FAULTS = {name: code for name, code in CODES.items() if code.action != "MONITOR"}  # which reject a machine
+
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -47,8 +50,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _code(text: str) -> str:
     name = next((name for name, code in CODES.items() if text in (name, str(code.number))), None)
     if name is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no fault: docs/faults.md has all of them")
-    if CODES[name].action == "MONITOR":
+        near = get_close_matches(text, FAULTS, 1)
+        hint = f"did you mean {near[0]}?" if near else "`gpufleet drill --help` lists all of them"
+        raise argparse.ArgumentTypeError(f"{text!r} is no fault; {hint}")
+    if name not in FAULTS:
         raise argparse.ArgumentTypeError(f"{text} rejects no machine, so nothing would follow: choose another")
     return name
 
@@ -154,5 +159,6 @@ DRILL = Command(
     _run,
     "Nothing is tested. It is marked as a drill wherever it is told, accepts nothing, and no other command takes it "
     "for a run.",
-    "1 as of a run that is REJECTED, and nothing else that tells of success.",
+    "1 as of a run that is REJECTED, and nothing else that tells of success. CODE is one of "
+    f"{', '.join(f'{code.number} {name}' for name, code in FAULTS.items())}.",
 )
