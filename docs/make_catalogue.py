@@ -133,6 +133,7 @@ def _of_fleets() -> Iterator[str]:
     yield from (what for _, _, what in drift.CORRECTED)
     yield from (*get_args(Reference), "Median", "First run", "Change", "died", "no GPU", "CPU ranks (rehearsal)")
     yield from ("Figures: the worst place of each run", "Figures", "world", "node", "nodes")
+    yield from (equality.UNKNOWN, equality.NOT_SET, "none")
     yield from ("nobody recorded how they are secured", "1 counter of errors grew")
     yield "1 figure is in one of the runs only: not compared"
 
@@ -142,9 +143,10 @@ def _of_checks() -> Iterator[str]:
     for noun in open_points.NOUNS.values():
         yield from (noun, f"{noun}s")
     yield from next_steps.OTHERWISE.values()
-    yield from node_verdicts.TOLD.values()
-    for check in suite.shipped().checks.values():
-        yield check.title
+    yield from (*node_verdicts.TOLD.values(), *get_args(node_verdicts.State), node_standings.NAMED)
+    for version in ("0.1.0", "0.2.0", None):  # evidence of before is shown in words of before
+        for check in suite.of_version(version).checks.values():
+            yield check.title
     for metric in METRICS.values():
         yield metric.title
     for condition in CONDITIONS.values():
@@ -161,7 +163,7 @@ def _of_checks() -> Iterator[str]:
         yield from legend
     for pictures in (PICTURES, WAYS):
         yield from (told for _, told in pictures.values())
-    yield from ("ranks", MEMORY, THROUGHPUT)
+    yield from ("ranks", MEMORY, THROUGHPUT, "all ranks together", " to ", "Node", "With others")
     yield from (heading for heading, _, _ in health_section.COLUMNS)
 
 
@@ -194,6 +196,7 @@ def _of_code() -> Iterator[str]:
     for path in sorted([*SOURCES.rglob("*.py"), *CHECKS.rglob("*.py")]):
         source = path.read_text(encoding="utf-8")
         says = re.search(r"\b(say|Said)\(", source)
+        yield from _of_reasons(ast.parse(source))
         for call in ast.walk(ast.parse(source)):
             match call:
                 case ast.Constant(value=str(text)) if says and _NAMES.search(text) and "\n" not in text:
@@ -204,10 +207,27 @@ def _of_code() -> Iterator[str]:
                     yield from _texts_of(first)
                 case ast.Assign(targets=[ast.Name(id="CAPTION")], value=ast.Constant(value=str(caption))):
                     yield caption
-                case ast.Call(func=ast.Name(id="not_applicable" | "not_judged"), args=[first]):
-                    yield from _texts_of(first)
                 case ast.Assign(value=ast.Tuple(elts=parts)) if path.stem == "reason_texts":
                     yield from _texts_of(*parts)
+
+
+def _of_reasons(module: ast.Module) -> Iterator[str]:
+    """Why checks are not applicable or not judged, as far as it is the same on all machines: where it stands, under a
+    name, or as the answer of a function that tells what is lacking."""
+    named = {}
+    for node in ast.walk(module):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
+                named[name] = text
+    for node in ast.walk(module):
+        match node:
+            case ast.Call(func=ast.Name(id="not_applicable" | "not_judged" | "Untold"), args=[ast.Name(id=name)]):
+                yield from filter(None, [named.get(name)])
+            case ast.Call(func=ast.Name(id="not_applicable" | "not_judged" | "Untold"), args=[first]):
+                yield from _texts_of(first)
+            case ast.FunctionDef(name="lacking" | "missing", body=body):
+                told = [each.value for part in body for each in ast.walk(part) if isinstance(each, ast.Return)]
+                yield from _texts_of(*filter(None, told))
 
 
 def _texts_of(*parts: ast.expr) -> Iterator[str]:

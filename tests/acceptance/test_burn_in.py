@@ -123,7 +123,7 @@ def test_a_terminal_shows_how_far_it_is_by_lines_or_by_the_table(drawn):
     for second in range(0, 200, 5):
         tell(second, None)
     told = [line.partition(" of 15 min")[0].strip() for line in stream.getvalue().splitlines() if line]
-    assert told == ([] if drawn else ["under 0.1 s", "1 min 0 s", "2 min 0 s", "3 min 0 s"])
+    assert told == ([] if drawn else ["< 0.1 s", "1 min 0 s", "2 min 0 s", "3 min 0 s"])
 
 
 @pytest.mark.parametrize("text", ["", "15", "m", "0m", "1.5h", "-3m", "15 m", "15w"])

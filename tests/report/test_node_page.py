@@ -89,6 +89,13 @@ def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows
     assert "SN-node-016" in shown.html
 
 
+def test_what_is_told_of_nodes_is_told_in_chinese_too(faulty: tuple[Record, NodeRuns]) -> None:
+    record, runs = faulty
+    text = Page(page(record, "", runs, language="zh")).text
+    assert "1 个节点（node-045）：失联：nothing heard" in text  # noqa: RUF001
+    assert "该节点的一条 rail 慢：node-041 rail 2" in text  # noqa: RUF001
+
+
 def test_on_a_phone_nothing_is_cut_off(shown: Page, standard: Record, rejected: Record, tmp_path: Path) -> None:
     pages = {"nodes": shown.html, "standard": page(standard, ""), "rejected": page(rejected, "")}
     for name, each in seen(pages, tmp_path, width=400).items():

@@ -35,6 +35,7 @@ DIRECTIONS = (
     "host to device", "device to host", "host to device both ways", "device to host both ways",
     "read", "write", "write both ways", "both",
 )  # fmt: skip
+PLAIN: dict[Condition, str] = {each: each for each in ("host to device", "device to host", "read", "write", "both")}
 # One direction while the other is as busy. "both" added the two up, before version 0.3.
 BOTH_WAYS: dict[Condition, str] = {
     "host to device both ways": "host to device, both ways busy",
@@ -96,6 +97,7 @@ CONDITIONS: dict[str, ConditionType] = {
             **METHODS,
             **LAUNCHES,
             **LOOPBACKS,
+            **{way: way for way in (ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN)},
             EACH_ALONE: f"of the {EACH_ALONE}",
             BY_NVJPEG: "decoded by nvJPEG",
             NO_SYNC: "by DDP, without communication",
@@ -103,7 +105,7 @@ CONDITIONS: dict[str, ConditionType] = {
     ),
     "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak", "fused", "fp8"), leads=True),
     "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),
-    "direction": ConditionType(DIRECTIONS, words=BOTH_WAYS, leads=True),
+    "direction": ConditionType(DIRECTIONS, words={**PLAIN, **BOTH_WAYS}, leads=True),
     "link": ConditionType(LINKS, "over {}", leads=True),
     "bytes": ConditionType(int),
     "dtype": ConditionType(DTYPES),

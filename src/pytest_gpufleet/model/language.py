@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, get_args
 
 Language = Literal["en", "zh"]
@@ -24,6 +24,25 @@ class Said(str):
 
     _text: str
     _values: dict[str, object]
+
+
+class Listed(Said):
+    """Several texts, one after the other; `between`: what stands between two of them."""
+
+    def __new__(cls, parts: Iterable[str], between: str = ", ") -> Listed:
+        every = tuple(parts)
+        listed = str.__new__(cls, between.join(every))
+        listed._parts, listed._between = every, between
+        return listed
+
+    def __reduce__(self) -> tuple[type[Listed], tuple[tuple[str, ...], str]]:
+        return Listed, (self._parts, self._between)
+
+    def told(self, say: Say) -> str:
+        return say(self._between).join(str(_in(say, part)) for part in self._parts)
+
+    _parts: tuple[str, ...]
+    _between: str
 
 
 def some(names: Sequence[str], most: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.verdict.node_verdicts import unaccepted
 from pytest_gpufleet.verdict.verdict import failure, remarks
 
 MOST_REASONS = 10
@@ -96,6 +97,7 @@ def reasons(record: Record, where_more: str = "which the report lists", say: Say
         for check in record.checks.values()
         if check.title
     }
+    without_case |= {each.told: say(each.told) for each in unaccepted(record)}
     said = {basis.told(record), record.judged_again}
     if record.verdict in ("ACCEPTED", "INCOMPLETE"):
         said.update(remarks(record))

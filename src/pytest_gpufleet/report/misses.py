@@ -42,7 +42,7 @@ def _miss(finding: Finding, record: Record, say: Say) -> Miss:
     # A missed finding that names no place is still a miss: of the worst place.
     places = tuple(dict.fromkeys((*finding.missed, *slower))) or ((worst[0],) if worst else ())
     given = [values.get(place, math.nan) for place in places]
-    value, text, kind, source = wording.span(given, metric.unit), finding.reason, "", ""
+    value, text, kind, source = wording.span(given, metric.unit, say=say), finding.reason, "", ""
     if limit and finding.missed:
         nearest, text = wording.value_and_limit(given[0], limit)
         value = nearest if len(given) == 1 else value
@@ -54,19 +54,19 @@ def _miss(finding: Finding, record: Record, say: Say) -> Miss:
     return Miss(
         finding.check,
         wording.title(finding, say),
-        ", ".join(wording.conditions(finding, say)),
-        _where(places, record.hosts),
+        say(", ").join(wording.conditions(finding, say)),
+        _where(places, record.hosts, say),
         tuple(by_place[part] for part in places[0].parts if part in by_place) if len(places) == 1 else (),
         value,
-        say("{share} worse than its peers", share=wording.span(slower.values(), "ratio", 3)) if slower else "",
+        say("{share} worse than its peers", share=wording.span(slower.values(), "ratio", 3, say)) if slower else "",
         text,
         kind,
         source,
     )
 
 
-def _where(places: tuple[Where, ...], hosts: wording.Hosts) -> str:
+def _where(places: tuple[Where, ...], hosts: wording.Hosts, say: Say) -> str:
     common = set.intersection(*(set(place.parts) for place in places)) if places else set()
     if len(places) > 1 and len(common) == 1 and all(isinstance(place, Pair) for place in places):
-        return f"{len(places)} pairs with {wording.place(common.pop(), hosts)}"
-    return wording.places(places, hosts=hosts)
+        return say("{count} pairs with {place}", count=len(places), place=wording.place(common.pop(), hosts, say))
+    return wording.places(places, hosts=hosts, say=say)

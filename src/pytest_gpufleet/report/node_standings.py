@@ -23,6 +23,7 @@ from pytest_gpufleet.verdict.node_verdicts import one_host_told, unaccepted
 
 MOST_SAID = 6  # of a node, by checks between them
 FIGURES = ("limit_missed", "slower_than_peers")
+NAMED = "named by checks"
 SECURED = {
     "token": "which nobody reads or sends without the cluster's token",
     "loopback": "which never leave this machine",
@@ -95,7 +96,7 @@ def to_look_at(record: Record) -> dict[int, str]:
         numbers[host]: each.state for each in unaccepted(record) if each.rejects for host in each.hosts
     }
     for where, _ in times_named(accused_nodes(record).values()).most_common():
-        found.setdefault(where.node, "left out" if where.node in record.left_out else "named by checks")
+        found.setdefault(where.node, "left out" if where.node in record.left_out else NAMED)
     return found
 
 
@@ -140,5 +141,5 @@ def _said(record: Record, between: Sequence[Group]) -> dict[int, list[str]]:
                     explained.add((node, fault.check))
                 elif (node, fault.check) in explained:
                     continue
-                found[node].append(f"{wording.capitalised(fault.kind.message)}: {fault.told(name)}")
+                found[node].append(Said("{kind}: {what}", kind=Said(fault.kind.message), what=fault.told(name)))
     return found

@@ -157,7 +157,7 @@ def _open(record: Record, say: Say) -> Iterator[Open]:
 
 
 def _figure(finding: Finding, say: Say) -> str:
-    return ", ".join([wording.title(finding, say), *wording.conditions(finding, say)])
+    return say(", ").join([wording.title(finding, say), *wording.conditions(finding, say)])
 
 
 def open_reason(finding: Finding) -> str:

@@ -95,7 +95,9 @@ def _of_nodes(record: Record, word: str, say: Say) -> str:
     found = to_look_at(record)
     if not found:
         return say("No node is named: look at what all nodes share (switches, network, software, settings).")
-    first = say(", ").join(f"{record.hosts[node]} ({say(why)})" for node, why in list(found.items())[:MOST_GPUS])
+    first = say(", ").join(
+        say("{node} ({why})", node=record.hosts[node], why=say(why)) for node, why in list(found.items())[:MOST_GPUS]
+    )
     more = say(" and {count} more", count=len(found) - MOST_GPUS) if len(found) > MOST_GPUS else ""
     one, several = "1 of {nodes} nodes needs a look: {first}.", "{count} of {nodes} nodes need a look: {first}."
     return say(one if len(found) == 1 else several, count=len(found), nodes=nodes, first=first + more)
@@ -119,7 +121,7 @@ def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str
     named = times_named(unexplained.values())
     clear = dict.fromkeys(where for each in said.values() for where in each.explained if where not in named)
     if clear:
-        places = say(" or ").join(wording.place(where, record.hosts) for where in sorted(clear))
+        places = say(" or ").join(wording.place(where, record.hosts, say) for where in sorted(clear))
         told.append(say("Nothing here speaks against {places}.", places=places))
     return wording.sentences(*told)
 

@@ -102,11 +102,11 @@ def quantity(value: float, unit: str, digits: int = 4) -> str:
 
 
 def duration(seconds: float) -> str:
-    """ "0.4 s", "41 s", "12 min 5 s", "71 h 59 min" """
+    """ "< 0.1 s", "0.4 s", "41 s", "12 min 5 s", "71 h 59 min" """
     if not math.isfinite(seconds):
         return number(seconds)
     if seconds < 0.1:
-        return "under 0.1 s"
+        return "< 0.1 s"
     if seconds < 60:
         return f"{number(seconds, 2)} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -122,7 +122,7 @@ def moment(utc: object) -> str:
         return text
 
 
-def span(values: Iterable[float], unit: str, digits: int = 4) -> str:
+def span(values: Iterable[float], unit: str, digits: int = 4, say: Say = english) -> str:
     """One value, or the lowest and the highest of several: "11.9 to 12.3 GB/s"."""
     every = list(values)
     numbers = [value for value in every if not math.isnan(value)]
@@ -130,7 +130,7 @@ def span(values: Iterable[float], unit: str, digits: int = 4) -> str:
         return number(math.nan)
     low, high = quantity(min(numbers), unit, digits), quantity(max(numbers), unit, digits)
     sign = "%" if unit == "ratio" else unit
-    text = low if low == high else f"{low.removesuffix(f' {sign}')} to {high}"
+    text = low if low == high else say("{first} to {last}", first=low.removesuffix(f" {sign}"), last=high)
     return text if len(numbers) == len(every) else f"{text}, and {number(math.nan)}"
 
 
@@ -189,10 +189,10 @@ def shared_and_own(
         shared = set()
     common = words({key: value for key, value in conditions[0].items() if key in shared}, say)
     own = [
-        ", ".join(words({key: value for key, value in each.items() if key in keys - shared}, say))
+        say(", ").join(words({key: value for key, value in each.items() if key in keys - shared}, say))
         for each in conditions
     ]
-    return ", ".join(common), own
+    return say(", ").join(common), own
 
 
 def title(finding: Finding, say: Say = english) -> str:
@@ -211,14 +211,14 @@ def metric(finding: Finding) -> Metric:
     return finding.measurement.definition
 
 
-def place(where: Where, hosts: Hosts = ALONE) -> str:
+def place(where: Where, hosts: Hosts = ALONE, say: Say = english) -> str:
     """A place as people say it: "GPU 3", "GPU 0 to GPU 5", "all ranks together"; of a run on several nodes with the
     names of their hosts: "gf1 GPU 3", "gf1 GPU 0 to GPU 5", "gf1 to gf2"."""
     if where == WORLD:
-        return "all ranks together"
+        return say("all ranks together")
     first, *others = where.parts
     told = [_on_host(first, hosts), *(_on_host(part, hosts if part.node != first.node else ALONE) for part in others)]
-    return " to ".join(told)
+    return told[0] if len(told) == 1 else say("{first} to {last}", first=told[0], last=told[1])
 
 
 def _on_host(part: Place, hosts: Hosts) -> str:
@@ -240,9 +240,9 @@ def worst(finding: Finding) -> tuple[Where, float] | None:
     return min(candidates, key=lambda item: -math.inf if math.isnan(item[1]) else sign * item[1], default=None)
 
 
-def places(every: Sequence[Where], most: int = 4, hosts: Hosts = ALONE) -> str:
+def places(every: Sequence[Where], most: int = 4, hosts: Hosts = ALONE, say: Say = english) -> str:
     """Several places as people say them: "GPU 1, GPU 3", "GPU 0 to GPU 5, GPU 1 to GPU 5 and 12 more"."""
-    return some([place(name, hosts) for name in every], most)
+    return say(some([place(name, hosts, say) for name in every], most))
 
 
 def count(number: int, noun: str) -> str:

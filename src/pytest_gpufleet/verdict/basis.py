@@ -47,7 +47,7 @@ def told(record: Record, say: Say = english) -> str:
         return words
     on_nodes = say("no limit of any node below a {grade} one", grade=say(worst))
     on_nodes += say(PHYSICAL) if worst == "physical" else ""
-    return f"{say('{words} between nodes', words=words)}; {on_nodes}" if words else on_nodes
+    return say("; ").join([say("{words} between nodes", words=words), on_nodes]) if words else on_nodes
 
 
 def in_words(counts: Mapping[Grade, int], say: Say = english) -> str:

@@ -12,7 +12,7 @@ from pytest_gpufleet.model.check import Outcome
 from pytest_gpufleet.model.events import NodeFinished
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.language import Say, english, some
+from pytest_gpufleet.model.language import Said, Say, english, some
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import accusations
@@ -49,13 +49,17 @@ class Nodes:
     def rejects(self) -> bool:
         return self.state in REJECTING
 
-    def __str__(self) -> str:
-        return f"{several(self.hosts)} {TOLD[self.state]}" + (f": {self.why}" if self.why else "")
+    @property
+    def told(self) -> Said:
+        """ "1 node (node-7) lost: it was not heard for 30 s" """
+        text = "{nodes} {state}: {why}" if self.why else "{nodes} {state}"
+        return Said(text, nodes=several(self.hosts), state=Said(TOLD[self.state]), why=self.why)
 
 
-def several(names: Sequence[str]) -> str:
+def several(names: Sequence[str]) -> Said:
     """ "2 nodes (node-1, node-2)" """
-    return f"{len(names)} node{'' if len(names) == 1 else 's'} ({some(names, MOST_NAMES)})"
+    text = "1 node ({hosts})" if len(names) == 1 else "{count} nodes ({hosts})"
+    return Said(text, count=len(names), hosts=some(names, MOST_NAMES))
 
 
 def unaccepted(record: Record) -> list[Nodes]:

@@ -55,8 +55,8 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     failures = [failure(check, record) for check in failed]
     nodes = node_verdicts.unaccepted(record)
     against = [each for each in (node_verdicts.not_as_many(record),) if each]
-    against += [str(each) for each in nodes if each.rejects]
-    cut_short += [str(each) for each in nodes if not each.rejects]
+    against += [str(each.told) for each in nodes if each.rejects]
+    cut_short += [str(each.told) for each in nodes if not each.rejects]
     if rehearsal:
         return "REHEARSAL", [REHEARSED, *failures, *against, *cut_short]
     # A check may have swallowed what it found; it is recorded all the same.
@@ -151,7 +151,7 @@ def failure(check: Check, record: Record, say: Say = english, with_case: bool = 
     name = check.id if with_case else check.id.partition("[")[0]
     told = f"{say(check.title)} ({name})" if check.title else name
     hosts = node_verdicts.hosts_blamed(record, check.id)
-    return f"{told}: {node_verdicts.several(hosts)}" if hosts else told
+    return f"{told}{say(': ')}{say(node_verdicts.several(hosts))}" if hosts else told
 
 
 def left_out(record: Record) -> dict[str, tuple[list[str], list[str]]]:

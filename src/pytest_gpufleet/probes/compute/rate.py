@@ -53,6 +53,7 @@ PRECISIONS = {
     "fp8": Precision(torch.float8_e4m3fn, (8192, 8192, 16384), since=(8, 9)),
 }
 REHEARSAL_SHAPE = (64, 96, 128)
+NEEDS_A_GPU = "this precision needs a GPU"
 REHEARSED = ("fp64", "fp32", "fp16", "bf16")
 HEAVIEST = ("bf16", "fp16", "fp32")  # the first that a device has: tensor cores draw the most power
 # Other models have a few fp64 units for compatibility only, at 1/32 or 1/64 of the fp32 rate.
@@ -62,7 +63,7 @@ FULL_FP64 = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))
 def lacking(precision: str, device: torch.device) -> str:
     """Why a device does not multiply at this precision; "" if it does."""
     if device.type == "cpu":
-        return "" if precision in REHEARSED else f"{precision} needs a GPU"
+        return "" if precision in REHEARSED else NEEDS_A_GPU
     capability, since = torch.cuda.get_device_capability(device), PRECISIONS[precision].since
     if capability < since:
         return f"{precision} came with compute capability {since[0]}.{since[1]}"

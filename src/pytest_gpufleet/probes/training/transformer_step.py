@@ -17,7 +17,7 @@ from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import GpuState, Reading
 from pytest_gpufleet.model.metric import Condition, GiB
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.compute.rate import lacking
+from pytest_gpufleet.probes.compute.rate import NEEDS_A_GPU, lacking
 from pytest_gpufleet.probes.timing.all_ranks import agree, everyones
 from pytest_gpufleet.probes.training import parallel_methods
 from pytest_gpufleet.probes.training.fp8_linear import scaled_by
@@ -72,7 +72,7 @@ def must_train(rank: Rank, recipe: str) -> None:
     """End the test as not applicable where a device does not have the precision of a recipe."""
     if rank.device.type == "cpu":
         if recipe not in REHEARSED:
-            not_applicable(f"{recipe} needs a GPU")
+            not_applicable(NEEDS_A_GPU)
     elif recipe != "fp32" and (reason := lacking(recipe, rank.device)):
         not_applicable(reason)
 

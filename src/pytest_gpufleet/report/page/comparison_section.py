@@ -48,7 +48,7 @@ def headline(comparison: RunComparison, say: Say = english) -> str:
         else "1 outlier; the worst: {metric} of {place} in {run}, {percent} worse.",
         count=len(outliers),
         metric=say(worst.figure.metric.title),
-        place=say(wording.place(worst.place)),
+        place=wording.place(worst.place, say=say),
         run=worst.run,
         percent=wording.percent(worst.worse),
     )
@@ -70,7 +70,7 @@ def _outliers(comparison: RunComparison, say: Say) -> Table:
     rows = (
         (
             outlier.run,
-            outlier.identity if outlier.identity != str(outlier.place) else wording.place(outlier.place),
+            outlier.identity if outlier.identity != str(outlier.place) else wording.place(outlier.place, say=say),
             what(outlier.figure, say),
             wording.quantity(outlier.value, outlier.figure.metric.unit),
             wording.quantity(outlier.reference, outlier.figure.metric.unit),
@@ -89,7 +89,7 @@ def _figures(comparison: RunComparison, most_columns: int, say: Say) -> Table:
     rows = (
         (
             what(row.figure, say),
-            *(_cell(row, index) for index in range(len(runs))),
+            *(_cell(row, index, say) for index in range(len(runs))),
             wording.quantity(row.median, row.figure.metric.unit),
             _change(row) if last == "Change" else wording.percent(row.spread),
             str(row.outliers or ""),
@@ -101,12 +101,12 @@ def _figures(comparison: RunComparison, most_columns: int, say: Say) -> Table:
     return Table(say(caption), heads, tuple(rows))
 
 
-def _cell(row: ComparedFigure, index: int) -> str:
+def _cell(row: ComparedFigure, index: int, say: Say) -> str:
     worst = row.worst[index]
     if worst is None:
         return "—"
     value = wording.quantity(worst[1], row.figure.metric.unit)
-    return value if worst[0] == WORLD else f"{value} ({wording.place(worst[0])})"
+    return value if worst[0] == WORLD else f"{value} ({wording.place(worst[0], say=say)})"
 
 
 def _change(row: ComparedFigure) -> str:

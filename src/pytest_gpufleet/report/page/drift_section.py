@@ -38,7 +38,7 @@ def headline(drift: Drift, say: Say = english) -> str:
                 count=len(drift.worse),
                 run=last,
                 metric=say(worst.figure.metric.title),
-                place=say(wording.place(worst.place)),
+                place=wording.place(worst.place, say=say),
                 percent=wording.percent(worst.worse),
             )
         )
@@ -48,7 +48,7 @@ def headline(drift: Drift, say: Say = english) -> str:
 def _worse(drift: Drift, say: Say) -> Table:
     rows = (
         (
-            each.identity if each.identity != str(each.place) else wording.place(each.place),
+            each.identity if each.identity != str(each.place) else wording.place(each.place, say=say),
             what(each.figure, say),
             _history(each),
             wording.percent(each.worse),
@@ -70,5 +70,7 @@ def _history(each: Worsened) -> str:
 
 def _faults(drift: Drift, say: Say) -> Table:
     newest = list(drift.runs.values())[-1].topology
-    rows = ((", ".join(map(newest.identity, fault.subjects)), fault.what, fault.kind.action) for fault in drift.faults)
+    rows = (
+        (", ".join(map(newest.identity, fault.subjects)), fault.what, say(fault.kind.action)) for fault in drift.faults
+    )
     return Table(say("Counters of errors that grew"), (say("Where"), say("What"), say("Action")), tuple(rows))

@@ -171,7 +171,7 @@ def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts,
         worst = wording.worst(finding)
         assert worst is not None  # it has values
         count = len(finding.measurement.values)
-        where = wording.place(worst[0], hosts) + (say(", worst of {count}", count=count) if count > 1 else "")
+        where = wording.place(worst[0], hosts, say) + (say(", worst of {count}", count=count) if count > 1 else "")
         cells = [_figure(finding, worst[0], say, in_row=True), *([FigureCell(where)] if places else [])]
         rows.append(_row(finding, name, cells, sources, hosts, say))
     return [_table(findings, shared, ("Measured", *(["Where"] if places else []), "Limit", "Spread", "State"), rows)]
@@ -242,7 +242,7 @@ def _spread(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> Figu
     counts = [len(samples) for each in findings for samples in each.measurement.samples.values()]
     widest, at, of = max(spreads, key=lambda spread: spread[0])
     size = wording.size(_nbytes(of)) if len(findings) > 1 else ""
-    where = wording.place(at, hosts) if len(of.measurement.spread) > 1 else ""
+    where = wording.place(at, hosts, say) if len(of.measurement.spread) > 1 else ""
     told = (say("at {place}", place=where or size) if where or size else "", _why_wide(of, say))
     text = f"{wording.number(round(100 * widest, 2), 3)} % (n={min(counts)})"
     return FigureCell(text, below=say(", ").join(filter(None, told)))

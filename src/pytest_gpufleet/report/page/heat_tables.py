@@ -76,7 +76,7 @@ def _by_node(finding: Finding, hosts: wording.Hosts, say: Say) -> list[HeatTable
     for where in sorted(finding.measurement.values):
         first = where.parts[0]
         at[tuple(Place(part.node, "node") for part in where.parts), Place(0, first.kind, first.index)] = where
-    rows = {nodes: " to ".join(wording.place(node, hosts) for node in nodes) for nodes, _ in at}
+    rows = {nodes: say(" to ").join(wording.place(node, hosts) for node in nodes) for nodes, _ in at}
     columns = {device: wording.place(device) for _, device in sorted(at)}
     return _tables(finding, say, "Node", rows, columns, lambda nodes, device: at.get((nodes, device)))
 
@@ -147,8 +147,8 @@ def _tables(
     made = [(name, tuple(cell(row, column) for column in columns)) for row, name in rows.items()]
     return [
         HeatTable(
-            f"{wording.capitalised(say(metric.title))}, {metric.unit}",
-            ", ".join(wording.conditions(finding, say)),
+            f"{wording.capitalised(say(metric.title))}{say(', ')}{metric.unit}",
+            say(", ").join(wording.conditions(finding, say)),
             corner,
             tuple(columns.values()),
             tuple(made[first : first + ROWS]),

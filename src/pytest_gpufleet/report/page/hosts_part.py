@@ -94,10 +94,14 @@ def _detail(row: HostRow, say: Say) -> HostDetail:
         row,
         why(record, say) if record else "",
         reasons(record, "which its own report lists", say) if record and rejected else [],
-        [*(say(gap.what) for gap in row.gaps if gap.kind != "incomplete"), *row.said],
         [
-            (say(each.fact), next(value for value, hosts in each.others.items() if row.host in hosts), each.usual or "")
+            *(say(gap.what) for gap in row.gaps if gap.kind != "incomplete"),
+            *(wording.capitalised(say(text)) for text in row.said),
+        ],
+        [
+            (say(each.fact), say(here), say(each.usual or ""))
             for each in row.differences
+            for here in [next(value for value, hosts in each.others.items() if row.host in hosts)]
         ],
         [_figure(each, say) for each in row.slow[:MOST_FIGURES]],
         max(0, len(row.slow) - MOST_FIGURES),
@@ -106,8 +110,10 @@ def _detail(row: HostRow, say: Say) -> HostDetail:
 
 def _figure(slow: SlowPlaces, say: Say) -> tuple[str, str, str, str]:
     worse = [on_node(place, 0) for place in sorted(slow.worse, key=lambda place: -slow.worse[place])]
-    where = say("all {count} places", count=len(worse)) if slow.everywhere else wording.places(worse, MOST_PLACES)
-    measured = wording.span(slow.values.values(), slow.figure.metric.unit)
+    where = (
+        say("all {count} places", count=len(worse)) if slow.everywhere else wording.places(worse, MOST_PLACES, say=say)
+    )
+    measured = wording.span(slow.values.values(), slow.figure.metric.unit, say=say)
     allowed = say(" and ").join(say(each.told) for each in slow.tolerances)
     worst = say("{percent}; allowed: {allowed}", percent=wording.percent(slow.worst), allowed=allowed)
     return what(slow.figure, say), where, measured, worst
@@ -115,7 +121,7 @@ def _figure(slow: SlowPlaces, say: Say) -> tuple[str, str, str, str]:
 
 def _equality(fleet: Fleet, noun: str, say: Say) -> Table:
     rows = (
-        (say(each.fact), each.usual or "", value, f"{len(hosts)}{say(': ')}{some(hosts, MOST_NAMES)}")
+        (say(each.fact), say(each.usual or ""), say(value), f"{len(hosts)}{say(': ')}{say(some(hosts, MOST_NAMES))}")
         for each in fleet.differences
         for value, hosts in each.others.items()
     )

@@ -63,7 +63,7 @@ def method_comparison(findings: Sequence[Finding], say: Say = english) -> Method
     conditions = {key: value for key, value in next(iter(rates.values())).conditions.items() if key != METHOD}
     in_short = next((str(text) for one in rates.values() if (text := one.details.get(IN_SHORT))), "")
     return MethodComparison(
-        ", ".join(wording.words(conditions, say)),
+        say(", ").join(wording.words(conditions, say)),
         in_short,
         tuple(
             Method(

@@ -100,10 +100,10 @@ def _by_gpus(title: str, rows: Sequence[Row], say: Say) -> FigureTable:
         cells = [_rate(row.rates.get(count), row.efficiencies.get(count)) for count in counts]
         fastest = max(row.rates.values(), default=0.0)
         epoch = wording.duration(EPOCH_IMAGES / fastest) if fastest > 0 else ""
-        name = ", ".join(say(word) for word in row.name if word not in shared) or say(FROM_MEMORY)
+        name = say(", ").join(say(word) for word in row.name if word not in shared) or say(FROM_MEMORY)
         lines.append(FigureRow(name, "", (*cells, FigureCell(epoch, kind="figure")), for_information=False))
-    heads = tuple("1 GPU" if count == 1 else f"{count} GPUs" for count in counts)
-    common = ", ".join(say(word) for word in rows[0].name if word in shared)
+    heads = tuple(say("1 GPU" if count == 1 else "{gpus} GPUs", gpus=count) for count in counts)
+    common = say(", ").join(say(word) for word in rows[0].name if word in shared)
     return FigureTable(title, "", say(NOTE, images=f"{EPOCH_IMAGES:,}"), common, (*heads, EPOCH), tuple(lines))
 
 
@@ -119,10 +119,14 @@ def _lost(losses: Sequence[Losses], say: Say) -> FigureTable:
     for each in losses:
         cells = [FigureCell(wording.percent(part), kind="figure") for part in (each.delivered, each.gradients)]
         pace = FigureCell(
-            wording.percent(each.imbalance), below=say("of {place}", place=wording.place(each.slowest)), kind="figure"
+            wording.percent(each.imbalance),
+            below=say("of {place}", place=wording.place(each.slowest, say=say)),
+            kind="figure",
         )
         rest = FigureCell(wording.percent(each.rest), kind="figure")
         rows.append(
-            FigureRow(", ".join(wording.words(each.conditions, say)), "", (*cells, pace, rest), for_information=False)
+            FigureRow(
+                say(", ").join(wording.words(each.conditions, say)), "", (*cells, pace, rest), for_information=False
+            )
         )
     return FigureTable(TITLE_LOST, "", LOST, "", HEADS_LOST, tuple(rows))

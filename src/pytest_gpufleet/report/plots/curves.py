@@ -84,7 +84,7 @@ def _line_names(findings: Sequence[Finding], key: str, say: Say = english) -> li
     _, names = wording.shared_and_own(findings, without=ALONG[key], say=say)
     told_already = [{_panel(finding), *_of_nodes(finding, say)} for finding in findings]
     return [
-        ", ".join(part for part in name.split(", ") if part not in told)
+        say(", ").join(part for part in name.split(say(", ")) if part not in told)
         for name, told in zip(names, told_already, strict=True)
     ]
 

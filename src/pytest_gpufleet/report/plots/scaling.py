@@ -107,4 +107,4 @@ def _in_words(points: Points) -> list[str]:
 
 def _name(finding: Finding, say: Say = english) -> str:
     conditions = finding.measurement.conditions
-    return ", ".join(wording.words({key: value for key, value in conditions.items() if key in NAMED_BY}, say))
+    return say(", ").join(wording.words({key: value for key, value in conditions.items() if key in NAMED_BY}, say))

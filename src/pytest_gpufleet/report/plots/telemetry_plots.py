@@ -214,10 +214,19 @@ def _svg(
         _mark(axes, stripes, length)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8, ncols=columns,
                     columnspacing=0.8, handlelength=1.6)  # fmt: skip
-        between = " to ".join(wording.quantity(ends(known), quantity.unit) for ends in (min, max))
-        over = f"over {_elapsed(length, hours)} ({'hours:minutes' if hours else 'minutes:seconds'})"
-        told = f"{quantity.title} of {len(lines)} GPUs {over}: {between}"
+        told = _told(quantity, len(lines), known, _elapsed(length, hours), hours, say)
         return canvas.svg(figure, told, canvas.in_language(say, since))
+
+
+def _told(quantity: Quantity, gpus: int, known: Sequence[float], over: str, hours: bool, say: Say) -> str:
+    """What the drawing shows, for those who do not see it."""
+    text = (
+        "{what} of {gpus} GPUs over {time} (hours:minutes): {low} to {high}"
+        if hours
+        else "{what} of {gpus} GPUs over {time} (minutes:seconds): {low} to {high}"
+    )
+    low, high = (wording.quantity(ends(known), quantity.unit) for ends in (min, max))
+    return say(text, what=say(quantity.title), gpus=gpus, time=over, low=low, high=high)
 
 
 def _elapsed(seconds: float, hours: bool) -> str:

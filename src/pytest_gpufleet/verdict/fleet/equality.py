@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import SOFTWARE
-from pytest_gpufleet.model.language import Said, some
+from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
@@ -72,9 +72,12 @@ class Difference:
     @property
     def told(self) -> Said:
         """ "driver: 575.57 (node-9); most hosts have 580.95" """
-        others = ", ".join(f"{value} ({some(hosts, MOST_NAMES)})" for value, hosts in self.others.items())
+        others = Listed(
+            Said("{value} ({hosts})", value=Said(value), hosts=some(hosts, MOST_NAMES))
+            for value, hosts in self.others.items()
+        )
         text = "{fact}: {others}" if self.usual is None else "{fact}: {others}; most hosts have {usual}"
-        return Said(text, fact=Said(self.fact), others=others, usual=self.usual)
+        return Said(text, fact=Said(self.fact), others=others, usual=Said(self.usual or ""))
 
 
 def unlike(hosts: Sequence[HostRun]) -> list[Difference]:
@@ -184,7 +187,7 @@ def _run(record: Record) -> dict[str, str]:
         "version of pytest-gpufleet": record.run.plugin or UNKNOWN,
         "suite": f"{record.suite.version} ({sha256(files.encode()).hexdigest()[:12]})",
         "level": record.run.level,
-        "limits": profile or "none",
+        "limits in use": profile or "none",
         "order": order or "none",
         "grade asked for": record.run.basis,
     }

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.language import Said, some
+from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet import equality
@@ -190,7 +190,7 @@ def _by_kind(gaps: Sequence[Gap]) -> list[str]:
             if not told_why:
                 reasons.append(Said("{hosts} {are}", hosts=who, are=Said(told)))
             else:
-                why = which[0] if len(which) == 1 else "; ".join(which)
+                why = Listed(which, "; ")
                 reasons.append(Said("{hosts} {are}: {why}", hosts=who, are=Said(told), why=why))
     return reasons
 
