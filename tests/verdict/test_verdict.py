@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.event_values import HostFound
 from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
@@ -245,6 +246,19 @@ def test_deselected_checks_leave_a_gap():
     assert conclude(part) == ("INCOMPLETE", [f"{titled(SEVERAL)}: deselected in part, without [fp16]"])
 
 
+def test_a_gpu_that_did_not_start_is_told_beside_the_verdict():
+    """Or one that is hidden from a container: the kernel lists it as the driver's, and NVML does not show it."""
+
+    def told(kinds, shown=8):
+        devices = {f"0000:{number:02x}:00.0": {"kind": kind} for number, kind in enumerate(kinds)}
+        run, facts = RunHeader(level="quick", gpus_present=shown), {"pci_devices": devices}
+        return remarks(Record(run=run, topology=machine(*["Card"] * shown), machines={0: HostFound("", facts)}))
+
+    (remark,) = told(["port", *["gpu"] * 8, "nvme"], shown=7)
+    assert remark.startswith("8 GPUs are bound to the NVIDIA driver, which shows 7")
+    assert told(["port", *["gpu"] * 8, "nvme"]) == told(["gpu"] * 4) == told([]) == []
+
+
 def test_one_case_of_a_check_is_not_the_check():
     record = run(left_out=[f"{SEVERAL}[fp16]"])  # as if it had been left out on the command line
     told = f"{titled(SEVERAL)}: only 5 of its 6 cases ran, without [fp16]"
@@ -373,7 +387,7 @@ def test_what_the_suite_of_a_known_version_consists_of_cannot_be_changed():
     del less["test_9_endurance.py::test_burn_in"]
     record.manifest = replace(of_version("0.1.0"), checks=less)
     (told,) = [told for told in contradictions(record) if "suite" in told]
-    assert told.endswith("is not what that of pytest-gpufleet 0.1.0 does")
+    assert told.startswith("its suite is not that of pytest-gpufleet 0.1.0")
 
 
 def test_a_case_of_the_suite_is_known_without_its_folders():

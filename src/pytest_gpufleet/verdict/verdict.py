@@ -87,6 +87,12 @@ def remarks(record: Record, say: Say = english) -> list[str]:
     told = []
     if present > tested:
         told.append(say("{tested} of the machine's {present} GPUs were tested", tested=tested, present=present))
+    if (bound := _bound_to_the_driver(record)) > present > 0:
+        text = (
+            "{bound} GPUs are bound to the NVIDIA driver, which shows {present}: the others are hidden from here, or "
+            "did not start (RmInitAdapter in the kernel log)"
+        )
+        told.append(say(text, bound=bound, present=present))
     if _nvls_is_off(record):
         told.append(say("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested"))
     told += _of_several_boards(record)
@@ -105,6 +111,13 @@ def remarks(record: Record, say: Say = english) -> list[str]:
             title = titled(check, say=say)
             told.append(say("{check}: failed in {run}, {now} in this run", check=title, run=earlier.run, now=say(now)))
     return told
+
+
+def _bound_to_the_driver(record: Record) -> int:
+    """How many GPUs the kernel lists as the driver's, whatever the driver says of them; 0 where that is not known."""
+    devices = None if record.of_cluster else record.machine.get("pci_devices")
+    found = devices.values() if isinstance(devices, dict) else ()
+    return sum(isinstance(each, dict) and each.get("kind") == "gpu" for each in found)
 
 
 def _of_several_boards(record: Record) -> list[str]:
