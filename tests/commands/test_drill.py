@@ -83,6 +83,8 @@ def test_who_looks_at_it_again_is_told(drill, capsys):
     folder, _ = drill
     assert cli.main(["verify", str(folder)]) == 0
     assert "a drill, made by `gpufleet drill`" in capsys.readouterr().out
+    assert cli.main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out.endswith("report.html: DRILL: REJECTED\n")
     assert cli.main(["judge", str(folder)]) == 1
     assert capsys.readouterr().out.startswith("DRILL: REJECTED")
     assert cli.main(["judge", "--nagios", str(folder)]) == 2

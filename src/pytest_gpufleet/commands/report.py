@@ -12,6 +12,7 @@ from pytest_gpufleet.commands.several import Done, check_one, for_each
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.model.language import LANGUAGES, Language
 from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.report.banner import stamp
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.verdict import ended
@@ -51,7 +52,7 @@ def _again(output: Path | None, language: Language | None, folder: RunFolder) ->
     for path, text in files.items():
         write(path, text)
     told = {"verdict": record.verdict, "files": [str(path) for path in files]}
-    return Done(0, told, partial(tell, f"{output or folder.report}: {record.verdict}"))
+    return Done(0, told, partial(tell, f"{output or folder.report}: {stamp(record).word}"))
 
 
 REPORT_AGAIN = Command(
