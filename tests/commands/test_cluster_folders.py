@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,9 +20,9 @@ from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.node_verdicts import unaccepted
 from tests import clusters
 from tests.clusters import NODES_CHECK, Ends, cluster
+from tests.edited_evidence import Event, edit
 from tests.runs import ALONE
 
-Event = dict[str, Any]
 Told = Callable[..., tuple[int, str]]
 
 
@@ -57,9 +56,7 @@ def with_reports(folder: Path) -> Path:
 
 def changed(evidence: Path, change: Callable[[list[Event]], None]) -> None:
     """Evidence that somebody changed, with the summary and the report that go with it."""
-    events = [json.loads(line) for line in evidence.read_text().splitlines()]
-    change(events)
-    evidence.write_text("".join(json.dumps(event) + "\n" for event in events))
+    edit(evidence, change)
     record = read(evidence)
     evidence.with_name("summary.json").write_text(summary.text(record, sha256(evidence)))
 

@@ -15,6 +15,7 @@ from pytest_gpufleet.report.failures import failures
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.report.translation import says
 from pytest_gpufleet.verdict.contradictions import contradictions
+from tests.edited_evidence import edit
 
 
 @pytest.fixture
@@ -93,9 +94,7 @@ def test_who_looks_at_it_again_is_told(drill, capsys):
 
 def changed(folder, change):
     evidence = folder / "evidence.jsonl"
-    lines = [json.loads(line) for line in evidence.read_text().splitlines()]
-    change(lines)
-    evidence.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    edit(evidence, change)
     return contradictions(read(evidence))
 
 

@@ -29,6 +29,7 @@ from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.profiles import profile
 from tests import runs
 from tests.conftest import FleetRun
+from tests.edited_evidence import Event, edit, insert
 
 RECORDED = sorted(path.parent for path in (Path(__file__).parents[1] / "recorded").glob("*/evidence.jsonl"))
 NEIGHBOUR = Path(__file__).parents[1] / "recorded" / "h200x4-neighbour"
@@ -121,28 +122,16 @@ def append(line: str) -> Callable[[Path], None]:
     return change
 
 
-def insert(line: str) -> Callable[[Path], None]:
-    """As the second line."""
-
-    def change(folder: Path) -> None:
-        first, rest = (folder / "evidence.jsonl").read_text().split("\n", 1)
-        (folder / "evidence.jsonl").write_text(f"{first}\n{line}\n{rest}")
-
-    return change
-
-
 def put(event: str, *keys: str) -> Callable[[Path], None]:
     """null in the place that `keys` lead to, in the first such event."""
 
-    def change(folder: Path) -> None:
-        events = [json.loads(line) for line in (folder / "evidence.jsonl").read_text().splitlines()]
+    def change(events: list[Event]) -> None:
         at = next(each for each in events if each["event"] == event)
         for key in keys[:-1]:
             at = at[key]
         at[keys[-1]] = None
-        (folder / "evidence.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
 
-    return change
+    return lambda folder: edit(folder / "evidence.jsonl", change)
 
 
 @pytest.mark.parametrize(

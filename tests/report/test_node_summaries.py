@@ -20,6 +20,7 @@ from pytest_gpufleet.run.summary import summary
 from pytest_gpufleet.verdict.verdict import settled
 from tests.fleets import fleet_of, healthy, rejected
 from tests.node_records import Between, of_nodes
+from tests.report.test_terminal import text_of
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +29,6 @@ def faulty() -> Record:
     hosts = fleet_of(8, node_004=rejected("node-004"))
     between = Between(nodes=(2,), rails=((4, 1),), lost={6: "nothing heard"}, left_out={3: "REJECTED"})
     return of_nodes(hosts, between)[0]
-
-
-def text_of(record: Record) -> str:
-    return " ".join(" ".join(text.split()) for text, _ in summary_lines(record))
 
 
 def test_the_terminal_names_nodes_by_host_and_serial(faulty: Record) -> None:

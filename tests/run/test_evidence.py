@@ -23,6 +23,7 @@ from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.contradictions import contradictions
 from tests import runs
 from tests.conftest import FleetRun
+from tests.edited_evidence import insert
 
 
 def copytruncate(path: Path) -> None:
@@ -201,16 +202,6 @@ def deep(levels: int) -> str:
     return '{"event": "machine", "machine": ' + '{"a": ' * levels + "1" + "}" * levels + "}"
 
 
-def after(line: str) -> Callable[[Path], None]:
-    """This line, as the second of the evidence."""
-
-    def change(folder: Path) -> None:
-        first, rest = (folder / "evidence.jsonl").read_text().split("\n", 1)
-        (folder / "evidence.jsonl").write_text(f"{first}\n{line}\n{rest}")
-
-    return change
-
-
 def instead(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
     """Something else in the place of a file."""
 
@@ -231,24 +222,24 @@ FINISHED = '{"event": "check_finished", "check": {"id": "a.py::b", "outcome": "%
 RESUMED = '{"event": "run", "host": "x", "resumed": [%s]}'
 # What is done to the folder of a run, and what every command says.
 HOSTILE = {
-    "deep": (after(deep(100_000)), "line 2: not JSON"),
-    "rather deep": (after(deep(100)), "more than 64 lists and objects are within each other"),
-    "huge whole number": (after(FINISHED % ("passed", "1" + "0" * 400)), "$.check.seconds"),
-    "endless seconds": (after(FINISHED % ("passed", "1e999")), "$.check.seconds"),
-    "unknown outcome": (after(FINISHED % ("crashed", 1)), "'crashed' - at `$.check.outcome`"),
+    "deep": (insert(deep(100_000)), "line 2: not JSON"),
+    "rather deep": (insert(deep(100)), "more than 64 lists and objects are within each other"),
+    "huge whole number": (insert(FINISHED % ("passed", "1" + "0" * 400)), "$.check.seconds"),
+    "endless seconds": (insert(FINISHED % ("passed", "1e999")), "$.check.seconds"),
+    "unknown outcome": (insert(FINISHED % ("crashed", 1)), "'crashed' - at `$.check.outcome`"),
     "resumed without a time": (
-        after(RESUMED % '{"run": "a", "failed": []}'),
+        insert(RESUMED % '{"run": "a", "failed": []}'),
         "missing required field `utc` - at `$.resumed[0]`",
     ),
-    "resumed at no time": (after(RESUMED % '{"run": "a", "failed": [], "utc": "x"}'), "'x' - at `$.resumed[0].utc`"),
-    "telemetry in words": (after(SAMPLE % '"much"'), "got `str` - at `$.sample.gpus[0][...]`"),
-    "telemetry is no number": (after(SAMPLE % "NaN"), "$.sample.gpus[0][...]"),
-    "telemetry too large": (after(SAMPLE % "1e308"), "$.sample.gpus[0][...]"),
+    "resumed at no time": (insert(RESUMED % '{"run": "a", "failed": [], "utc": "x"}'), "'x' - at `$.resumed[0].utc`"),
+    "telemetry in words": (insert(SAMPLE % '"much"'), "got `str` - at `$.sample.gpus[0][...]`"),
+    "telemetry is no number": (insert(SAMPLE % "NaN"), "$.sample.gpus[0][...]"),
+    "telemetry too large": (insert(SAMPLE % "1e308"), "$.sample.gpus[0][...]"),
     "no table of links": (
-        after('{"event": "topology", "topology": {"gpus": [], "links": [["X"]], "problems": []}}'),
+        insert('{"event": "topology", "topology": {"gpus": [], "links": [["X"]], "problems": []}}'),
         "the links of 0 GPUs are no table",
     ),
-    "another run": (after(RESUMED % ""), "it has two events run"),
+    "another run": (insert(RESUMED % ""), "it has two events run"),
     "no run at first": (
         lambda folder: (folder / "evidence.jsonl").write_text('{"event": "omen"}\n{"event": "run", "host": "x"}\n'),
         "it begins with an event omen",

@@ -22,7 +22,7 @@ from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict import basis, contradictions
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.profiles import profile
-from tests import runs
+from tests import edited_evidence, runs
 from tests.conftest import EVIDENCE
 from tests.verdict.test_given import HEAD, MET, UNUSED
 
@@ -136,12 +136,8 @@ def test_a_failure_stays_a_rejection_on_whatever_basis(tmp_path: Path) -> None:
 
 def edited(folder: Path, edit: Callable[[dict[str, Any]], None]) -> Record:
     """The record of evidence of which somebody has edited each event."""
-    path = folder / "evidence.jsonl"
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    for event in events:
-        edit(event)
-    path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    return read(path)
+    edited_evidence.edit(folder / "evidence.jsonl", lambda events: [edit(event) for event in events])
+    return read(folder / "evidence.jsonl")
 
 
 def grade_of_the_findings(event: dict[str, Any]) -> None:

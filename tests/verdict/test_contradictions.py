@@ -8,7 +8,6 @@ held against each other.
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 from collections.abc import Iterable
@@ -33,10 +32,9 @@ from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import settled
-from tests import runs
+from tests import edited_evidence, runs
 from tests.commands.test_tools import contract
-
-Event = dict[str, Any]
+from tests.edited_evidence import Event
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "h200x1-e" / "evidence.jsonl"
 EXAMPLES = int(os.environ.get("GPUFLEET_EXAMPLES", "60"))  # of each run
@@ -45,18 +43,16 @@ EXAMPLES = int(os.environ.get("GPUFLEET_EXAMPLES", "60"))  # of each run
 # ---------------------------------------------------------------- runs that were accepted
 
 
-def lines(path: Path) -> list[Event]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def of_an_unknown_version(folder: Path) -> list[Event]:
     """Four GPUs, limits of a contract, a suite of its own."""
-    return lines(runs.record(folder / "run", limits=contract(folder / "contract.toml")) / "evidence.jsonl")
+    return edited_evidence.events(
+        runs.record(folder / "run", limits=contract(folder / "contract.toml")) / "evidence.jsonl"
+    )
 
 
 def of_an_earlier_version(folder: Path) -> list[Event]:
     """A real run of version 0.1.0 on one H200. Without telemetry, which takes its time."""
-    return [event for event in lines(RECORDED) if event["event"] not in ("telemetry", "progress")]
+    return [event for event in edited_evidence.events(RECORDED) if event["event"] not in ("telemetry", "progress")]
 
 
 def as_defined_today(measurement: Measurement, fabric: str) -> Measurement:
@@ -314,7 +310,7 @@ def restated(events: list[Event]) -> list[Event]:
 
 def is_verified(events: list[Event], path: Path) -> bool:
     """Whether `verify` takes it for accepted."""
-    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    edited_evidence.write(path, events)
     try:
         record = read(path)
         return record.verdict == "ACCEPTED" and not contradictions(record)

@@ -1,7 +1,8 @@
 """What a test changes on a rank is gone when the next one comes; the suite gets ranks that no other test has used."""
 
-import json
 from pathlib import Path
+
+from tests import edited_evidence
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
@@ -193,7 +194,7 @@ def test_the_suite_gets_ranks_that_no_other_test_has_used(run_pytest):
         files={"first.py": first, "last.py": last},
     )  # fmt: skip
     assert run.status == 0, run.text
-    events = [json.loads(line) for line in (run.folders[0] / "evidence.jsonl").read_text().splitlines()]
+    events = edited_evidence.events(run.folders[0] / "evidence.jsonl")
     told = [
         event.get("check", {"id": ""})["id"].rpartition("::")[2]
         if event["event"] == "check_finished"
