@@ -27,6 +27,7 @@ from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report.page import health_section
 from pytest_gpufleet.report.page.rendering import stylesheet
 from pytest_gpufleet.report.page.summary_html import summary
+from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.verdict import conclude, remarks
 from tests.report import standard_run
@@ -127,6 +128,12 @@ def test_cause_stands_before_the_figures_that_missed(page_of: PageOf) -> None:
     cause = "every pair with it reaches 212 GB/s, all others 394"
     assert failed.index(cause) < failed.index("14 pairs with GPU 5")
     assert f"GPU 5: {cause}." in text[: text.index("The GPUs at a glance")]  # and in the paragraph that says why
+
+
+def test_a_cause_that_names_no_gpu_begins_a_sentence(bad_gpu: Record) -> None:
+    cause = "no single GPU: all pairs are about equally slow"
+    bad_gpu.faults = [replace(fault, code="cause_unclear", subjects=(), what=cause) for fault in bad_gpu.faults]
+    assert "No single GPU: all pairs are about equally slow." in why(bad_gpu)
 
 
 def test_cases_of_one_check_are_one_failure(page_of: PageOf) -> None:

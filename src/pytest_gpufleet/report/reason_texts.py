@@ -153,7 +153,8 @@ def _first_cause(record: Record, accused: Iterable[str]) -> str:
     """What a search found out about the first figure that missed."""
     found = (fault for check_id in accused for fault in searched(record, check_id))
     for fault in found:
-        return fault.told(partial(wording.place, hosts=record.hosts)).splitlines()[0].rstrip(".") + "."
+        told = fault.told(partial(wording.place, hosts=record.hosts)).splitlines()[0].rstrip(".") + "."
+        return told if fault.subjects else wording.capitalised(told)  # a host is called as it is called
     return ""
 
 

@@ -130,7 +130,7 @@ def _all_that_ran(record: Record) -> list[tuple[str, Any]]:
 
 
 def _what_else(session: Session) -> list[tuple[str, Any]]:
-    plugins = (f"{each.name} {each.version or each.file}" for each in session.plugins)
+    plugins = (" ".join(filter(None, (each.name, each.version or each.file))) for each in session.plugins)
     return [
         ("Plugins of pytest", ", ".join(plugins)),
         ("conftest.py", _with_sums(session.conftests)),
