@@ -9,8 +9,10 @@ from pytest_gpufleet.cli import main
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.plugin.supervision import STUCK
 from pytest_gpufleet.verdict.verdict import DEADLINE
+from pytest_gpufleet.world.engines.processes import look as alive
 from tests.conftest import REPORTS, rehearsal
-from tests.run.test_orphans import LEFT, alive, controller, wait_until
+from tests.run.test_orphans import LEFT, controller
+from tests.waiting import comes_true
 
 __all__ = ["controller"]
 
@@ -83,7 +85,7 @@ def test_a_hang_on_a_rank_ends_in_time_with_a_report(late):
     assert run.outcomes == {"test_first": "passed"}
     (folder,) = run.folders
     assert {path.name for path in folder.iterdir()} == LEFT
-    assert not [path for path in run.root.glob("pid*") if alive(path.read_text())]
+    assert not [path for path in run.root.glob("pid*") if alive(int(path.read_text()))]
     assert f" --fleet-resume {REPORTS}/{folder.name}\n" in run.text
     assert run.record.run.deadline_seconds == 86400
     assert main(["verify", str(folder)]) == 0
@@ -147,10 +149,10 @@ def test_the_child_of_a_session_never_goes_on_with_what_its_program_does(run_fre
 def test_a_signal_is_for_the_run(controller, tmp_path, number):
     hanging = HANGS_ON_A_RANK.replace(f"now({TOLD})", "Path('hanging').touch()")
     process = controller(hanging, "--fleet-deadline=1d")
-    assert wait_until((tmp_path / "hanging").exists)
+    assert comes_true((tmp_path / "hanging").exists)
     process.send_signal(number)
     assert process.wait(60) == (2 if number == signal.SIGINT else -number)
-    assert wait_until(lambda: not any(alive(path.read_text()) for path in tmp_path.glob("pid*")))
+    assert comes_true(lambda: not any(alive(int(path.read_text())) for path in tmp_path.glob("pid*")))
     (folder,) = tmp_path.glob("out/*")
     if number != signal.SIGKILL:
         assert {path.name for path in folder.iterdir()} == LEFT
