@@ -163,7 +163,16 @@ def _of_checks() -> Iterator[str]:
         yield from legend
     for pictures in (PICTURES, WAYS):
         yield from (told for _, told in pictures.values())
-    yield from ("ranks", MEMORY, THROUGHPUT, "all ranks together", " to ", "Node", "With others")
+    yield from (
+        "ranks",
+        MEMORY,
+        THROUGHPUT,
+        "all ranks together",
+        " to ",
+        "Node",
+        "With others",
+        "--rehearse was given",
+    )
     yield from (heading for heading, _, _ in health_section.COLUMNS)
 
 

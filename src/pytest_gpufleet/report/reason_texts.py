@@ -56,7 +56,7 @@ def _why(record: Record, say: Say) -> str:
     word = stamp(record).word
     if word == "REHEARSAL":
         because = record.run.rehearsal_because.rstrip(".")
-        why_none = say("Why it is a rehearsal: {because}.", because=because) if because else ""
+        why_none = say("Why it is a rehearsal: {because}.", because=say(because)) if because else ""
         return wording.sentences(_rehearsed(record, say), say(STAMPS[word].meaning), why_none)
     if record.verdict is None:
         no_end = say("The run did not reach its end, so there is no verdict.")
