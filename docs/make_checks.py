@@ -23,11 +23,11 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.model import levels, suite
 from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.limit import Limit
-from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.metric import METRICS, GiB
 from pytest_gpufleet.model.vocabulary import MEASURED_UNDER
 from pytest_gpufleet.plugin.selection import level_of
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.verdict.judgement import STEADY
+from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, STEADY, UNSTEADY_FROM, UNSTEADY_IN_NCCL
 from pytest_gpufleet.verdict.profiles import profile
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,8 @@ Every check of the suite, in the order in which they run. Report and terminal na
 - Checks of `test_nodes_*.py` are **between nodes**: they take two, and do not apply to one machine. Published limits
   hold for the number of nodes and the network of their source. Where there is none, a figure is judged by its peers,
   and is for information where it has none, as with two nodes: no verdict waits for it.
-- A judged figure whose samples differ by more than {wording.percent(STEADY)} fails its check too ("spread of ..."):
+- A judged figure whose samples differ by more than {wording.percent(STEADY)} ({" and ".join(UNSTEADY_IN_NCCL)} of
+  {UNSTEADY_FROM // GiB} GiB and more: {wording.percent(AS_NCCL_IS)}) fails its check too ("spread of ..."):
   something else uses the GPU, or it throttles. Find out which, and run the check again.
 - The health of all GPUs is read around every check. An error that comes up meanwhile fails the check during which it
   came up, whatever that check was for, and the message names the GPU.

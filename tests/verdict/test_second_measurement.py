@@ -12,7 +12,8 @@ from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.plugin import judging
 from pytest_gpufleet.plugin.judging import Judge
@@ -196,3 +197,22 @@ def test_evidence_in_which_a_miss_was_set_aside_for_no_reason_contradicts_itself
     assert told(first, last, last)  # there were more, until one passed
     warm = replace(first, measurement=measured(4000.0, WARM))
     assert told(warm, last)
+
+
+@pytest.mark.parametrize(
+    ("collective", "nbytes", "samples", "differ"),
+    [
+        # The same machine, one measurement after the other; it was healthy.
+        ("all_gather", 8 * GiB, (312.2, 294.7, 301.9), False),
+        ("all_gather", 8 * GiB, (302.2, 298.0, 314.3), False),
+        ("all_gather", 8 * GiB, (312.2, 270.0, 301.9), True),
+        ("all_gather", 64 * MiB, (212.2, 194.7, 201.9), True),
+        ("all_reduce", 8 * GiB, (346.2, 326.7, 345.9), True),
+    ],
+)
+def test_collectives_that_nccl_does_unsteadily_may_differ_more(collective, nbytes, samples, differ):
+    conditions = {
+        "collective": collective, "bytes": nbytes, "dtype": "float32", "ranks": 2, "in_place": False, "nvls": False,
+    }  # fmt: skip
+    measurement = Measurement("busbw", {WORLD: samples[-1]}, conditions, {WORLD: samples})
+    assert bool(unsteady(replace(judged(measurement), state="met"))) == differ

@@ -11,6 +11,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.tolerance import Tolerance
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.peers import slower_than_peers
@@ -18,6 +19,10 @@ from pytest_gpufleet.verdict.physical_limits import physical_limit
 from pytest_gpufleet.verdict.profiles.profile import Profile
 
 STEADY = 0.05
+# NCCL by itself, without this package, gave samples of all_gather and reduce_scatter of 8 GiB that differ by up to 7 %
+# on two healthy H200, whatever allocated the buffers; here they once did by 5.8 and 5.4 % in a row (docs/results).
+UNSTEADY_IN_NCCL, UNSTEADY_FROM = ("all_gather", "reduce_scatter"), GiB
+AS_NCCL_IS = 0.10
 STEADINESS = (
     "a figure that changes from one sample to the next is no figure: something else uses the GPU, or it throttles"
 )
@@ -138,13 +143,20 @@ def _possible(value: float, measurement: Measurement) -> bool:
     return math.isfinite(value) and (value > 0 or (value == 0 and measurement.metric not in NEVER_ZERO))
 
 
+def allowed_spread(measurement: Measurement) -> float:
+    """By how much the samples of a judged figure may differ."""
+    collective, nbytes = (measurement.conditions.get(name) for name in ("collective", "bytes"))
+    by_nccl = collective in UNSTEADY_IN_NCCL and isinstance(nbytes, int) and nbytes >= UNSTEADY_FROM
+    return AS_NCCL_IS if by_nccl else STEADY
+
+
 def unsteady(finding: Finding) -> Finding | None:
-    """A finding of its own for a judged figure whose samples differ by more than 5 %; else None."""
+    """A finding of its own for a judged figure whose samples differ by more than they may; else None."""
     measurement = finding.measurement
-    judged = measurement.definition.steady and finding.state in ("met", "missed")
-    if not judged or all(spread <= STEADY for spread in measurement.spread.values()):
+    judged, allowed = measurement.definition.steady and finding.state in ("met", "missed"), allowed_spread(measurement)
+    if not judged or all(spread <= allowed for spread in measurement.spread.values()):
         return None
-    limit = Limit("spread", "max", STEADY, "ratio", "project", STEADINESS, {}, "")
+    limit = Limit("spread", "max", allowed, "ratio", "project", STEADINESS, {}, "")
     spread = Measurement("spread", measurement.spread, {"metric": measurement.metric, **measurement.conditions})
     missed = tuple(place for place, value in spread.values.items() if not limit.met_by(value))
     return Finding(finding.check, spread, "missed", limit, missed, {}, _missed_reason(len(missed), 0))

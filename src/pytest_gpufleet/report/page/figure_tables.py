@@ -20,7 +20,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.open_points import open_reason
 from pytest_gpufleet.report.page.heat_tables import spans_nodes
 from pytest_gpufleet.report.page.limit_sources import Sources
-from pytest_gpufleet.verdict.judgement import STEADY
+from pytest_gpufleet.verdict.judgement import allowed_spread
 
 FEWEST_SIZES = 3
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
@@ -249,13 +249,14 @@ def _spread(findings: Sequence[Finding], hosts: wording.Hosts, say: Say) -> Figu
 
 
 def _why_wide(finding: Finding, say: Say) -> str:
-    """Why the samples of a figure may differ by more than STEADY, if they do and may."""
-    if max(finding.measurement.spread.values()) <= STEADY:
+    """Why the samples of a figure differ by more than those of a judged one may, if they do."""
+    allowed = allowed_spread(finding.measurement)
+    if max(finding.measurement.spread.values()) <= allowed:
         return ""
     if not wording.metric(finding).steady:
         return say("no bound")
     judged = finding.state in ("met", "missed")
-    return say("above {share}", share=wording.percent(STEADY)) if judged else say("not judged")
+    return say("above {share}", share=wording.percent(allowed)) if judged else say("not judged")
 
 
 def _state(finding: Finding) -> FigureCell:

@@ -39,13 +39,14 @@ from pytest_gpufleet.report.page.training_tables import training_tables
 from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.report.translation import says
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.judgement import STEADY
+from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, STEADY
 
 SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures
 STATES = ("met", LIKE_PEERS, "missed", "not judged", "for information")
 # Seconds of telemetry below which it is not drawn. Level quick of recorded machines had 7 to 16 samples, one a second,
 # in which no GPU became warm; to load matplotlib and draw them took a tenth of the run.
 SHORTEST_DRAWN = 20.0
+MAY_DIFFER = {"steady": wording.percent(STEADY), "by_nccl": wording.percent(AS_NCCL_IS)}  # samples of a figure
 MOST_DRAWN = 24  # groups of checks with plots; the suite has ten, and evidence may come from anybody
 
 LEAVES_NOTHING_OPEN = {
@@ -124,7 +125,7 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, la
             environment=machine_section.environment(record),
             **_machine(GpuTopology() if nodes else record.topology),  # each node has a report of its own
             **_open(record, say),
-            steady=wording.percent(STEADY),
+            **MAY_DIFFER,
             carried=[check for check in record.checks.values() if check.run],
             grades=GRADES,
             symbols=wording.SYMBOLS,
