@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpufleet.world.engines import channel, loaded_packages, processes, scratch
@@ -31,16 +33,18 @@ TURN_SECONDS = 0.005  # between two looks at what is still alive
 END_SECONDS = 1.0  # for ranks to go when the controller ends
 # What ranks find in their environment unless the controller has something else there.
 # CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does. The heartbeat is torch's own deadline for a stuck NCCL
-# watchdog; ours comes first. The buffer is the flight recorder of NCCL, which is read after a hang; torch before 2.8
-# knows it by its second name only.
-DEFAULTS = {
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(7 * 24 * 3600),
-    "TORCH_FR_BUFFER_SIZE": "2000",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-}
+# watchdog; ours comes first.
+DEFAULTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(7 * 24 * 3600)}
+RECORDED = "2000"  # collectives, by NCCL's flight recorder, which is read after a hang
 # The same where all ranks are on this machine: NCCL and Gloo listen on loopback only.
 ON_LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+@cache
+def recorder() -> str:
+    """What switches the flight recorder on. torch 2.8 renamed it, and warns of the old name in each rank."""
+    major, minor, *_ = version("torch").split(".")
+    return "TORCH_FR_BUFFER_SIZE" if (int(major), int(minor)) >= (2, 8) else "TORCH_NCCL_TRACE_BUFFER_SIZE"
 
 
 @dataclass
@@ -115,9 +119,10 @@ class LocalEngine:
             "LOCAL_WORLD_SIZE": spec.local_size,
         }
         numbers = {name: str(number) for name, number in counted.items()}
+        defaults = {**DEFAULTS, recorder(): RECORDED}
         if self._network is None:
-            return {**DEFAULTS, **ON_LOOPBACK, **os.environ, **numbers, **spec.environment}
-        return {**DEFAULTS, **os.environ, **self._network(spec), **numbers, **spec.environment}
+            return {**defaults, **ON_LOOPBACK, **os.environ, **numbers, **spec.environment}
+        return {**defaults, **os.environ, **self._network(spec), **numbers, **spec.environment}
 
     def rendezvous(self) -> str:
         assert self._scratch is not None
