@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 600.0  # what is waited for hangs for an hour if it is not ended
 TURN_SECONDS = 0.01  # between two looks
 
 
