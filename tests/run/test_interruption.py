@@ -6,15 +6,15 @@ from contextlib import nullcontext
 
 import pytest
 
-from pytest_gpufleet.run.interruption import Interruption
+from pytest_gpufleet.run.interruption import HEEDED, Interruption
 
 DEADLY = (signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture(autouse=True)
 def untouched():
-    """As in a process that nobody has told anything."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in DEADLY}
+    """As in a process that nobody has told anything, such as that it is in the background (SIGINT is ignored there)."""
+    before = {number: signal.signal(number, usual) for number, usual in HEEDED.items()}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
