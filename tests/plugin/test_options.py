@@ -91,11 +91,20 @@ def test_a_note_has_a_key_and_a_value(run_pytest, text):
     assert "write KEY=VALUE, like order=4711" in run.text
 
 
-@pytest.mark.parametrize(("folder", "status"), [("no/such", pytest.ExitCode.USAGE_ERROR), (".", 0)])
-def test_a_drive_is_tested_in_a_folder_that_is_there(run_pytest, folder, status):
-    """Else the check that was asked for would not apply, and leave nothing open."""
-    files = {"test_inner.py": "def test_it(): pass"}
-    run = run_pytest("--rehearse=1", "--fleet-dir=runs", f"--fleet-disk-folder={folder}", files=files)
+@pytest.mark.parametrize(
+    ("level", "folder", "status"),
+    [
+        ("burnin", "no/such", pytest.ExitCode.USAGE_ERROR),
+        ("burnin", "too-long" * 32, pytest.ExitCode.USAGE_ERROR),
+        ("burnin", ".", 0),
+        ("quick", "no/such", 0),
+    ],
+)
+def test_a_drive_is_tested_in_a_folder_that_is_there(run_pytest, level, folder, status):
+    """Else the check that was asked for would not apply, and leave nothing open. Other levels write to no drive."""
+    ini = f"[pytest]\nfleet_disk_folder = {folder}\n"
+    files = {"test_inner.py": "def test_it(): pass", "pytest.ini": ini}
+    run = run_pytest("--rehearse=1", "--fleet-dir=runs", f"--fleet-level={level}", files=files)
     assert (run.status, len(run.folders)) == (status, status == 0), run.text
 
 

@@ -51,10 +51,12 @@ def check_deadline(options: Options, deadline: float) -> None:
 
 def check_disk_folder(options: Options) -> None:
     """UsageError if the folder that a drive is to be tested in is none: half an hour later that would be a check that
-    does not apply. In a run on many nodes it is just that: not all of them need to have what one has."""
+    does not apply. In a run on many nodes it is just that: not all of them need to have what one has. A site's ini file
+    names it for all levels, of which one uses it."""
     from pytest_gpufleet.nodes.suite_process import ONE_OF_MANY
 
-    if options.disk_folder is None or options.nodes is not None or ONE_OF_MANY in os.environ:
+    used = options.disk_folder is not None and options.level == "burnin"
+    if not used or options.nodes is not None or ONE_OF_MANY in os.environ:
         return
-    if not options.disk_folder.is_dir():
+    if not os.path.isdir(str(options.disk_folder)):  # pathlib's raises for what may not be looked into
         raise pytest.UsageError(f"--fleet-disk-folder: {options.disk_folder} is no folder: make it, or name another")
