@@ -1,5 +1,7 @@
 """Who is let into a cluster of Ray, and in which order its nodes are numbered; without Ray."""
 
+import sys
+
 import pytest
 
 from pytest_gpufleet.model.refused import Refused
@@ -16,7 +18,6 @@ def knocks(monkeypatch):
     """What a process hears that knocks without a token, and one that has what this one has."""
 
     def answers(without: Knock, own: Knock) -> None:
-        monkeypatch.setattr(ray_access, "find_spec", lambda name: True)
         monkeypatch.setattr(ray_access, "version", lambda name: "2.60.0")
         monkeypatch.setattr(ray_access, "_begin", lambda address, mode: without if mode == "disabled" else own)
         monkeypatch.setattr(ray_access, "_outcome", lambda knock: knock)
@@ -48,8 +49,10 @@ def test_why_this_process_is_not_let_in_is_one_sentence(knocks, without, own, to
     assert "\n" not in str(refused.value)
 
 
-def test_where_ray_is_missing_it_is_said_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(ray_access, "find_spec", lambda name: None)
+def test_where_ray_is_missing_it_is_said_how_to_get_it(monkeypatch, tmp_path):
+    """Also where a folder is called ray, as in whoever's checkout."""
+    (tmp_path / "ray").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(Refused, match=r"pip install 'pytest-gpufleet\[ray\]'"):
         ray_access.find(None)
 

@@ -13,8 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -60,9 +59,11 @@ class Access:
 
 def find(address: str | None) -> Access:
     """The cluster at this address (None: as Ray finds it), which lets this process in. Refused if there is none."""
-    if find_spec("ray") is None:
-        raise Refused(MISSING)
-    if _numbers(here := version("ray")) < _numbers(LEAST):
+    try:
+        here = version("ray")  # not whether it can be imported: so can any folder of this name
+    except PackageNotFoundError:
+        raise Refused(MISSING) from None
+    if _numbers(here) < _numbers(LEAST):
         raise Refused(f"--nodes needs Ray {LEAST} or later, which knows of tokens; here is {here}")
     wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
     if "://" in wanted:
