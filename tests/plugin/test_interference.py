@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import shutil
 import sys
 from collections.abc import Callable
@@ -277,6 +278,26 @@ def test_what_python_imports_when_it_starts_is_on_record(monkeypatch: pytest.Mon
     other = {Path(file).name for file in what_ran._other_files() if Path(file).parent == tmp_path}
     assert other == {"sitecustomize.py", "torch.py"}
     assert not [file for file in what_ran._other_files() if "-packages/" in file]
+
+
+class Strange:
+    """As packages put them in the place of a module of theirs."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(f"no {name} here")
+
+
+def test_no_module_is_loaded_or_asked_to_be_on_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "at_first_use.py").write_text("raise ImportError('what it needs is not installed')")
+    spec = importlib.util.spec_from_file_location("at_first_use", tmp_path / "at_first_use.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    lazy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lazy)
+    for name, module in {"at_first_use": lazy, "strange": Strange(), "left_out": None}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert str(tmp_path / "at_first_use.py") in {*what_ran._other_files()}
 
 
 def test_what_leaves_the_suite_alone_is_only_on_record(beside_the_suite: Any, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import os
 import shlex
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -91,7 +92,11 @@ def _file(plugin: object) -> str:
     return _origin(plugin if isinstance(plugin, ModuleType) else sys.modules.get(type(plugin).__module__))
 
 
-def _origin(module: ModuleType | None) -> str:
-    """What Python loaded a module from, whatever it says of itself; a script has only that."""
-    spec = getattr(module, "__spec__", None)
-    return str((spec.origin if spec else getattr(module, "__file__", None)) or "")
+def _origin(module: object) -> str:
+    """What Python loaded a module from, whatever it says of itself; a script has only that. It is not asked: one that
+    is loaded at its first use would be, and what else anybody puts in the place of a module may raise."""
+    known: Mapping[str, Any] = {}
+    with suppress(AttributeError):
+        known = object.__getattribute__(module, "__dict__")
+    spec = known.get("__spec__")
+    return str((getattr(spec, "origin", None) if spec else known.get("__file__")) or "")
