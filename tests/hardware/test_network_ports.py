@@ -70,6 +70,15 @@ def test_a_counter_that_cannot_be_read_is_no_zero(adapter):
     assert port["errors"]["port_rcv_errors"] == 14
 
 
+def test_a_port_whose_state_cannot_be_read_is_not_active(adapter):
+    """Reading it fails where the driver cannot ask the port (drivers/infiniband/core/sysfs.c, state_show)."""
+    (adapter / "state").unlink()
+    os.mkdir(adapter / "state")
+    (port,) = network_ports.read()
+    assert port["state"] == "unknown"
+    assert network_ports.active([port]) == []
+
+
 SWITCH = "pci0000:15/0000:15:01.0/0000:16:00.0"  # a root port, and the switch behind it
 
 

@@ -30,14 +30,15 @@ NOT_COUNTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def read() -> list[dict[str, Any]]:
-    """Of each port its `port` ("mlx5_0/1"), `state` and `rate`; of what kind it is: `link_layer`, `adapter`, and by
-    which `function` of the PCI device the ports of one adapter differ; `pcie`: lanes and GT/s of its link, 0 for what
-    the system does not tell; `errors`: counts by name, None for one that cannot be read; `traffic`: likewise, of what
-    is no error by itself; `firmware` of the adapter; `carrier_changes` of its network interface."""
+    """Of each port its `port` ("mlx5_0/1"), `state` ("unknown" where the adapter does not answer) and `rate`; of what
+    kind it is: `link_layer`, `adapter`, and by which `function` of the PCI device the ports of one adapter differ;
+    `pcie`: lanes and GT/s of its link, 0 for what the system does not tell; `errors`: counts by name, None for one that
+    cannot be read; `traffic`: likewise, of what is no error by itself; `firmware` of the adapter; `carrier_changes` of
+    its network interface."""
     return [
         {
             "port": f"{port.parts[-3]}/{port.name}",
-            "state": sysfs.text(port / "state"),
+            "state": sysfs.text(port / "state") or "unknown",
             "rate": sysfs.text(port / "rate"),
             "link_layer": sysfs.text(port / "link_layer"),
             "adapter": sysfs.text(port.parents[1] / "hca_type"),
