@@ -11,7 +11,7 @@ import pytest
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.call import START, Call
 from pytest_gpufleet.world.engines.channel import INLINE_BYTES
-from pytest_gpufleet.world.engines.local import DEFAULTS, ON_LOOPBACK, LocalEngine
+from pytest_gpufleet.world.engines.local import DEFAULTS, ON_LOOPBACK, RECORDED, LocalEngine, recorder
 from pytest_gpufleet.world.engines.protocol import Answer, Engine
 
 from .fake_engine import specs
@@ -123,12 +123,13 @@ def test_a_process_that_is_forked_leaves_the_files_of_ranks_alone(engine):
 
 
 def test_a_rank_finds_the_environment_of_the_controller_and_what_torchrun_sets(monkeypatch):
-    for name in DEFAULTS | ON_LOOPBACK:
+    defaults = {**DEFAULTS, recorder(): RECORDED}
+    for name in defaults | ON_LOOPBACK:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     environment = LocalEngine().environment(specs(2, 3)[4])
     torchrun = {"RANK": "4", "LOCAL_RANK": "2", "WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "3"}
     mine = {**ON_LOOPBACK, "GLOO_SOCKET_IFNAME": "eth0"}
-    assert environment == {**os.environ, **DEFAULTS, **mine, **torchrun}
+    assert environment == {**os.environ, **defaults, **mine, **torchrun}
     several = LocalEngine(lambda spec: {"GLOO_SOCKET_IFNAME": f"eth{spec.local_index}"}).environment(specs(2, 3)[4])
-    assert several == {**os.environ, **DEFAULTS, "GLOO_SOCKET_IFNAME": "eth2", **torchrun}
+    assert several == {**os.environ, **defaults, "GLOO_SOCKET_IFNAME": "eth2", **torchrun}
