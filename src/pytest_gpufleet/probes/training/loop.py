@@ -282,8 +282,8 @@ def _details(rank: Rank, training: Plan, laps: Laps) -> dict[str, Condition]:
     before, after = (fmean(each[column] for each in every) for column in (5, 6))
     details["loss"] = f"{before:.3g} at first, {after:.3g} in the end"
     if memory:
-        of = f"of {TRIED_ALGORITHMS}" if training.recipe.searched else "by cuDNN's heuristics"
-        details["convolutions"] = f"by the fastest algorithm {of}"
+        tried = f"by the fastest of {TRIED_ALGORITHMS} algorithms"
+        details["convolutions"] = tried if training.recipe.searched else "as cuDNN's heuristics choose"
         details["memory"] = f"{max(each[3] for each in every) / GiB:.1f} GiB a GPU"
     return details
 
