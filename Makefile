@@ -1,5 +1,6 @@
 # make accept   the acceptance suite on all GPUs of this machine, or a rehearsal on CPU ranks; ARGS="--gpus 4" adds options
 # make test     the project's own tests
+# make release  what a release needs beside: translations and generated pages are complete
 # make hosts    faults of nodes, on hosts made of namespaces with Ray on them: as root, and with nothing else at work
 PYTHON ?= python3
 VENV   := .venv
@@ -9,13 +10,16 @@ BIN    := $(VENV)/bin
 WORKERS := $(if $(wildcard /dev/nvidia0),0,$(shell expr $$(nproc) + 1))
 READY  := $(VENV)/.ready
 
-.PHONY: accept test hosts lint
+.PHONY: accept test release hosts lint
 
 accept: $(READY)
 	GPUFLEET_STARTED_BY="make accept" $(BIN)/pytest acceptance/ $(ARGS)
 
 test: $(READY)
 	$(BIN)/pytest tests/ -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --timeout 900 $(ARGS)
+
+release: $(READY)
+	$(BIN)/pytest tests/release.py $(ARGS)
 
 hosts: $(READY)
 	GPUFLEET_ALONE=1 $(BIN)/pytest tests/nodes/test_faults_of_nodes.py tests/nodes/test_slow_nodes.py tests/nodes/test_ray.py $(ARGS)

@@ -51,11 +51,6 @@ def make_checks() -> dict[str, Any]:
 # ---------------------------------------------------------------- docs/checks.md
 
 
-def test_page_of_checks_is_up_to_date(make_checks: dict[str, Any]) -> None:
-    written = make_checks["PAGE"].read_text(encoding="utf-8")
-    assert written == make_checks["page"](), f"docs/checks.md is out of date: run `{make_checks['COMMAND']}`"
-
-
 def test_manifest_of_the_suite_is_up_to_date(make_checks: dict[str, Any]) -> None:
     written = suite.SHIPPED.read_text(encoding="utf-8")
     assert written == make_checks["manifest_text"](), f"run `{make_checks['COMMAND']}`"
@@ -107,31 +102,6 @@ def _judging(module: ast.Module) -> set[str]:
 # ---------------------------------------------------------------- README and the other pages
 
 
-def test_readme_is_read_in_one_go() -> None:
-    lines = PAGES[0].read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 120
-    (picture,) = (number for number, line in enumerate(lines) if line.startswith("!["))
-    assert picture <= 12, "what it is, two commands and the picture stand on the first screen"
-
-
-def test_readme_in_chinese_has_the_same_commands_links_and_code() -> None:
-    english, chinese = (_parts((ROOT / name).read_text(encoding="utf-8")) for name in ("README.md", "README.zh-CN.md"))
-    assert chinese == english
-
-
-def _parts(text: str) -> dict[str, list[str]]:
-    """What is the same in every language: commands without their remarks, code, links, headings by their depth."""
-    return {
-        "commands": re.findall(
-            r"^    (\w.*?)(?:\s+#.*)?$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE
-        ),
-        "code": re.findall(r"```.*?```", text, re.DOTALL),
-        "links": sorted(link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("README")),
-        "headings": re.findall(r"^#+ ", text, re.MULTILINE),
-        "verdicts": re.findall(r"^\| ([A-Z]+) \|", text, re.MULTILINE),
-    }
-
-
 def test_readme_leads_to_every_page() -> None:
     text = PAGES[0].read_text(encoding="utf-8")
     assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in text] == []
@@ -156,14 +126,6 @@ def test_page_of_commands_has_every_command(name: str) -> None:
 def test_page_of_the_suite_has_every_file() -> None:
     named = re.findall(r"^\| `(test_\w+\.py)`", _page("suite"), re.MULTILINE)
     assert named == sorted(path.name for path in ACCEPTANCE.glob("test_*.py"))
-
-
-def test_architecture_has_every_module() -> None:
-    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([\w/]+/)` \| ([^|]*) \|", text, re.MULTILINE)
-    named = [room + module for room, modules in rows for module in re.findall(r"`(\w+\.py)`", modules)]
-    modules = (path.relative_to(SOURCES) for path in SOURCES.rglob("*.py") if path.name != "__init__.py")
-    assert sorted(named) == sorted(str(path if path.parent.name else SOURCES.name / path) for path in modules)
 
 
 @pytest.mark.parametrize("page", ["any-launcher.md", "recipes/README.md"])

@@ -1,4 +1,4 @@
-"""The report in other languages: each text has a translation, and nothing else changes."""
+"""The report in other languages: nothing but the words changes. That each text has a translation: tests/release.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from string import Formatter
-from typing import Any
 
 import pytest
 
@@ -35,41 +34,12 @@ from tests.fleets import fleet_of, host_run, rejected, slower
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "recorded"
 LATER = RECORDED / "h200x4-a" / "evidence.jsonl"
-NAMES = ("node-", "run ", "ResNet-50")  # that stay
-# What a report in Chinese says in English, for want of a translation. It can only become shorter.
-UNTRANSLATED: frozenset[str] = frozenset()
 
 
-@pytest.fixture(scope="module")
-def catalogue() -> dict[str, Any]:
-    """What docs/make_catalogue.py defines, and `zh`: what the catalogue of that language has."""
+def test_names_of_values_and_commands_are_not_translated() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "make_catalogue.py"))
     (chinese,) = made["catalogues"]()
-    return {**made, "file": chinese, "zh": made["translated"](chinese)}
-
-
-def test_every_text_has_a_translation(catalogue: dict[str, Any]) -> None:
-    texts = set(catalogue["texts"]())
-    assert len(texts) > 400
-    assert {"a rehearsal has no GPUs", "this system shows no drive of its own"} <= texts  # why a check does not apply
-    missing = {text for text in texts if text not in catalogue["zh"]}
-    assert missing == UNTRANSLATED, f"translate them in {catalogue['file']}, then run `{catalogue['COMMAND']}`"
-
-
-def test_punctuation_of_chinese_is_of_full_width(catalogue: dict[str, Any]) -> None:
-    for said in catalogue["zh"].values():
-        text = re.sub(r"`[^`]*`|\{\w+\}|(?<=\u3002)[?!] ", "x", said)  # ? and ! are marks in the legend of a map
-        if re.search("[\u4e00-\u9fff]", text):
-            assert not re.search(r"[\u4e00-\u9fff] ?[,;:?!()]|[,;:?!()] ?[\u4e00-\u9fff]", text), said
-
-
-def test_the_compiled_catalogue_is_that_of_the_text(catalogue: dict[str, Any]) -> None:
-    compiled = catalogue["file"].with_suffix(".mo").read_bytes()
-    assert compiled == catalogue["compiled"](catalogue["zh"]), f"run `{catalogue['COMMAND']}`"
-
-
-def test_names_of_values_and_commands_are_not_translated(catalogue: dict[str, Any]) -> None:
-    for text, said in catalogue["zh"].items():
+    for text, said in made["translated"](chinese).items():
         if text:
             assert _values(said) == _values(text)
             assert set(re.findall(r"`[^`]+`", said)) == set(re.findall(r"`[^`]+`", text)), text
@@ -131,10 +101,8 @@ def test_fleet_in_both_languages_has_the_same_figures_and_names() -> None:
     english, chinese = (fleet_page.page(fleet, {}, language) for language in ("en", "zh"))
     assert english == fleet_page.page(fleet, {})
     assert all(reason in unescape(english) for reason in fleet.reasons)
-    assert {says("zh")(reason) for reason in fleet.reasons}.isdisjoint(fleet.reasons)
     assert all(says("zh")(reason) in unescape(chinese) for reason in fleet.reasons)
     assert _structure(chinese) == _structure(english)
-    assert not _english(chinese)
 
 
 @pytest.mark.parametrize("same_machine", [False, True])
@@ -150,7 +118,6 @@ def test_comparison_in_both_languages_has_the_same_figures_and_names(same_machin
 
     english, chinese = page("en"), page("zh")
     assert _structure(chinese) == _structure(english)
-    assert not _english(chinese)
 
 
 @pytest.mark.parametrize("run", ["h200x1-e", "h200x4-a"])
@@ -204,12 +171,6 @@ def test_no_space_stands_after_punctuation_of_full_width(run: str) -> None:
 def _structure(page: str) -> list[str]:
     """What refers to what, and the cells that no language changes: figures with their units."""
     return re.findall(r'(?:id|href|class|colspan)="[^"]*"|>-?[\d.,]+ ?[%A-Za-z/]*</td>', page)
-
-
-def _english(page: str) -> list[str]:
-    """Headings of tables and sections that are in no other language."""
-    found = re.findall(r"<(?:h\d|caption|th scope=\"col\")[^>]*>([^<]+)<", page)
-    return [text for text in found if text.isascii() and re.search("[a-z]{3}", text) and not text.startswith(NAMES)]
 
 
 def _drawings(page: str) -> list[str]:

