@@ -410,6 +410,12 @@ ENDINGS = (
             world.run(lambda rank: threading.Event().wait(), timeout=0.2)
         assert caught.value.kind == "hang"
 
+    @pytest.mark.parametrize("stop", ["breakpoint()", "import pdb; pdb.set_trace()", "pytest.set_trace()"])
+    def test_no_debugger(world, stop):
+        with pytest.raises(RuntimeError, match="no debugger on a rank, which has no terminal") as caught:
+            world.run(lambda rank: exec(stop, {"pytest": pytest}))
+        assert caught.value.kind == "exception"
+
     @pytest.mark.xfail(raises=ValueError, strict=True)
     def test_expected(world):
         world.run(fail)
@@ -509,6 +515,9 @@ def test_endings_reach_pytest_as_what_they_are(fleet):
         "test_raises_type_of_this_module": "passed",
         "test_raises_crash": "passed",
         "test_raises_hang": "passed",
+        "test_no_debugger[breakpoint()]": "passed",
+        "test_no_debugger[import pdb; pdb.set_trace()]": "passed",
+        "test_no_debugger[pytest.set_trace()]": "passed",
         "test_expected": "skipped",  # as pytest reports an expected failure
         "test_other_than_expected": "failed",
         "test_skip": "skipped",

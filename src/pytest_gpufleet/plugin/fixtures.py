@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.plugin import own_terminal
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.plugin.ownership import is_spmd, uses_ranks
 
@@ -54,7 +53,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     except Refused as error:
         pytest.fail(str(error), pytrace=False)
     pool.limit = spmd.world_size(item, len(pool.specs))
-    pool.terminal = own_terminal.OwnTerminal(item)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,7 +22,6 @@ from pytest_gpufleet.plugin import (
     needs,
     on_ranks,
     options,
-    own_terminal,
     ownership,
     suite_by_package,
     supervision,
@@ -47,7 +46,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
     pluginmanager.add_hookspecs(hookspecs)
     # Of hooks that are called first, the last one registered is called first.
-    parts = (fixtures, listeners, telling, needs, host_turns, supervision, time_limits, suite_by_package, own_terminal)
+    parts = (fixtures, listeners, telling, needs, host_turns, supervision, time_limits, suite_by_package)
     for module in parts:
         pluginmanager.register(module, f"gpufleet-{module.__name__.rpartition('.')[2].replace('_', '-')}")
 

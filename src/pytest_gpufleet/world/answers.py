@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pytest_gpufleet.world.call import Members
-from pytest_gpufleet.world.debugging import Loans, Returned, Wanted
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Engine
 from pytest_gpufleet.world.outcomes import Outcome
 
@@ -38,7 +37,7 @@ class Answers:
             self.failed = self.failed or ending.kind == "raised"
 
 
-def _told(answer: Answer) -> Outcome | Death | Wanted | Returned:
+def _told(answer: Answer) -> Outcome | Death:
     # A pickle runs code. This one comes from a process that we have started ourselves, by a way that nobody else can
     # write to. Nothing else in this project's controller is unpickled, but the result in it.
     try:
@@ -46,7 +45,7 @@ def _told(answer: Answer) -> Outcome | Death | Wanted | Returned:
     except (Exception, SystemExit) as error:
         what = f"a message that cannot be unpickled ({type(error).__name__})"
         return Death(answer.rank, f"for its controller: it sent {what}")
-    if isinstance(told, (Outcome, Wanted, Returned)):
+    if isinstance(told, Outcome):
         return told
     return Death(answer.rank, "for its controller: it sent what is no answer")
 
@@ -57,30 +56,26 @@ def collect(
     ranks: Members,
     timeout: float,
     stopped: Callable[[], bool],
-    loans: Loans,
+    clock: Callable[[], float],
 ) -> Answers:
-    """Wait until every rank has answered the call of this number, one has failed, or `timeout` seconds have passed, but
-    for those in which the terminal was lent. RuntimeError if `stopped`."""
+    """Wait until every rank has answered the call of this number, one has failed, or `timeout` seconds have passed.
+    RuntimeError if `stopped`."""
     __tracebackhide__ = True
     answers, missing = Answers(), set(ranks)
-    until = loans.now() + timeout
+    until = clock() + timeout
     graceful = True
     remaining = timeout
     # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
     while missing and remaining > 0:
         if stopped():
             raise RuntimeError("the world was stopped by another thread")
-        remaining = until - loans.now()
+        remaining = until - clock()
         for event in engine.wait(min(remaining, TURN_SECONDS)):
             told = event if isinstance(event, Death) else _told(event)
-            if isinstance(told, (Wanted, Returned)):
-                loans.hear(event.rank, told)
-                continue
-            loans.over(event.rank)
             answers.take(event.rank, told, number)
             if event.rank in answers.outcomes or event.rank in answers.deaths:
                 missing.discard(event.rank)
         if answers.failed and graceful:
             graceful = False
-            until = min(until, loans.now() + GRACE_SECONDS)
+            until = min(until, clock() + GRACE_SECONDS)
     return answers

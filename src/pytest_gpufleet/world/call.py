@@ -30,7 +30,6 @@ class Call:
     """Run `work`, a packed (function, args, kwargs), on disjoint groups of ranks at the same time, with or without the
     process group of each. `local_sizes`: how many of these ranks each node has.
 
-    `post_mortem`: a rank on which it fails asks for the terminal, and for somebody to look at what failed.
     `reporting`: what is to be heard of warnings, log records and lines; None: what a rank does by itself.
     `number`: no other call of this world has it, and its answers bear it. `test`: no other test of this session has it.
     """
@@ -42,7 +41,6 @@ class Call:
     work: bytes
     number: int = START
     test: int = 0
-    post_mortem: bool = False
     reporting: Reporting | None = None
 
     @property

@@ -18,7 +18,6 @@ from pytest_gpufleet.world import counted_lines, notices, shipping
 from pytest_gpufleet.world.answers import collect
 from pytest_gpufleet.world.attempts import Attempts
 from pytest_gpufleet.world.call import START, Call, Members, local_sizes
-from pytest_gpufleet.world.debugging import Loans, Terminal
 from pytest_gpufleet.world.diagnosis import diagnose
 from pytest_gpufleet.world.engines.protocol import Engine
 from pytest_gpufleet.world.outcomes import Outcome, echo_output, raise_again
@@ -51,7 +50,6 @@ class Pool:
         self.specs = tuple(specs)
         self.timeout = timeout
         self.limit: int | None = None  # how many ranks the running test may use
-        self.terminal: Terminal | None = None  # for a debugger on a rank, while a test runs that has one
         self.started = False
         self._ready = False  # they were waited for, too
         self.used_by = ""  # the last test that was none of the suite and has used these ranks
@@ -201,8 +199,7 @@ class Pool:
     def _run(self, call: Call, timeout: float) -> dict[int, Outcome]:
         __tracebackhide__ = True
         self.used_by = self._foreign_test() or self.used_by
-        post_mortem = self.terminal is not None and self.terminal.post_mortem
-        numbered = replace(call, number=next(self._numbers), test=self._test, post_mortem=post_mortem)
+        numbered = replace(call, number=next(self._numbers), test=self._test)
         with self._killing_on_error():
             self._engine.submit(call.ranks, shipping.pack(numbered))
             return self._collect(numbered, timeout)
@@ -210,11 +207,7 @@ class Pool:
     def _collect(self, call: Call, timeout: float) -> dict[int, Outcome]:
         """The outcome of each rank. RankFailure if one fails or does not answer in time."""
         __tracebackhide__ = True
-        loans = Loans(self._engine, call.ranks, self.terminal, self._clock)
-        try:
-            answers = collect(self._engine, call.number, call.ranks, timeout, self._stopping.is_set, loans)
-        finally:
-            loans.over()
+        answers = collect(self._engine, call.number, call.ranks, timeout, self._stopping.is_set, self._clock)
         notices.show(answers.outcomes)
         counted_lines.add(answers.outcomes)
         self._keep_losses(answers.outcomes)

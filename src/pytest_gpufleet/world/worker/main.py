@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import faulthandler
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpufleet.world.call import START, Call
 from pytest_gpufleet.world.engines import processes
@@ -28,7 +29,6 @@ from pytest_gpufleet.world.outcomes import Outcome, kind_of
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.shipping import pack, unpack
-from pytest_gpufleet.world.worker.debugger import DebuggerQuit, Debugging
 from pytest_gpufleet.world.worker.output import Output
 from pytest_gpufleet.world.worker.progress_board import Progress
 
@@ -58,7 +58,8 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
     _write_flight_recorder_on_request(files.recorder)
     spec.prepare()
     progress = Progress(files.progress)
-    debugging, notices = Debugging(connection), Notices()
+    notices = Notices()
+    bdb.Bdb.set_trace = _refuse_a_debugger  # type: ignore[method-assign]  # breakpoint() and pdb.set_trace() end there
 
     state: RankState | None = None
 
@@ -82,10 +83,10 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
         except EOFError:
             return
         assert state is not None  # the controller sends nothing to a rank that did not start
-        answer(call.number, call.name, partial(_run, call, spec, state, progress, debugging))
+        answer(call.number, call.name, partial(_run, call, spec, state, progress))
 
 
-def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress, debugging: Debugging) -> Any:
+def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress) -> Any:
     __tracebackhide__ = True
     state.before_call(call.test, call.reporting)
     members = call.group_of(spec.index)
@@ -105,12 +106,14 @@ def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress, debug
     function, args, kwargs = unpack(call.work)
     if call.reporting is not None:
         state.lines.begin(call.reporting.counting)
-    try:
-        return function(rank, *args, **kwargs)
-    except BaseException as error:
-        if call.post_mortem and kind_of(error) == "raised":
-            debugging.after_failure(error, _without_own_frames(error))
-        raise
+    return function(rank, *args, **kwargs)
+
+
+def _refuse_a_debugger(*args: object, **kwargs: object) -> NoReturn:
+    raise RuntimeError(
+        "no debugger on a rank, which has no terminal: what it prints and logs is shown with the failure, and a "
+        "function that needs no other rank can be called, and debugged, outside of world.run and spmd"
+    )
 
 
 def _perform(number: int, name: str, progress: Progress, body: Callable[[], Any], output: Output) -> Outcome:
@@ -148,7 +151,7 @@ def _pack_result(result: Any) -> bytes:
 
 def _story(error: BaseException) -> dict[str, str]:
     kind = type(error)
-    frames = None if isinstance(error, DebuggerQuit) else _without_own_frames(error)
+    frames = _without_own_frames(error)
     try:
         text = str(error)
         lines = traceback.format_exception(kind, error, frames)
