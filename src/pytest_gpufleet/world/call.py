@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from pytest_gpufleet.world.rank_spec import RankSpec
 
@@ -17,12 +16,10 @@ START = 0  # the call that a rank answers when it is ready: nobody has sent it
 
 @dataclass(frozen=True)
 class Reporting:
-    """`filters`: those of the module warnings, packed; `log_level`: below it nothing is logged. `counting`: by which
-    options lines are counted, None if they are not."""
+    """`filters`: those of the module warnings, packed; `log_level`: below it nothing is logged."""
 
     filters: bytes
     log_level: int
-    counting: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Call:
     """Run `work`, a packed (function, args, kwargs), on disjoint groups of ranks at the same time, with or without the
     process group of each. `local_sizes`: how many of these ranks each node has.
 
-    `reporting`: what is to be heard of warnings, log records and lines; None: what a rank does by itself.
+    `reporting`: what is to be heard of warnings and log records; None: what a rank does by itself.
     `number`: no other call of this world has it, and its answers bear it. `test`: no other test of this session has it.
     """
 

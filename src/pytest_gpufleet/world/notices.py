@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pytest_gpufleet.world import counted_lines, shipping
+from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.call import Reporting, ranks_text
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Notice:
 
 def reporting() -> Reporting:
     """What holds in this process now, for a rank to do likewise."""
-    return Reporting(_packed(tuple(warnings.filters)), logging.root.level, counted_lines.wanted())
+    return Reporting(_packed(tuple(warnings.filters)), logging.root.level)
 
 
 @lru_cache(maxsize=8)

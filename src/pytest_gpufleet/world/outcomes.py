@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.loss_curve import LossCurve
 from pytest_gpufleet.world.call import ranks_text
-from pytest_gpufleet.world.counted_lines import Lines
 from pytest_gpufleet.world.notices import Notice
 
 
@@ -17,8 +16,8 @@ from pytest_gpufleet.world.notices import Notice
 class Outcome:
     """What a rank answers. Plain data: an exception itself often cannot be pickled. `kind`: "returned", "raised" or one
     of ENDINGS. `call` is the number of the call that it answers, `result` what was returned, packed, `phase` the one in
-    which it was raised, `seconds` how long the call took on this rank, `notices` what it has warned of,
-    `losses` of the trainings that it tells of, and `lines` those that ran, if they are counted."""
+    which it was raised, `seconds` how long the call took on this rank, `notices` what it has warned of, and
+    `losses` those of the trainings that it tells of."""
 
     kind: str
     call: int
@@ -31,7 +30,6 @@ class Outcome:
     seconds: float = 0.0
     notices: tuple[Notice, ...] = ()
     losses: tuple[LossCurve, ...] = ()
-    lines: Lines = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

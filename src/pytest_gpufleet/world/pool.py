@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.world import counted_lines, notices, shipping
+from pytest_gpufleet.world import notices, shipping
 from pytest_gpufleet.world.answers import collect
 from pytest_gpufleet.world.attempts import Attempts
 from pytest_gpufleet.world.call import START, Call, Members, local_sizes
@@ -93,7 +93,7 @@ class Pool:
             self._start()
             if call.with_group:
                 self._join(tuple(members for members in call.groups if members not in self._joined))
-            # Tests of the suite judge machines, and not what libraries warn of. Counting lines would slow them.
+            # Tests of the suite judge machines, and not what libraries warn of.
             wanted = notices.reporting() if self._foreign_test() else None
             outcomes = self._run(replace(call, reporting=wanted), self._seconds_left(timeout))
             echo_output(outcomes)
@@ -209,7 +209,6 @@ class Pool:
         __tracebackhide__ = True
         answers = collect(self._engine, call.number, call.ranks, timeout, self._stopping.is_set, self._clock)
         notices.show(answers.outcomes)
-        counted_lines.add(answers.outcomes)
         self._keep_losses(answers.outcomes)
         if answers.failed or not answers.ranks.issuperset(call.ranks):
             raise diagnose(self._engine, self.specs, call, answers, timeout)

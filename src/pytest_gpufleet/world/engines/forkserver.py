@@ -52,8 +52,8 @@ class News:
     exitcode: int | None
 
 
-# By which coverage counts every new Python from its start. Here that would be all ranks for all their life, killed
-# before they could write what was counted: world/counted_lines.py counts on them.
+# By which coverage counts every new Python from its start. It would slow what ranks measure, for nothing: they are
+# killed before they could write what was counted.
 NOT_FOR_RANKS = {"COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"}
 
 

@@ -73,7 +73,7 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
     def answer(number: int, name: str, body: Callable[[], Any]) -> None:
         outcome = _perform(number, name, progress, body, output)
         if state is not None:
-            outcome = replace(outcome, losses=state.take_losses(), lines=state.lines.take())
+            outcome = replace(outcome, losses=state.take_losses())
         connection.send(pickle.dumps(replace(outcome, notices=notices.take())))
 
     answer(START, "start", prepare)
@@ -104,8 +104,6 @@ def _run(call: Call, spec: RankSpec, state: RankState, progress: Progress) -> An
         _losses=state.losses,
     )
     function, args, kwargs = unpack(call.work)
-    if call.reporting is not None:
-        state.lines.begin(call.reporting.counting)
     return function(rank, *args, **kwargs)
 
 

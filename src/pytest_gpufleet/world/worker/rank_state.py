@@ -26,7 +26,6 @@ import torch.distributed
 
 from pytest_gpufleet.model.loss_curve import LossCurve
 from pytest_gpufleet.world.call import Members, Reporting
-from pytest_gpufleet.world.counted_lines import LineCounter
 from pytest_gpufleet.world.notices import Notices
 from pytest_gpufleet.world.worker.output import Output
 
@@ -137,7 +136,6 @@ class RankState:
         self.kept: dict[str, Any] = {}
         self.groups: dict[Members, torch.distributed.ProcessGroup] = {}
         self.losses: list[LossCurve] = []  # that the call at work has told
-        self.lines = LineCounter()
         self._stacks = stacks
         self._output = output
         self._notices = notices
