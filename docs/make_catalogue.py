@@ -106,7 +106,7 @@ def texts() -> list[str]:
 
 
 def _of_tables() -> Iterator[str]:
-    for stamp in (*banner.STAMPS.values(), banner.DRILL):
+    for stamp in banner.STAMPS.values():
         yield from (stamp.word, stamp.meaning)
     for code in CODES.values():
         yield from (code.message, code.next_step)

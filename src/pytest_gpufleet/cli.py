@@ -14,7 +14,6 @@ from pytest_gpufleet.commands.bundle import BUNDLE
 from pytest_gpufleet.commands.calibrate import CALIBRATE
 from pytest_gpufleet.commands.command import printing, tell
 from pytest_gpufleet.commands.compare import COMPARE
-from pytest_gpufleet.commands.drill import DRILL
 from pytest_gpufleet.commands.export import EXPORT
 from pytest_gpufleet.commands.fleet import FLEET
 from pytest_gpufleet.commands.judge import JUDGE
@@ -40,7 +39,6 @@ COMMANDS = {
     "fleet": FLEET,
     "export": EXPORT,
     "calibrate": CALIBRATE,
-    "drill": DRILL,
     "bundle": BUNDLE,
     "order": ORDER,
 }

@@ -22,8 +22,11 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric, MiB
 from pytest_gpufleet.model.old_evidence import with_facts
+from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import shipped, titled
+from pytest_gpufleet.report.accused import accused
+from pytest_gpufleet.report.failures import failures
 from pytest_gpufleet.report.page import health_section
 from pytest_gpufleet.report.page.rendering import stylesheet
 from pytest_gpufleet.report.page.summary_html import summary
@@ -31,6 +34,7 @@ from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.verdict import conclude, remarks
 from tests.report import standard_run
+from tests.report.conftest import written
 from tests.report.page import Page
 
 HOSTILE = "<script>alert('x')</script> & \x1b[31mred\x1b[0m \x00 \ud800 \"quoted\""
@@ -64,6 +68,14 @@ def test_tables_and_headings_serve_a_screen_reader(every_page: Page) -> None:
     assert targets <= set(every_page.values("id"))  # no link leads nowhere
     # A dash stands for what is not known, and never in an attribute.
     assert not [value for name in ("class", "id", "href") for value in every_page.values(name) if "—" in value]
+
+
+def test_a_fault_of_no_check_is_told_with_what_to_do(tmp_path: Path) -> None:
+    fault = Fault("ecc_uncorrected", (THIS_NODE,), "1 more")
+    record = written(tmp_path, faults=[fault])
+    (failure,) = failures(record, accused(record))
+    assert failure.title.lower() == fault.kind.message.lower()
+    assert fault.kind.next_step in " ".join(failure.advice)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.redaction import redacted, throughout
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, RunFolder
-from pytest_gpufleet.verdict.verdict import DRILL, ended
+from pytest_gpufleet.verdict.verdict import ended
 
 CONTENTS = "CONTENTS.txt"
 OF_A_RUN = (EVIDENCE, SUMMARY, REPORT, JUNIT)
@@ -76,9 +76,8 @@ def _head(folder: RunFolder, record: Record) -> list[str]:
         problems, signed = verify.examined(folder, record, folder.digest())
     except Refused as error:  # a vendor wants the rest all the same
         problems, signed = [str(error)], []
-    mark = [f"It is {DRILL}."] if record.run.drill else []
     run = f"The run of {record.run.host} at {record.run.utc}: {record.verdict}. Its telemetry is in {EVIDENCE}."
-    return [run, *mark, *(f"Problem: {problem}" for problem in problems), *signed]
+    return [run, *(f"Problem: {problem}" for problem in problems), *signed]
 
 
 def _seconds(record: Record) -> int:

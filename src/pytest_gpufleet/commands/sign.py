@@ -12,7 +12,7 @@ from pytest_gpufleet.commands.command import Command, printing, tell
 from pytest_gpufleet.commands.manifest import Manifest, check_name, check_note, of_run
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
-from pytest_gpufleet.verdict.verdict import DIED, DRILL
+from pytest_gpufleet.verdict.verdict import DIED
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +48,6 @@ def _run(given: argparse.Namespace) -> int:
     record, digest = folder.record(), folder.digest()
     if record.verdict is None:
         raise Refused(f"{folder} cannot be signed: {DIED}, so it has no verdict")
-    if record.run.drill:
-        raise Refused(f"{folder} cannot be signed: it is {DRILL}")
     if name in signatures.names(folder):
         raise Refused(f"{folder} is signed by {name} already; remove that signature's files to sign it anew")
     problems, _ = verify.examined(folder, record, digest)

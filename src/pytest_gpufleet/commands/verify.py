@@ -18,7 +18,7 @@ from pytest_gpufleet.run import summary, summary_parts
 from pytest_gpufleet.run.folder import EVIDENCE, NODES, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.node_contradictions import with_node
-from pytest_gpufleet.verdict.verdict import DIED, DRILL, ended
+from pytest_gpufleet.verdict.verdict import DIED, ended
 
 SINCE_SCHEMA_2 = ("faults", "nodes", "basis", "limits_not_applied")
 
@@ -50,8 +50,6 @@ def _run(given: argparse.Namespace) -> int:
         if not problems:
             verdict = f"{record.verdict}; {DIED}" if died else record.verdict
             whose = f" of the run and of {len(record.finished)} nodes" if record.of_cluster else ""
-            if record.run.drill:
-                verdict = f"{DRILL}: {verdict}"
             tell(f"{folder}: evidence, report and summary{whose} belong together, SHA-256 {digest}: {verdict}")
             if (made_by := record.run.plugin) != __version__:
                 tell(f"{folder}: made by pytest-gpufleet {made_by}, of which it is not known here what limits it had")

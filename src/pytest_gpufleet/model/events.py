@@ -82,7 +82,6 @@ class RunHeader(Event, frozen=True, tag="run"):
     gpus_present: Count = 0
     rehearsal: bool = False
     rehearsal_because: str = ""
-    drill: str = ""  # the name of the fault that `gpufleet drill` made up: nothing was tested
     ranks: Count | None = None
     profile: str | None = None
     profile_sha256: str | None = None

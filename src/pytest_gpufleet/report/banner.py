@@ -22,11 +22,10 @@ class Stamp:
     symbol: str
     meaning: str
     markup: dict[str, bool]
-    name: str = ""  # if it is not the word
 
     @property
     def slug(self) -> str:
-        return self.name or self.word.lower()
+        return self.word.lower()
 
 
 STAMPS = {
@@ -56,19 +55,8 @@ STAMPS = {
 }
 
 
-DRILL = Stamp(
-    "DRILL: REJECTED",
-    "✗",
-    "Nothing was tested and nothing is wrong: this tries what follows a rejection. It says nothing about any GPU.",
-    {"red": True, "bold": True},
-    "drill",
-)
-
-
 def stamp(record: Record) -> Stamp:
-    """The stamp of a run. A drill and a rehearsal stay one whatever was recorded, and no verdict is INCOMPLETE."""
-    if record.run.drill:
-        return DRILL
+    """The stamp of a run. A rehearsal stays one whatever was recorded, and no verdict is INCOMPLETE."""
     if record.run.rehearsal:
         return STAMPS["REHEARSAL"]
     return STAMPS.get(record.verdict or "", STAMPS["INCOMPLETE"])

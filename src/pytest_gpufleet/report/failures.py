@@ -149,7 +149,7 @@ def _failure(
 
 
 def _without_result(check_id: str, record: Record, say: Say) -> Check:
-    """What stands for a check that left no result: what was found in it. What a drill makes up is of no check."""
+    """What stands for a check that left no result: what was found in it."""
     found = [fault for fault in record.faults if fault.check == check_id]
     kinds = dict.fromkeys(fault.kind for fault in found)
     title = "" if check_id else say("; ").join(wording.capitalised(say(kind.message)) for kind in kinds)

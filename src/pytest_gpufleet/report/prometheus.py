@@ -46,7 +46,6 @@ def write(path: Path, record: Record) -> None:
 
 def _of_the_run(record: Record) -> Metrics:
     run, running, host = record.run, record.verdict is None, {"host": record.run.host}
-    drill = float(bool(run.drill))
     began = datetime.fromisoformat(run.utc).timestamp() if run.utc else math.nan
     outcomes = Counter(check.outcome for check in record.checks.values())
     yield "gpufleet_running", "Whether an acceptance run goes on.", [(host, float(running))]
@@ -55,7 +54,6 @@ def _of_the_run(record: Record) -> Metrics:
         "Whether the last acceptance run came to this verdict; all 0 while it goes on.",
         [({"verdict": verdict, **host}, float(verdict == record.verdict)) for verdict in STAMPS],
     )
-    yield "gpufleet_drill", "Whether the last acceptance run was a drill, which tested nothing.", [(host, drill)]
     yield "gpufleet_run_timestamp_seconds", "When the last acceptance run began.", [(host, began)]
     yield (
         "gpufleet_run_end_timestamp_seconds",

@@ -51,8 +51,6 @@ def _no_gpu(record: Record, say: Say) -> str:
 
 
 def _why(record: Record, say: Say) -> str:
-    if record.run.drill:
-        return say(stamp(record).meaning)
     word = stamp(record).word
     if word == "REHEARSAL":
         because = record.run.rehearsal_because.rstrip(".")

@@ -52,7 +52,6 @@ class OfRun(Part, frozen=True):
     notes: Annotated[Mapping[str, str], Meta(description="What --fleet-note gave.")] = {}
     ended: Annotated[str, Meta(description="When the verdict was written, ISO 8601.")] = ""
     seconds: Annotated[float, Meta(ge=0, description="How long the run took; 0 if nobody knows.")] = 0
-    drill: Annotated[str, Meta(description="The fault that `gpufleet drill` made up: nothing was tested.")] = ""
     rehearsal_because: Annotated[str, Meta(description="Why there were no GPUs; only in a rehearsal.")] = ""
     deadline_seconds: Annotated[float, Meta(description="What --fleet-deadline gave it, if anything.")] = 0
     nodes_wanted: Annotated[Natural, Meta(description="What --nodes asked for, if it was a number.")] = 0

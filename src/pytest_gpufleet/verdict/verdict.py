@@ -17,7 +17,6 @@ from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, remarks_on, unused_limits
 from pytest_gpufleet.verdict.host_rules import log_rules
 
-DRILL = "a drill, made by `gpufleet drill`: nothing was tested, and nothing is wrong"
 DIED = "the run did not come to its end"
 ALTERED = "not as it was shipped with this version, so it may check something else"
 REHEARSED = "CPU ranks stood in for GPUs: this says nothing about any GPU"
@@ -43,12 +42,10 @@ CUT_SHORT = {
 def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     """The verdict and the reasons for it, most important first. `broken` says why a run did not come to its end.
 
-    A drill is REJECTED whatever it says. REHEARSAL without GPUs; else REJECTED if any check failed or the health of a
+    REHEARSAL without GPUs; else REJECTED if any check failed or the health of a
     GPU got worse; else INCOMPLETE if a check that the level requires was not run, skipped or not judged; else ACCEPTED.
     A run on many nodes is REJECTED too if a node is, was lost or is missing, and no more than INCOMPLETE if a node is.
     """
-    if record.run.drill:
-        return "REJECTED", [DRILL, *(fault.told(record.topology.identity) for fault in record.faults)]
     level, rehearsal = record.run.level, record.run.rehearsal
     failed = [check for check in record.checks.values() if check.outcome == "failed"]
     cut_short = ([broken] if broken else []) + record.spoiled + _unfinished(record)
