@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.run.ranks import Ranks
+from pytest_gpufleet.run.run import Ranks
 from pytest_gpufleet.world.engines.local import LocalEngine
 from pytest_gpufleet.world.pool import Pool
 from pytest_gpufleet.world.rank_spec import RankSpec

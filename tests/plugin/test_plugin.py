@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.plugin import options
-from pytest_gpufleet.run.ranks import OF_TRAINING
+from pytest_gpufleet.run.run import OF_TRAINING
 from tests.conftest import RECORDED, REPORTS, rehearsal
 
 PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'

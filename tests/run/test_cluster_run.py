@@ -150,9 +150,10 @@ def test_where_no_node_can_start_its_own_run_there_is_none(cluster, run):
 
 
 def test_a_node_that_is_lost_while_its_report_is_brought_here_is_named(cluster, run, monkeypatch):
-    def collect(run, seconds):
+    def collect(*given):
         cluster.alive.remove(2)
         cluster.lost[2] = Lost("gf2", "its agent died by SIGKILL")
+        return {}
 
     monkeypatch.setattr(node_folders, "collect", collect)
     run.finish(cut_short=False)

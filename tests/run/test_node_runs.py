@@ -65,18 +65,14 @@ def ended(run):
 
 
 def brought(runs, ask_one, at_work=list, interruption=None, wait=1.0):
-    """The SHA-256 of each that is on record, when all was brought here that these answers give."""
-    said = []
-    node_folders.collect(
-        SimpleNamespace(
-            node_runs=SimpleNamespace(all=dict(enumerate(runs)), at_work=at_work, listen=lambda timeout: None),
-            cluster=SimpleNamespace(ask_one=ask_one),
-            interruption=interruption or SimpleNamespace(heard=False),
-            record_event=lambda name, **content: said.append(content["sha256"]),
-        ),
+    """The SHA-256 of each, when all was brought here that these answers give."""
+    digests = node_folders.collect(
+        SimpleNamespace(ask_one=ask_one),
+        SimpleNamespace(all={run.node: run for run in runs}, at_work=at_work, listen=lambda timeout: None),
+        interruption or SimpleNamespace(heard=False),
         wait,
     )
-    return said
+    return [*digests.values()]
 
 
 def part(number, asked, timeout):

@@ -67,8 +67,6 @@ LAUNCHES: dict[Condition, str] = {"replayed": "in a CUDA graph", "eager": "launc
 # Those of NCCL, as NCCL_ALGO names them, in lower case.
 ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
 
-# Work that is trained in several ways beside each other, for information: by batch, by method, by batches a step.
-COMPARED_WORK = ("sweep", "comparison", "accumulation")
 RESNETS = ("resnet50", "resnet101", "resnet152")
 TRANSFORMERS = ("transformer-0.1b", "transformer-0.6b", "transformer-1.3b")
 

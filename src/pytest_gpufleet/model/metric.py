@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pytest_gpufleet.model.codec import Finite
-from pytest_gpufleet.model.conditions import COMPARED_WORK
 
 Condition = str | int | float | bool
 BETTER = ("higher", "lower")
@@ -180,6 +179,8 @@ METRICS = {
 }
 
 
+# Work that is trained in several ways beside each other, for information: by batch, by method, by batches a step.
+COMPARED_WORK = ("sweep", "comparison", "accumulation")
 # When places of a metric are no peers: because some share a path, or because they differ by design.
 _NO_PEERS: dict[str, Callable[[Mapping[str, Condition], str], bool]] = {
     # One at a time both ways, and all together unless they are lined up, which only began with version 0.3.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,16 +17,18 @@ from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Greeting, Hello, Lock, ReadHost
 from pytest_gpufleet.run import node_folders, resume
 from pytest_gpufleet.run.cluster_ground import ClusterGround
-from pytest_gpufleet.run.cluster_ranks import ClusterRanks
 from pytest_gpufleet.run.node_runs import NodeRuns
 from pytest_gpufleet.run.node_transport import settings_for, transport_for
-from pytest_gpufleet.run.run import AT_THE_END, Run
+from pytest_gpufleet.run.run import AT_THE_END, Ranks, Run
+from pytest_gpufleet.verdict import node_verdicts
 from pytest_gpufleet.verdict.fleet.among_nodes import minority
 
 if TYPE_CHECKING:
+    from pytest_gpufleet.model.gpu import Gpu
     from pytest_gpufleet.model.record import Record
     from pytest_gpufleet.run.folder import RunFolder
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
+    from pytest_gpufleet.world.engines.protocol import Engine
 
 HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver
 LOCK_SECONDS = 30.0
@@ -223,13 +225,60 @@ class ClusterRun(Run):
     def finish(self, cut_short: bool) -> None:
         """`cut_short`: what the nodes are still at is not waited for."""
         self.check_health(AT_THE_END)
-        node_folders.collect(self, 0.0 if cut_short else END_SECONDS)
+        wait_seconds = 0.0 if cut_short else END_SECONDS
+        digests = node_folders.collect(self.cluster, self.node_runs, self.interruption, wait_seconds)
+        for node, each in self.node_runs.all.items():
+            name = self.earlier_names.get(node, "") if each.taken_over else each.ended.run if each.ended else ""
+            self.record_event("node_finished", **node_verdicts.finished(node, name, each.record, digests[node]))
         for fault in self.lost_nodes(AT_THE_END):  # while their reports were written and brought here
             self.accuse(fault)
 
     def _end_agents(self, cluster: Cluster) -> None:
         for node, why in cluster.close(CLOSE_SECONDS).items():
             self.tell(f"{cluster.names.get(node, f'node {node}')}: nobody knows whether its agent has ended: {why}")
+
+
+class ClusterRanks(Ranks):
+    """Those of the nodes that take part, and anew when that changes."""
+
+    _run: ClusterRun
+
+    @property
+    def nodes(self) -> int:  # type: ignore[override]
+        return len(self._run.cluster.alive)
+
+    def begin_test(self, test: str, of_the_suite: bool, fresh: bool) -> None:
+        super().begin_test(test, of_the_suite, fresh)
+        pool = self.in_use
+        if pool is not None and {spec.node for spec in pool.specs} - {*self._run.cluster.alive}:
+            pool.stop()
+            self._run.lock()
+            pool.start_on(self._specs())
+
+    def get_ready(self) -> None:
+        """The agents start what ranks need, and only after their nodes' own runs."""
+
+    def _engine(self) -> Engine:
+        from pytest_gpufleet.nodes.cluster_engine import ClusterEngine
+
+        return ClusterEngine(self._run.cluster)
+
+    def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[Gpu | None], str]]:
+        """Those that are left."""
+        ground, rehearsed = self._run.ground, (None,) * (self._run.options.rehearse or 0)
+        nodes = {
+            node: (rehearsed or ground.topology_of(node).gpus, ground.hosts[node]) for node in self._run.cluster.alive
+        }
+        if not any(gpus for gpus, _ in nodes.values()):
+            raise Refused("no rank is left to run on")
+        return nodes
+
+    def _threads(self, node: int, size: int, here: int) -> int:
+        """Nodes that are processes of this machine share its processors."""
+        if self._run.options.rehearse and self._run.options.address is None:
+            return super()._threads(node, size, here)
+        processors = self._run.cluster.hellos[node].machine.get("processors") or 1
+        return max(1, int(processors) // here)
 
 
 def _of_node(fault: Fault, node: int, check: str) -> Fault:

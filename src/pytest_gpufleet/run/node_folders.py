@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from pytest_gpufleet.nodes.cluster import Trouble
 from pytest_gpufleet.nodes.messages import ReadFile
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY
-from pytest_gpufleet.run.node_runs import NodeRun
+from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns
 from pytest_gpufleet.safe_files import sha256
-from pytest_gpufleet.verdict import node_verdicts
 
 if TYPE_CHECKING:
     from pytest_gpufleet.nodes.cluster import Cluster
-    from pytest_gpufleet.run.cluster_run import ClusterRun
+    from pytest_gpufleet.run.interruption import Interruption
 
 BROUGHT = (EVIDENCE, SUMMARY, JUNIT, REPORT)  # what proves most comes first
 PART_BYTES = 1 << 20  # of a file at most
@@ -31,32 +30,31 @@ UNFETCHED = ".part"
 TURN_SECONDS = 0.5  # between two looks at whether the run was told to end
 
 
-def collect(run: ClusterRun, wait_seconds: float) -> None:
-    """Bring here what the nodes' own runs have left, and record what each came to. Runs that go on are waited for so
-    long, but not by a run that is told to end. Of one that did not end, and of a node that is gone, what it had told by
-    then is left."""
+def collect(cluster: Cluster, runs: NodeRuns, interruption: Interruption, wait_seconds: float) -> dict[int, str]:
+    """Bring here what the nodes' own runs have left: the SHA-256 of the evidence of each, "" if it is not here. Runs
+    that go on are waited for so long, but not by a run that is told to end. Of one that did not end, and of a node that
+    is gone, what it had told by then is left."""
     until = time.monotonic() + wait_seconds
-    runs = run.node_runs
-    while runs.at_work() and time.monotonic() < until and not run.interruption.heard:
+    while runs.at_work() and time.monotonic() < until and not interruption.heard:
         runs.listen(min(TURN_SECONDS, until - time.monotonic()))
     runs.listen(0.0)
-    fetched = _fetched(run, FETCH_SECONDS if wait_seconds else HASTE_SECONDS)
-    for each in runs.all.values():
-        digest = sha256(each.folder.evidence) if each.node in fetched or each.taken_over else ""
-        if not digest:
+    fetched = _fetched(cluster, runs, interruption, FETCH_SECONDS if wait_seconds else HASTE_SECONDS)
+    digests = {}
+    for node, each in runs.all.items():
+        digests[node] = sha256(each.folder.evidence) if node in fetched or each.taken_over else ""
+        if not digests[node]:
             _note(each)
-        name = run.earlier_names.get(each.node, "") if each.taken_over else each.ended.run if each.ended else ""
-        run.record_event("node_finished", **node_verdicts.finished(each.node, name, each.record, digest))
+    return digests
 
 
-def _fetched(run: ClusterRun, seconds: float) -> set[int]:
+def _fetched(cluster: Cluster, runs: NodeRuns, interruption: Interruption, seconds: float) -> set[int]:
     """The nodes whose evidence was brought here as a whole, within so many seconds, or HASTE_SECONDS from when the run
     is told to end. Some files come at a time, so that nodes that answer late, or not at all, hold up few others; what
     is left on nodes that were lost comes last."""
     until, hurried = time.monotonic() + seconds, False
     owed = [
         (each, name)
-        for each in run.node_runs.all.values()
+        for each in runs.all.values()
         if each.ended is not None and not each.taken_over
         for name in BROUGHT
         if each.ended.files.get(name)
@@ -66,14 +64,14 @@ def _fetched(run: ClusterRun, seconds: float) -> set[int]:
 
     def left() -> float:
         nonlocal until, hurried
-        if run.interruption.heard and not hurried:
+        if interruption.heard and not hurried:
             until, hurried = min(until, time.monotonic() + HASTE_SECONDS), True
         return max(0.0, until - time.monotonic())
 
     def bring(each: NodeRun, name: str) -> None:
         if each.node in given_up or not left():
             return
-        if not _brought(run.cluster, each, name, left):
+        if not _brought(cluster, each, name, left):
             given_up.add(each.node)
         elif name == EVIDENCE:
             whole.add(each.node)

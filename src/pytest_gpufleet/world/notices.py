@@ -8,27 +8,14 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.call import Reporting, ranks_text
-
-if TYPE_CHECKING:
-    from pytest_gpufleet.world.outcomes import Outcome
+from pytest_gpufleet.world.outcomes import Notice, Outcome
 
 NOTICES_LIMIT = 100  # of one call: a warning in each step of a long loop must not flood the report
-
-
-@dataclass(frozen=True)
-class Notice:
-    """A warning as plain data; `category` is "module.name"."""
-
-    category: str
-    text: str
-    file: str
-    line: int
 
 
 def reporting() -> Reporting:

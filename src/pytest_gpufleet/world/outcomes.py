@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.loss_curve import LossCurve
 from pytest_gpufleet.world.call import ranks_text
-from pytest_gpufleet.world.notices import Notice
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A warning as plain data; `category` is "module.name"."""
+
+    category: str
+    text: str
+    file: str
+    line: int
 
 
 @dataclass(frozen=True)

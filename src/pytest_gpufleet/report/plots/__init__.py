@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_gpufleet.model.conditions import COMPARED_WORK
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.metric import COMPARED_WORK
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.method_table import compares_methods, method_comparison
 from pytest_gpufleet.report.plots.bars import bars
