@@ -20,8 +20,8 @@ def test_dcgm_diagnostic_passes(dcgm_diagnosis: Callable[[], Diagnosis]) -> None
     Whoever takes a GPU back asks for its result first. It runs at level 2, in a few minutes, or at the level of
     --fleet-dcgm: 3 takes half an hour, 4 up to two hours. It needs DCGM with its host engine (`systemctl start
     nvidia-dcgm`) and all GPUs of the machine, which the suite leaves to it meanwhile. Do what the fault says that is
-    named; its JSON is part of the evidence and of `gpufleet bundle`. Warnings and tests that it skipped are shown
-    beside the verdict. Where it could not run, or printed what is not known here, nothing is judged.
+    named; its JSON is part of the evidence. Warnings and tests that it skipped are shown beside the verdict. Where it
+    could not run, or printed what is not known here, nothing is judged.
     """
     found = dcgm_diagnosis()
     expect_none(found.faults)

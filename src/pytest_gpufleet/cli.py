@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pytest_gpufleet import __version__
 from pytest_gpufleet.commands import nagios
 from pytest_gpufleet.commands.accept import ACCEPT
-from pytest_gpufleet.commands.bundle import BUNDLE
 from pytest_gpufleet.commands.calibrate import CALIBRATE
 from pytest_gpufleet.commands.command import printing, tell
 from pytest_gpufleet.commands.compare import COMPARE
@@ -39,7 +38,6 @@ COMMANDS = {
     "fleet": FLEET,
     "export": EXPORT,
     "calibrate": CALIBRATE,
-    "bundle": BUNDLE,
     "order": ORDER,
 }
 

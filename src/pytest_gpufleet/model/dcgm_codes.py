@@ -8,7 +8,7 @@ from pytest_gpufleet.model.fault_code import Code
 # fmt: off
 OF_DCGM = (
     Code(285, "dcgm_part_broken", "diagnostic", "ISOLATE", "DCGM's diagnostic found an error that calls for isolation",
-         "Replace the GPU; the JSON of the diagnostic goes with it (`gpufleet bundle`)"),
+         "Replace the GPU; the JSON of the diagnostic (`dcgmi diag --json`) goes with it"),
     Code(286, "dcgm_reset_needed", "diagnostic", "RESET", "DCGM's diagnostic found an error that calls for a reset",
          "Drain and reset the GPU, then run again; replace it if it comes back"),
     Code(287, "dcgm_setting", "diagnostic", "CONFIG", "DCGM's diagnostic found a setting or software that is wrong",
