@@ -148,10 +148,15 @@ def poisoned(name: str) -> Record:
         "kind",
         "utc",
         "verdict",
+        "grade",
+        "reference",
+        "within",
+        "subjects",
     }
     record = Record()
-    for line in (RECORDED / name / "evidence.jsonl").read_text(encoding="utf-8").splitlines():
-        record.add(_each_string(json.loads(line), lambda text: text + PAYLOAD, words))
+    for event in map(json.loads, (RECORDED / name / "evidence.jsonl").read_text(encoding="utf-8").splitlines()):
+        own = {*words, "name"} if event["event"] == "fault" else words
+        record.add(_each_string(event, lambda text: text + PAYLOAD, own))
     return record
 
 

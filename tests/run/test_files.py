@@ -105,18 +105,18 @@ def test_a_textfile_is_no_link(tmp_path, victim, path):
 # ---------------------------------------------------------------- room for evidence
 
 
-def per_sample(folder):
+def per_sample(evidence):
     """Bytes of telemetry for each GPU and sample, and all other bytes."""
-    lines = (folder / "evidence.jsonl").read_bytes().splitlines(keepends=True)
+    lines = evidence.read_bytes().splitlines(keepends=True)
     samples = [line for line in lines if json.loads(line)["event"] == "telemetry"]
     gpus = len(json.loads(samples[0])["sample"]["gpus"])
     size = sum(map(len, samples))
     return size / len(samples) / gpus, sum(map(len, lines)) - size
 
 
-@pytest.mark.parametrize("folder", sorted(EVIDENCE.glob("h200*")), ids=lambda folder: folder.name)
-def test_the_room_that_a_run_needs_is_that_of_recorded_runs(folder):
-    sample, other = per_sample(folder)
+@pytest.mark.parametrize("evidence", sorted(EVIDENCE.glob("h200*/evidence.jsonl")), ids=lambda path: path.parent.name)
+def test_the_room_that_a_run_needs_is_that_of_recorded_runs(evidence):
+    sample, other = per_sample(evidence)
     assert sample <= disk_space.SAMPLE_BYTES <= 1.3 * sample
     assert other + REPORT_BYTES < disk_space.RUN_BYTES
 

@@ -22,7 +22,7 @@ from tests.boards import H200 as H200_BOARD
 
 H200, H100, B200 = "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA B200"
 RECORDED = Path(__file__).parents[1] / "recorded"
-HEALTHY = [each for each in sorted(RECORDED.iterdir()) if each.is_dir() and each.name != "h200x4-neighbour"]
+HEALTHY = [each.parent for each in sorted(RECORDED.glob("*/evidence.jsonl")) if each.parent.name != "h200x4-neighbour"]
 FOUR = [each for each in HEALTHY if each.name.startswith("h200x4")]
 
 
