@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 
 from pytest_gpufleet import __version__
-from pytest_gpufleet.commands import nagios
 from pytest_gpufleet.commands.accept import ACCEPT
 from pytest_gpufleet.commands.calibrate import CALIBRATE
 from pytest_gpufleet.commands.command import printing, tell
@@ -45,10 +44,8 @@ STATUSES = "Exit status: 0 if all is well, 1 if it could not be done, 2 for argu
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: the command's own; 1 if it could not be done; 2 for bad arguments, of a monitoring plugin 3;
-    130 after Ctrl-C."""
-    told = sys.argv[1:] if arguments is None else arguments
-    parser = (nagios.Parser if nagios.OPTION in told else argparse.ArgumentParser)(
+    """The exit status: the command's own; 1 if it could not be done; 2 for bad arguments; 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(
         prog="gpufleet",
         description="Looks after machines full of GPUs.",
         epilog="Each COMMAND has a --help of its own.",
@@ -61,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subparser = subparsers.add_parser(name, help=command.help, description=description, epilog=epilog)
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run, passes_on=command.passes_on)
-    given, unknown = parser.parse_known_args(told)
+    given, unknown = parser.parse_known_args(arguments)
     if unknown and not given.passes_on:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     given.passed_on = unknown

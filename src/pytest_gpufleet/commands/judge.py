@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pytest_gpufleet.commands import nagios
 from pytest_gpufleet.commands.command import Command, print_lines, printing, tell
 from pytest_gpufleet.commands.several import Done, check_one, for_each
 from pytest_gpufleet.commands.writing import check_output, write
@@ -18,7 +16,6 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.run.settings import duration
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.profiles import profile
 
@@ -35,51 +32,24 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="no summary, but one JSON object")
     parser.add_argument(
-        nagios.OPTION, action="store_true",
-        help="one line and the exit status as of a monitoring plugin: 0 OK, 1 WARNING (INCOMPLETE), 2 CRITICAL "
-        "(REJECTED), 3 UNKNOWN",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-age", type=duration, metavar="DURATION",
-        help="with --nagios: an ACCEPTED from longer ago, like 30d, is a WARNING (default: its age is only told)",
-    )  # fmt: skip
-    parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write a report of this judgement as HTML, of one folder"
     )
 
 
 def _run(given: argparse.Namespace) -> int:
-    if given.nagios:
-        return _monitored(given)
     check_output(given.output, [given.fleet_profile])
     check_one(given.folders, given.output)
-    if given.max_age:
-        raise Refused("--max-age goes with --nagios alone")
     return for_each(given.folders, partial(_judge, given), given.json)
-
-
-def _monitored(given: argparse.Namespace) -> int:
-    if given.json or given.output:
-        line, status = nagios.unknown("--nagios prints one line, so neither --json nor -o goes with it")
-    else:
-        line, status = nagios.answer(given.folders, partial(_judged, given), given.max_age, time.time())
-    with printing():
-        tell(line)
-    return status
-
-
-def _judged(given: argparse.Namespace, folder: RunFolder) -> Record:
-    try:
-        return judged(folder, given.fleet_profile, given.fleet_basis)
-    except profile.FileError as error:
-        raise Refused(f"--fleet-profile: {error}") from None
 
 
 def _judge(given: argparse.Namespace, folder: RunFolder) -> Done:
     from pytest_gpufleet.report.terminal import summary_lines
 
     with folder.of_anybody():
-        record = _judged(given, folder)
+        try:
+            record = judged(folder, given.fleet_profile, given.fleet_basis)
+        except profile.FileError as error:
+            raise Refused(f"--fleet-profile: {error}") from None
         if given.output:
             from pytest_gpufleet.report.page.standalone import page
 
