@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, print_lines, printing, tell
+from pytest_gpufleet.commands.command import Command, print_lines, tell
 from pytest_gpufleet.commands.several import Done, check_one, for_each
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.model import codec
