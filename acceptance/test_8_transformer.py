@@ -1,4 +1,4 @@
-"""A transformer trains right, and as fast as its peers: a small language model as Llama is built, in bf16 and FP8."""
+"""A transformer trains right, and as fast as its peers: a small language model as Llama is built, in bf16."""
 
 from __future__ import annotations
 
@@ -33,36 +33,23 @@ pytestmark = [
 SECONDS = Size(2.5, rehearsal=0.05)
 LONG_SECONDS = Size(15.0, rehearsal=0.05)
 
-since_fp8 = pytest.mark.needs(capability=(8, 9))
-RECIPES = ["bf16", pytest.param("fp8", marks=since_fp8)]
-# Level standard has some seconds for a transformer: these are trained in level burnin.
-LONGER = ("fp8", "fsdp")
-
 
 @pytest.fixture(scope="module")
-def alone(nccl_group: World) -> Callable[[str, str], Measurement]:
-    """alone(recipe, model): what each GPU reaches by itself, all at the same time, until the GPUs are warm; measured
+def alone(nccl_group: World) -> Callable[[str], Measurement]:
+    """alone(model): what each GPU reaches by itself, all at the same time, until the GPUs are warm; measured
     once, whichever check asks first."""
-    return cache(lambda recipe, model: measure(nccl_group, token_throughput, recipe, model=model, seconds=LONG_SECONDS))
+    return cache(lambda model: measure(nccl_group, token_throughput, model=model, seconds=LONG_SECONDS))
 
 
-def has_time_for(case: str, fleet_level: str) -> None:
-    """End the check as not applicable where its level leaves this recipe or method out."""
-    if case in LONGER and fleet_level != "burnin":
-        not_applicable(f"{case} is part of level burnin")
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_loss_follows_fp32(nccl_group: World, fleet_level: str, recipe: str) -> None:
-    """Every GPU by itself trains a small transformer in 16 or 8 bits as it does in float32
+def test_loss_follows_fp32(nccl_group: World) -> None:
+    """Every GPU by itself trains a small transformer in 16 bits as it does in float32
 
     All train on the same data, which the model learns in 20 steps. The first gradient of each weight and the loss of
     each step must be those of float32 within what rounding makes of them. A GPU that is named alone computes wrongly,
     in attention or in products of such shapes: replace it. If all are named, torch, cuBLAS and driver do not fit
     together: try another version of torch.
     """
-    has_time_for(recipe, fleet_level)
-    nccl_group.faultless(follows_fp32, recipe, code="training_wrong")
+    nccl_group.faultless(follows_fp32, code="training_wrong")
 
 
 @pytest.mark.needs(ranks=2)
@@ -74,21 +61,20 @@ def test_all_train_as_one_gpu(nccl_group: World, fleet_level: str, method: str) 
     computes or keeps something wrong. If all are named, one of them spoils everybody's gradients: the check before, and
     the exact collectives, tell which.
     """
-    has_time_for(method, fleet_level)
+    if method == "fsdp" and fleet_level != "burnin":
+        not_applicable("fsdp is part of level burnin")
     nccl_group.faultless(trains_as_one, method, code="training_wrong")
 
 
 @pytest.mark.needs(ranks=2)
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_ranks_end_alike(nccl_group: World, fleet_level: str, recipe: str) -> None:
+def test_ranks_end_alike(nccl_group: World) -> None:
     """After 20 steps of DDP weights, gradients and moments of Adam are the same on all GPUs, bit for bit
 
     All apply the same update, so any difference is a wrong bit in memory, arithmetic or transfer, and the copies go on
     to drift apart. The GPU that is named differs from most: it is the suspect. With two GPUs both are named, and the
     checks of each GPU say more.
     """
-    has_time_for(recipe, fleet_level)
-    nccl_group.faultless(ends_alike, recipe, code="replicas_differ")
+    nccl_group.faultless(ends_alike, code="replicas_differ")
 
 
 @pytest.mark.figures("solo_token_throughput", of_several=("token_throughput", "communication_share"))
@@ -103,7 +89,7 @@ def test_speed(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> No
     all_reduce. Nobody publishes figures of this model: they are for comparison with machines of its kind.
     """
     method = "ddp" if nccl_group.size > 1 else ""
-    measured = measure_all(nccl_group, token_throughput, "bf16", method, seconds=SECONDS)
+    measured = measure_all(nccl_group, token_throughput, method, seconds=SECONDS)
     shares = [each for each in measured if each.metric == "communication_share"]
     _judge([each for each in measured if each not in shares], judge, gpu_topology, shown=shares)
 
@@ -111,40 +97,35 @@ def test_speed(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> No
 @pytest.mark.level("burnin")
 @pytest.mark.figures("solo_token_throughput")
 @pytest.mark.parametrize("model", ["transformer-0.6b", "transformer-1.3b"])
-@pytest.mark.parametrize("recipe", RECIPES)
 def test_speed_of_each_gpu_alone(
-    judge: Judge, gpu_topology: GpuTopology, alone: Callable[[str, str], Measurement], recipe: str, model: str
+    judge: Judge, gpu_topology: GpuTopology, alone: Callable[[str], Measurement], model: str
 ) -> None:
-    """Training of two sizes of transformers, in bf16 and FP8, on every GPU by itself, until the GPUs are warm
+    """Training of two sizes of transformers, in bf16, on every GPU by itself, until the GPUs are warm
 
-    Slower than its peers only here, and not in the check of speed: a GPU becomes hot. Beside its figure stands what the
-    time of a step is spent on. FP8 is scaled by a kernel of its own (without Triton by torch, slower) and not
-    compiled otherwise: its figure is for comparison with peers, and not with what FP8 can do.
+    Slower than its peers only here, and not in the check of speed: a GPU becomes hot.
     """
-    _judge([alone(recipe, model)], judge, gpu_topology)
+    _judge([alone(model)], judge, gpu_topology)
 
 
 @pytest.mark.level("burnin")
 @pytest.mark.needs(ranks=2)
 @pytest.mark.figures("token_throughput", "solo_token_throughput", "scaling_efficiency")
 @pytest.mark.parametrize("method", ["ddp", "fsdp"])
-@pytest.mark.parametrize("recipe", RECIPES)
 def test_ddp_and_fsdp(
     nccl_group: World,
     judge: Judge,
     gpu_topology: GpuTopology,
-    alone: Callable[[str, str], Measurement],
-    recipe: str,
+    alone: Callable[[str], Measurement],
     method: str,
 ) -> None:
-    """Training of a transformer on all GPUs by DDP and by FSDP, in bf16 and FP8, and how well it scales
+    """Training of a transformer on all GPUs by DDP and by FSDP, in bf16, and how well it scales
 
     For comparison with machines of its kind. FSDP gathers the weights of each layer when it is their turn, so that it
     takes less memory and communicates more: slow under FSDP alone are all_gather and reduce_scatter.
     """
     model = "transformer-0.6b"
-    together, *others = measure_all(nccl_group, token_throughput, recipe, method, model, seconds=LONG_SECONDS)
-    figures = [together, alone(recipe, model)]
+    together, *others = measure_all(nccl_group, token_throughput, method, model, seconds=LONG_SECONDS)
+    figures = [together, alone(model)]
     _judge(figures, judge, gpu_topology, scaling_efficiency(figures[1], together), shown=others)
 
 

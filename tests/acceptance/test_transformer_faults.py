@@ -90,8 +90,8 @@ def run_with(run_pytest, check, fault):
 
 
 @pytest.mark.parametrize(("check", "fault", "code"), [
-    (f"{TRANSFORMER}::test_loss_follows_fp32[bf16]", "attention", "training_wrong"),
-    (f"{TRANSFORMER}::test_ranks_end_alike[bf16]", "weight", "replicas_differ"),
+    (f"{TRANSFORMER}::test_loss_follows_fp32", "attention", "training_wrong"),
+    (f"{TRANSFORMER}::test_ranks_end_alike", "weight", "replicas_differ"),
     (f"{UNDER_LOAD}::test_both_stay_exact", "product", "product_changes"),
     (f"{UNDER_LOAD}::test_both_stay_exact", "sum", "collective_wrong"),
 ])  # fmt: skip
@@ -110,8 +110,8 @@ def test_a_late_rank_is_slower_alone(run_pytest):
 
 def test_every_figure_that_a_check_is_there_for_is_left_wherever_it_runs(run_pytest):
     """Also under FSDP, and where no peak is known, as of CPU ranks or of a GPU that is newer than this version."""
-    speed = "test_speed and not alone or alone and bf16 and 0.6b"
-    names = f"{speed} or ddp_and_fsdp and bf16 or what_each_keeps"
+    speed = "test_speed and not alone or alone and 0.6b"
+    names = f"{speed} or ddp_and_fsdp or what_each_keeps"
     options = ("--rehearse=2", "--fleet-level=burnin", "--fleet-dir=runs", "-k", names)
     run = run_pytest(TRANSFORMER, UNDER_LOAD, *options)
     assert [check.outcome for check in run.record.checks.values()] == ["passed"] * 5

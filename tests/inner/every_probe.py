@@ -56,7 +56,7 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         scaling_efficiency(measure(nccl_group, method_comparison.throughput_by, "ddp", "fp32"), compared),
         measure(nccl_group, fed_throughput, str(tmp_path), "fp32"),
         *measure_all(nccl_group, retention_under_load, "bf16", 1024),
-        *measure_all(nccl_group, token_throughput, "bf16", seconds=0.01),
-        *measure_all(nccl_group, token_throughput, "bf16", "ddp", seconds=0.01),
+        *measure_all(nccl_group, token_throughput, seconds=0.01),
+        *measure_all(nccl_group, token_throughput, "ddp", seconds=0.01),
         required=False,
     )

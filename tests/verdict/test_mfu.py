@@ -18,8 +18,8 @@ def board():
     return H200.machine(4)
 
 
-def tokens(values, recipe="bf16", **details):
-    return Measurement("token_throughput", values, {"recipe": recipe}, details=details)
+def tokens(values):
+    return Measurement("token_throughput", values, {"recipe": "bf16"})
 
 
 def at(board, share):
@@ -34,13 +34,10 @@ def test_it_is_the_share_of_the_peak_of_the_gpus_that_train(board):
     assert [*alone.values.values()] == pytest.approx([0.5] * 4)
     (together,) = model_flops_utilization(tokens({WORLD: 4 * at(board, 0.4)}), FLOP, board)
     assert together.values[WORLD] == pytest.approx(0.4)
-    (half,) = model_flops_utilization(tokens({WORLD: 4 * at(board, 0.4)}, "fp8"), FLOP, board)
-    assert half.values[WORLD] == pytest.approx(0.2)
 
 
 def test_where_no_peak_is_known_there_is_none(board):
     assert model_flops_utilization(tokens({"cpu0": 1000.0}), FLOP, board) == []
-    assert model_flops_utilization(tokens({WORLD: 1000.0}, "fp32"), FLOP, board) == []
 
 
 def test_what_no_gpu_can_reach_is_a_fault_of_that_place(board):
@@ -48,13 +45,3 @@ def test_what_no_gpu_can_reach_is_a_fault_of_that_place(board):
     rates = dict.fromkeys(places, at(board, 0.99)) | {places[2]: at(board, 1.01)}
     (fault,) = above_peak(tokens(rates), FLOP, board)
     assert (fault.code, fault.subjects) == ("above_peak", (places[2],))
-    assert above_peak(tokens(rates, "fp8"), FLOP, board) == []
-
-
-@pytest.mark.parametrize(("share", "moved", "bound"), [
-    (0.55, 1_000_000, "bound by products"), (0.3, 25_000_000, "bound by memory"), (0.1, 100_000, "spent elsewhere"),
-])  # fmt: skip
-def test_what_a_step_is_spent_on(board, share, moved, bound):
-    place = board.gpus[0].place
-    (mfu,) = model_flops_utilization(tokens({place: at(board, share)}, bytes_a_token=moved), FLOP, board)
-    assert bound in mfu.details["time of a step"]

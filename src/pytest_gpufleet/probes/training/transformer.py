@@ -7,18 +7,13 @@ every precision and every way to train on several GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_gpufleet.probes.training.fp8_linear import fp8_linear
-
 NORM_EPSILON, ROTARY_BASE, INITIAL_DEVIATION = 1e-5, 10_000.0, 0.02  # as Llama 2 has them
-
-Product = Callable[[Tensor, Tensor], Tensor]  # x and a weight, as functional.linear
 
 
 @dataclass(frozen=True)
@@ -80,30 +75,19 @@ SHAPES = {
 }
 
 
-def rounded_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """functional.linear in the precision of x."""
-    return functional.linear(x, weight.to(x.dtype))
-
-
-# By recipe: the precision of activations, and how the linear layers multiply.
-PRODUCTS: dict[str, tuple[torch.dtype, Product]] = {
-    "fp32": (torch.float32, rounded_linear),
-    "bf16": (torch.bfloat16, rounded_linear),
-    "fp8": (torch.bfloat16, fp8_linear),
-}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of products and activations, by recipe
 
 
 class Linear(nn.Module):
-    """A linear layer without bias that multiplies as it is told."""
+    """A linear layer without bias that multiplies in the precision of x."""
 
-    def __init__(self, inputs: int, outputs: int, product: Product) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         nn.init.normal_(self.weight, std=INITIAL_DEVIATION)
-        self.product = product
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, self.weight)
+        return functional.linear(x, self.weight.to(x.dtype))
 
 
 class RMSNorm(nn.Module):
@@ -117,12 +101,10 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: Shape, product: Product) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.heads = shape.heads
-        self.queries, self.keys, self.values, self.output = (
-            Linear(shape.width, shape.width, product) for _ in range(4)
-        )
+        self.queries, self.keys, self.values, self.output = (Linear(shape.width, shape.width) for _ in range(4))
 
     def forward(self, x: Tensor, turn: Tensor) -> Tensor:
         q, k, v = (
@@ -134,10 +116,10 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    def __init__(self, shape: Shape, product: Product) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate, self.up = (Linear(shape.width, shape.hidden, product) for _ in range(2))
-        self.down = Linear(shape.hidden, shape.width, product)
+        self.gate, self.up = (Linear(shape.width, shape.hidden) for _ in range(2))
+        self.down = Linear(shape.hidden, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
         down: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
@@ -145,10 +127,10 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, shape: Shape, product: Product) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.before_attention, self.before_hidden = RMSNorm(shape.width), RMSNorm(shape.width)
-        self.attention, self.hidden = Attention(shape, product), SwiGLU(shape, product)
+        self.attention, self.hidden = Attention(shape), SwiGLU(shape)
 
     def forward(self, x: Tensor, turn: Tensor) -> Tensor:
         x = x + self.attention(self.before_attention(x), turn)
@@ -163,13 +145,12 @@ class Transformer(nn.Module):
 
     def __init__(self, shape: Shape, recipe: str) -> None:
         super().__init__()
-        self.dtype, product = PRODUCTS[recipe]
+        self.dtype = PRECISIONS[recipe]
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         nn.init.normal_(self.embedding.weight, std=INITIAL_DEVIATION)
-        self.blocks = nn.ModuleList(Block(shape, product) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width)
-        # In 16 bits at least: what a model says depends most on its last product.
-        self.logits = Linear(shape.width, shape.vocabulary, rounded_linear)
+        self.logits = Linear(shape.width, shape.vocabulary)
         self.register_buffer("turn", turns(shape), persistent=False)
 
     def forward(self, tokens: Tensor, following: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -17,19 +17,18 @@ from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import GpuState, Reading
 from pytest_gpufleet.model.metric import Condition, GiB
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.compute.rate import NEEDS_A_GPU, lacking
+from pytest_gpufleet.probes.compute.rate import lacking
 from pytest_gpufleet.probes.timing.all_ranks import agree, everyones
 from pytest_gpufleet.probes.training import parallel_methods
-from pytest_gpufleet.probes.training.fp8_linear import scaled_by
 from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap, record_losses
 from pytest_gpufleet.probes.training.loop import returns_memory
-from pytest_gpufleet.probes.training.moved_bytes import moved_bytes
 from pytest_gpufleet.probes.training.sharding import fully_sharded
-from pytest_gpufleet.probes.training.transformer import PRODUCTS, SHAPES, Shape, Transformer, transformer
+from pytest_gpufleet.probes.training.transformer import SHAPES, Shape, Transformer, transformer
 from pytest_gpufleet.world.rank import Rank
 
 LARGEST_FIRST = ("transformer-0.6b", "transformer-0.1b")
-REHEARSED, REHEARSAL = ("fp32", "bf16"), "transformer-tiny"
+REHEARSAL = "transformer-tiny"
+RECIPE = "bf16"
 FILLED = 0.8  # of the memory of a GPU
 LEARNING_RATE = 1e-3
 LEAD_IN = 0.25  # of the time of the samples: clock and power settle
@@ -43,7 +42,6 @@ class Training:
     """A model by the name of its shape, as all GPUs of a world train it."""
 
     model: str
-    recipe: str
     batch: int
 
     @property
@@ -59,7 +57,7 @@ class Training:
         """What the figure depends on. Of another workload than ResNet, so that no limit of that holds for it."""
         conditions: dict[str, Condition] = {
             "model": self.model,
-            "recipe": self.recipe,
+            "recipe": RECIPE,
             "ranks": ranks,
             "batch": self.batch,
             "sequence": self.shape.sequence,
@@ -68,24 +66,21 @@ class Training:
         return {**conditions, "method": method} if method else conditions
 
 
-def must_train(rank: Rank, recipe: str) -> None:
-    """End the test as not applicable where a device does not have the precision of a recipe."""
-    if rank.device.type == "cpu":
-        if recipe not in REHEARSED:
-            not_applicable(NEEDS_A_GPU)
-    elif recipe != "fp32" and (reason := lacking(recipe, rank.device)):
+def must_train(rank: Rank) -> None:
+    """End the test as not applicable where a device does not have bf16."""
+    if rank.device.type == "cuda" and (reason := lacking(RECIPE, rank.device)):
         not_applicable(reason)
 
 
-def training_on(rank: Rank, recipe: str, model: str | None = None) -> Training:
+def training_on(rank: Rank, model: str | None = None) -> Training:
     """The training of `model`, by default of the largest that fits, which all ranks come to alike: with half of its
     batch, or a quarter, where the memory of the smallest GPU has room for no more."""
-    must_train(rank, recipe)
+    must_train(rank)
     if rank.device.type == "cpu":
-        return Training(REHEARSAL, recipe, SHAPES[REHEARSAL].batch)
+        return Training(REHEARSAL, SHAPES[REHEARSAL].batch)
     room = FILLED * agree(rank, torch.cuda.get_device_properties(rank.device).total_memory)
     names = [model] if model else LARGEST_FIRST
-    fitting = (Training(name, recipe, batch) for name in names if (batch := fitting_batch(SHAPES[name], room)))
+    fitting = (Training(name, batch) for name in names if (batch := fitting_batch(SHAPES[name], room)))
     training = next(fitting, None)
     if training is None:
         shape = SHAPES[names[-1]]
@@ -141,28 +136,25 @@ def step_of(module: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[Ten
 
 
 @returns_memory
-def token_throughput(
-    rank: Rank, recipe: str, method: str = ALONE, model: str | None = None, *, seconds: float
-) -> list[Reading]:
-    """Tokens/s of training a transformer in `recipe` for about `seconds` in all: forward, loss, backward, AdamW.
+def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, *, seconds: float) -> list[Reading]:
+    """Tokens/s of training a transformer in bf16 for about `seconds` in all: forward, loss, backward, AdamW.
 
     Each GPU trains a model of its own at the same time; with a `method` of TOGETHER all ranks train one, and the figure
     is their sum at the pace of the slowest. The median of three samples. With "ddp" steps without communication take
     turns with those: so there is also what each GPU does by itself, and the share of a step that waits for
     communication. Raises FloatingPointError if the loss is not finite.
     """
-    training, together = training_on(rank, recipe, model), method in TOGETHER
+    training, together = training_on(rank, model), method in TOGETHER
     if rank.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with rank.phase(f"{training.model} in {recipe}, batch {training.batch}, {method or 'alone'}"):
-        module = under(method, rank, transformer(training.shape, recipe, rank.device))
+    with rank.phase(f"{training.model} in bf16, batch {training.batch}, {method or 'alone'}"):
+        module = under(method, rank, transformer(training.shape, RECIPE, rank.device))
         step = step_of(
             module,
             optimizer_of(module, method),
             sequences(training.shape, training.batch, 1 + rank.index, rank.device),
         )
         first = lap(rank, step, 1, together=together)
-        details: dict[str, Condition] = {} if together else {"bytes_a_token": _bytes_a_token(step, training)}
         samples_of = [step] if method != "ddp" else [step, _quiet(module, step)]
         tried = lap(rank, step, 2)
         count, warm_up = _counts(rank, tried, seconds / SAMPLES / len(samples_of))
@@ -173,15 +165,11 @@ def token_throughput(
     conditions = training.conditions(rank.size if together else 1, method)
     course = [first, tried, warm, *(each for pair in laps for each in pair)]
     record_losses(rank, conditions, course, together=together)
-    readings = [_throughput(rank, training, method, first, usual, details, watch.state)]
+    readings = [_throughput(rank, training, method, first, usual, watch.state)]
     for each in quiet:
-        readings.append(_throughput(rank, training, NO_SYNC, first, each, {}, watch.state))
+        readings.append(_throughput(rank, training, NO_SYNC, first, each, watch.state))
         readings.append(_communication_share(rank, conditions, usual, each))
     return readings
-
-
-def _bytes_a_token(step: Step, training: Training) -> int:
-    return moved_bytes(step) // training.tokens
 
 
 def _quiet(module: nn.Module, step: Step) -> Step:
@@ -207,7 +195,6 @@ def _throughput(
     method: str,
     first: Lap,
     laps: Sequence[Lap],
-    details: Mapping[str, Condition],
     state: GpuState | None,
 ) -> Reading:
     together = method in TOGETHER
@@ -219,7 +206,7 @@ def _throughput(
         training.conditions(ranks, method),
         rates,
         WORLD if together else None,
-        {**details, **_details(rank, training, first, laps, median(rates) / ranks)},
+        _details(rank, training, first, laps, median(rates) / ranks),
         state,
     )
 
@@ -227,10 +214,8 @@ def _throughput(
 def _details(rank: Rank, training: Training, first: Lap, laps: Sequence[Lap], rate: float) -> dict[str, Condition]:
     """`rate`: tokens/s of one GPU."""
     step = median(seconds for each in laps for seconds in each.steps)
-    dtype, _ = PRODUCTS[training.recipe]
-    scaled = f" (scaled by {scaled_by(rank.device, dtype)})" if training.recipe == "fp8" else ""
     details: dict[str, Condition] = {
-        "computed": f"linear layers in {training.recipe}{scaled}, the rest in {str(dtype)[6:]} and fp32",
+        "computed": "in bf16, with weights, optimizer and loss in fp32",
         "step": f"{1e3 * step:.4g} ms",
         "TFLOP/s a GPU": float(f"{rate * training.shape.flop_a_token / 1e12:.4g}"),
         "loss": f"{first.loss:.3g} at first, {laps[-1].loss:.3g} in the end",
