@@ -18,6 +18,7 @@ NEEDS = {
     "jinja2": "jinja2",
     "matplotlib": "matplotlib",
     "rich": "rich",
+    "tomli_w": "tomli-w",
     **({} if sys.version_info >= (3, 11) else {"tomli": "tomli"}),
 }
 MISSING = [] if INSTALLED else [name for module, name in NEEDS.items() if find_spec(module) is None]

@@ -26,6 +26,7 @@ from pytest_gpufleet.report.page import summary_html
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.safe_files import sha256
+from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.profiles import profile
 from tests import runs
 from tests.conftest import FleetRun
@@ -552,10 +553,12 @@ def test_a_calibrated_profile_is_met_by_the_runs_it_comes_from(tmp_path: Path, g
     second = {"busbw world": 352.3, "collective_latency world": 32.9, "solo_train_throughput gpu3": 6100.0}
     folders = [
         runs.record(tmp_path / "a"),
-        runs.record(tmp_path / "b", "node8", second, utc="2026-11-22T08:00:00+00:00"),
+        runs.record(tmp_path / 'b"\\', "node8", second, utc="2026-11-22T08:00:00+00:00"),
     ]
     path = tmp_path / "my.toml"
     status, text = gpufleet("calibrate", *folders, "-o", path)
+    known_good = toml_table.read(path).values["calibrated_on"]
+    assert [(each["run"], each["uuids"][0]) for each in known_good] == [("a", "GPU-node7-0"), ('b"\\', "GPU-node8-0")]
     assert (status, "3 limits for NVIDIA X9000" in text) == (0, True)
     written = {limit.metric: limit for limit in profile.load(path).limits}
     # Of two machines k is 49, so that the cap holds; where GPUs of one machine differ most, these tell more than two.

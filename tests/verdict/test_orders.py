@@ -9,10 +9,12 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.order_given import Order
 from pytest_gpufleet.model.place import THIS_NODE
+from pytest_gpufleet.model.record import read
 from pytest_gpufleet.verdict.orders import order_file
 from pytest_gpufleet.verdict.orders.order_lines import ORDER_LINES, asks, held_against, ports_down
+from pytest_gpufleet.verdict.orders.written_order import order_text
 from pytest_gpufleet.verdict.toml_table import FileError
-from tests.conftest import ROOT
+from tests.conftest import EVIDENCE, ROOT
 from tests.hardware.trees import laid_out
 from tests.machines import recorded
 
@@ -263,3 +265,13 @@ def test_a_fault_says_what_is_and_what_was_ordered(machine):
         order("[gpus]\ncount = { at_least = 8 }"), "gpus.count", machine, recorded().topology
     ).faults
     assert fault == Fault("gpus_not_as_ordered", (THIS_NODE,), "the number of GPUs is 4, ordered: at least 8")
+
+
+def test_a_written_order_reads_back_as_what_the_machine_has():
+    record = read(EVIDENCE / "h200x4-c" / "evidence.jsonl")
+    product = 'an "X9" \\ \x85 of \u00e9\n[gpus]\ncount = 9'
+    record.machine.host["dmi"] = {"product": product, "vendor": None}
+    written = order_file.toml_table.tomllib.loads(order_text(record, "the run\nname = 'x'"))
+    (name,) = {gpu.name for gpu in record.topology.gpus}
+    assert (written["name"], written["machine"]) == (product, {"product": product})
+    assert (written["gpus"]["count"], written["gpus"]["model"]) == (record.run.gpus_present or 4, name)

@@ -27,10 +27,9 @@ VERSION = "version_not_as_ordered"
 
 @dataclass(frozen=True)
 class Line:
-    """`code`: of the fault where a machine has it otherwise. `about`: what it is, for whoever writes an order."""
+    """`code`: of the fault where a machine has it otherwise."""
 
     code: str
-    about: str
     read: Read
     fits: Callable[[Any, Any], bool]
 
@@ -131,27 +130,27 @@ def _memory(value: float, asked: Any) -> bool:
 
 # In the order in which a person reads an order.
 ORDER_LINES = {
-    "machine.vendor": Line(HOST, "its maker, as the firmware (DMI) has it", parts.of_host("dmi", "vendor"), _text),
-    "machine.product": Line(HOST, "as the firmware (DMI) has it", parts.of_host("dmi", "product"), _text),
-    "gpus.count": Line(GPUS, "also those that are hidden from a run", parts.count_of_gpus, _number),
-    "gpus.model": Line(GPUS, "as NVML has it", parts.of_gpus("name"), _text),
-    "gpus.nvlinks": Line(GPUS, "that are up, of each GPU", parts.nvlinks, _number),
-    "gpus.vbios": Line(VERSION, "of each GPU", parts.of_gpus("vbios"), _version),
-    "processors.model": Line(HOST, "as /proc/cpuinfo has it", parts.of_host("processor", "model"), _text),
-    "processors.sockets": Line(HOST, "", parts.of_host("processor_setup", "sockets"), _number),
-    "processors.cores": Line(HOST, "of all sockets together", parts.of_host("processor", "cores"), _number),
-    "memory.gibibytes": Line(HOST, "all modules together", parts.gibibytes, _memory),
-    "memory.modules": Line(HOST, "which only root can count (DMI)", parts.count_of_modules, _number),
-    "memory.module_gibibytes": Line(HOST, "of each module", parts.size_of_modules, _number),
-    "drives.count": Line("drives_not_as_ordered", "", parts.count_of_drives, _number),
-    "drives.firmware": Line(VERSION, "", parts.firmware_of_drives, _version),
-    "ports.count": Line(PORTS, "", parts.count_of_ports, _number),
-    "ports.gigabits_per_second": Line(PORTS, "of those that are up", parts.rate_of_ports, _number),
-    "ports.firmware": Line(VERSION, "", parts.firmware_of_ports, _version),
-    "firmware.bios": Line(VERSION, "", parts.of_host("dmi", "bios_version"), _version),
-    "firmware.bmc": Line(VERSION, "as the kernel's IPMI driver has it", parts.of_host("bmc_firmware"), _version),
-    "software.system": Line(VERSION, "", parts.of_host("system"), _text),
-    "software.kernel": Line(VERSION, "", parts.of_host("kernel"), _version),
-    "software.driver": Line(VERSION, "of NVIDIA", parts.software("driver", "driver"), _version),
-    "software.cuda": Line(VERSION, "that the driver can", parts.software("cuda_driver", "CUDA"), _version),
+    "machine.vendor": Line(HOST, parts.of_host("dmi", "vendor"), _text),
+    "machine.product": Line(HOST, parts.of_host("dmi", "product"), _text),
+    "gpus.count": Line(GPUS, parts.count_of_gpus, _number),
+    "gpus.model": Line(GPUS, parts.of_gpus("name"), _text),
+    "gpus.nvlinks": Line(GPUS, parts.nvlinks, _number),
+    "gpus.vbios": Line(VERSION, parts.of_gpus("vbios"), _version),
+    "processors.model": Line(HOST, parts.of_host("processor", "model"), _text),
+    "processors.sockets": Line(HOST, parts.of_host("processor_setup", "sockets"), _number),
+    "processors.cores": Line(HOST, parts.of_host("processor", "cores"), _number),
+    "memory.gibibytes": Line(HOST, parts.gibibytes, _memory),
+    "memory.modules": Line(HOST, parts.count_of_modules, _number),
+    "memory.module_gibibytes": Line(HOST, parts.size_of_modules, _number),
+    "drives.count": Line("drives_not_as_ordered", parts.count_of_drives, _number),
+    "drives.firmware": Line(VERSION, parts.firmware_of_drives, _version),
+    "ports.count": Line(PORTS, parts.count_of_ports, _number),
+    "ports.gigabits_per_second": Line(PORTS, parts.rate_of_ports, _number),
+    "ports.firmware": Line(VERSION, parts.firmware_of_ports, _version),
+    "firmware.bios": Line(VERSION, parts.of_host("dmi", "bios_version"), _version),
+    "firmware.bmc": Line(VERSION, parts.of_host("bmc_firmware"), _version),
+    "software.system": Line(VERSION, parts.of_host("system"), _text),
+    "software.kernel": Line(VERSION, parts.of_host("kernel"), _version),
+    "software.driver": Line(VERSION, parts.software("driver", "driver"), _version),
+    "software.cuda": Line(VERSION, parts.software("cuda_driver", "CUDA"), _version),
 }

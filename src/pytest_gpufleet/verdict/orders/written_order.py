@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,8 +20,9 @@ HEAD = """\
 # Compare it with the order before it is used: it says what that machine has, and not what it should have.
 # In the place of a number or a version, {{ at_least = ... }} asks for that or more. What is left out is not asked for.
 """
-# Of each table that is there for each kind: what it is of, and the fact of the host that tells them.
-TITLES = {"drives": ("NVMe drives", "nvme"), "ports": ("InfiniBand and RoCE ports", "network_ports")}
+# Of each table that is there for each kind: the fact of the host that tells them.
+KINDS = {"drives": "nvme", "ports": "network_ports"}
+Kind = dict[str, Any]
 
 
 def machine_of(record: Record) -> Machine:
@@ -34,18 +34,32 @@ def machine_of(record: Record) -> Machine:
 def order_text(record: Record, run: str) -> str:
     """An order as TOML that this machine meets: what it does not tell, and what differs among its GPUs, is a comment.
     `run`: the name of the run's folder."""
+    import tomli_w
+
     machine, topology = machine_of(record), record.topology
-    lines = [HEAD.format(run=run, utc=record.run.utc, host=record.run.host), f"name = {_text(_name(machine))}"]
-    tables: dict[str, list[str]] = defaultdict(list)
+    content: dict[str, Any] = {"name": _name(machine)}
+    left_out: dict[str, str] = {}
     for key in ORDER_LINES:
         table, _, field = key.partition(".")
-        if table in TITLES:
-            tables.setdefault(table, _kinds(table, machine))
-        else:
-            tables[table].append(_line(key, field, machine, topology))
-    for table, of_table in tables.items():
-        lines += ["", *([] if table in TITLES else [f"[{table}]"]), *of_table]
-    return "\n".join(lines) + "\n"
+        try:
+            if table in KINDS:
+                content[table] = _kinds(table, machine)
+            else:
+                content.setdefault(table, {})[field] = _value(key, machine, topology)
+        except _LeftOut as why:
+            left_out[table if table in KINDS else key] = str(why)
+    head = HEAD.format(run=_line(run), utc=record.run.utc, host=_line(record.run.host))
+    remarks = "".join(f"# {key}: {_line(why)}\n" for key, why in left_out.items())
+    return f"{head}{remarks}\n{tomli_w.dumps({key: value for key, value in content.items() if value})}"
+
+
+def _line(text: str) -> str:
+    """As a comment can have it."""
+    return " ".join(text.split())
+
+
+class _LeftOut(Exception):
+    """Why there is nothing to ask for."""
 
 
 def _name(machine: Machine) -> str:
@@ -55,17 +69,16 @@ def _name(machine: Machine) -> str:
     return str(called or f"{len(machine.gpus)} x {' and '.join(models)}")
 
 
-def _line(key: str, field: str, machine: Machine, topology: GpuTopology) -> str:
+def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int:
     values = [value for _, _, value in ORDER_LINES[key].read(machine, topology, {})]
-    about = f"  # {ORDER_LINES[key].about}" if ORDER_LINES[key].about else ""
     why = next((str(value) for value in values if isinstance(value, Unavailable)), "")
     if why or not values:
-        return f"# {field}: not told{why and f', {why}'}"
+        raise _LeftOut(f"not told{why and f', {why}'}")
     if key == "memory.gibibytes":
         values = [_installed(machine, values[0])]
     if any(value != values[0] for value in values):
-        return f"# {field}: not all alike, {', '.join(map(str, dict.fromkeys(values)))}"
-    return f"{field} = {_value(values[0])}{about}"
+        raise _LeftOut(f"not all alike, {', '.join(map(str, dict.fromkeys(values)))}")
+    return values[0] if isinstance(values[0], str) else round(values[0])
 
 
 def _installed(machine: Machine, visible: float) -> int:
@@ -75,17 +88,11 @@ def _installed(machine: Machine, visible: float) -> int:
     return sum(told) // GIB if told and None not in told else math.ceil(visible)
 
 
-def _kinds(table: str, machine: Machine) -> list[str]:
+def _kinds(table: str, machine: Machine) -> list[Kind]:
     kinds = list((_drives if table == "drives" else _ports)(machine))
-    title, fact = TITLES[table]
-    none = "none are here" if isinstance(machine.host.get(fact), list) else "not told"
-    lines = [f"# {title}{'' if kinds else f': {none}'}"]
-    for kind in kinds:
-        lines += [f"[[{table}]]", *(f"{key} = {_value(value)}" for key, value in kind), ""]
-    return lines[:-1] if kinds else lines
-
-
-Kind = list[tuple[str, Any]]
+    if not kinds:
+        raise _LeftOut("none are here" if isinstance(machine.host.get(KINDS[table]), list) else "not told")
+    return kinds
 
 
 def _drives(machine: Machine) -> Iterator[Kind]:
@@ -94,8 +101,8 @@ def _drives(machine: Machine) -> Iterator[Kind]:
         if drive["bytes"]:
             kinds[max(1, drive["bytes"] // GB), drive["model"] or ""].append(drive)
     for (size, model), drives in sorted(kinds.items()):
-        named = [("model", model)] if model else []
-        yield [("gigabytes", size), *named, ("count", len(drives)), *_firmware(drives)]
+        named = {"model": model} if model else {}
+        yield {"gigabytes": size, **named, "count": len(drives), **_firmware(drives)}
 
 
 def _ports(machine: Machine) -> Iterator[Kind]:
@@ -104,11 +111,10 @@ def _ports(machine: Machine) -> Iterator[Kind]:
         if port.get("adapter"):
             kinds[port["adapter"], port.get("link_layer") or ""].append(port)
     for (adapter, layer), ports in sorted(kinds.items()):
-        up, named = active(ports), [("link_layer", layer)] if layer else []
+        up, named = active(ports), {"link_layer": layer} if layer else {}
         rates = {gigabits(port) for port in up}
-        rate = [("gigabits_per_second", int(*rates))] if len(rates) == 1 and min(rates).is_integer() else []
-        counts = [("count", len(ports)), ("in_use", len(up))]
-        yield [("adapter", adapter), *named, *counts, *rate, *_firmware(ports)]
+        rate = {"gigabits_per_second": int(*rates)} if len(rates) == 1 and min(rates).is_integer() else {}
+        yield {"adapter": adapter, **named, "count": len(ports), "in_use": len(up), **rate, **_firmware(ports)}
 
 
 def _told(machine: Machine, fact: str) -> Sequence[Mapping[str, Any]]:
@@ -119,13 +125,4 @@ def _told(machine: Machine, fact: str) -> Sequence[Mapping[str, Any]]:
 def _firmware(parts: Iterable[Mapping[str, Any]]) -> Kind:
     """That of all of them, if they have the same."""
     values = {part.get("firmware") for part in parts}
-    return [("firmware", value) for value in values] if len(values) == 1 and all(values) else []
-
-
-def _value(value: Any) -> str:
-    return _text(value) if isinstance(value, str) else str(round(value))
-
-
-def _text(text: str) -> str:
-    """A text in TOML's own notation, which is that of JSON."""
-    return json.dumps(text, ensure_ascii=False)
+    return {"firmware": values.pop()} if len(values) == 1 and all(values) else {}
