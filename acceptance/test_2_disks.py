@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import Judge, expect_none, of_host, require_answers, sick_drives
-from pytest_gpufleet.probes import read_drive
+from pytest_gpufleet import Judge, expect_none
+from pytest_gpufleet.plugin.expectations import of_host, require_answers
+from pytest_gpufleet.probes.disk_reads import read_drive
+from pytest_gpufleet.verdict.host_rules.disk_rules import sick_drives
 
 pytestmark = [
     pytest.mark.chapter("Disks", "Are the host's drives healthy, and do they give back what is written?"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpufleet import Machine, expect_none, grave_xids, recorded_errors, require_told
+from pytest_gpufleet import Machine, expect_none
+from pytest_gpufleet.plugin.expectations import grave_xids, require_told
+from pytest_gpufleet.verdict.health_rules import recorded_errors
 
 pytestmark = [
     pytest.mark.chapter("Health", "Does any GPU, or the kernel, report an error?"),

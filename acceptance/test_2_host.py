@@ -8,30 +8,21 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import (
-    Fault,
-    Machine,
+from pytest_gpufleet import Fault, Machine, expect_none, not_applicable, not_judged
+from pytest_gpufleet.plugin.expectations import grave_host_messages, of_host
+from pytest_gpufleet.verdict.host_rules.bmc_rules import (
     cleared_since,
-    expect_none,
     fan_ills,
-    filled_slots,
-    grave_host_messages,
     is_inlet,
     log_full,
     logged_errors,
     logged_since,
-    nodes_with_less_memory,
-    not_applicable,
-    not_judged,
-    of_host,
-    offline_processors,
     power_ills,
-    recorded_memory_errors,
-    slow_clock,
     supplies_lost,
     temperature_ills,
-    unfit_modules,
 )
+from pytest_gpufleet.verdict.host_rules.memory_rules import filled_slots, recorded_memory_errors, unfit_modules
+from pytest_gpufleet.verdict.host_rules.processor_rules import nodes_with_less_memory, offline_processors, slow_clock
 
 Now = Callable[[str], Any]
 Notice = Callable[[Iterable[Fault]], None]

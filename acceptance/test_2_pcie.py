@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import (
-    Machine,
+from pytest_gpufleet import Machine, expect_none, not_applicable
+from pytest_gpufleet.plugin.expectations import of_host, ports_in_use
+from pytest_gpufleet.verdict.host_rules.gpudirect_rules import (
     adapters_by_gpu,
     adapters_far,
     built_for_gpudirect,
-    counts_errors,
-    expect_none,
     gpudirect_ills,
-    not_applicable,
-    of_host,
-    path_errors,
-    ports_in_use,
     redirecting_ports,
+)
+from pytest_gpufleet.verdict.host_rules.pcie_rules import (
+    counts_errors,
+    path_errors,
     reduced_links,
     tells_links,
     uncorrected_errors,

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pytest_gpufleet import World, expect_none, gpus_apart, not_applicable, nothing_repeats
-from pytest_gpufleet.probes import fingerprints
+from pytest_gpufleet import World, expect_none, not_applicable
+from pytest_gpufleet.probes.compute.fixed_work import fingerprints
+from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart, nothing_repeats
 
 pytestmark = [
     pytest.mark.chapter("Fingerprint", "Do all GPUs compute the same bits from the same data?"),

@@ -8,21 +8,17 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import (
-    Judge,
-    Machine,
-    World,
-    adapters_that_fail,
-    expect_none,
-    fastest_ports,
-    links_with_errors,
-    module_faults,
-    not_applicable,
-    of_host,
-    require_answers,
-    slow_adapters,
+from pytest_gpufleet import Judge, Machine, World, expect_none, not_applicable
+from pytest_gpufleet.hardware.network_ports import fastest_ports
+from pytest_gpufleet.plugin.expectations import of_host, require_answers
+from pytest_gpufleet.probes.adapter_loopback import (
+    LOOPBACK_BYTES,
+    LOOPBACK_INTERFACE,
+    adapter_bandwidth,
+    adapters_in_loopback,
 )
-from pytest_gpufleet.probes import LOOPBACK_BYTES, LOOPBACK_INTERFACE, adapter_bandwidth, adapters_in_loopback
+from pytest_gpufleet.verdict.host_rules.adapter_rules import adapters_that_fail, slow_adapters
+from pytest_gpufleet.verdict.host_rules.optics_rules import links_with_errors, module_faults
 
 pytestmark = [
     pytest.mark.chapter("Network adapters", "Are adapters, cables and transceivers fast and free of errors?"),

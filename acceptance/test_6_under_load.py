@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import Judge, MiB, Size, World, expect_none, measure_all
-from pytest_gpufleet.probes import PRECISIONS, retention_under_load, wrong_under_load
+from pytest_gpufleet.probes.collectives.under_load import retention_under_load, wrong_under_load
+from pytest_gpufleet.probes.compute.rate import PRECISIONS
 
 pytestmark = [
     pytest.mark.chapter("Under load", "What becomes of products and collectives that run at the same time?"),

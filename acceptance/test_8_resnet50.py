@@ -19,7 +19,6 @@ from pytest_gpufleet import (
     Judge,
     Measurement,
     Size,
-    Where,
     World,
     expect_none,
     measure,
@@ -27,20 +26,14 @@ from pytest_gpufleet import (
     not_applicable,
     scaling_efficiency,
 )
-from pytest_gpufleet.probes import (
-    FILLED,
-    Workload,
-    decoder_difference,
-    fed_throughput,
-    fill_memory,
-    in_words,
-    throughput_by,
-    throughput_by_batch,
-    throughput_on_gpus,
-    train_throughput,
-    write_photos,
-    wrongly_decoded,
-)
+from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.probes.training.batch_size import FILLED, fill_memory, throughput_by_batch
+from pytest_gpufleet.probes.training.batches_on_gpus import throughput_on_gpus
+from pytest_gpufleet.probes.training.gpu_decoder import decoder_difference, wrongly_decoded
+from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
+from pytest_gpufleet.probes.training.loop import train_throughput
+from pytest_gpufleet.probes.training.method_comparison import in_words, throughput_by
+from pytest_gpufleet.probes.training.recipes import Workload
 
 pytestmark = pytest.mark.chapter("ResNet-50", "How fast is real training, on one GPU and on all?")
 

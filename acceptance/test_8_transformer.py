@@ -14,15 +14,16 @@ from pytest_gpufleet import (
     Measurement,
     Size,
     World,
-    above_peak,
     expect_none,
     measure,
     measure_all,
-    model_flops_utilization,
     not_applicable,
     scaling_efficiency,
 )
-from pytest_gpufleet.probes import SHAPES, ends_alike, follows_fp32, token_throughput, trains_as_one
+from pytest_gpufleet.probes.training.transformer import SHAPES
+from pytest_gpufleet.probes.training.transformer_exactness import ends_alike, follows_fp32, trains_as_one
+from pytest_gpufleet.probes.training.transformer_step import token_throughput
+from pytest_gpufleet.verdict.mfu import above_peak, model_flops_utilization
 
 pytestmark = [
     pytest.mark.chapter("Transformer", "Is a language model trained right, and how fast?"),

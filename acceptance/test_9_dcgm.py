@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_gpufleet import Diagnosis, expect_none, not_applicable, not_judged
+from pytest_gpufleet import expect_none, not_applicable, not_judged
+from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis
 
 pytestmark = pytest.mark.chapter("DCGM", "Does NVIDIA's own diagnostic find anything?")
 

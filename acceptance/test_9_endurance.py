@@ -7,25 +7,12 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import (
-    Fault,
-    Gpu,
-    Judge,
-    Machine,
-    Measurement,
-    World,
-    corrected_errors,
-    corrected_rows,
-    expect_none,
-    link_errors,
-    memory_errors_grown,
-    not_applicable,
-    of_host,
-    pcie_errors,
-    port_errors,
-    ports_in_use,
-    require_any,
-)
+from pytest_gpufleet import Fault, Gpu, Judge, Machine, Measurement, World, expect_none, not_applicable
+from pytest_gpufleet.plugin.expectations import of_host, ports_in_use, require_any
+from pytest_gpufleet.verdict.health_rules import corrected_errors, corrected_rows
+from pytest_gpufleet.verdict.host_rules.memory_rules import memory_errors_grown
+from pytest_gpufleet.verdict.link_rules import link_errors, pcie_errors
+from pytest_gpufleet.verdict.port_rules import port_errors
 
 Now = Callable[[str], list[Any]]
 Rule = Callable[[Gpu, Any, float], Iterable[Fault]]

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from pytest_gpufleet import (
-    HostRun,
+from pytest_gpufleet import expect_none, not_applicable
+from pytest_gpufleet.verdict.fleet.among_nodes import (
     clocks_apart,
-    expect_none,
     fingerprints_in_common,
     nodes_compute_otherwise,
     nodes_unlike_others,
-    not_applicable,
     slower_than_other_nodes,
 )
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 
 pytestmark = [
     pytest.mark.chapter("Nodes alike", "Is every node like the others, and as good as they are?"),

@@ -8,17 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import (
-    Judge,
-    Machine,
-    Measurement,
-    Place,
-    Where,
-    expect_none,
-    not_applicable,
-    port_errors,
-    port_traffic,
-)
+from pytest_gpufleet import Judge, Machine, Measurement, Place, expect_none, not_applicable
+from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.verdict.port_rules import port_errors, port_traffic
 
 pytestmark = [
     pytest.mark.chapter("Ports", "Did the network between the nodes stay free of errors?"),

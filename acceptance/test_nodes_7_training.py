@@ -15,17 +15,15 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_gpufleet import Rank, World
-from pytest_gpufleet.probes import (
+from pytest_gpufleet.probes.training.replicas import differences
+from pytest_gpufleet.probes.training.sharding import fully_sharded, held, own_shard
+from pytest_gpufleet.probes.training.small_network import (
     batch,
-    differences,
     full_precision,
-    fully_sharded,
-    held,
     known_average,
     known_input,
     known_layer,
     network,
-    own_shard,
 )
 
 pytestmark = [

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import Judge, Size, World, measure, measure_all, scaling_efficiency
-from pytest_gpufleet.probes import Workload, doubling, train_throughput
+from pytest_gpufleet.probes.nodes.curve import doubling
+from pytest_gpufleet.probes.training.loop import train_throughput
+from pytest_gpufleet.probes.training.recipes import Workload
 
 pytestmark = [
     pytest.mark.chapter("Between nodes: ResNet-50", "How fast is real training on 1, 2, 4 ... nodes?"),

@@ -80,7 +80,9 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpufleet import MiB, WORLD, bus_bandwidth, measure, measure_all
-from pytest_gpufleet.probes import COLLECTIVES, collective_latency, launch_time, sweep
+from pytest_gpufleet.probes.collectives.launching import launch_time
+from pytest_gpufleet.probes.collectives.speed import collective_latency, sweep
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.timing import replays
 
 def cannot_capture(rank):

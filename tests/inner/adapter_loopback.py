@@ -3,8 +3,12 @@
 import os
 
 from pytest_gpufleet.hardware import network_ports
-from pytest_gpufleet.probes import LOOPBACK_INTERFACE, adapter_bandwidth
-from pytest_gpufleet.probes.adapter_loopback import adapters_in_loopback, environments
+from pytest_gpufleet.probes.adapter_loopback import (
+    LOOPBACK_INTERFACE,
+    adapter_bandwidth,
+    adapters_in_loopback,
+    environments,
+)
 
 OTHER = {**LOOPBACK_INTERFACE, "port": "no0"}  # an interface that nobody has
 

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from pytest_gpufleet import MiB, Rank, Reading, World, measure, measure_all
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.model.place import WORLD, Pair, Place
-from pytest_gpufleet.probes import affordable, collective_curve, doubling, exchange, known_average, who_corrupts
-from pytest_gpufleet.probes.collectives.exactness import LARGE, MOST_NUMBERS, bounded
+from pytest_gpufleet.probes.collectives.exactness import LARGE, MOST_NUMBERS, bounded, exchange
 from pytest_gpufleet.probes.nodes import curve, network
-from pytest_gpufleet.probes.training.small_network import known_input
+from pytest_gpufleet.probes.nodes.curve import affordable, collective_curve, doubling
+from pytest_gpufleet.probes.search.wrong_data import who_corrupts
+from pytest_gpufleet.probes.training.small_network import known_average, known_input
 from tests.several_nodes import ranks_on
 
 FLOATS = [torch.float32]

@@ -12,14 +12,9 @@ import torch.distributed as dist
 
 from pytest_gpufleet import Fault, Measurement, MiB, Rank, World
 from pytest_gpufleet.model.place import Pair, Place, read
-from pytest_gpufleet.probes import (
-    groups_of_nodes,
-    pairs_of_nodes,
-    rail_bandwidth,
-    who_slows_nodes,
-    who_slows_rails,
-)
-from pytest_gpufleet.probes.nodes.node_groups import squares
+from pytest_gpufleet.probes.nodes.node_groups import groups_of_nodes, pairs_of_nodes, squares
+from pytest_gpufleet.probes.nodes.rails import rail_bandwidth
+from pytest_gpufleet.probes.search.slow_between_nodes import who_slows_nodes, who_slows_rails
 from tests.several_nodes import ranks_on
 
 SMALL, SEED = MiB // 4, 5

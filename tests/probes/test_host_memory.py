@@ -18,7 +18,7 @@ TWO_NODES = """
 import threading
 import pytest
 from pytest_gpufleet import MiB
-from pytest_gpufleet.probes import host_memory_bandwidth
+from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth
 from pytest_gpufleet.probes.memory import host_triad
 
 NODES = {0: [0, 1, 4], 2: [2, 3]}
@@ -48,7 +48,7 @@ def test_two_nodes(world, ranks):
 
 QUOTA = """
 from pytest_gpufleet import MiB
-from pytest_gpufleet.probes import host_memory_bandwidth
+from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth
 from pytest_gpufleet.probes.memory import host_triad
 
 def plant(rank):
