@@ -17,6 +17,7 @@ import argparse
 import compileall
 import io
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -94,10 +95,10 @@ def sample(benchmark: str, arguments: Sequence[str], variables: Mapping[str, str
 
 def row(name: str, before: Sequence[float], now: Sequence[float]) -> str:
     """A line of the table."""
-    turns = sorted(a / b for a, b in zip(now, before, strict=True))
+    turns = sorted(a / b if b else math.nan for a, b in zip(now, before, strict=True))
     agreed = "higher" if turns[0] > 1 else "lower" if turns[-1] < 1 else ""
     ranges = (" / ".join(f"{each:,.4g}" for each in (min(of), median(of), max(of))) for of in (before, now))
-    ratio = f"{median(now) / median(before):.3f}"
+    ratio = f"{median(now) / median(before):.3f}" if median(before) else ""
     return f"| {name} | {' | '.join(ranges)} | {ratio} | {turns[0]:.3f} to {turns[-1]:.3f} | {agreed} |"
 
 

@@ -8,6 +8,7 @@ in whatever session or process group, so that it can be found and killed.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import itertools
 import os
@@ -27,7 +28,6 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_gpufleet.kept_objects import kept
 from pytest_gpufleet.world.engines import loaded_packages, processes
 from pytest_gpufleet.world.engines.channel import RankEnd
 
@@ -136,9 +136,11 @@ def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     looked_at = select.poll()  # and not select, which knows 1,024 descriptors: the controller has chosen ours
     looked_at.register(control, select.POLLIN)
-    with kept():  # ranks neither look at it, nor copy its pages by doing so
-        _import(preload)
-        _import(itertools.takewhile(lambda name: not looked_at.poll(0), idle))
+    gc.disable()
+    _import(preload)
+    _import(itertools.takewhile(lambda name: not looked_at.poll(0), idle))
+    gc.freeze()  # ranks neither look at what was imported, nor copy its pages by doing so
+    gc.enable()
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
