@@ -1,22 +1,32 @@
 # make accept   the acceptance suite on all GPUs of this machine, or a rehearsal on CPU ranks; ARGS="--gpus 4" adds options
+# make quick    for daily work, under a minute: lint, and tests that hardly start anything, those of recorded runs first
 # make test     the project's own tests
-# make release  what a release needs beside: translations and generated pages are complete
+# make release  what a release needs beside: translations, generated pages, and packages that hold what they should
 # make hosts    faults of nodes, on hosts made of namespaces with Ray on them: as root, and with nothing else at work
+# What is missing is installed first. TORCH=cpu at the first make takes torch without CUDA: a fifth of the disk.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 # The tests run side by side, but where there is a GPU: one run at a time may have it. One more than there are cores:
 # tests of what hangs or comes late wait most of their time. A test that hangs itself must not hold up all others.
 WORKERS := $(if $(wildcard /dev/nvidia0),0,$(shell expr $$(nproc) + 1))
+SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --timeout 900
+QUICK  := tests/test_structure.py $(addprefix tests/,recorded verdict model hardware)
 READY  := $(VENV)/.ready
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# pip does not know which builds of torch there are; uv does.
+INSTALL := $(if $(TORCH),$(PIP) uv && $(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH),$(PIP))
 
-.PHONY: accept test release hosts lint
+.PHONY: accept quick test release hosts lint
 
 accept: $(READY)
 	GPUFLEET_STARTED_BY="make accept" $(BIN)/pytest acceptance/ $(ARGS)
 
+quick: lint
+	$(BIN)/pytest -q $(QUICK) $(SIDE_BY_SIDE) $(ARGS)
+
 test: $(READY)
-	$(BIN)/pytest tests/ -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --timeout 900 $(ARGS)
+	$(BIN)/pytest tests/ $(SIDE_BY_SIDE) $(ARGS)
 
 release: $(READY)
 	$(BIN)/pytest tests/release.py $(ARGS)
@@ -28,8 +38,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/size.py
 
 $(READY): pyproject.toml
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	touch $@

@@ -1,9 +1,13 @@
-"""What a release needs and no change does: translations and generated pages are complete. `make release` runs it."""
+"""What a release needs and no change does: translations, generated pages, packages. `make release` runs it."""
 
 from __future__ import annotations
 
 import re
 import runpy
+import subprocess
+import sys
+import tarfile
+import zipfile
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,25 @@ def test_page_of_checks_is_up_to_date() -> None:
 def test_changes_have_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(rf"^## {re.escape(__version__)}$", text, re.MULTILINE)
+
+
+def test_packages_hold_what_is_under_version_control_and_nothing_else(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", tmp_path], cwd=ROOT, check=True)
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    tracked = set(listed.splitlines())
+    (wheel,), (source,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    within = {"pytest_gpufleet/acceptance/": "acceptance/", "pytest_gpufleet/": "src/pytest_gpufleet/"}
+    installed = set()
+    for name in zipfile.ZipFile(wheel).namelist():
+        inside = next((start for start in within if name.startswith(start)), None)
+        if inside:
+            installed.add(within[inside] + name.removeprefix(inside))
+        else:
+            assert name.startswith(f"pytest_gpufleet-{__version__}.dist-info/")
+    assert installed == {name for name in tracked if name.startswith(("src/", "acceptance/"))}
+    with tarfile.open(source) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()} - {"PKG-INFO"}
+    assert installed <= packed <= tracked
 
 
 # ---------------------------------------------------------------- Chinese
