@@ -20,7 +20,7 @@ from tests.gpu.present import COUNT, needs_gpus
 
 STEPS = 150
 SMALL = Workload(batch=64, warm_up=2, steps=5)
-COMPILING_SECONDS = 900
+SEARCHING_SECONDS = 900
 
 pytestmark = needs_gpus(1)
 
@@ -28,7 +28,7 @@ pytestmark = needs_gpus(1)
 @pytest.fixture(scope="module")
 def group():
     shipping.ship_by_value(sys.modules[__name__])
-    run = Run(Options(gpus="all", timeout=COMPILING_SECONDS))
+    run = Run(Options(gpus="all", timeout=SEARCHING_SECONDS))
     yield run.ranks.world(with_group=True)
     run.close()
 
@@ -47,7 +47,7 @@ def learn(rank, recipe):
     with loop.precision(what.recipe):
         if what.recipe.graph:
             network = loop.network(what, rank.device)
-            step, _ = cuda_graph.steps(network, what, *loop.synthetic_batch(rank, what), rank.group)
+            step, _ = cuda_graph.steps(rank, network, what, *loop.synthetic_batch(rank, what), together=True)
         else:
             network = loop.module_of(rank, what)
             data = loop.synthetic_batch(rank, what)

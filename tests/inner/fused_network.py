@@ -1,4 +1,4 @@
-"""The kernels of recipe fused, run by Triton's interpreter on the CPU, beside torch's own operations."""
+"""The kernels of recipe peak, run by Triton's interpreter on the CPU, beside torch's own operations."""
 
 import copy
 from types import SimpleNamespace
@@ -9,6 +9,7 @@ from torch import nn
 from torchvision.models.resnet import Bottleneck
 
 from pytest_gpufleet.probes.training import fused_norm
+from pytest_gpufleet.probes.training.cuda_graph import ALIKE
 from pytest_gpufleet.probes.training.recipes import most_images
 
 CHANNELS_LAST = {"memory_format": torch.channels_last}
@@ -97,3 +98,15 @@ def test_nan_is_not_hidden(parts):
 def test_the_largest_batch_has_fewer_elements_than_kernels_can_count():
     most, an_image = most_images(224), 64 * 112 * 112
     assert most * an_image < 2**31 <= (most + 1) * an_image
+
+
+def test_kernels_are_held_against_torch_before_they_train(monkeypatch):
+    assert fused_norm.off_torch(torch.device("cpu")) < ALIKE
+    genuine = fused_norm._gradients
+
+    def swapped(*args, **options):
+        of_x, of_weight, of_bias = genuine(*args, **options)
+        return of_x.flip(1), of_weight, of_bias  # as a compiler that mixes up bytes leaves them
+
+    monkeypatch.setattr(fused_norm, "_gradients", swapped)
+    assert fused_norm.off_torch(torch.device("cpu")) > 0.5

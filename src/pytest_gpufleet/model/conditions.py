@@ -101,7 +101,7 @@ CONDITIONS: dict[str, ConditionType] = {
             NO_SYNC: "by DDP, without communication",
         },
     ),
-    "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak", "fused"), leads=True),
+    "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),
     "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),
     "direction": ConditionType(DIRECTIONS, words={**PLAIN, **BOTH_WAYS}, leads=True),
     "link": ConditionType(LINKS, "over {}", leads=True),

@@ -144,8 +144,7 @@ def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]
     """
     images, labels = synthetic_batch(rank, training)
     if training.recipe.graph:
-        group = rank.group if together and rank.size > 1 else None
-        return cuda_graph.steps(network(training, rank.device), training, images, labels, group)
+        return cuda_graph.steps(rank, network(training, rank.device), training, images, labels, together=together)
     module = module_of(rank, training, together=together)
     step = eager(module, training, rank.device)
     if not isinstance(module, DistributedDataParallel):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,9 +24,7 @@ class Recipe:
     tf32: bool = False
     searched: bool = True  # cuDNN tries algorithms and takes the fastest; else it tells which one should be
     channels_last: bool = False
-    graph: bool = False  # one network on flat parameters, the whole step a CUDA graph: see cuda_graph.py
-    compile_options: Mapping[str, bool] = field(default_factory=dict)
-    fused: bool = False  # kernels of our own instead of compiled ones: see fused_norm.py
+    graph: bool = False  # flat parameters, kernels of our own, the whole step a CUDA graph: see cuda_graph.py
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -40,13 +38,8 @@ class Recipe:
             parts += ["gradient scaling"]
         if self.weights is not torch.float32:
             parts = [f"{_short(self.weights)} weights with fp32 master weights", "fp32 BatchNorm"]
+            parts += ["Triton kernels for BatchNorm, ReLU, add and max pooling", "CUDA graph of the whole step"]
         parts += ["channels_last" if self.channels_last else "NCHW"]
-        if self.fused:
-            parts += ["Triton kernels for BatchNorm, ReLU, add and max pooling"]
-        if self.compile_options:
-            parts += [f"torch.compile ({' and '.join(self.compile_options)})"]
-        if self.fused or self.compile_options:
-            parts += ["CUDA graph of the whole step"]
         return ", ".join(parts)
 
 
@@ -63,16 +56,6 @@ _MIXED = Recipe(
     tf32=True,
     channels_last=True,
 )
-_GRAPH = Recipe(
-    batch=1024,
-    megabytes_per_image=45,
-    warm_up=15,
-    steps=10,
-    weights=torch.float16,
-    tf32=True,
-    channels_last=True,
-    graph=True,
-)
 RECIPES = {
     "fp32": Recipe(batch=64, megabytes_per_image=90, warm_up=10, steps=15),
     # One H200 (torch 2.11, cuDNN 9.19): 2,141 and 2,146 images/s with a search, 2,143 and 2,144 without. The first
@@ -80,10 +63,17 @@ RECIPES = {
     "tf32": Recipe(batch=128, megabytes_per_image=90, warm_up=10, steps=10, tf32=True, searched=False),
     "amp": _MIXED,
     "bf16": replace(_MIXED, autocast=torch.bfloat16),
-    # The fastest that plain PyTorch can do.
-    "peak": replace(_GRAPH, compile_options={"max_autotune_pointwise": True}),
     # The fastest that is known, for torchvision's bottlenecks on GPUs that Triton compiles for.
-    "fused": replace(_GRAPH, fused=True),
+    "peak": Recipe(
+        batch=1024,
+        megabytes_per_image=45,
+        warm_up=15,
+        steps=10,
+        weights=torch.float16,
+        tf32=True,
+        channels_last=True,
+        graph=True,
+    ),
 }
 
 # The networks (torchvision's, with the stride of v1.5) and their memory for an image, of that of ResNet-50.
@@ -95,8 +85,7 @@ PIXELS = 224
 REHEARSAL_MODEL, REHEARSAL_PIXELS = "resnet10", 32
 REHEARSAL: dict[str, Any] = {
     "batch": 8, "warm_up": 1, "steps": 1,
-    "tf32": False, "autocast": None, "weights": torch.float32, "compile_options": {},
-    "fused": False,
+    "tf32": False, "autocast": None, "weights": torch.float32,
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 MARKER = ".made-by-pytest-gpufleet"  # a name alone makes no folder ours
@@ -23,27 +23,6 @@ def make(prefix: str, base: str) -> tuple[Path, int]:
     return path, descriptor
 
 
-def share(path: Path) -> int:
-    """Make a folder that only this user can enter, if it is not there, and hold it together with others who do so.
-
-    Returns the descriptor that holds it for as long as it is open. The folder's time of change says when somebody last
-    began to. Where the file system has no locks nobody holds anything, and nobody can remove it either.
-    """
-    while True:
-        path.mkdir(mode=0o700, exist_ok=True)
-        with ExitStack() as unless_held:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            unless_held.callback(os.close, descriptor)
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-            with suppress(FileNotFoundError):  # somebody removed it before it was held
-                if os.path.samestat(path.lstat(), os.fstat(descriptor)):
-                    (path / MARKER).touch()
-                    os.utime(path)
-                    unless_held.pop_all()
-                    return descriptor
-
-
 def sweep(prefix: str, bases: Iterable[str], after_seconds: float) -> None:
     """Remove the folders that nobody holds any more and that did not change for so long.
 
@@ -52,10 +31,10 @@ def sweep(prefix: str, bases: Iterable[str], after_seconds: float) -> None:
     for base in bases:
         for folder in Path(base).glob(f"{prefix}*"):
             with suppress(OSError):  # held, not ours, or just removed by somebody else
-                remove_if_left(folder, after_seconds)
+                _remove_if_left(folder, after_seconds)
 
 
-def remove_if_left(folder: Path, after_seconds: float = 0) -> None:
+def _remove_if_left(folder: Path, after_seconds: float) -> None:
     """OSError if it is not a folder that was made here and left behind."""
     # Anybody may have put anything there: no link is followed, and no FIFO waited for.
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,0 +1,94 @@
+"""What recipe peak needs of the host and of Triton before it trains with kernels of its own."""
+
+import os
+import sysconfig
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pytest_gpufleet.model.endings import NotApplicable
+from pytest_gpufleet.probes.training import cuda_graph
+from pytest_gpufleet.probes.training.recipes import USUAL, Workload, plan
+
+RANK = SimpleNamespace(device=torch.device("cpu"))
+
+
+def use_kernels(workload=USUAL):
+    cuda_graph._use_kernels(RANK, torch.nn.Identity(), plan("peak", workload, RANK.device))
+
+
+@pytest.fixture
+def programs(monkeypatch, tmp_path):
+    """PATH with these programs alone, no compiler named otherwise, and Triton or not."""
+
+    def are(*names, triton=True):
+        monkeypatch.setattr(cuda_graph, "find_spec", lambda name: name if triton else None)
+        for name in names:
+            (tmp_path / name).touch(mode=0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("CC", raising=False)
+
+    return are
+
+
+def test_without_triton_it_does_not_apply(programs):
+    programs("gcc", triton=False)
+    with pytest.raises(NotApplicable, match="need Triton"):
+        use_kernels()
+
+
+def test_without_a_c_compiler_it_does_not_apply_and_says_what_to_install(programs):
+    programs("cc")  # for which Triton does not look
+    with pytest.raises(NotApplicable, match="install gcc"):
+        use_kernels()
+
+
+def test_without_the_headers_of_python_neither(programs, monkeypatch, tmp_path):
+    programs("gcc")
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    with pytest.raises(NotApplicable, match="python3-dev"):
+        use_kernels()
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang", "CC"])
+def test_any_compiler_that_triton_takes_will_do(programs, monkeypatch, tmp_path, compiler):
+    programs(*{compiler} - {"CC"})
+    if compiler == "CC":
+        monkeypatch.setenv("CC", os.fspath(tmp_path / "icx"))
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    assert cuda_graph.lacking() is None
+
+
+def test_no_batch_is_larger_than_kernels_can_count(monkeypatch):
+    monkeypatch.setattr(cuda_graph, "lacking", lambda: None)
+    with pytest.raises(NotApplicable, match="up to 131,071 images"):
+        use_kernels(Workload(batch=200_000))
+
+
+@pytest.mark.parametrize(
+    ("off", "raised"),
+    [
+        ([0.014, 0.014], None),
+        ([1.4, 1.4], NotApplicable),  # a fault of the compiler
+        ([float("nan"), float("nan")], NotApplicable),
+        ([1.4, 0.014], ArithmeticError),  # of this GPU
+        ([float("nan"), 0.014], ArithmeticError),
+        ([0.014, 1.4], None),  # of another
+    ],
+)
+def test_kernels_that_compute_otherwise_than_torch_are_not_used(monkeypatch, off, raised):
+    fused_norm = pytest.importorskip("pytest_gpufleet.probes.training.fused_norm")
+    fused = []
+    monkeypatch.setenv("TRITON_CACHE_DIR", "as the site says")
+    monkeypatch.setattr(cuda_graph, "lacking", lambda: None)
+    monkeypatch.setattr(cuda_graph, "everyones", lambda rank, values: [[each] for each in off])
+    monkeypatch.setattr(fused_norm, "off_torch", lambda device: off[0])
+    monkeypatch.setattr(fused_norm, "fuse", fused.append)
+    if raised is None:
+        use_kernels()
+    else:
+        with pytest.raises(raised):
+            use_kernels()
+    assert bool(fused) == (raised is None)
