@@ -17,9 +17,8 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import SuiteCheck
-from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence
-from pytest_gpufleet.run.folder import SUMMARY, RunFolder
+from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.judgement import judge
@@ -27,6 +26,7 @@ from pytest_gpufleet.verdict.node_verdicts import faults_of, finished, outcome_o
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import settled
 from tests import runs
+from tests.edited_evidence import seal
 
 NODES_CHECK = "test_n_nodes.py::test_all_reduce"
 BETWEEN = "node_group_busbw"
@@ -122,10 +122,8 @@ def cluster(
         evidence.add(name, **content)
     ended = settled(evidence.record, "")
     evidence.add("verdict", verdict=ended.verdict, reasons=ended.reasons, broken="", exit_status=ended.exit_status)
-    evidence.seal()
-    (folder / SUMMARY).write_text(summary.text(evidence.record, evidence.sha256))
     evidence.close()
-    return folder
+    return seal(folder)
 
 
 def header(nodes: Sequence[NodeFound], wanted: int, profile_name: str | None) -> dict[str, Any]:

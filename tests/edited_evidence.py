@@ -1,4 +1,4 @@
-"""Evidence that somebody edited after its run."""
+"""Evidence that somebody edited after its run, and the files that go with it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from pytest_gpufleet.model.record import read
+from pytest_gpufleet.run import summary
+from pytest_gpufleet.safe_files import sha256
+from pytest_gpufleet.verdict.verdict import ended
 
 Event = dict[str, Any]
 
@@ -22,6 +27,16 @@ def edit(evidence: Path, change: Callable[[list[Event]], object]) -> None:
     told = events(evidence)
     change(told)
     write(evidence, told)
+
+
+def seal(folder: Path) -> Path:
+    """Write the summary and the page that go with the evidence in a folder, the page as far as commands read it."""
+    evidence = folder / "evidence.jsonl"
+    record, digest = ended(read(evidence)), sha256(evidence)
+    page = f'<section class="fleet-banner fleet-{record.verdict.lower()}"><code id="fleet-sha256">{digest}</code>'
+    (folder / "report.html").write_text(page)
+    (folder / "summary.json").write_text(summary.text(record, digest, sha256(folder / "report.html")))
+    return folder
 
 
 def insert(line: str) -> Callable[[Path], None]:

@@ -13,13 +13,12 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.suite import Suite, shipped
-from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence
-from pytest_gpufleet.run.folder import SUMMARY
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
 from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
+from tests.edited_evidence import seal
 
 H200 = "NVIDIA H200"
 UNKNOWN = "NVIDIA X9000"  # no shipped profile knows it
@@ -119,10 +118,8 @@ def record(
     if ends:
         verdict, reasons = conclude(evidence.record)
         evidence.add("verdict", verdict=verdict, reasons=reasons, broken="", exit_status=EXIT_STATUS[verdict])
-        evidence.seal()
-        (folder / SUMMARY).write_text(summary.text(evidence.record, evidence.sha256))
     evidence.close()
-    return folder
+    return seal(folder) if ends else folder
 
 
 def _values(measurement: Measurement, other: Mapping[str, float]) -> dict[str, float]:

@@ -114,6 +114,6 @@ def test_evidence_of_a_later_schema_is_refused_and_not_read_as_if_it_were_of_thi
     header = {**json.loads(first), "schema": SCHEMA + 1, "plugin": "9.1.0"}
     (tmp_path / "evidence.jsonl").write_text("\n".join([json.dumps(header), *rest]))
     with pytest.raises(Refused, match=r"9\.1\.0"):
-        RunFolder(tmp_path).as_written()
+        RunFolder(tmp_path).record()
     with pytest.raises(Refused, match=r"9\.1\.0"):
         read(tmp_path / "evidence.jsonl")

@@ -67,7 +67,7 @@ def test_a_recorded_run_comes_to_what_is_expected(name: str) -> None:
 
 def texts(folder: RunFolder) -> dict[str, str]:
     """What is expected of a run, by the names of the files."""
-    record, digest = ended(folder.as_written()), folder.digest()
+    record, digest = ended(folder.record()), folder.digest()
     runs = folder.own_runs(record)
     html = page(record, digest, runs, folder.reports(runs.values(), folder.path))
     found = {

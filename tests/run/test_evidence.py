@@ -6,21 +6,15 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet import __version__, cli
-from pytest_gpufleet.model.events import RunHeader
-from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import Condition, metric_under
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet import cli
+from pytest_gpufleet.model.record import read
 from pytest_gpufleet.report.page import standalone
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.safe_files import sha256
-from pytest_gpufleet.verdict.contradictions import contradictions
 from tests import runs
 from tests.conftest import FleetRun
 from tests.edited_evidence import insert
@@ -172,29 +166,6 @@ def test_all_that_a_run_leaves_says_the_same(fleet: Callable[..., FleetRun], tmp
     assert (run.root / "elsewhere" / "evidence.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("metric", "conditions", "place", "fabric"),
-    [
-        ("host_bandwidth", {"direction": "both", "at_once": "one"}, "gpu0", "nvswitch"),
-        ("host_bandwidth", {"direction": "device to host", "at_once": "all"}, "gpu0", "nvswitch"),
-        ("pair_bandwidth", {"direction": "read", "link": "NVLink"}, "gpu0-gpu1", "nvlink"),
-        ("pair_bandwidth", {"direction": "read", "link": "NVLink"}, "gpu0-gpu1", "nvswitch"),
-    ],
-)
-def test_a_figure_whose_places_are_no_peers_contradicts_nothing(
-    metric: str, conditions: dict[str, Condition], place: str, fabric: str
-) -> None:
-    machine = replace(runs.topology("node7"), fabric=fabric)
-    measurement = Measurement(metric, {place: 5.0}, conditions, definition=metric_under(metric, conditions, fabric))
-    record = Record(run=RunHeader(plugin=__version__), topology=machine, started=["test_x"])
-    record.findings = [Finding("test_x", measurement, "for information", required=False)]
-    assert [told for told in contradictions(record) if "is not defined" in told] == []
-    # Whoever takes the comparison with peers away from a figure that has one is seen.
-    other = replace(measurement.definition, peer_tolerance=0.5)
-    record.findings = [replace(record.findings[0], measurement=replace(measurement, definition=other))]
-    assert [told for told in contradictions(record) if "is not defined" in told] != []
-
-
 # ---------------------------------------------------------------- evidence from anybody
 
 
@@ -239,10 +210,10 @@ HOSTILE = {
         insert('{"event": "topology", "topology": {"gpus": [], "links": [["X"]], "problems": []}}'),
         "the links of 0 GPUs are no table",
     ),
-    "another run": (insert(RESUMED % ""), "it has two events run"),
+    "another run": (insert(RESUMED % ""), "it is the second event run of one run"),
     "no run at first": (
         lambda folder: (folder / "evidence.jsonl").write_text('{"event": "omen"}\n{"event": "run", "host": "x"}\n'),
-        "it begins with an event omen",
+        "report.html was not made of this evidence.jsonl",
     ),
     "FIFO": (instead("evidence.jsonl", os.mkfifo), "it is not a regular file"),
     "endless": (instead("evidence.jsonl", lambda path: path.symlink_to("/dev/zero")), "it is a link"),
@@ -291,17 +262,16 @@ def test_damaged_evidence_gets_one_sentence(folder: Path, capsys: pytest.Capture
 def test_a_damaged_summary_gets_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
     instead("summary.json", SUMMARIES[what])(folder)
     for command in ("verify", "report"):
-        assert cli.main([command, str(folder)]) == (command == "verify" or what != "deep")
-        printed = capsys.readouterr()
-        assert "summary.json" in printed.out + printed.err or command == "report"
-        assert (folder / "report.html").exists() == (command == "report" and what == "deep")
+        assert cli.main([command, str(folder)]) == 1
+        assert "summary.json" in capsys.readouterr().err
 
 
 def test_what_no_reader_foresaw_gets_one_sentence_and_leaves_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standalone, "page", lambda *_: {}["unforeseen"])
-    (folder / "summary.json").unlink()
+    for name in ("summary.json", "report.html"):
+        (folder / name).unlink()
     assert cli.main(["report", str(folder)]) == 1
     assert capsys.readouterr().err.endswith("which no run wrote so: KeyError('unforeseen')\n")
     assert [path.name for path in folder.iterdir()] == ["evidence.jsonl"]

@@ -168,7 +168,7 @@ def test_evidence_that_was_changed_by_hand_is_refused(run_pytest, ended):
     evidence.write_text(evidence.read_text().replace("31.4159", "3.14159"))
     run = run_pytest("--rehearse=2", f"--fleet-resume={folder}", files={"test_inner.py": MODULE})
     assert run.status == 4
-    assert "summary.json was made of other evidence" in run.text
+    assert "was not made of this evidence.jsonl" in run.text
 
 
 FAULT = """

@@ -19,10 +19,10 @@ from pytest_gpufleet.report.banner import headline, reasons
 from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.report.page.standalone import page
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
-from pytest_gpufleet.verdict import basis, contradictions
+from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.profiles import profile
-from tests import edited_evidence, runs
+from tests import runs
 from tests.conftest import EVIDENCE
 from tests.verdict.test_given import HEAD, MET, UNUSED
 
@@ -131,59 +131,6 @@ def test_a_failure_stays_a_rejection_on_whatever_basis(tmp_path: Path) -> None:
     assert judge_again(read(slow / "evidence.jsonl"), profile.load(given), "contract").verdict == "REJECTED"
 
 
-# ---------------------------------------------------------------- nobody raises it by editing
-
-
-def edited(folder: Path, edit: Callable[[dict[str, Any]], None]) -> Record:
-    """The record of evidence of which somebody has edited each event."""
-    edited_evidence.edit(folder / "evidence.jsonl", lambda events: [edit(event) for event in events])
-    return read(folder / "evidence.jsonl")
-
-
-def grade_of_the_findings(event: dict[str, Any]) -> None:
-    if event["event"] == "finding" and event["finding"]["limit"]:
-        event["finding"]["limit"]["grade"] = "contract"
-
-
-def grade_of_the_profile_too(event: dict[str, Any]) -> None:
-    grade_of_the_findings(event)
-    if event["event"] == "profile":
-        for limit in event["profile"]["limits"]:
-            limit["grade"] = "contract"
-
-
-def reason_of_the_verdict(event: dict[str, Any]) -> None:
-    if event["event"] == "verdict":
-        event["reasons"][1] = "3 figures by contract limits"
-
-
-def what_was_asked_for(event: dict[str, Any]) -> None:
-    if event["event"] == "run":
-        event["basis"] = "contract"
-
-
-@pytest.mark.parametrize(
-    "edit", [grade_of_the_findings, grade_of_the_profile_too, reason_of_the_verdict, what_was_asked_for]
-)
-def test_an_edited_basis_contradicts_all_else(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, edit: Callable[[dict[str, Any]], None]
-) -> None:
-    monkeypatch.setattr(contradictions, "__version__", runs.SUITE.version)  # as if this version had made it
-    assert contradictions.contradictions(read(folder / "evidence.jsonl")) == []
-    assert contradictions.contradictions(edited(folder, edit)) != []
-
-
-@pytest.mark.parametrize("key", ["wanted", "lowest", "figures", "told"])
-def test_an_edited_summary_is_found(folder: Path, key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    summary = folder / "summary.json"
-    document = json.loads(summary.read_text())
-    assert document["basis"]["figures"] == {"calibrated": 1, "project": 2}
-    changed = {"wanted": "contract", "lowest": "calibrated", "figures": {"calibrated": 3}, "told": "by contract"}
-    summary.write_text(json.dumps(document | {"basis": document["basis"] | {key: changed[key]}}))
-    assert main(["verify", str(folder)]) == 1
-    assert "summary.json does not say what the evidence says: basis" in capsys.readouterr().out
-
-
 # ---------------------------------------------------------------- where it stands
 
 
@@ -225,7 +172,6 @@ def test_evidence_of_before_keeps_its_verdict_and_tells_the_grades_it_has() -> N
     assert record.verdict == "ACCEPTED"
     assert basis.by_grade(record) == {"calibrated": 12, "published": 4, "project": 3}
     assert headline(record).startswith("ACCEPTED; 12 figures by calibrated limits, 4 by published ones")
-    assert contradictions.contradictions(record) == []
 
 
 def test_a_grade_that_there_is_not_is_refused(fleet: Callable[..., Any]) -> None:

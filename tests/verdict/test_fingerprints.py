@@ -9,7 +9,6 @@ from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.report import comparison_json
 from pytest_gpufleet.report.page.comparison_section import compared
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
-from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart, nothing_repeats
 from pytest_gpufleet.verdict.fleet.among_nodes import fingerprints_in_common, nodes_compute_otherwise
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
@@ -171,14 +170,3 @@ def test_a_node_of_one_run_is_named_by_its_number():
     }
     assert fingerprints_in_common(nodes)
     assert [fault.subjects for fault in nodes_compute_otherwise(nodes)] == [(Place(2, "node"),)]
-
-
-def test_a_check_that_passed_on_different_bits_is_a_contradiction():
-    base = healthy()
-    check = replace(next(check for check in base.checks.values() if check.outcome == "passed"), id=CHECK)
-    whole = replace(base, checks={**base.checks, CHECK: check})
-    told = [
-        any(CHECK in told for told in contradictions(replace(whole, fingerprints={CHECK: fingerprints(*outputs)})))
-        for outputs in ((RIGHT, RIGHT), (RIGHT, WRONG))
-    ]
-    assert told == [False, True]

@@ -4,17 +4,13 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from pytest_gpufleet import __version__
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.record import read
-from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
-from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.judgement import held, judge
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.profiles.profile import for_gpu, shipped
@@ -85,20 +81,6 @@ def test_no_limit_rejects_the_figure_that_any_limit_was_made_from(profile):
         decides = profile.limit_for(measurement, str(limit.conditions.get("fabric", "")))
         assert decides is not None
         assert decides.met_by(limit.measured)
-
-
-@pytest.mark.parametrize("folder", HEALTHY, ids=lambda folder: folder.name)
-def test_what_was_judged_by_any_grade_of_limit_does_not_contradict_itself(folder):
-    """By limits of the hardware too, which stand in no profile."""
-    record = read(folder / "evidence.jsonl")
-    told = H200_BOARD.gpu().facts
-    gpus = tuple(replace(gpu, facts={**told, **gpu.facts}) for gpu in record.topology.gpus)
-    record = replace(record, topology=replace(record.topology, gpus=gpus))
-    again = judge_again(record, for_gpu(H200))
-    ours = replace(again, run=msgspec.structs.replace(again.run, plugin=__version__))
-    assert [told for told in contradictions(ours) if "limit" in told or "tolerance" in told] == []
-    if len(gpus) == 2:  # for which the profile has none
-        assert "physical" in {finding.limit.grade for finding in again.findings if finding.limit}
 
 
 @pytest.mark.parametrize("folder", HEALTHY, ids=lambda folder: folder.name)

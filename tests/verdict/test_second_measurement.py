@@ -4,21 +4,16 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.model.place import WORLD, gpu
-from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.plugin import judging
 from pytest_gpufleet.plugin.judging import Judge
 from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
-from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.judgement import judge, unsteady
 from pytest_gpufleet.verdict.profiles.profile import for_gpu
 from pytest_gpufleet.verdict.second_measurement import ALONG, why_again
@@ -143,7 +138,6 @@ def test_what_had_met_its_limit_and_was_measured_along_counts_once_by_the_second
     assert [each.state for each in figures] == ["for information"] * 2 + ["met", "missed" if missed else "met"]
     assert [each.again for each in figures] == ["the samples of gpu0 differed by 5.9%", ALONG, "", ""]
     assert bool(run.stash.get(MISSED)) == missed
-    assert told(*recorded) == []
 
 
 def test_what_was_not_measured_again_counts_as_it_was(run):
@@ -163,56 +157,3 @@ def test_a_miss_that_was_not_measured_again_counts_though_there_was_a_reason(run
         ("host_bandwidth", "met", False),
     ]
     assert run.stash[MISSED]
-
-
-def test_evidence_in_which_a_figure_was_set_aside_along_with_none_contradicts_itself(run):
-    run.judge(host_link(DISTURBED), from_host(STEADY), again=lambda: [host_link(STEADY), from_host(STEADY)])
-    first, along, last, last_along = (codec.typed(event["finding"], Finding) for event in run.recorded)
-    assert told(first, along, last, last_along) == []
-    assert told(along, last_along)
-    assert told(first, replace(along, measurement=from_host(LOW)), last, last_along)
-    assert told(first, along, last)
-
-
-def told(*findings):
-    header = msgspec.structs.replace(RunHeader(), plugin="9.9.9")
-    record = Record(run=header, topology=MACHINE, findings=list(findings), started=[findings[0].check])
-    return [each for each in contradictions(record) if "measured again" in each]
-
-
-def test_evidence_in_which_samples_that_do_not_differ_were_set_aside_contradicts_itself(run):
-    run.judge(host_link(DISTURBED), again=lambda: [host_link(STEADY)])
-    first, last = (codec.typed(json.loads(json.dumps(event["finding"])), Finding) for event in run.recorded)
-    assert told(first, last) == []
-    assert told(replace(first, measurement=host_link(STEADY)), last)
-    assert told(replace(first, measurement=host_link(LOW)), last)
-
-
-def test_evidence_in_which_a_miss_was_set_aside_for_no_reason_contradicts_itself(run):
-    run.judge(measured(4000.0, HOT), again=lambda: [measured(4280.0, COOL)])
-    first, last = (codec.typed(json.loads(json.dumps(event["finding"])), Finding) for event in run.recorded)
-
-    assert told(first, last) == []
-    assert told(first)  # the second is not there
-    assert told(first, last, last)  # there were more, until one passed
-    warm = replace(first, measurement=measured(4000.0, WARM))
-    assert told(warm, last)
-
-
-@pytest.mark.parametrize(
-    ("collective", "nbytes", "samples", "differ"),
-    [
-        # The same machine, one measurement after the other; it was healthy.
-        ("all_gather", 8 * GiB, (312.2, 294.7, 301.9), False),
-        ("all_gather", 8 * GiB, (302.2, 298.0, 314.3), False),
-        ("all_gather", 8 * GiB, (312.2, 270.0, 301.9), True),
-        ("all_gather", 64 * MiB, (212.2, 194.7, 201.9), True),
-        ("all_reduce", 8 * GiB, (346.2, 326.7, 345.9), True),
-    ],
-)
-def test_collectives_that_nccl_does_unsteadily_may_differ_more(collective, nbytes, samples, differ):
-    conditions = {
-        "collective": collective, "bytes": nbytes, "dtype": "float32", "ranks": 2, "in_place": False, "nvls": False,
-    }  # fmt: skip
-    measurement = Measurement("busbw", {WORLD: samples[-1]}, conditions, {WORLD: samples})
-    assert bool(unsteady(replace(judged(measurement), state="met"))) == differ

@@ -22,7 +22,6 @@ from pytest_gpufleet.model.place import read as at
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, of_version, shipped, titled
 from pytest_gpufleet.report.open_points import not_there_yet
-from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profiles.profile import Profile
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude, remarks
@@ -373,21 +372,12 @@ def test_a_run_of_version_0_1_is_still_accepted():
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "9.9.9"])
 def test_another_version_in_the_evidence_hides_no_missing_check(version):
     record = read(RECORDED / "h200x1-e" / "evidence.jsonl")
-    assert contradictions(record) == []
+    assert conclude(record)[0] == "ACCEPTED"
     record.run = msgspec.structs.replace(record.run, plugin=version)
     for check in [name for name in record.checks if "test_4_each_gpu" in name]:
         del record.checks[check]
         record.started.remove(check)
-    assert any("its verdict is ACCEPTED, but" in told for told in contradictions(record))
-
-
-def test_what_the_suite_of_a_known_version_consists_of_cannot_be_changed():
-    record = read(RECORDED / "h200x1-e" / "evidence.jsonl")
-    less = dict(of_version("0.1.0").checks)
-    del less["test_9_endurance.py::test_burn_in"]
-    record.manifest = replace(of_version("0.1.0"), checks=less)
-    (told,) = [told for told in contradictions(record) if "suite" in told]
-    assert told.startswith("its suite is not that of pytest-gpufleet 0.1.0")
+    assert conclude(record)[0] == "INCOMPLETE"
 
 
 def test_a_case_of_the_suite_is_known_without_its_folders():

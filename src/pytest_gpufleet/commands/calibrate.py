@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, tell
-from pytest_gpufleet.commands.recorded import records_of
+from pytest_gpufleet.commands.recorded import all_checked
 from pytest_gpufleet.commands.writing import check_is_new, check_output, write
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import RunFolder
@@ -30,8 +30,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> int:
     check_output(given.output)
     check_is_new(given.output)
-    runs = records_of(given.folders)
-    sums = {name: folder.digest() for name, folder in zip(runs, given.folders, strict=True)}
+    found = all_checked(given.folders)
+    runs = {name: run.record for name, run in found.items()}
+    sums = {name: run.digest for name, run in found.items()}
     try:
         limits = calibrate(runs, replace_shipped=given.replace_shipped)
     except CannotCalibrate as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.commands.command import Command, new_console, printing, tell
-from pytest_gpufleet.commands.recorded import records_of
+from pytest_gpufleet.commands.recorded import all_checked
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.model.language import LANGUAGES, Say
 from pytest_gpufleet.report.translation import says
@@ -45,7 +45,7 @@ def _run(given: argparse.Namespace) -> int:
 
     check_output(given.output)
     check_output(given.csv)
-    runs = records_of([given.first, *given.others])
+    runs = {name: run.record for name, run in all_checked([given.first, *given.others]).items()}
     shown, whole, document, rows = (_over_time if given.same_machine else _side_by_side)(runs, says(given.language))
     if given.output:
         write(given.output, page(whole, given.language))

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, tell
+from pytest_gpufleet.commands.recorded import checked
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.report.exports.formats import FORMATS
 from pytest_gpufleet.run.folder import RunFolder
@@ -30,7 +31,8 @@ def _run(given: argparse.Namespace) -> int:
             f"pip install 'pytest-gpufleet[{form.library}]'"
         )
     with given.folder.of_anybody():
-        content = tracked(given.folder.record(), given.folder.digest())
+        run = checked(given.folder)
+        content = tracked(run.record, run.digest)
     _make(given.output)
     try:
         form.write(content, given.output)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pytest_gpufleet.commands import hosts_file
 from pytest_gpufleet.commands.command import Command, print_lines, printing, tell
-from pytest_gpufleet.commands.recorded import unaltered
+from pytest_gpufleet.commands.recorded import checked
 from pytest_gpufleet.commands.writing import check_is_new, check_output, write
 from pytest_gpufleet.model.language import LANGUAGES
 from pytest_gpufleet.model.record import Record, read
@@ -74,7 +74,8 @@ class _Found:
         have, and its name: nodes that are processes of one machine have no other."""
         try:
             with folder.of_anybody():
-                record, digest = unaltered(folder)
+                run = checked(folder, nodes=False)
+                record, digest = run.record, run.digest
                 if stated and stated != digest:
                     raise Refused(f"{folder}: its evidence is not that of which the run over all nodes tells")
                 if record.of_cluster:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, print_lines, tell
+from pytest_gpufleet.commands.recorded import checked
 from pytest_gpufleet.commands.several import Done, check_one, for_each
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.model import codec
@@ -71,7 +72,7 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> Done:
 def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record:
     """A run by the limits of a given file, or the shipped ones; of one on many nodes first each node's own. Refused if
     the evidence of a node is not what the run over all tells of. FileError of a file that is bad or does not fit."""
-    record = folder.record()
+    record = checked(folder, nodes=False).record
     own = {}
     for number, end in record.finished.items():
         if end.sha256:

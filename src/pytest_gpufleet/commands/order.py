@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, tell
-from pytest_gpufleet.commands.recorded import unaltered
+from pytest_gpufleet.commands.recorded import checked
 from pytest_gpufleet.commands.writing import check_is_new, check_output, write
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import RunFolder
@@ -28,7 +28,7 @@ def _run(given: argparse.Namespace) -> int:
     check_output(given.output)
     check_is_new(given.output)
     with given.folder.of_anybody():
-        record, _ = unaltered(given.folder)
+        record = checked(given.folder).record
         if record.of_cluster:
             raise Refused(f"{given.folder} is of several nodes: give the folder of one of them, in its nodes/")
         if not record.topology.gpus:

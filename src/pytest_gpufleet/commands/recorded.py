@@ -1,28 +1,43 @@
-"""The records of several runs."""
+"""The runs that commands read: each is checked first."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
-from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.commands import signatures
+from pytest_gpufleet.commands.command import tell
+from pytest_gpufleet.commands.openssh import AllowedSigners
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
+from pytest_gpufleet.run import integrity
+from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.integrity import Checked
 
 
-def records_of(folders: Sequence[RunFolder]) -> dict[str, Record]:
-    """The records of several runs by a name for each: its folder's, or the path where that is not clear enough."""
+def examined(folder: RunFolder, allowed: AllowedSigners | None = None, nodes: bool = True) -> tuple[Checked, list[str]]:
+    """The run in a folder, and what is to be said of it. Refused if its files do not belong together, or if a signature
+    is not good. `nodes`: of one on many also the nodes' own."""
+    found, said = integrity.check(folder, nodes), []
+    said += [f"{name} is missing, as after a run that was killed" for name in found.missing]
+    for each in signatures.check(folder, found.record, found.digest, allowed):
+        if each.problems:
+            raise Refused(f"{folder}: {each.problems[0]}")
+        said.append(each.text)
+    return found, said
+
+
+def checked(folder: RunFolder, nodes: bool = True) -> Checked:
+    """The run in a folder. What is to be said of it goes to standard error."""
+    found, said = examined(folder, nodes=nodes)
+    for line in said:
+        tell(f"{folder}: {line}", sys.stderr)
+    return found
+
+
+def all_checked(folders: Sequence[RunFolder]) -> dict[str, Checked]:
+    """Several runs by a name for each: its folder's, or the path where that is not clear enough."""
     short = [folder.name for folder in folders]
     names = short if len(set(short)) == len(short) else [str(folder) for folder in folders]
     if len({folder.path.resolve() for folder in folders}) < len(folders):
         raise Refused("the same folder is given twice")
-    return {name: folder.record() for name, folder in zip(names, folders, strict=True)}
-
-
-def unaltered(folder: RunFolder) -> tuple[Record, str]:
-    """The record of a run and the SHA-256 of its evidence. Refused if that is not what its report and summary were made
-    of, where these are there."""
-    record, digest = folder.record(), folder.digest()
-    for name, stated in folder.stated_sums().items():
-        if stated is not None and stated != digest:
-            raise Refused(f"{folder}: {name} was made of other evidence than {EVIDENCE}")
-    return record, digest
+    return {name: checked(folder) for name, folder in zip(names, folders, strict=True)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from functools import partial
 from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, tell
+from pytest_gpufleet.commands.recorded import checked
 from pytest_gpufleet.commands.several import Done, check_one, for_each
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.model.language import LANGUAGES, Language
@@ -37,17 +39,14 @@ def _again(output: Path | None, language: Language | None, folder: RunFolder) ->
     from pytest_gpufleet.report.page.standalone import page
 
     with folder.of_anybody():
-        record, digest = ended(folder.record()), folder.digest()
+        found = checked(folder)
+        record, digest = ended(found.record), found.digest
         runs = folder.own_runs(record)
         reports = folder.reports(runs.values(), (output or folder.report).parent)
-        html, document = page(record, digest, runs, reports, language), summary.text(record, digest)
-    if output is None:
-        if signed := signatures.names(folder):
-            raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
-        # A report that belongs to other evidence may be the only trace of what this evidence was before.
-        for name, stated in folder.stated_sums().items():
-            if stated and stated != digest:
-                raise Refused(f"{folder / name} was made of other evidence: write this report to another -o FILE")
+        html = page(record, digest, runs, reports, language)
+    if output is None and (signed := signatures.names(folder)):
+        raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
+    document = summary.text(record, digest, hashlib.sha256(html.encode()).hexdigest())
     files = {output: html} if output else {folder.report: html, folder.summary: document}
     for path, text in files.items():
         write(path, text)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from pytest_gpufleet.commands import openssh, signatures, verify
+from pytest_gpufleet.commands import openssh, signatures
 from pytest_gpufleet.commands.command import Command, printing, tell
 from pytest_gpufleet.commands.manifest import Manifest, check_name, check_note, of_run
+from pytest_gpufleet.commands.recorded import examined
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
 from pytest_gpufleet.verdict.verdict import DIED
@@ -45,14 +46,14 @@ def _told(check: Callable[[str], str]) -> Callable[[str], str]:
 def _run(given: argparse.Namespace) -> int:
     folder, name = given.folder, given.name
     openssh.ssh_keygen()  # that there is none should be known before anything is read
-    record, digest = folder.record(), folder.digest()
+    found, _ = examined(folder)
+    record, digest = found.record, found.digest
     if record.verdict is None:
         raise Refused(f"{folder} cannot be signed: {DIED}, so it has no verdict")
     if name in signatures.names(folder):
         raise Refused(f"{folder} is signed by {name} already; remove that signature's files to sign it anew")
-    problems, _ = verify.examined(folder, record, digest)
-    if problems:
-        raise Refused(f"{folder} cannot be signed: {'; '.join(problems)}")
+    if found.missing:
+        raise Refused(f"{folder} cannot be signed: {' and '.join(found.missing)} is missing")
     try:
         manifest = Manifest(
             name,

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, printing, tell
 from pytest_gpufleet.commands.openssh import AllowedSigners
-from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.commands.recorded import examined
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.run import summary, summary_parts
-from pytest_gpufleet.run.folder import EVIDENCE, NODES, REPORT, SUMMARY, RunFolder
-from pytest_gpufleet.verdict.contradictions import contradictions
-from pytest_gpufleet.verdict.node_contradictions import with_node
+from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.verdict.verdict import DIED, ended
-
-SINCE_SCHEMA_2 = ("faults", "nodes", "basis", "limits_not_applied")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,87 +31,28 @@ def _run(given: argparse.Namespace) -> int:
     if given.revoked_keys and not given.allowed_signers:
         raise Refused("--revoked-keys is about signatures, which only --allowed-signers checks")
     allowed = AllowedSigners.read(given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
-    with folder.of_anybody():
-        record, digest = folder.as_written(), folder.digest()
-        died = record.verdict is None
-        record = ended(record)
-        problems, told = examined(folder, record, digest, allowed)
+    found, said = examined(folder, allowed)
+    if allowed and not signatures.names(folder):
+        raise Refused(f"{folder}: nobody signed it")
+    record = ended(found.record)
     with printing():
-        for problem in problems:
-            tell(f"{folder}: {problem}")
-        if not problems:
-            verdict = f"{record.verdict}; {DIED}" if died else record.verdict
-            whose = f" of the run and of {len(record.finished)} nodes" if record.of_cluster else ""
-            tell(f"{folder}: evidence, report and summary{whose} belong together, SHA-256 {digest}: {verdict}")
-            if (made_by := record.run.plugin) != __version__:
-                tell(f"{folder}: made by pytest-gpufleet {made_by}, of which it is not known here what limits it had")
-        for line in told:
+        verdict = record.verdict if found.record.verdict else f"{record.verdict}; {DIED}"
+        whose = f" of the run and of {len(record.finished)} nodes" if record.of_cluster else ""
+        files = " and ".join(name for name in (EVIDENCE, SUMMARY, REPORT) if name not in found.missing)
+        tell(f"{folder}: {files}{whose} belong together, SHA-256 {found.digest}: {verdict}")
+        if (made_by := record.run.plugin) != __version__:
+            said.append(f"made by pytest-gpufleet {made_by}, so its verdict and its summary were not derived again")
+        for line in said:
             tell(f"{folder}: {line}")
-    return 1 if problems else 0
-
-
-def examined(
-    folder: RunFolder, record: Record, digest: str, allowed: AllowedSigners | None = None
-) -> tuple[list[str], list[str]]:
-    """What does not belong together in the folder of a run, and what its signatures that are good say."""
-    signed = signatures.check(folder, record, digest, allowed)
-    problems = [*_problems(folder, record, digest), *(problem for each in signed for problem in each.problems)]
-    if allowed and not signed:
-        problems.append("nobody signed it")
-    return problems, [each.text for each in signed if each.text]
-
-
-def _problems(folder: RunFolder, record: Record, digest: str) -> Iterator[str]:
-    yield from (f"the evidence contradicts itself: {told}" for told in contradictions(record))
-    for name, stated in folder.stated_sums().items():
-        if stated is None:
-            yield f"{name} is missing"
-        elif name == REPORT and folder.is_judgement():
-            yield f"{name} is not the run's own, but a later judgement of its figures: `gpufleet report` writes its own"
-        elif not stated:
-            yield f"{name} does not say of which evidence it was made"
-        elif stated != digest:
-            yield f"{name} was made of other evidence: it says SHA-256 {stated}, {EVIDENCE} has {digest}"
-        elif name == SUMMARY:
-            yield from _contradictions(json.loads(folder.text_of(name) or ""), record, digest)
-    for number, end in record.finished.items():
-        own = folder.of_node(record.node(number))
-        if end.sha256:
-            yield from (f"{NODES}/{own.name}: {problem}" for problem in _of_node(own, record, number, end.sha256))
-
-
-def _of_node(folder: RunFolder, record: Record, number: int, stated: str) -> Iterator[str]:
-    """What does not belong together in the folder of a node's own run, and what a run on many nodes says of it that is
-    not so. `stated`: the SHA-256 of its evidence, by the run."""
-    try:
-        own, digest = folder.as_written(), folder.digest()
-    except (OSError, Refused) as error:
-        yield str(error).removeprefix(f"{folder}: ")
-        return
-    if digest != stated:
-        yield f"{EVIDENCE} has SHA-256 {digest}, and the run says {stated}"
-    with folder.of_anybody():
-        yield from with_node(record, number, own)
-        yield from _problems(folder, ended(own), digest)
-
-
-def _contradictions(given: dict[str, object], record: Record, digest: str) -> Iterator[str]:
-    """What a summary that was made of this very evidence says differently: somebody changed it by hand."""
-    if (schema := codec.typed(given, summary_parts.Stated).schema) != summary_parts.SCHEMA:
-        yield f"{SUMMARY} has schema {schema}, but this version of the program knows {summary_parts.SCHEMA}"
-        return
-    expected = json.loads(summary.text(record, digest))
-    if record.run.schema == 1:  # by a version before 0.3, which told of none of these
-        expected = {name: told for name, told in expected.items() if name in given or name not in SINCE_SCHEMA_2}
-    if wrong := [name for name in {**expected, **given} if given.get(name) != expected.get(name)]:
-        yield f"{SUMMARY} does not say what the evidence says: {', '.join(wrong)}"
+    return 0
 
 
 VERIFY = Command(
-    "compare the SHA-256 of a run's evidence with the one in its report and in its summary",
+    "check that evidence, report and summary of a run belong together, and its signatures",
     _arguments,
     _run,
-    "This shows whether one of them was changed or mixed up later. It cannot show who wrote them: for that, check "
-    "who signed them with --allowed-signers, or compare the sum with the one on the signed paper.",
-    "1 also if anything differs or is missing, or if a signature is not good.",
+    "Every command that reads a run does so first. This shows whether a file was changed or mixed up later. It cannot "
+    "show who wrote them: for that, check who signed them with --allowed-signers, or compare the SHA-256 with the one "
+    "on the signed paper.",
+    "1 also if anything differs, or if a signature is not good.",
 )

@@ -17,7 +17,6 @@ from pytest_gpufleet.model.events import (
     CheckFinished,
     CheckStarted,
     Deselected,
-    Event,
     FaultFound,
     FingerprintsTaken,
     HealthWorsened,
@@ -56,7 +55,6 @@ T = TypeVar("T")
 NO_RUN = RunHeader()
 MOST_SAMPLES = 4096
 ONCE = (RunHeader, ProfileGiven, OrderGiven, TopologyFound, MachineRead)  # events of which a run has one
-SAID = ("host", "utc", "level", "rehearsal", "ranks", "plugin")  # by a run of any version
 
 
 @dataclass
@@ -100,7 +98,6 @@ class Record:
     exit_status: int | None = None
     ended: str = ""  # when the verdict was written
     lasted: float = 0  # seconds; 0 if nobody knows
-    contradictions: list[str] = field(default_factory=list)  # what no run says of itself
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -140,12 +137,13 @@ class Record:
         if self.verdict is not None:
             raise ValueError("it stands after the verdict, which is the last event of a run")
         event = typed(old_evidence.upgraded(line))
-        self._order(event, line["event"])
+        if isinstance(event, ONCE):
+            if type(event) in self._once:  # as where two files were joined
+                raise ValueError(f"it is the second event {line['event']} of one run")
+            self._once.add(type(event))
         match event:
             case RunHeader():
                 self.run = event
-                if unsaid := [name for name in SAID if name not in line]:
-                    self.contradictions.append(f"its run does not say: {', '.join(unsaid)}")
             case TopologyFound():
                 self._place(event.nodes)
             case ProfileGiven() | OrderGiven():
@@ -199,13 +197,6 @@ class Record:
         self.broken, self.exit_status = verdict.broken, verdict.exit_status
         self.ended, self.lasted = verdict.t, verdict.lasted or max(0.0, verdict.seconds - self.run.seconds)
 
-    def _order(self, event: Event | None, kind: str) -> None:
-        if not self.began and kind != "run":
-            self.contradictions.append(f"it begins with an event {kind}, and not with a run")
-        if isinstance(event, ONCE) and type(event) in self._once:
-            self.contradictions.append(f"it has two events {kind}")
-        self._once.add(type(event))
-
     def _take(self, given: ProfileGiven | OrderGiven) -> None:
         if isinstance(given, ProfileGiven):
             self.profile = given.profile
@@ -239,26 +230,14 @@ class Record:
         kept: dict[type, dict[int, Any]] = {
             NodeLost: self.lost, NodeLeftOut: self.left_out, NodeFinished: self.finished,
         }  # fmt: skip
-        notes = kept[type(event)]
-        if event.node in notes:
-            self.contradictions.append(f"it has two events {event.__struct_config__.tag} of {self.hosts[event.node]}")
-        notes[event.node] = event
+        kept[type(event)][event.node] = event
 
     def _see(self, suite: SuiteSeen) -> None:
         self.altered += [f"{name}{suite.where}" for name in suite.altered]
         if suite.manifest and not suite.in_run:
-            if self.manifest is not None:
-                self.contradictions.append("it has two manifests of its suite")
             self.manifest = suite.manifest
 
     def _finish(self, check: Check, at: float) -> None:
-        if (before := self.checks.get(check.id)) and before.outcome != check.outcome:
-            self.contradictions.append(f"{check.id} finished twice: {before.outcome}, and {check.outcome}")
-        # A check that a hook before ours kept from starting may have failed; it cannot have passed.
-        if check.id not in self._begun and not check.run and check.outcome == "passed":
-            self.contradictions.append(f"{check.id} passed before it started")
-        if check.run and check.run not in [earlier.run for earlier in self.run.resumed]:
-            self.contradictions.append(f"{check.id} comes from {check.run}, with which this run does not go on")
         self.checks[check.id] = check
         if check.id in self._begun:
             self.spans.append((check.id, self._begun[check.id], at))

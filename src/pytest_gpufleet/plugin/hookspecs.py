@@ -38,5 +38,4 @@ def pytest_gpufleet_fault(fault: Fault, config: pytest.Config) -> None:
 @pytest.hookspec
 def pytest_gpufleet_verdict(record: Record, folder: Path, config: pytest.Config) -> None:
     """Called once, when the run has its verdict, which is on record: `record.verdict`, `record.reasons`,
-    `record.exit_status`, and all that was found. evidence.jsonl and summary.json are in `folder`; report.html and
-    junit.xml are written after this."""
+    `record.exit_status`, and all that was found. All files of the run are in `folder`."""

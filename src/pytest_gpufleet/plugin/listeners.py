@@ -57,7 +57,7 @@ def tell_verdict(config: pytest.Config, exit_status: int) -> None:
     run = config.stash[RUN]
     assert run.evidence is not None
     record = replace(run.evidence.record, exit_status=exit_status)
-    # pytest.exit would leave out junit.xml and the report, and end nothing.
+    # pytest.exit would end nothing.
     tell(config, "pytest_gpufleet_verdict", (KeyboardInterrupt,), record=record, folder=run.folder.path)
 
 

@@ -292,8 +292,4 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         from pytest_gpufleet.verdict.verdict import CUT_SHORT
 
         run.finish(cut_short=bool(session.shouldstop or session.shouldfail or exitstatus in CUT_SHORT))
-        status = conclusion.conclude(run, exitstatus)
-        try:
-            listeners.tell_verdict(session.config, status)
-        finally:
-            session.exitstatus = run.exit_status = status or (conclusion.INCOMPLETE if run.unwritten else 0)
+        session.exitstatus = run.exit_status = conclusion.conclude(run, exitstatus)

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.plugin import compat
-from pytest_gpufleet.run import disk_space
+from pytest_gpufleet.plugin import compat, listeners
+from pytest_gpufleet.run import conclusion, disk_space
 from pytest_gpufleet.run.folder import JUNIT, REPORT
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import path
-from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 # By the attribute of pytest's options that says where the file is to be, and the option that sets it.
 WRITTEN = {"htmlpath": ("--html", REPORT), "xmlpath": ("--junitxml", JUNIT)}
@@ -68,14 +67,24 @@ class ReportFiles:
 
     @pytest.hookimpl(wrapper=True, trylast=True)  # when all have written, and before the terminal tells what
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
-        yield
-        if self._junit is not None:
-            self._run.write(Path(self._junit.logfile), self._write_junit)
-        for written, copy in self._copies.items():
-            if written.exists():
-                self._run.write(copy, partial(_copy, written))
-        if self._run.unwritten:
-            session.exitstatus = session.exitstatus or EXIT_STATUS["INCOMPLETE"]
+        try:
+            yield
+        finally:
+            if self._junit is not None:
+                self._run.write(Path(self._junit.logfile), self._write_junit)
+            for written, copy in self._copies.items():
+                if written.exists():
+                    self._run.write(copy, partial(_copy, written))
+            if self._run.exit_status is not None:
+                self._end(session, self._run.exit_status)
+
+    def _end(self, session: pytest.Session, status: int) -> None:
+        run = self._run
+        conclusion.summarize(run)
+        try:
+            listeners.tell_verdict(session.config, status or (conclusion.INCOMPLETE if run.unwritten else 0))
+        finally:
+            session.exitstatus = run.exit_status = status or (conclusion.INCOMPLETE if run.unwritten else 0)
 
     def _write_junit(self, path: Path) -> None:
         try:

@@ -82,6 +82,7 @@ def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> 
     own = run.folder.own_runs(record)
     reports = run.folder.reports(own.values(), run.folder.path)
     run.write(run.folder.report, lambda path: safe_files.write_text(path, page(record, digest, own, reports)))
+    conclusion.summarize(run)
     if asked.prometheus is not None:
         run.write(asked.prometheus, lambda path: prometheus.write(path, record))
     run.close()

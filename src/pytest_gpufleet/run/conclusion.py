@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.run import pruning, summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.run import Run
-from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, DEADLINE, ENDED_BY, EXIT_STATUS, settled
 
 INCOMPLETE = EXIT_STATUS["INCOMPLETE"]
@@ -29,11 +29,22 @@ def conclude(run: Run, status: int) -> int:
     else:
         evidence.seal()
         status = evidence.record.exit_status or 0
-    document = summary.text(evidence.record, evidence.sha256)
-    run.write(run.folder.summary, lambda path: safe_files.write_text(path, document))
-    if run.options.keep and not run.never_began:
-        run.pruned = pruning.prune(run.folder, evidence.record.run.host, run.options.keep)
     return status or (INCOMPLETE if evidence.trouble or run.unwritten else 0)
+
+
+def summarize(run: Run) -> None:
+    """Write the summary of a run that has a verdict, the last of its files: it has the SHA-256 of the others. Then
+    remove what --fleet-keep does not."""
+    assert run.evidence is not None
+    record, digest, page = run.evidence.record, run.evidence.sha256, run.folder.report
+
+    def write(path: Path) -> None:
+        report_digest = safe_files.sha256(page) if page.exists() else ""
+        safe_files.write_text(path, summary.text(record, digest, report_digest))
+
+    run.write(run.folder.summary, write)
+    if run.options.keep and not run.never_began:
+        run.pruned = pruning.prune(run.folder, record.run.host, run.options.keep)
 
 
 def _end(run: Run, evidence: Evidence, status: int) -> int:
@@ -44,8 +55,6 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
     failed = any(check.outcome == "failed" for check in evidence.record.checks.values())
     if status == TESTS_FAILED and not failed:
         evidence.spoil(UNSEEN_FAILURE)
-    if found := contradictions(evidence.record):
-        evidence.spoil(f"the evidence contradicts itself: {found[0]}")
     evidence.compare()
     broken = _not_imported(run) or _cut_short(run, status) or evidence.trouble
     ended = settled(evidence.record, broken)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import shutil
@@ -15,14 +14,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.event_values import NodeFound
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.suite import Suite
-from pytest_gpufleet.run.summary_parts import Stated
 from pytest_gpufleet.safe_files import sha256
-from pytest_gpufleet.verdict.contradictions import contradictions
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 
 EVIDENCE, SUMMARY, REPORT, JUNIT = "evidence.jsonl", "summary.json", "report.html", "junit.xml"
@@ -30,10 +26,7 @@ NODES = "nodes"
 REPORT_BYTES = 4 << 20
 MOST_BYTES = 256 << 20  # of a report or a summary
 
-# As the report's template writes them. No message of a check can look so: they are escaped.
-_SUM_IN_REPORT = re.compile(r'<code id="fleet-sha256">([0-9a-f]{64})</code>')
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")  # what no name of a host has, and a path might take otherwise
-_JUDGED_AGAIN = '<code id="fleet-sha256-judged-again">'
 
 
 @dataclass(frozen=True)
@@ -117,17 +110,7 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def record(self) -> Record:
-        """The record of the run. Refused if there is none, or if it contradicts itself."""
-        record = self.as_written()
-        with self.of_anybody():
-            found = contradictions(record)
-        if found:
-            more = f" (and {len(found) - 1} more: see `gpufleet verify`)" if len(found) > 1 else ""
-            raise Refused(f"{self}: the evidence contradicts itself: {found[0]}{more}")
-        return record
-
-    def as_written(self) -> Record:
-        """The record of the run, whether it contradicts itself or not. Refused if there is none."""
+        """The record of the run, as its evidence has it. Refused if there is none."""
         try:
             record = read(self.evidence)
         except OSError as error:
@@ -156,39 +139,12 @@ class RunFolder:
         """SHA-256 of the evidence."""
         return sha256(self.evidence)
 
-    def stated_sums(self) -> dict[str, str | None]:
-        """The SHA-256 of the evidence that report and summary say they were made of.
-
-        None where there is no such file, "" where it says nothing.
-        """
-        texts = {name: self.text_of(name) for name in _SUMS}
-        return {name: None if text is None else _SUMS[name](text) for name, text in texts.items()}
-
-    def is_judgement(self) -> bool:
-        """Whether the report is none, but a later judgement of the run's figures by `gpufleet judge`."""
-        return _JUDGED_AGAIN in (self.text_of(REPORT) or "")
-
-    def text_of(self, name: str) -> str | None:
-        """What a file of the run says, None if it is not there. Refused if it cannot be read."""
+    def content(self, name: str) -> bytes | None:
+        """A file of the run, None if it is not there. Refused if it cannot be read."""
         try:
             with safe_files.open_regular(self / name, MOST_BYTES) as file:
-                return file.read().decode(errors="replace")
+                return file.read()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise Refused(f"{self / name} cannot be read: {error.strerror}") from None
-
-
-def _in_report(page: str) -> str:
-    found = _SUM_IN_REPORT.search(page)
-    return found[1] if found else ""
-
-
-def _in_summary(document: str) -> str:
-    try:
-        return codec.typed(json.loads(document), Stated).evidence_sha256
-    except (ValueError, RecursionError):
-        return ""
-
-
-_SUMS = {REPORT: _in_report, SUMMARY: _in_summary}

@@ -94,7 +94,7 @@ class NodeRuns:
         for node in nodes:
             if node.index not in earlier:
                 continue
-            record = earlier[node.index].as_written()
+            record = earlier[node.index].record()
             if record.checks.keys() >= {*checks}:
                 own = folder.of_node(node)
                 shutil.copytree(earlier[node.index].path, own.path)

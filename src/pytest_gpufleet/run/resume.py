@@ -20,6 +20,7 @@ from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.record import NO_RUN, Record
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.suite import shipped
+from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
 from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, DEADLINE
@@ -64,14 +65,9 @@ def load(folder: RunFolder) -> Record:
     """The record of the run in `folder`. Refused if there is none, if it is not as that run left it, or if the run
     came to its end with an answer."""
     try:
-        record, digest = folder.record(), folder.digest()
-        others = [name for name, stated in folder.stated_sums().items() if stated and stated != digest]
+        record = integrity.check(folder, nodes=False).record
     except (OSError, Refused) as error:
         raise Refused(f"--fleet-resume: {error}") from None
-    if others:
-        raise Refused(
-            f"--fleet-resume {folder}: {' and '.join(others)} was made of other evidence: {EVIDENCE} was changed later"
-        )
     to_its_end = _to_its_end(record.exit_status) and record.broken != DEADLINE
     if record.verdict in ("ACCEPTED", "REJECTED") and to_its_end:
         raise Refused(

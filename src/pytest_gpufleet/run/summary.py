@@ -48,8 +48,8 @@ FILE = Path(__file__).parent / "summary.schema.json"
 P = TypeVar("P", bound=Part)
 
 
-def summary(record: Record, sha256: str) -> Summary:
-    """The summary of a run that has a verdict. `sha256`: of its whole evidence file."""
+def summary(record: Record, sha256: str, report_sha256: str = "") -> Summary:
+    """The summary of a run that has a verdict. `sha256`: of its whole evidence file. `report_sha256`: of its page."""
     return Summary(
         SCHEMA,
         cast(VerdictWord, record.verdict),
@@ -69,12 +69,13 @@ def summary(record: Record, sha256: str) -> Summary:
         tuple(_fault(fault, record) for fault in told(record)),
         tuple(map(_finding, record.findings)),
         tuple(_part(OfUnusedLimit, limit, number=number, limit=_limit(limit)) for number, limit in unused(record)),
+        report_sha256,
     )
 
 
-def text(record: Record, sha256: str) -> str:
+def text(record: Record, sha256: str, report_sha256: str = "") -> str:
     """The summary as the file has it."""
-    return json.dumps(codec.plain(summary(record, sha256)), indent=1, allow_nan=False) + "\n"
+    return json.dumps(codec.plain(summary(record, sha256, report_sha256)), indent=1, allow_nan=False) + "\n"
 
 
 def schema() -> str:

@@ -201,10 +201,13 @@ class Summary(Part, frozen=True):
     limits_not_applied: Annotated[
         tuple[OfUnusedLimit, ...], Meta(description="Limits of a given profile that held for no figure.")
     ]
+    report_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", description="Of report.html beside this one.")] = ""
 
 
 class Stated(msgspec.Struct, frozen=True):
     """What a summary of any version says of itself."""
 
     schema: int
+    verdict: str
     evidence_sha256: str
+    report_sha256: str = ""

@@ -1,0 +1,76 @@
+"""Whether what a run left belongs together: evidence, summary and page, and the verdict that all three state."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pytest_gpufleet import __version__
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.run import summary
+from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
+from pytest_gpufleet.run.summary_parts import Stated
+from pytest_gpufleet.verdict.verdict import ended, settled
+
+# As the templates of the page write them. No message of a check can look so: they are escaped.
+_SUM = re.compile(rb'<code id="fleet-sha256">([0-9a-f]{64})</code>')
+_VERDICT = re.compile(rb'<section class="fleet-banner fleet-(\w+)"')
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A run whose files belong together. `digest`: the SHA-256 of its evidence. `missing`: the files that are not there
+    to hold it against, as after a run that was killed."""
+
+    record: Record
+    digest: str
+    missing: tuple[str, ...]
+
+
+def check(folder: RunFolder, nodes: bool = True) -> Checked:
+    """The run in a folder; of one on many nodes, with `nodes`, their own runs too. Refused on any difference."""
+    record, digest = folder.record(), folder.digest()
+    texts = {name: folder.content(name) for name in (SUMMARY, REPORT)}
+    with folder.of_anybody():
+        for problem in _differences(record, digest, texts[SUMMARY], texts[REPORT]):
+            raise Refused(f"{folder}: {problem}")
+    missing = tuple(name for name, text in texts.items() if text is None)
+    for number, end in record.finished.items() if nodes else ():
+        if end.sha256:
+            own = check(folder.of_node(record.node(number)))
+            if own.digest != end.sha256:
+                raise Refused(f"{folder.of_node(record.node(number))}: {EVIDENCE} is not that of which {folder} tells")
+    return Checked(record, digest, missing)
+
+
+def _differences(record: Record, digest: str, document: bytes | None, page: bytes | None) -> Iterator[str]:
+    verdict, same_version = ended(record).verdict or "", record.run.plugin == __version__
+    if same_version and verdict != (amounts := settled(record, record.broken).verdict) and record.verdict:
+        yield f"its verdict is {verdict}, but what stands before it amounts to {amounts}"
+    if page is not None:
+        if digest.encode() not in _SUM.findall(page):
+            yield f"{REPORT} was not made of this {EVIDENCE}"
+        if _VERDICT.findall(page)[:1] != [verdict.lower().encode()]:
+            yield f"{REPORT} states another verdict than {verdict}"
+    if document is not None:
+        try:
+            given = json.loads(document)
+            stated = codec.typed(given, Stated)
+        except (ValueError, RecursionError):
+            yield f"{SUMMARY} is no summary of a run"
+            return
+        page_sum = "" if page is None else hashlib.sha256(page).hexdigest()
+        if stated.evidence_sha256 != digest:
+            yield f"{SUMMARY} was not made of this {EVIDENCE}"
+        if stated.verdict != verdict:
+            yield f"{SUMMARY} states another verdict than {verdict}"
+        if page is not None and stated.report_sha256 != page_sum:
+            yield f"{REPORT} is not the one of which {SUMMARY} has the SHA-256"
+        expected = json.loads(summary.text(ended(record), digest, stated.report_sha256)) if same_version else given
+        if other := [name for name in {**expected, **given} if given.get(name) != expected.get(name)]:
+            yield f"{SUMMARY} does not say what {EVIDENCE} says: {', '.join(other)}"

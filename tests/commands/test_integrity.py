@@ -1,0 +1,156 @@
+"""Every command that reads a run refuses one whose files do not belong together, whatever is different."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet import cli
+from pytest_gpufleet.safe_files import sha256
+from tests.conftest import ACCEPTANCE, RECORDED, REPORTS, FleetRun
+from tests.edited_evidence import edit, seal
+
+COMMANDS = {
+    "verify": (),
+    "judge": (),
+    "report": (),
+    "fleet": (),
+    "compare": (),
+    "calibrate": ("-o", "new.toml"),
+    "export": ("--to=csv", "-o", "new"),
+    "order": ("-o", "new.toml"),
+    "sign": ("--key=key", "--as=ann"),
+}
+DONE = {  # what is said of the run as it is, which is INCOMPLETE
+    "verify": "belong together",
+    "judge": "INCOMPLETE",
+    "report": "report.html: INCOMPLETE",
+    "fleet": "INCOMPLETE",
+    "compare": "There is nothing to compare",
+    "calibrate": "no profile can be made of these runs",
+    "export": "points",
+    "order": "what ",
+    "sign": "nothing was signed: ssh-keygen cannot use the key key",
+}
+
+
+@pytest.fixture(scope="module")
+def whole(run_pytest: Callable[..., FleetRun]) -> Path:
+    """A real run of this version on a recorded machine of four H200."""
+    check = ACCEPTANCE / "test_1_inventory.py::test_gpu_count"
+    run = run_pytest(check, "--gpus=4", f"--fleet-dir={REPORTS}", *RECORDED)
+    (folder,) = run.folders
+    return folder
+
+
+@pytest.fixture
+def gpufleet(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str, Path], tuple[int, str]]:
+    """gpufleet(command, folder): its exit status and all that it printed; compare has an untouched run beside it."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(command: str, folder: Path) -> tuple[int, str]:
+        beside = [shutil.copytree(whole, tmp_path / "beside")] if command == "compare" else []
+        status = cli.main([command, *map(str, (folder, *beside, *COMMANDS[command]))])
+        printed = capsys.readouterr()
+        return status, " ".join((printed.out + printed.err).split())
+
+    return run
+
+
+def replaced(name: str, old: str, new: str) -> Callable[[Path], None]:
+    """Wherever it stands in a file."""
+
+    def change(folder: Path) -> None:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new))
+
+    return change
+
+
+def judged(folder: Path) -> None:
+    """The page of `gpufleet judge` in the place of the run's own."""
+    cli.main(["judge", str(folder), "-o", str(folder / "judged.html")])
+    (folder / "judged.html").replace(folder / "report.html")
+
+
+def accepted(folder: Path) -> None:
+    """A verdict that nothing amounts to, in all three files."""
+    edit(folder / "evidence.jsonl", lambda events: events[-1].update(verdict="ACCEPTED", exit_status=0))
+    seal(folder)
+
+
+DIFFERENCES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "all lines of the evidence alike": (
+        replaced("evidence.jsonl", "H200", "H201"), "report.html was not made of this evidence.jsonl"),
+    "a letter of the evidence": (
+        replaced("evidence.jsonl", "test_gpu_count", "test_gpu_coUnt"), "report.html was not made of this"),
+    "the evidence, and no page": (
+        lambda folder: (replaced("evidence.jsonl", "H200", "H201")(folder), (folder / "report.html").unlink()),
+        "summary.json was not made of this evidence.jsonl"),
+    "a letter of the page": (replaced("report.html", "H200", "H201"), "report.html is not the one of which"),
+    "the verdict of the page": (
+        replaced("report.html", "fleet-incomplete", "fleet-accepted"), "report.html states another verdict"),
+    "the page of a judgement": (judged, "report.html was not made of this evidence.jsonl"),
+    "the verdict of the summary": (
+        replaced("summary.json", '"verdict": "INCOMPLETE"', '"verdict": "ACCEPTED"'), "summary.json states another"),
+    "a figure of the summary": (replaced("summary.json", "H200", "H201"), "evidence.jsonl says: run, gpus"),
+    "a summary cut short": (replaced("summary.json", "}", ""), "summary.json is no summary"),
+    "the verdict of all three": (accepted, "its verdict is ACCEPTED, but what stands before it amounts to INCOMPLETE"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_as_it_was_left_is_read(
+    command: str, whole: Path, tmp_path: Path, gpufleet: Callable[[str, Path], tuple[int, str]]
+) -> None:
+    _, text = gpufleet(command, shutil.copytree(whole, tmp_path / "run"))
+    assert DONE[command] in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_a_difference_is_refused_in_one_sentence(
+    command: str,
+    difference: str,
+    whole: Path,
+    tmp_path: Path,
+    gpufleet: Callable[[str, Path], tuple[int, str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = shutil.copytree(whole, tmp_path / "run")
+    change, said = DIFFERENCES[difference]
+    change(folder)
+    capsys.readouterr()
+    before = {path.name: sha256(path) for path in folder.iterdir()}
+    status, text = gpufleet(command, folder)
+    assert said in text
+    assert status == (10 if command == "fleet" else 1)  # in which such a host does not count
+    assert not list(tmp_path.glob("new*"))
+    assert {path.name: sha256(path) for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("command", COMMANDS.keys() - {"sign"})
+def test_of_a_run_that_was_killed_it_is_said_what_is_missing(
+    command: str, whole: Path, tmp_path: Path, gpufleet: Callable[[str, Path], tuple[int, str]]
+) -> None:
+    folder = shutil.copytree(whole, tmp_path / "run")
+    for name in ("summary.json", "report.html"):
+        (folder / name).unlink()
+    _, text = gpufleet(command, folder)
+    assert DONE[command] in text
+    for name in ("summary.json", "report.html"):
+        assert f"{name} is missing, as after a run that was killed" in text
+
+
+def test_a_report_that_is_made_again_belongs_to_its_run(whole: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole, tmp_path / "run")
+    assert cli.main(["report", str(folder), "--language=zh"]) == 0
+    assert json.loads((folder / "summary.json").read_text())["report_sha256"] == sha256(folder / "report.html")
+    assert cli.main(["verify", str(folder)]) == 0
