@@ -7,23 +7,19 @@ from collections.abc import Sequence
 
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import tell
-from pytest_gpufleet.commands.openssh import AllowedSigners
+from pytest_gpufleet.commands.signatures import Signers
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.integrity import Checked
 
 
-def examined(folder: RunFolder, allowed: AllowedSigners | None = None, nodes: bool = True) -> tuple[Checked, list[str]]:
+def examined(folder: RunFolder, signers: Signers | None = None, nodes: bool = True) -> tuple[Checked, list[str]]:
     """The run in a folder, and what is to be said of it. Refused if its files do not belong together, or if a signature
     is not good. `nodes`: of one on many also the nodes' own."""
-    found, said = integrity.check(folder, nodes), []
-    said += [f"{name} is missing, as after a run that was killed" for name in found.missing]
-    for each in signatures.check(folder, found.record, found.digest, allowed):
-        if each.problems:
-            raise Refused(f"{folder}: {each.problems[0]}")
-        said.append(each.text)
-    return found, said
+    found = integrity.check(folder, nodes)
+    missing = [f"{name} is missing, as after a run that was killed" for name in found.missing]
+    return found, [*missing, *signatures.check(folder, signers)]
 
 
 def checked(folder: RunFolder, nodes: bool = True) -> Checked:

@@ -1,31 +1,38 @@
-"""The signatures in the folder of a run: two files for each signer, a manifest and the signature over it."""
+"""Signatures over a run: those of OpenSSH over summary.json, which has the SHA-256 of its evidence and of its page.
+
+ssh-keygen makes and checks them. Source: ssh-keygen(1), -Y and ALLOWED SIGNERS.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.commands.manifest import SIGNED, Manifest, check_name, of_run
-from pytest_gpufleet.commands.openssh import AllowedSigners
 from pytest_gpufleet.commands.writing import SIGNED_BY
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.safe_files import sha256
+from pytest_gpufleet.run.folder import SUMMARY, RunFolder
 
-_ENDINGS = (".json", ".json.sig")
-_MOST_BYTES = 64 << 10  # of one file: a manifest, or the signature of a FIDO key with its certificate, is much shorter
+NAMESPACE = "pytest-gpufleet"  # a signature of something else, like a git commit, is none of a run
+SECONDS = 30.0  # for what waits for nobody
+ENDING = ".sig"
+MOST_BYTES = 64 << 10  # the signature of a FIDO key with its certificate is much shorter
+# What can stand in a file of allowed signers as a principal, means nothing there as a pattern, and is a file name.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._+-]{0,99}")
 
 
 @dataclass(frozen=True)
-class Signature:
-    """What became of a signature: why it does not count, or what it says."""
+class Signers:
+    """The file of who may sign, and that of keys which no longer count."""
 
-    problems: tuple[str, ...]
-    text: str = ""
+    allowed: Path
+    revoked: Path | None = None
 
 
 def names(folder: RunFolder) -> list[str]:
@@ -34,84 +41,82 @@ def names(folder: RunFolder) -> list[str]:
         entries = os.listdir(folder.path)
     except OSError as error:
         raise Refused(f"{folder} cannot be read: {error.strerror}") from None
-    found = {entry.removeprefix(SIGNED_BY) for entry in entries if entry.startswith(SIGNED_BY)}
-    return sorted({entry.removesuffix(".sig").removesuffix(".json") for entry in found})
+    found = (entry.removeprefix(SIGNED_BY) for entry in entries if entry.startswith(SIGNED_BY))
+    return sorted(entry.removesuffix(ENDING) for entry in found if entry.endswith(ENDING))
 
 
-def add(folder: RunFolder, manifest: Manifest, signature: bytes) -> Path:
-    """Put a signature into the folder of a run; its manifest's path. Refused if that cannot be done, or if there
-    is one of that name: none is ever replaced."""
-    made: list[Path] = []
+def sign(folder: RunFolder, name: str, key: Path) -> Path:
+    """Put the signature of `name` into the folder of a run. ssh-keygen itself asks for a passphrase, a PIN or a touch,
+    on the terminal and for as long as that takes. Refused if nothing was signed; no signature is ever replaced."""
+    program, path = _ssh_keygen(), _path(folder, name)
     try:
-        for path, content in zip(_paths(folder, manifest.name), (manifest.to_bytes(), signature), strict=True):
+        with tempfile.TemporaryDirectory(prefix="gpufleet-") as temporary:
+            copy = Path(temporary, SUMMARY)
+            copy.write_bytes(folder.content(SUMMARY) or b"")
+            # The terminal stays its standard input.
+            if subprocess.run([program, "-q", "-Y", "sign", "-n", NAMESPACE, "-f", key, copy]).returncode:
+                raise Refused(f"nothing was signed: ssh-keygen cannot use the key {key}, and says above why")
             with path.open("xb") as file:
-                made.append(path)
-                file.write(content)
+                file.write(copy.with_name(SUMMARY + ENDING).read_bytes())
     except OSError as error:
-        for half in made:  # which would be a bad signature
-            half.unlink()
         raise Refused(f"{path} cannot be written: {error.strerror}") from None
-    return made[0]
+    return path
 
 
-def sums(folder: RunFolder, evidence: str) -> dict[str, str]:
-    """SHA-256 of each file that is signed; "" of what is no file. Of the evidence: as it was read."""
-    return {SIGNED[0]: evidence} | {name: _sum(folder / name) for name in SIGNED[1:]}
+def check(folder: RunFolder, signers: Signers | None) -> Iterator[str]:
+    """What each signature of a run says. Refused if one is not good, or if somebody may sign and nobody did."""
+    signed = names(folder)
+    if signers and not signed:
+        raise Refused(f"{folder}: nobody signed it")
+    document = folder.content(SUMMARY) or b""
+    for name in signed:
+        if signers is None and shutil.which("ssh-keygen") is None:
+            yield f"the signature of {name!a} was not checked: there is no ssh-keygen"
+        elif why := _objection(document, _path(folder, name), name, signers):
+            raise Refused(f"{folder}: the signature of {name!a} is not good: {why}")
+        else:
+            yield f"signed by {name}" + ("" if signers else ", whose key --allowed-signers FILE checks")
 
 
-def _sum(path: Path) -> str:
+def _objection(document: bytes, path: Path, name: str, signers: Signers | None) -> str:
+    """Why a signature does not count; "" if it does. Keys must be valid now: a time that the signer claims would let a
+    stolen key sign after it expired."""
     try:
-        return sha256(path)
-    except OSError:  # it is missing, or a link, or no regular file
-        return ""
-
-
-def check(folder: RunFolder, record: Record, evidence: str, allowed: AllowedSigners | None) -> list[Signature]:
-    """Each signature of a run held against the run's files and, if it is known who may sign, against the key.
-    `evidence`: its SHA-256. That a signature was removed cannot be seen."""
-    signers = names(folder)
-    now = sums(folder, evidence) if signers else {}
-    return [_check(folder, name, of_run(record), now, allowed) for name in signers]
-
-
-def _check(
-    folder: RunFolder, name: str, run: Mapping[str, str], now: Mapping[str, str], allowed: AllowedSigners | None
-) -> Signature:
-    who = f"the signature of {name!a}"
-    try:
-        check_name(name)
-        # Read once: what is checked is what is told.
-        data, signature = (_content(path) for path in _paths(folder, name))
-        if allowed and (objection := allowed.objection(data, signature, name)):
-            return Signature((f"{who} is not good: {objection}",))
-        manifest = Manifest.from_bytes(data)
+        safe_files.open_regular(path, MOST_BYTES).close()
     except OSError as error:
-        return Signature((f"{who} cannot be read: {error.filename}: {error.strerror}",))
-    except ValueError as error:
-        return Signature((f"{who} is not good: {error}",))
-    if problems := tuple(f"{who} {problem}" for problem in _differences(manifest, name, run, now)):
-        return Signature(problems)
-    if allowed is None:
-        return Signature((), f"{who} was not checked: --allowed-signers FILE says who may sign")
-    remark = f': "{manifest.note}"' if manifest.note else ""
-    verdict = "; ".join(filter(None, (run["verdict"], run["basis"])))
-    return Signature((), f"signed by {name}, at {manifest.time} by the signer's clock, {verdict}{remark}")
+        return f"it cannot be read: {error.strerror}"
+    if _refuses(document, "check-novalidate", "-n", NAMESPACE, "-s", path):
+        return f"{SUMMARY} was changed since, or it is one of something else"
+    if signers is None:
+        return ""
+    revoked = ("-r", signers.revoked) if signers.revoked else ()
+    if said := _refuses(document, "verify", "-n", NAMESPACE, "-I", name, "-f", signers.allowed, "-s", path, *revoked):
+        return f"by {signers.allowed} its key may not sign as {name} today ({said})"
+    return ""
 
 
-def _differences(manifest: Manifest, name: str, run: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    if manifest.name != name:
-        yield f"is one of {manifest.name}"
-    if other := [f"{key} {value}" for key, value in manifest.run.items() if run[key] != value]:
-        yield f"is of a run with another {', '.join(other)}"
-    if changed := [file for file, stated in manifest.sha256.items() if now[file] != stated]:
-        yield f"is of another {', '.join(changed)} than is here"
+def _refuses(document: bytes, *arguments: str | Path) -> str:
+    """What ssh-keygen says where it does not accept a signature."""
+    try:
+        ended = subprocess.run([_ssh_keygen(), "-Y", *arguments], input=document, capture_output=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Refused(f"ssh-keygen did not end within {SECONDS:g} s") from None
+    said = (ended.stdout + ended.stderr).decode(errors="replace").split("\n")
+    return "; ".join(filter(None, said)) or "without a word" if ended.returncode else ""
 
 
-def _paths(folder: RunFolder, name: str) -> tuple[Path, Path]:
-    manifest, signature = (folder / f"{SIGNED_BY}{name}{ending}" for ending in _ENDINGS)
-    return manifest, signature
+def _ssh_keygen() -> str:
+    program = shutil.which("ssh-keygen")
+    if program is None:
+        raise Refused("signatures need ssh-keygen, which is not on PATH: install OpenSSH 8.2 or later")
+    return program
 
 
-def _content(path: Path) -> bytes:
-    with safe_files.open_regular(path, _MOST_BYTES) as file:
-        return file.read()
+def _path(folder: RunFolder, name: str) -> Path:
+    """Refused if `name` is none that can be signed with."""
+    if not _NAME.fullmatch(name):
+        raise Refused(
+            f"{name!a} is no name to sign with: letters without accents, digits and @ . _ + - are, 100 of them at most "
+            "and a letter or digit first, like ann@example.com"
+        )
+    return folder / f"{SIGNED_BY}{name}{ENDING}"

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 
 from pytest_gpufleet import __version__
-from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, printing, tell
-from pytest_gpufleet.commands.openssh import AllowedSigners
 from pytest_gpufleet.commands.recorded import examined
+from pytest_gpufleet.commands.signatures import Signers
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.verdict.verdict import DIED, ended
@@ -30,10 +29,8 @@ def _run(given: argparse.Namespace) -> int:
     folder = given.folder
     if given.revoked_keys and not given.allowed_signers:
         raise Refused("--revoked-keys is about signatures, which only --allowed-signers checks")
-    allowed = AllowedSigners.read(given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
-    found, said = examined(folder, allowed)
-    if allowed and not signatures.names(folder):
-        raise Refused(f"{folder}: nobody signed it")
+    signers = Signers(given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
+    found, said = examined(folder, signers)
     record = ended(found.record)
     with printing():
         verdict = record.verdict if found.record.verdict else f"{record.verdict}; {DIED}"
