@@ -11,7 +11,8 @@ import pytest
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.commands import export
-from pytest_gpufleet.report.exports.tracked import Tracked, tracked
+from pytest_gpufleet.report import exports
+from pytest_gpufleet.report.exports import Point
 from pytest_gpufleet.run.folder import RunFolder
 from tests.conftest import ROOT
 
@@ -38,48 +39,41 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def content(run: Path) -> Tracked:
-    folder = RunFolder(run)
-    return tracked(folder.record(), folder.digest())
+def points(run: Path) -> list[Point]:
+    return exports.points(RunFolder(run).record())
 
 
-def points(content: Tracked) -> list[tuple[str, int, float]]:
-    return [(each.tag, point.step, point.value) for each in content.series for point in each.points]
+def told(points: list[Point]) -> list[tuple[str, int, float]]:
+    return [(point.tag, point.step, point.value) for point in points]
 
 
-def test_figures_curves_and_telemetry_are_those_of_the_record(run: Path, content: Tracked) -> None:
+def test_points_are_those_of_the_record(run: Path, points: list[Point]) -> None:
     record = RunFolder(run).record()
-    by_tag = {each.tag: each for each in content.series}
-    assert len(by_tag) == len(content.series)
     finding = next(each for each in record.findings if each.measurement.metric == "gemm_mean")
     place, value = next(iter(finding.measurement.values.items()))
-    told = [
-        each.points[0].value
-        for each in content.series
-        if (each.kind, each.name, each.place) == ("figures", "gemm_mean", str(place))
-    ]
-    assert value in told
-    curve = next(each for each in content.series if each.name == "collective_latency by bytes")
-    assert [point.step for point in curve.points] == sorted(point.step for point in curve.points)
-    assert "bytes" not in curve.conditions
-    power = by_tag["telemetry/power_watts/gpu0"]
-    assert [point.value for point in power.points] == [each["gpus"][0]["power_watts"] for each in record.telemetry]
-    assert (power.unit, power.points[0].step) == ("W", 0)
-    assert content.about["evidence_sha256"] == RunFolder(run).digest()
-
-
-def test_losses_are_a_series_for_each_training_and_place(content: Tracked) -> None:
-    losses = {each.tag: each for each in content.series if each.kind == "losses"}
-    alone, together = (f"losses/test_8.py::test_trains/model=resnet50, recipe=amp, ranks={count}" for count in (1, 2))
-    points = {tag: [(point.step, point.value) for point in each.points] for tag, each in losses.items()}
-    assert points == {
-        f"{alone}/gpu0": [(1, 7.08), (21, 6.4)],
-        f"{alone}/gpu1": [(1, 7.09), (21, 6.6), (41, 6.35)],
-        f"{together}/world": [(1, 7.0), (2, 6.9)],
+    assert value in {
+        point.value for point in points if (point.kind, point.name, point.place) == ("figures", "gemm_mean", str(place))
     }
+    latency = [point for point in points if point.name == "collective_latency by bytes"]
+    steps = [point.step for point in latency if point.tag == latency[0].tag]
+    assert steps == sorted(steps)
+    assert "bytes" not in latency[0].conditions
+    power = [point for point in points if point.tag == "telemetry/power_watts/gpu0"]
+    assert [point.value for point in power] == [each["gpus"][0]["power_watts"] for each in record.telemetry]
+    assert (power[0].unit, power[0].step) == ("W", 0)
+    alone, together = (f"losses/test_8.py::test_trains/model=resnet50, recipe=amp, ranks={count}" for count in (1, 2))
+    assert told([point for point in points if point.kind == "losses"]) == [
+        (f"{alone}/gpu0", 1, 7.08),
+        (f"{alone}/gpu0", 21, 6.4),
+        (f"{alone}/gpu1", 1, 7.09),
+        (f"{alone}/gpu1", 21, 6.6),
+        (f"{alone}/gpu1", 41, 6.35),
+        (f"{together}/world", 1, 7.0),
+        (f"{together}/world", 2, 6.9),
+    ]
 
 
-def test_csv(run: Path, content: Tracked, tmp_path: Path) -> None:
+def test_csv(run: Path, points: list[Point], tmp_path: Path) -> None:
     assert cli.main(["export", str(run), "--to", "csv", "-o", str(tmp_path / "out")]) == 0
     rows = []
     for kind in ("figures", "curves", "losses", "telemetry"):
@@ -87,10 +81,10 @@ def test_csv(run: Path, content: Tracked, tmp_path: Path) -> None:
             for row in csv.DictReader(file):
                 tag = "/".join(filter(None, (kind, row["name"], row["conditions"], row["place"])))
                 rows.append((tag, int(row["step"]), float(row["value"])))
-    assert rows == points(content)
+    assert rows == told(points)
 
 
-def test_tensorboard(run: Path, content: Tracked, tmp_path: Path) -> None:
+def test_tensorboard(run: Path, points: list[Point], tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import TENSORS, EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
@@ -103,15 +97,14 @@ def test_tensorboard(run: Path, content: Tracked, tmp_path: Path) -> None:
         for tag in events.Tags()["tensors"]
         for event in events.Tensors(tag)
     }
-    assert len(read) == len(points(content))
-    for (tag, step, value), (found_tag, found_step, found) in zip(sorted(points(content)), sorted(read), strict=True):
+    assert len(read) == len(told(points))
+    for (tag, step, value), (found_tag, found_step, found) in zip(sorted(told(points)), sorted(read), strict=True):
         assert (tag, step) == (found_tag, found_step)
         assert math.isclose(value, found, rel_tol=1e-6)  # float32
-    sample = next(each for each in content.series if each.kind == "telemetry").points[0]
-    assert sample.time in read.values()
+    assert {point.time for point in points if point.kind == "telemetry"} <= set(read.values())
 
 
-def test_swanlab(run: Path, content: Tracked, tmp_path: Path) -> None:
+def test_swanlab(run: Path, points: list[Point], tmp_path: Path) -> None:
     pytest.importorskip("swanlab")
     from swanlab.proto.swanlab.record.v1.record_pb2 import Record
     from swanlab.sdk.internal.core_python.store import DataStoreReader
@@ -122,8 +115,8 @@ def test_swanlab(run: Path, content: Tracked, tmp_path: Path) -> None:
     reader.open(file)
     records = [Record.FromString(each) for each in reader]
     scalars = [each.scalar for each in records if each.WhichOneof(Record.DESCRIPTOR.oneofs[0].name) == "scalar"]
-    assert sorted((each.key, each.step, each.value.number) for each in scalars) == sorted(points(content))
-    assert content.about["evidence_sha256"] in next((tmp_path / "out").rglob("config.yaml")).read_text()
+    assert sorted((each.key, each.step, each.value.number) for each in scalars) == sorted(told(points))
+    assert RunFolder(run).digest() in next((tmp_path / "out").rglob("config.yaml")).read_text()
 
 
 def test_what_is_there_is_left_as_it_is(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,37 +9,37 @@ from pathlib import Path
 from pytest_gpufleet.commands.command import Command, tell
 from pytest_gpufleet.commands.recorded import checked
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.report.exports.formats import FORMATS
 from pytest_gpufleet.run.folder import RunFolder
+
+# By format the library that it needs, which is also the name of the extra that installs it.
+NEEDS = {"tensorboard": "tensorboard", "swanlab": "swanlab", "csv": ""}
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=RunFolder.of, metavar="DIR", help="the folder of a run")
-    parser.add_argument("--to", choices=FORMATS, required=True, help="what it is for")
+    parser.add_argument("--to", choices=NEEDS, required=True, help="what it is for")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one, to write to"
     )
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report.exports.tracked import tracked
+    from pytest_gpufleet.report import exports
 
-    form = FORMATS[given.to]
-    if form.library and find_spec(form.library) is None:
+    library = NEEDS[given.to]
+    if library and find_spec(library) is None:
         raise Refused(
-            f"--to {given.to} needs {form.library}, which is not installed: "
-            f"pip install 'pytest-gpufleet[{form.library}]'"
+            f"--to {given.to} needs {library}, which is not installed: pip install 'pytest-gpufleet[{library}]'"
         )
     with given.folder.of_anybody():
         run = checked(given.folder)
-        content = tracked(run.record, run.digest)
+        about, points = exports.about(run.record, run.digest), exports.points(run.record)
     _make(given.output)
     try:
-        form.write(content, given.output)
+        exports.WRITERS[given.to](about, points, given.output)
     except OSError as error:
         raise Refused(f"{given.output} cannot be written: {error.strerror}") from None
-    points = sum(len(each.points) for each in content.series)
-    tell(f"{given.output}: {len(content.series)} series, {points} points")
+    tell(f"{given.output}: {len({point.tag for point in points})} series, {len(points)} points")
     return 0
 
 

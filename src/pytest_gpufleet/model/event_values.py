@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar
 import msgspec
 from msgspec import Meta
 
-from pytest_gpufleet.model.codec import Amount, Moment
+from pytest_gpufleet.model.codec import Amount, Finite, Moment
 from pytest_gpufleet.model.codes import CODES
 from pytest_gpufleet.model.facts import Unavailable, told
 from pytest_gpufleet.model.fault import Fault
@@ -91,3 +91,19 @@ class FaultTold(msgspec.Struct, frozen=True):
         if known is None or known.number != self.code:
             raise ValueError(f"there is no fault {self.name} with code {self.code}")
         return Fault(self.name, self.subjects, self.what, self.story, self.check, self.watched)
+
+
+class LossCurve(msgspec.Struct, frozen=True):
+    """The losses of a training, for whoever follows them elsewhere: nothing is judged by them. `training`: what was
+    trained and how, as the conditions of a figure are told. `steps`: how many were done when the loss at the same
+    position was that. `place`: the GPU, or WORLD of one model on all ranks; None of a rank that does not say, whose own
+    it then is."""
+
+    training: Mapping[str, str | int | float | bool]
+    steps: tuple[Count, ...]
+    losses: tuple[Finite, ...]
+    place: Where | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.steps) != len(self.losses):
+            raise ValueError(f"{len(self.losses)} losses of {len(self.steps)} steps")

@@ -22,6 +22,7 @@ from pytest_gpufleet.model.event_values import (
     FactsFound,
     FaultTold,
     HostFound,
+    LossCurve,
     NodeFound,
     OfNodes,
     Sample,
@@ -35,7 +36,6 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
-from pytest_gpufleet.model.loss_curve import LossCurve
 from pytest_gpufleet.model.order_given import Order
 from pytest_gpufleet.model.session_facts import Interference, Plugin, PythonFile
 from pytest_gpufleet.model.suite import Suite

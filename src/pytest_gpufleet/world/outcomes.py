@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
-from pytest_gpufleet.model.loss_curve import LossCurve
+from pytest_gpufleet.model.event_values import LossCurve
 from pytest_gpufleet.world.call import ranks_text
 
 

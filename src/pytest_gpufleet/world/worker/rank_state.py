@@ -24,7 +24,7 @@ from typing import IO, Any
 import torch
 import torch.distributed
 
-from pytest_gpufleet.model.loss_curve import LossCurve
+from pytest_gpufleet.model.event_values import LossCurve
 from pytest_gpufleet.world.call import Members, Reporting
 from pytest_gpufleet.world.notices import Notices
 from pytest_gpufleet.world.worker.output import Output

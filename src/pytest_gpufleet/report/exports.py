@@ -1,0 +1,183 @@
+"""What of a run goes to experiment trackers and spreadsheets: figures, curves, losses and telemetry, a row a point."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from pytest_gpufleet import safe_files
+from pytest_gpufleet.model.facts import READINGS
+from pytest_gpufleet.model.levels import check_name
+from pytest_gpufleet.model.metric import Condition
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report.csv_text import csv_text
+from pytest_gpufleet.report.plots.curves import ALONG
+from pytest_gpufleet.report.wording import clean
+from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures
+
+FEWEST_POINTS = 2  # of a curve
+QUANTITIES = tuple(name for name in READINGS if name != "clock_event_reasons")  # whose value is a set of bits
+UNITS = {
+    "percent": "%", "bytes": "B", "c": "°C", "watts": "W", "mhz": "MHz", "kilobytes_per_second": "kB/s",
+}  # fmt: skip
+PROJECT = "gpufleet"  # of SwanLab
+# SwanLab would describe the machine that it runs on, and not the one of the run.
+NO_PROBE = dict.fromkeys(("hardware", "runtime", "requirements", "conda", "git", "monitor"), False)
+
+About = Mapping[str, str]  # what tells a run from others
+
+
+class Point(NamedTuple):
+    """`kind`: figures, curves, losses or telemetry. `along`: what the steps are, "" of a figure. `step`: 0 of a figure;
+    of a curve the size (bytes, batch or nodes); of losses the steps that were done; of telemetry milliseconds since the
+    first sample. `time`: seconds since the epoch; of figures and curves when the run began, of losses when their check
+    told them."""
+
+    kind: str
+    name: str
+    unit: str
+    conditions: str
+    place: str
+    along: str
+    step: int
+    time: float
+    value: float
+
+    @property
+    def tag(self) -> str:
+        """What trackers call its series: they group by what stands before the first slash."""
+        return "/".join(filter(None, (self.kind, self.name, self.conditions, self.place)))
+
+
+def about(record: Record, sha256: str) -> About:
+    """`sha256`: of the evidence."""
+    run, topology = record.run, record.topology
+    told = {
+        "host": run.host,
+        "utc": run.utc,
+        "level": run.level,
+        "verdict": record.verdict or "",
+        "gpus": ", ".join(dict.fromkeys(gpu.name for gpu in topology.gpus)),
+        "number_of_gpus": str(len(topology.gpus)),
+        "driver": topology.driver or "",
+        "cuda": topology.cuda or "",
+        "nccl": topology.nccl or "",
+        "torch": topology.torch or "",
+        "pytest_gpufleet": run.plugin,
+        "evidence_sha256": sha256,
+    }
+    return {name: clean(value) for name, value in told.items()}
+
+
+def points(record: Record) -> list[Point]:
+    """Those of a series one after the other. What is no number is left out."""
+    every = (*_figures(record), *_curves(record), *_losses(record), *_telemetry(record))
+    return [point for point in every if math.isfinite(point.value)]
+
+
+def _figures(record: Record) -> Iterator[Point]:
+    began = _began(record)
+    for figure, values in figures(record.findings).items():
+        told = clean(figure.name), figure.metric.unit, _words(dict(figure.conditions))
+        for place, value in values.items():
+            yield Point("figures", *told, str(place), "", 0, began, value)
+
+
+def _curves(record: Record) -> Iterator[Point]:
+    """The figures that differ in nothing but a size, at least two of them."""
+    began = _began(record)
+    found: dict[tuple[str, Figure, str], dict[int, float]] = defaultdict(dict)
+    for figure, values in figures(record.findings).items():
+        conditions = dict(figure.conditions)
+        for along, changing in ALONG.items():
+            size = conditions.get(along)
+            if isinstance(size, int) and not isinstance(size, bool):
+                rest = tuple((name, value) for name, value in figure.conditions if name not in changing)
+                for place, value in values.items():
+                    if math.isfinite(value):
+                        found[along, Figure(figure.name, rest, figure.metric), str(place)][size] = value
+    for (along, figure, at), curve in found.items():
+        told = f"{clean(figure.name)} by {along}", figure.metric.unit, _words(dict(figure.conditions)), at, along
+        if len(curve) >= FEWEST_POINTS:
+            yield from (Point("curves", *told, size, began, curve[size]) for size in sorted(curve))
+
+
+def _losses(record: Record) -> Iterator[Point]:
+    """Named as the check that trains. Of what a check trained several times in the same way the last one."""
+    last = {
+        (clean(check_name(each.check)), "", _words(each.curve.training), str(each.curve.place)): each
+        for each in record.losses
+    }
+    for told, each in last.items():
+        for step, loss in zip(each.curve.steps, each.curve.losses, strict=True):
+            yield Point("losses", *told, "steps", step, each.seconds, loss)
+
+
+def _telemetry(record: Record) -> Iterator[Point]:
+    for name in QUANTITIES:
+        unit = next((unit for end, unit in UNITS.items() if name.endswith(f"_{end}")), "")
+        for index, gpu in enumerate(record.topology.gpus):
+            for sample in record.telemetry:
+                value = sample["gpus"][index].get(name) if index < len(sample["gpus"]) else None
+                if isinstance(value, int | float):
+                    since, told = sample["time"] - record.telemetry[0]["time"], (name, unit, "", str(gpu.place))
+                    yield Point("telemetry", *told, "milliseconds", round(1000 * since), sample["time"], float(value))
+
+
+def _began(record: Record) -> float:
+    return datetime.fromisoformat(record.run.utc).timestamp() if record.run.utc else 0.0
+
+
+def _words(conditions: Mapping[str, Condition]) -> str:
+    return clean(", ".join(f"{name}={value}" for name, value in conditions.items()))
+
+
+def to_csv(about: About, points: Sequence[Point], folder: Path) -> None:
+    """A file for each kind."""
+    for kind in dict.fromkeys(point.kind for point in points):
+        text = csv_text(Point._fields[1:], (point[1:] for point in points if point.kind == kind))
+        safe_files.write_text(folder / f"{kind}.csv", text)
+    safe_files.write_text(folder / "run.csv", csv_text(("name", "value"), about.items()))
+
+
+def to_tensorboard(about: About, points: Sequence[Point], folder: Path) -> None:
+    import numpy
+    from tensorboard.summary import DirectoryOutput, Writer
+
+    run = ", ".join(f"{name} {value}" for name, value in about.items() if value)
+    writer = Writer(DirectoryOutput(str(folder)))
+    for each in points:
+        described = f"{each.unit}{f', by {each.along}' if each.along else ''}; {run}"
+        value = numpy.float32(each.value)  # as TensorBoard stores scalars
+        writer.add_scalar(each.tag, value, each.step, wall_time=each.time, description=described)
+    writer.close()
+
+
+def to_swanlab(about: About, points: Sequence[Point], folder: Path) -> None:
+    """An offline run, which `swanlab sync` sends to a server."""
+    import swanlab
+
+    settings = swanlab.Settings(interactive=False, probe=NO_PROBE, terminal={"proxy_type": "none"})
+    name = " ".join(filter(None, (about["host"], about["utc"])))
+    run = swanlab.init(
+        mode="offline", log_dir=str(folder), project=PROJECT, name=name, config=dict(about), settings=settings
+    )
+    for kind in dict.fromkeys(point.kind for point in points):
+        at_step: dict[int, dict[str, float]] = defaultdict(dict)
+        for point in points:
+            if point.kind == kind:
+                at_step[point.step][point.tag] = point.value
+        for step in sorted(at_step):
+            run.log(at_step[step], step=step)
+    run.finish()
+
+
+WRITERS: dict[str, Callable[[About, Sequence[Point], Path], None]] = {  # into an empty folder; OSError if it cannot be
+    "tensorboard": to_tensorboard,
+    "swanlab": to_swanlab,
+    "csv": to_csv,
+}
