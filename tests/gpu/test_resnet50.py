@@ -6,11 +6,10 @@ import sys
 import pytest
 import torch
 
-from pytest_gpufleet.model.conditions import BY_NVJPEG
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.measure import measure_all
-from pytest_gpufleet.probes.training import batch_size, cuda_graph, gpu_decoder, loader, loop, method_comparison
+from pytest_gpufleet.probes.measure import measure, measure_all
+from pytest_gpufleet.probes.training import batch_size, cuda_graph, loader, loop, method_comparison
 from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
 from pytest_gpufleet.probes.training.replicas import differences
 from pytest_gpufleet.run.run import Run
@@ -130,12 +129,10 @@ def test_memory_that_does_not_come_back_shows(group):
         assert each.free_before - each.free_after > 0.9 * kept
 
 
-def test_nvjpeg_decodes_as_the_host_does_and_feeds_training(group, tmp_path):
+def test_photos_feed_training(group, tmp_path):
     loader.write_photos(tmp_path, 64)
-    differences = group.run(gpu_decoder.decoder_difference, str(tmp_path))
-    assert all(each is not None and each < gpu_decoder.DECODED_ALIKE for each in differences), differences
-    measured = measure_all(group, loader.fed_throughput, str(tmp_path), "amp", SMALL, workers=2)
-    assert [each.conditions.get("method") for each in measured] == [None, BY_NVJPEG]
+    measured = measure(group, loader.fed_throughput, str(tmp_path), "amp", SMALL, workers=2)
+    assert measured.values[WORLD] > 0
 
 
 @needs_gpus(2)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pytest_gpufleet.model.conditions import (
-    BY_NVJPEG,
     CONDITIONS,
     EACH_ALONE,
     LAUNCHES,
@@ -93,7 +92,7 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
         (
             "method",
             {*method_comparison.METHODS, *LAUNCHES, *LOOPBACKS}
-            | {EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN, NO_SYNC, BY_NVJPEG},
+            | {EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN, NO_SYNC},
         ),
         (
             "direction",

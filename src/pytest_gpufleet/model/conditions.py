@@ -57,8 +57,6 @@ EACH_ALONE = "sum of each alone"
 ONE_WINDOW, WARMED_THROUGH, LINED_UP = "one window", "warmed through", "lined up"
 # Products and an all_reduce at once: only the time in which both were under way counts.
 SHARED_SPAN = "shared span"
-# Photos that are decoded on the GPUs, before they train on them.
-BY_NVJPEG = "nvjpeg"
 # What a GPU does by itself in the steps of DDP that leave communication out (torch's no_sync).
 NO_SYNC = "no_sync"
 # How collectives of a few bytes were launched.
@@ -86,7 +84,6 @@ CONDITIONS: dict[str, ConditionType] = {
             LINED_UP,
             SHARED_SPAN,
             NO_SYNC,
-            BY_NVJPEG,
             "replayed",
             "eager",
             *map(str, LOOPBACKS),
@@ -97,7 +94,6 @@ CONDITIONS: dict[str, ConditionType] = {
             **LOOPBACKS,
             **{way: way for way in (ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN)},
             EACH_ALONE: f"of the {EACH_ALONE}",
-            BY_NVJPEG: "decoded by nvJPEG",
             NO_SYNC: "by DDP, without communication",
         },
     ),

@@ -1,10 +1,10 @@
-"""Training that is fed from JPEG files: whether the host keeps up with the GPUs, and what nvJPEG gives instead."""
+"""Training that is fed from JPEG files: whether the host keeps up with the GPUs."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from statistics import median
@@ -16,14 +16,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from pytest_gpufleet.model.conditions import BY_NVJPEG
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.timing.all_ranks import everyones
-from pytest_gpufleet.probes.training import gpu_decoder
 from pytest_gpufleet.probes.training.lap import SAMPLES, lap
 from pytest_gpufleet.probes.training.loop import (
-    FedStep,
     eager,
     module_of,
     precision,
@@ -41,8 +38,6 @@ BATCH = 256  # batches wait in /dev/shm, some for each worker
 MAX_WORKERS = 16  # a rank
 PREFETCH = 2  # batches a worker has ready: torch's default
 HOST_BOUND = 0.95  # of what the GPUs could take
-
-Batches = Iterator[tuple[Tensor, Tensor]]  # images and labels on a rank's device
 
 # Of ImageNet, in units of a byte.
 MEAN, DEVIATION = (123.7, 116.3, 103.5), (58.4, 57.1, 57.4)
@@ -71,9 +66,7 @@ def worker_count(ranks: int, batch_bytes: int) -> int:
     return max(1, min(MAX_WORKERS, cores, room))
 
 
-def photo_loader(
-    rank: Rank, photos: Dataset[Any], batch: int, batches: int, workers: int, collate: Callable[..., Any] | None = None
-) -> DataLoader[Any]:
+def photo_loader(rank: Rank, photos: Dataset[Any], batch: int, batches: int, workers: int) -> DataLoader[Any]:
     """Batches of random photos, each taken many times, in pinned memory."""
     generator = torch.Generator().manual_seed(rank.index)
     sampler = RandomSampler(photos, replacement=True, num_samples=batches * batch, generator=generator)  # type: ignore[arg-type]
@@ -82,7 +75,6 @@ def photo_loader(
         batch_size=batch,
         sampler=sampler,
         num_workers=workers,
-        collate_fn=collate,
         prefetch_factor=PREFETCH,
         pin_memory=rank.device.type == "cuda",
         persistent_workers=True,
@@ -91,31 +83,22 @@ def photo_loader(
     )
 
 
-def decoded_on_host(rank: Rank, folder: str, training: Plan, batches: int, workers: int) -> Batches:
+def photo_set(folder: str, pixels: int) -> Dataset[Any]:
     """Photos out of `folder` as most programs load them: the loader processes decode, crop and flip them."""
     from torchvision import datasets, transforms
 
-    steps = [transforms.RandomResizedCrop(training.pixels), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
-    photos = datasets.ImageFolder(folder, transforms.Compose(steps))
-    for images, labels in photo_loader(rank, photos, training.recipe.batch, batches, workers):
-        yield images.to(rank.device, non_blocking=True), labels.to(rank.device, non_blocking=True)
-
-
-def decoded_on_gpu(rank: Rank, folder: str, training: Plan, batches: int, workers: int) -> Batches:
-    """The same by nvJPEG: the loader processes read the files."""
-    photos = gpu_decoder.encoded_photos(folder)
-    loader = photo_loader(rank, photos, training.recipe.batch, batches, workers, gpu_decoder.collated)
-    return gpu_decoder.decoded_batches(rank, loader, training.pixels)
+    steps = [transforms.RandomResizedCrop(pixels), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
+    photos: Dataset[Any] = datasets.ImageFolder(folder, transforms.Compose(steps))
+    return photos
 
 
 @returns_memory
 def fed_throughput(
     rank: Rank, folder: str, recipe: str, workload: Workload = USUAL, *, workers: int | None = None
-) -> list[Reading]:
-    """Images/s of DistributedDataParallel training on photos that a DataLoader reads from `folder` (see write_photos):
-    decoded on the host, and once more by nvJPEG on the GPUs where every rank has it.
+) -> Reading:
+    """Images/s of DistributedDataParallel training on photos that a DataLoader reads from `folder` (see write_photos).
 
-    Their details say what bounds it: the GPUs are given the same batch over and over for comparison. The files are few
+    Its details say what bounds it: the GPUs are given the same batch over and over for comparison. The files are few
     and stay in the page cache, so it is the processors that are tested, and not the disks. A sample is as many batches
     as the workers can have ready, so that none is served from what was ready before. `workers`: of each rank; another
     number than the usual one is other work.
@@ -125,59 +108,39 @@ def fed_throughput(
     workers = workers or worker_count(rank.local_size, batch * 3 * training.pixels**2)
     count = workers * PREFETCH
     # More than are read: else nobody would work on the next ones during the last sample.
-    asked = (rank, folder, training, (2 + SAMPLES) * count, workers)
-    why_not = gpu_decoder.why_not(rank.device, folder)
-    decoders = {"": decoded_on_host}
-    if all(there for (there,) in everyones(rank, [not why_not])):
-        decoders[BY_NVJPEG] = decoded_on_gpu
+    photos = photo_loader(rank, photo_set(folder, training.pixels), batch, (2 + SAMPLES) * count, workers)
     with rank.phase(f"{training}, fed by {workers} workers"), precision(training.recipe):
         module = module_of(rank, training)
         step = eager(module, training, rank.device)
         same = synthetic_batch(rank, training)
         lap(rank, lambda: step(*same), training.recipe.warm_up)
         full = lap(rank, lambda: step(*same), max(count, training.recipe.steps))
-        fed = {method: _fed(rank, step, training, decoder(*asked), count) for method, decoder in decoders.items()}
-    could = min(rank.size * batch / mean for (mean,) in everyones(rank, [full.mean]))
-    rates = {method: min(rate for (rate,) in everyones(rank, [median(samples)])) for method, samples in fed.items()}
-    without = {} if BY_NVJPEG in fed else {"nvjpeg": f"not measured: {why_not or 'another rank has none'}"}
-    return [
-        Reading(
-            metric="loader_throughput",
-            value=median(samples),
-            samples=samples,
-            conditions={**training.conditions(rank.size), **({"method": method} if method else {})},
-            place=WORLD,
-            details={"workers": f"{workers} a GPU", "training": f"is {bound(rates, method, could)}", **without},
-        )
-        for method, samples in fed.items()
-    ]
+        with closing(normalised(rank, training, photos)) as images:
+            lap(rank, lambda: step(*next(images)), count)
+            laps = [lap(rank, lambda: step(*next(images)), count) for _ in range(SAMPLES)]
+    samples = tuple(rank.size * batch * count / each.seconds for each in laps)
+    every = everyones(rank, [median(samples), rank.size * batch / full.mean])
+    rate, could = (min(column) for column in zip(*every, strict=True))
+    return Reading(
+        metric="loader_throughput",
+        value=median(samples),
+        samples=samples,
+        conditions=training.conditions(rank.size),
+        place=WORLD,
+        details={"workers": f"{workers} a GPU", "training": f"is {bound(rate, could)}"},
+    )
 
 
-def _fed(rank: Rank, step: FedStep, training: Plan, batches: Batches, count: int) -> tuple[float, ...]:
-    """Images/s of each sample of `count` steps, as this rank sees it."""
-    with closing(normalised(rank, training, batches)) as images:
-        lap(rank, lambda: step(*next(images)), count)
-        laps = [lap(rank, lambda: step(*next(images)), count) for _ in range(SAMPLES)]
-    return tuple(rank.size * training.recipe.batch * count / each.seconds for each in laps)
-
-
-def normalised(rank: Rank, training: Plan, batches: Batches) -> Generator[tuple[Tensor, Tensor]]:
-    """Batches of images of 0 to 255 on the rank's device, as the network wants them."""
+def normalised(rank: Rank, training: Plan, photos: DataLoader[Any]) -> Generator[tuple[Tensor, Tensor]]:
+    """Batches of images and labels on the rank's device, as the network wants them."""
     mean, deviation = (torch.tensor(each, device=rank.device).view(1, 3, 1, 1) for each in (MEAN, DEVIATION))
-    for images, labels in batches:
+    for batch in photos:
+        images, labels = (each.to(rank.device, non_blocking=True) for each in batch)
         yield (images.contiguous(memory_format=training.recipe.memory_format) - mean) / deviation, labels
 
 
-def bound(fed: Mapping[str, float], method: str, could: float) -> str:
-    """What bounds training with the decoder `method`, in words: images/s by decoder (the host's is ""), and without a
-    loader."""
-    rate = fed[method]
+def bound(rate: float, could: float) -> str:
+    """What bounds training, in words: images/s from a loader, and without one."""
     if rate >= HOST_BOUND * could:
         return f"GPU-bound: {rate:,.0f} images/s, and {could:,.0f} without the loader"
-    gives = f"the loader gives {rate:,.0f} images/s of the {could:,.0f} that the GPUs could take"
-    if method == BY_NVJPEG:
-        return f"bound by reading, or by nvJPEG: {gives}"
-    if BY_NVJPEG not in fed:
-        return f"host-bound: {gives}"
-    relieved = f"{gives}, and {fed[BY_NVJPEG]:,.0f} where nvJPEG decodes"
-    return f"host-bound: {relieved}" if rate < HOST_BOUND * fed[BY_NVJPEG] else f"not bound by decoding: {relieved}"
+    return f"host-bound: the loader gives {rate:,.0f} images/s of the {could:,.0f} that the GPUs could take"
