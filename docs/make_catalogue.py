@@ -62,8 +62,7 @@ def _of_tables() -> Iterator[str]:
         yield from (condition.form, *condition.words.values())
     for title, question in suite.shipped().chapters.items():
         yield from (title, question)
-    for version in ("0.1.0", "0.2.0", None):  # evidence of before is shown in words of before
-        yield from (check.title for check in suite.of_version(version).checks.values())
+    yield from (check.title for check in suite.shipped().checks.values())
 
 
 def _of_templates() -> Iterator[str]:

@@ -74,7 +74,6 @@ FROZEN = {
     220: "sxid_fatal",
     221: "sxid",
     222: "counter_unreadable",
-    223: "health_worsened",
     224: "rows_remapped",
     225: "xid_of_process",
     226: "memory_unrepairable",

@@ -37,6 +37,7 @@ RUN = {
     "host": "node17.example",
     "utc": "2026-11-20T09:14:03Z",
     "command": "pytest acceptance/ --gpus 8",
+    "command_line": {"start": "pytest", "arguments": "acceptance/ --gpus 8", "suite": "acceptance/"},
     "level": "standard",
     "gpus": "8",
     "rehearsal": False,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,6 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric, MiB
-from pytest_gpufleet.model.old_evidence import with_facts
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import shipped, titled
@@ -215,6 +215,13 @@ NO_ERRORS = "replay 0, recovery 0, CRC flit 0, CRC data 7,157"
 OF_NVLINK_5 = {"receive": [1, 2], "symbol": [4, None], "effective": [None, None]}
 
 
+def telling(record: Record, index: int, facts: dict[str, Any]) -> Record:
+    """The record with more facts of one GPU, or others."""
+    gpus = [*record.topology.gpus]
+    gpus[index] = replace(gpus[index], facts={**gpus[index].facts, **Gpu(index, facts).facts})
+    return replace(record, topology=replace(record.topology, gpus=tuple(gpus)))
+
+
 def test_health_that_newer_drivers_tell() -> None:
     facts = {
         "ecc_mode": [1, 1],
@@ -222,8 +229,7 @@ def test_health_that_newer_drivers_tell() -> None:
         "nvlink_errors": OF_NVLINK_5,
         "nvlink_fec": [[10**9, 1200, 3, *[0] * 13], [10**9, 34, None, *[0] * 13]],
     }
-    record = read(RECORDED / "h200x2-f" / "evidence.jsonl")
-    record.topology = with_facts(record.topology, [Gpu(0, facts)])
+    record = telling(read(RECORDED / "h200x2-f" / "evidence.jsonl"), 0, facts)
     told = Page(summary(record)).table("Health of the GPUs").row("GPU 0")
     assert told["Banks of memory by spare rows: all / many / some / few / none"] == "3071 / 0 / 0 / 1 / 0"
     assert told["NVLink errors"] == "receive 3, symbol 4"
@@ -231,15 +237,13 @@ def test_health_that_newer_drivers_tell() -> None:
 
 
 def test_health_of_each_gpu_and_of_the_host() -> None:
-    recorded = read(RECORDED / "h200x4-neighbour" / "evidence.jsonl")
     changed = {
         "ecc_mode": [1, 0],
         "remapped_rows": [2, 1, 1, 0],
         "pcie_replays": {"unavailable": "NVML: Not Supported", "applicable": False},
         "nvlink_errors": {"unavailable": "NVML: Unknown Error", "applicable": True},
     }
-    recorded.topology = with_facts(recorded.topology, [Gpu(2, changed)])
-    page = Page(summary(recorded))
+    page = Page(summary(telling(read(RECORDED / "h200x4-neighbour" / "evidence.jsonl"), 2, changed)))
     first, bad = (page.table("Health of the GPUs").row(gpu) for gpu in ("GPU 0", "GPU 2"))
     assert [*first.values()] == ["GPU 0", "on", "0 / 0", "0", "0 / 0", "0", NO_ERRORS, "87 / 89 / 95 / 95"]
     assert [*bad.values()][1:2] == ["on, off after the next boot"]

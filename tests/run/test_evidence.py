@@ -207,7 +207,7 @@ HOSTILE = {
     "telemetry is no number": (insert(SAMPLE % "NaN"), "$.sample.gpus[0][...]"),
     "telemetry too large": (insert(SAMPLE % "1e308"), "$.sample.gpus[0][...]"),
     "no table of links": (
-        insert('{"event": "topology", "topology": {"gpus": [], "links": [["X"]], "problems": []}}'),
+        insert('{"event": "topology", "nodes": [{"gpus": [], "links": [["X"]], "problems": []}]}'),
         "the links of 0 GPUs are no table",
     ),
     "another run": (insert(RESUMED % ""), "it is the second event run of one run"),

@@ -18,7 +18,7 @@ from tests.boards import H200 as H200_BOARD
 
 H200, H100, B200 = "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA B200"
 RECORDED = Path(__file__).parents[1] / "recorded"
-HEALTHY = [each.parent for each in sorted(RECORDED.glob("h200*/evidence.jsonl")) if each.parent.name != "h200x4-neighbour"]
+HEALTHY = sorted({each.parent for each in RECORDED.glob("h200*/evidence.jsonl")} - {RECORDED / "h200x4-neighbour"})
 FOUR = [each for each in HEALTHY if each.name.startswith("h200x4")]
 
 

@@ -10,8 +10,8 @@ from pytest_gpufleet.model.codec import Amount
 Outcome = Literal["passed", "failed", "skipped", "not applicable"]
 
 # What made a check fail: figures that missed their limits and nothing else, or anything else. Only the first can be
-# undone by judging the figures against other limits. Up to version 0.2 a missed limit could also cut a check off.
-FailedBy = Literal["", "limits", "limits, with more to do", "other"]
+# undone by judging the figures against other limits.
+FailedBy = Literal["", "limits", "other"]
 
 
 @dataclass(frozen=True)

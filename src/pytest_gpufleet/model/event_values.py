@@ -12,7 +12,6 @@ from pytest_gpufleet.model.codec import Amount, Finite, Moment
 from pytest_gpufleet.model.codes import CODES
 from pytest_gpufleet.model.facts import Unavailable, told
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Where
 
 Count = Annotated[int, Meta(ge=0, le=10**15)]
@@ -51,12 +50,10 @@ class FactsFound(msgspec.Struct, frozen=True):
 
 
 class HostFound(msgspec.Struct, frozen=True):
-    """The facts of a host, Unavailable where it is known why it does not tell one, and when all were read. `gpus`: of
-    schema 1; later ones have them in the topology."""
+    """The facts of a host, Unavailable where it is known why it does not tell one, and when all were read."""
 
     taken: str = ""
     host: Mapping[str, Any] = {}
-    gpus: tuple[Gpu, ...] = ()
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "host", told(self.host))

@@ -37,10 +37,11 @@ from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
 from pytest_gpufleet.model.order_given import Order
+from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.session_facts import Interference, Plugin, PythonFile
 from pytest_gpufleet.model.suite import Suite
 
-SCHEMA = 2  # 1, of versions before 0.3, knows one node and no faults: see old_evidence
+SCHEMA = 2
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -73,7 +74,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     nodes: tuple[NodeFound, ...] = ()
     utc: Moment = Moment("")
     command: str = ""
-    command_line: CommandLine | None = None  # the same, to be started again; None of versions before 0.3
+    command_line: CommandLine = CommandLine("pytest", "", "acceptance/")  # the same, to be started again
     level: Level = "standard"
     burn_in_seconds: Amount = 0
     deadline_seconds: Amount = 0
@@ -163,7 +164,7 @@ class NodeFinished(Event, frozen=True, tag="node_finished"):
 
 
 class WorldStarted(Event, frozen=True, tag="world_started"):
-    """`check`: the one that needed the ranks, and waited for them so many seconds; "" of versions before 0.3."""
+    """`check`: the one that needed the ranks, and waited for them so many seconds."""
 
     check: str = ""
     ranks: Count = 0
@@ -215,13 +216,6 @@ class Noticed(Event, frozen=True, tag="noticed"):
     fault: FaultTold
 
 
-class HealthWorsened(Event, frozen=True, tag="health"):
-    """Of schema 1: later ones have faults."""
-
-    check: str
-    problems: tuple[str, ...]
-
-
 class CheckFinished(Event, frozen=True, tag="check_finished"):
     check: Check
 
@@ -270,7 +264,7 @@ class Deselected(Event, frozen=True, tag="deselected"):
 
 class Verdict(Event, frozen=True, tag="verdict"):
     """The last event. `broken`: why the run did not come to its end. `lasted`: the seconds of the run, by a clock that
-    nobody sets; 0 of versions before 0.3."""
+    nobody sets."""
 
     verdict: VerdictWord
     reasons: tuple[str, ...]
@@ -284,8 +278,11 @@ KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind 
 
 def typed(event: Mapping[str, Any]) -> Event | None:
     """An event as one of these classes; None if this version knows no such event. ValueError that says what is wrong,
-    and where."""
+    and where; Refused if its run has another schema."""
     if not isinstance(event, Mapping) or not isinstance(event.get("event"), str):
         raise ValueError("it has no event")
     kind = KINDS.get(event["event"])
+    if kind is RunHeader and (schema := event.get("schema", SCHEMA)) != SCHEMA:
+        whose = f"pytest-gpufleet {event.get('plugin', '')}".strip()
+        raise Refused(f"{whose} wrote its evidence in schema {schema}, and this version reads schema {SCHEMA} alone")
     return codec.typed(event, kind) if kind else None

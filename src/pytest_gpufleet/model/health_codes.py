@@ -45,8 +45,6 @@ OF_HEALTH = (
          "Nothing, unless it comes back; then have the link looked at"),
     Code(222, "counter_unreadable", "error", "TRIAGE", "an error counter can no longer be read",
          "Look at the kernel log for XIDs of this GPU; reset it"),
-    Code(223, "health_worsened", "error", "TRIAGE", "the health of a GPU got worse",
-         "Look at the kernel log and at `nvidia-smi -q`"),  # what versions before 0.3 recorded
     Code(224, "rows_remapped", "error", "ISOLATE", "rows of memory failed or were remapped during the run",
          "Reset the GPU; replace it if more are remapped"),
     Code(225, "xid_of_process", "process", "MONITOR", "an XID that a process leaves behind when it crashes or is ended",

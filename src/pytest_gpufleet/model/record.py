@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pytest_gpufleet.model import event_lines, old_evidence
+from pytest_gpufleet.model import event_lines
 from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.cluster_topology import joined
 from pytest_gpufleet.model.event_values import HostFound, NodeFound, Sample
@@ -19,7 +19,6 @@ from pytest_gpufleet.model.events import (
     Deselected,
     FaultFound,
     FingerprintsTaken,
-    HealthWorsened,
     HostFact,
     InterferenceSeen,
     Judged,
@@ -49,7 +48,7 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import GivenLimits
 from pytest_gpufleet.model.order_given import Order
 from pytest_gpufleet.model.session_facts import Interference
-from pytest_gpufleet.model.suite import Suite, of_version
+from pytest_gpufleet.model.suite import Suite, shipped
 
 T = TypeVar("T")
 NO_RUN = RunHeader()
@@ -77,7 +76,7 @@ class Record:
     checks: dict[str, Check] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     deselected: list[str] = field(default_factory=list)
-    manifest: Suite | None = None  # of the suite that ran; None in evidence of versions that recorded none
+    manifest: Suite | None = None  # of the suite that ran
     altered: list[str] = field(default_factory=list)  # files of the suite that are not as they were shipped
     sessions: list[Session] = field(default_factory=list)  # also of the runs that this one goes on with
     interference: list[Interference] = field(default_factory=list)
@@ -120,8 +119,8 @@ class Record:
 
     @property
     def suite(self) -> Suite:
-        """What the suite that made this evidence consists of; one without checks if nobody knows."""
-        return self.manifest or of_version(self.run.plugin or None)
+        """What the suite that made this evidence consists of; this version's where the run ended before it said."""
+        return self.manifest or shipped()
 
     @property
     def required(self) -> list[str]:
@@ -136,7 +135,7 @@ class Record:
         """Take in one event. ValueError that says what is wrong with it."""
         if self.verdict is not None:
             raise ValueError("it stands after the verdict, which is the last event of a run")
-        event = typed(old_evidence.upgraded(line))
+        event = typed(line)
         if isinstance(event, ONCE):
             if type(event) in self._once:  # as where two files were joined
                 raise ValueError(f"it is the second event {line['event']} of one run")
@@ -167,7 +166,7 @@ class Record:
                 self.fingerprints[event.check] = event.fingerprints
             case LossesTold():
                 self.losses.append(event)
-            case HealthWorsened() | FaultFound() | Noticed():
+            case FaultFound() | Noticed():
                 self._accuse(event)
             case CheckFinished(check=check):
                 self._finish(check, event.seconds)
@@ -184,10 +183,7 @@ class Record:
             case Verdict():
                 self._end(event)
 
-    def _accuse(self, event: HealthWorsened | FaultFound | Noticed) -> None:
-        if isinstance(event, HealthWorsened):
-            self.faults += [old_evidence.worsened(event.check, problem) for problem in event.problems]
-            return
+    def _accuse(self, event: FaultFound | Noticed) -> None:
         found = event.fault.of_this_version()
         heard = self.noticed if isinstance(event, Noticed) else self.faults
         heard.append(replace(found, what=f"{found.what}{event.where}"))
@@ -195,7 +191,7 @@ class Record:
     def _end(self, verdict: Verdict) -> None:
         self.verdict, self.reasons = verdict.verdict, list(verdict.reasons)
         self.broken, self.exit_status = verdict.broken, verdict.exit_status
-        self.ended, self.lasted = verdict.t, verdict.lasted or max(0.0, verdict.seconds - self.run.seconds)
+        self.ended, self.lasted = verdict.t, verdict.lasted
 
     def _take(self, given: ProfileGiven | OrderGiven) -> None:
         if isinstance(given, ProfileGiven):
@@ -216,8 +212,6 @@ class Record:
     def _learn(self, event: MachineRead | HostFact) -> None:
         if isinstance(event, MachineRead):
             self.machines = self._by_node(event.nodes)
-            if self.run.schema == 1:
-                self._place([old_evidence.with_facts(self.topology, event.nodes[0].gpus)])
             return
         if len(self.machines) != 1:
             raise ValueError("nobody knows of which node it is")
@@ -255,8 +249,8 @@ class Record:
 def read(path: Path) -> Record:
     """The record of a run from its evidence.jsonl. A last line cut short by a dying machine is left out.
 
-    OSError if it cannot be read; ValueError that names the line if one is no event; Refused if a later
-    version wrote it in a schema of its own.
+    OSError if it cannot be read; ValueError that names the line if one is no event; Refused if it
+    has another schema.
     """
     record = Record()
     for line, event in event_lines.read(path):
@@ -264,6 +258,4 @@ def read(path: Path) -> Record:
             record.add(event)
         except ValueError as error:
             raise ValueError(f"{path}, line {line}: not an event of a run ({error})") from None
-    if record.run.schema == 1:
-        record.faults += old_evidence.faults(record.checks.values(), record.findings)
     return record

@@ -1,7 +1,6 @@
 """What the suite consists of. A run that leaves a part of it out is INCOMPLETE, whatever the command line selected.
 
-Evidence is judged by the manifest of the suite that made it: runs record theirs, and those of versions that did not are
-kept in suites/.
+Evidence is judged by the manifest of the suite that made it, which it holds.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest_gpufleet
-from pytest_gpufleet import __version__
 from pytest_gpufleet.model import codec, levels
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.levels import Level
@@ -23,7 +21,6 @@ from pytest_gpufleet.model.levels import Level
 # `python docs/make_checks.py` writes it; a test holds it to acceptance/. It stands in a file of its own, since a check
 # that never ran cannot tell.
 SHIPPED = Path(__file__).with_name("suite.json")
-EARLIER = Path(__file__).with_name("suites")
 PACKAGED = "pytest_gpufleet.acceptance"  # where a wheel has the suite
 CONFTEST = "conftest.py"
 CLONE = Path(str(pytest_gpufleet.__file__)).parents[2]  # if this is one
@@ -94,20 +91,7 @@ class Suite:
 @cache
 def shipped() -> Suite:
     """The manifest of this version's suite."""
-    return _read(SHIPPED)
-
-
-@cache
-def of_version(name: str | None) -> Suite:
-    """The manifest of a version that recorded none, of this one for None. One without checks if nobody knows it."""
-    if name is None or name == __version__:
-        return shipped()
-    kept = {path.stem: path for path in EARLIER.glob("*.json")}
-    return _read(kept[name]) if name in kept else Suite(name)
-
-
-def _read(path: Path) -> Suite:
-    return codec.typed(json.loads(path.read_text(encoding="utf-8")), Suite)
+    return codec.typed(json.loads(SHIPPED.read_text(encoding="utf-8")), Suite)
 
 
 def digest(path: Path) -> str:

@@ -12,8 +12,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Condition
 
 # What a place is held against, of what its peers reach: the best of them; the mean of the better half, behind which
-# half a machine that is slow cannot hide; the median, by which evidence of versions before 0.3 was judged, and which
-# half a machine may lie below.
+# half a machine that is slow cannot hide; the median, which half a machine may lie below.
 Reference = Literal["best", "better half", "median"]
 # Who the peers are: all of one kind in the machine, or those at the same NUMA node.
 Within = Literal["machine", "numa node"]

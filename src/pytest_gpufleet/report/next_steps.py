@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from pytest_gpufleet.model.command_line import CommandLine
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.model.record import Record
@@ -29,7 +28,6 @@ OTHERWISE = {
     "interfered": "without what took part in the checks",
     "not accepted": "once the nodes that are not accepted are mended",
 }
-OF_BEFORE = CommandLine("pytest", "", "acceptance/")  # of versions that did not say how they were started
 WHOLE = (NOTHING_LEFT_OUT, OTHERWISE["too short"])
 
 
@@ -42,7 +40,7 @@ class Step:
 def next_steps(record: Record, folder: str = "FOLDER", say: Say = english) -> list[Step]:
     """In the order in which to type them; none for what is accepted, rejected or a rehearsal that came to its end.
     `folder`: the one that the run is in. DIR is that of runs on good machines. Neither is known to a record."""
-    start = record.run.command_line or CommandLine(record.run.command, "")
+    start = record.run.command_line
     if record.began and (record.verdict is None or record.broken in RESUMABLE):
         resumed = start.once_more(f"--fleet-resume {shlex.quote(folder)}")
         return [Step(say("go on where this run stopped"), resumed)]
@@ -60,7 +58,7 @@ def next_steps(record: Record, folder: str = "FOLDER", say: Say = english) -> li
     if any(each in WHOLE for each in found):
         nodes = f"--nodes {record.run.nodes_wanted or 'all'} " if record.of_cluster else ""
         whole = f"{nodes}--gpus {record.run.gpus} {_thoroughness(record)}"
-        command = (record.run.command_line or OF_BEFORE).of_all(" ".join(filter(None, (whole, limits))))
+        command = start.of_all(" ".join(filter(None, (whole, limits))))
     else:
         command = start.once_more(limits)
     return [*steps, Step(say(", ").join([say("run it again"), *map(say, found)]), command)]

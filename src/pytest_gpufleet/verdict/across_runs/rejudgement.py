@@ -23,11 +23,6 @@ from pytest_gpufleet.verdict.node_verdicts import faults_of, finished, outcome_o
 from pytest_gpufleet.verdict.profiles.profile import Profile, of_every_gpu, shipped
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
-CUT_OFF = (
-    "the figures that were measured meet these limits; but when it ran, one of them missed its limit and ended the "
-    "check before it had done everything: run it again"
-)
-
 
 def judge_again(
     record: Record, profile: Profile | None, basis: Grade | None = None, own: Mapping[int, Record] | None = None
@@ -127,12 +122,10 @@ def _findings(finding: Finding, record: Record, profile: Profile | None) -> list
 
 def _check(check: Check, now: list[Finding], causes: list[Fault], topology: GpuTopology) -> Check:
     match check.outcome, check.failed_by, bool(now):
-        case ("passed", _, True) | ("failed", "limits" | "limits, with more to do", True):
+        case ("passed", _, True) | ("failed", "limits", True):
             told = f"\n\nWhen it ran:\n{check.message}" if check.message else ""
             message = str(LimitMissed(now, topology, causes))  # which were found when it ran, and still hold
             return replace(check, outcome="failed", failed_by="limits", message=message + told)
         case ("failed", "limits", False):
             return replace(check, outcome="passed", message="", failed_by="")
-        case ("failed", "limits, with more to do", False):
-            return replace(check, outcome="skipped", message=CUT_OFF, failed_by="")
     return check
