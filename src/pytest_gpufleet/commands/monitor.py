@@ -7,12 +7,9 @@ import csv
 import json
 import queue
 import signal
-import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.command import Command, new_console
@@ -86,29 +83,16 @@ def _samples(node: Node, interval: float) -> Iterator[Iterator[Sample]]:
 @contextmanager
 def _tables(topology: GpuTopology, running: Callable[[], str], given: argparse.Namespace) -> Iterator[Show]:
     """On a terminal one table that changes, elsewhere (and for --once) one below the other."""
-    from rich import live
+    from rich.live import Live
 
-    from pytest_gpufleet.report.terminal import gpu_table
+    from pytest_gpufleet.report.terminal.gpu_table import table
 
     console = new_console()
-    history: deque[Sample] = deque(maxlen=gpu_table.HISTORY)
-
-    def drawing(sample: Sample) -> Any:
-        history.append(sample)
-        return gpu_table.table(sample, history, topology, running(), console.width, console.options.ascii_only)
-
-    if given.once or not sys.stdout.isatty() or console.is_dumb_terminal:
-        yield lambda sample: console.print(drawing(sample), "", sep="\n", end="")
+    if given.once or not console.is_terminal or console.is_dumb_terminal:
+        yield lambda sample: console.print(table(sample, topology, running()), "", sep="\n", end="")
     else:
-        with live.Live(
-            "waiting for the first sample",
-            console=console,
-            screen=True,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        ) as screen:
-            yield lambda sample: screen.update(drawing(sample), refresh=True)
+        with Live("waiting for the first sample", console=console, screen=True, auto_refresh=False) as screen:
+            yield lambda sample: screen.update(table(sample, topology, running()), refresh=True)
 
 
 def _json(topology: GpuTopology, running: Callable[[], str]) -> Show:

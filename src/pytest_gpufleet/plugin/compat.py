@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,6 +42,17 @@ def terminal(config: pytest.Config) -> TextIO | None:
     reporter = config.pluginmanager.getplugin("terminalreporter")
     stream: TextIO | None = reporter._tw._file if reporter else None
     return stream
+
+
+@contextmanager
+def terminal_replaced(config: pytest.Config, stream: object) -> Iterator[None]:
+    """Let pytest show its progress there instead."""
+    writer = config.pluginmanager.getplugin("terminalreporter")._tw
+    before, writer._file = writer._file, stream
+    try:
+        yield
+    finally:
+        writer._file = before
 
 
 def stop_report_writers(config: pytest.Config) -> Any:

@@ -46,7 +46,8 @@ class Mirrors:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Show what the nodes are at, if this is a terminal: one line, or with --fleet-monitor one of each."""
         rows = len(self._run.cluster.names) if self._run.options.monitor else 0
-        session.config.stash[SCREEN].draw_nodes(partial(nodes_now, self._run), rows, self._run.open_things)
+        now = partial(nodes_now, self._run)
+        session.config.stash[SCREEN].draw_nodes(now, rows, session.config, self._run.open_things)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:

@@ -163,7 +163,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     config, run, screen = session.config, session.config.stash[RUN], session.config.stash[SCREEN]
     if run.evidence is not None:
-        screen.open(compat.terminal(config), run.open_things)
+        screen.open(config, run.open_things)
         listeners.write_textfile(run)
         # A burn-in is long: whoever waits for it sees how far it is, and how hot.
         if (
@@ -171,7 +171,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             and run.ground.topology.gpus
             and (run.options.monitor or run.options.level == "burnin")
         ):
-            screen.draw(run.ground.topology, run.options.folder, run.open_things)
+            screen.draw(run.ground.topology, run.options.folder, config, run.open_things)
         run.watch(screen.show)
 
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 import io
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+import pytest
+
+from pytest_gpufleet.plugin import compat
+
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rich.console import RenderableType
+
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.sample import Sample
+    from pytest_gpufleet.report.terminal.live import Below
     from pytest_gpufleet.report.terminal.live_nodes import NodesNow
-    from pytest_gpufleet.report.terminal.live_table import LiveTable
 
 
 class Screen:
@@ -23,11 +30,12 @@ class Screen:
 
     def __init__(self) -> None:
         self._stream: TextIO = sys.stdout
-        self._table: LiveTable | None = None
+        self._below: Below | None = None
+        self._sample: Sample | None = None
 
-    def open(self, terminal: TextIO | None, stack: ExitStack) -> None:
-        """The same terminal by a file descriptor of its own, until `stack` is closed; nowhere for None."""
-        self._stream = terminal = terminal or io.StringIO()
+    def open(self, config: pytest.Config, stack: ExitStack) -> None:
+        """pytest's terminal by a file descriptor of its own, until `stack` is closed; nowhere if it has none."""
+        self._stream = terminal = compat.terminal(config) or io.StringIO()
         try:
             descriptor = os.dup(terminal.fileno())
         except (OSError, ValueError):
@@ -36,31 +44,52 @@ class Screen:
         self._stream = stack.enter_context(os.fdopen(descriptor, "w", encoding=encoding, errors="replace"))
 
     def tell(self, text: str) -> None:
-        """A line at once."""
+        """A line at once; may be called in a handler of a signal."""
+        if self._below is not None:
+            self._below.tell(text)
+            return
         with suppress(OSError, ValueError):  # the terminal is closed, or no file
             # Past the buffers of the stream, in the middle of which a signal may come.
             os.write(self._stream.fileno(), f"\n{text}\n".encode(errors="replace"))
 
-    def draw(self, topology: GpuTopology, reports: Path, stack: ExitStack) -> None:
+    def draw(self, topology: GpuTopology, reports: Path, config: pytest.Config, stack: ExitStack) -> None:
         """Keep a table of all GPUs below everything else, until `stack` is closed."""
-        from pytest_gpufleet.report.terminal.live_table import LiveTable
+        from pytest_gpufleet.report.terminal.gpu_table import AROUND, table
         from pytest_gpufleet.report.terminal.running_check import RunningCheck
 
-        self._table = stack.enter_context(LiveTable(topology, self._stream, RunningCheck(reports)))
+        running = RunningCheck(reports)
+        shown = lambda: table(self._sample, topology, running()) if self._sample else ""  # noqa: E731
+        self._keep_below(shown, len(topology.gpus) + AROUND, config, stack)
 
-    def draw_nodes(self, now: Callable[[], NodesNow], rows: int, stack: ExitStack) -> None:
+    def draw_nodes(self, now: Callable[[], NodesNow], rows: int, config: pytest.Config, stack: ExitStack) -> None:
         """Keep a line on what is waited for below everything else, with `rows` of nodes, until `stack` is closed."""
-        from pytest_gpufleet.report.terminal.live_nodes import LiveNodes
+        from rich.text import Text
 
-        stack.enter_context(LiveNodes(now, self._stream, rows))
+        from pytest_gpufleet.report.terminal.live_nodes import MOST_ROWS, lines
+
+        rows = min(rows, MOST_ROWS)
+
+        def shown() -> RenderableType:
+            return Text(f"{time.strftime('%H:%M:%S')} " + "\n".join(lines(now(), rows)), no_wrap=True, overflow="crop")
+
+        self._keep_below(shown, 1 + rows, config, stack)
+
+    def _keep_below(
+        self, shown: Callable[[], RenderableType], lines: int, config: pytest.Config, stack: ExitStack
+    ) -> None:
+        from pytest_gpufleet.report.terminal.live import Below, has_room
+
+        if has_room(self._stream, lines):
+            self._below = stack.enter_context(Below(self._stream, shown))
+            stack.callback(setattr, self, "_below", None)
+            stack.enter_context(compat.terminal_replaced(config, self._below))
 
     def show(self, sample: Sample) -> None:
-        """Bring the table up to date, if there is one."""
-        if self._table is not None:
-            self._table.show(sample)
+        """What the table is to show from now on."""
+        self._sample = sample
 
     def progress(self, seconds: float) -> Callable[[float, Any], None]:
         """tell(seconds done, latest sample) writes how far something long is, unless the table says so."""
         from pytest_gpufleet.report.terminal import progress_lines
 
-        return progress_lines.teller(self._stream, seconds, lambda: self._table is not None and self._table.drawn)
+        return progress_lines.teller(self._stream, seconds, lambda: self._below is not None)

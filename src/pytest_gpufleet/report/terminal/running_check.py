@@ -69,7 +69,7 @@ def _progress(began: float, whole: float, doing: str) -> str:
     """A bar, the time that has passed and the time left."""
     done = min(time.time() - began, whole)
     full = round(BAR * done / whole)
-    bar = "█" * full + "░" * (BAR - full)
+    bar = "#" * full + "." * (BAR - full)
     return (
         f"{bar} {wording.duration(done)} of {wording.duration(whole)}, {wording.duration(whole - done)} left: {doing}"
     )
