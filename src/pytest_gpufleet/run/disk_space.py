@@ -55,11 +55,18 @@ def check_evidence(folder: Path, wanted: int) -> None:
 
 def check_copy(option: str, path: Path) -> None:
     """Refused if what an option asks for could not be put in its place when the run is over."""
-    problem = "it is a folder" if path.is_dir() else ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.parent not in STREAMS:
-            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise Refused(f"{option} {path} cannot be written: {error.strerror}") from None
+    if path.parent not in STREAMS:
+        _check_place(option, path)
+
+
+def _check_place(option: str, path: Path) -> None:
+    problem = "it is a folder" if path.is_dir() else ""
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         problem = str(error.strerror)
     if problem:
@@ -70,16 +77,11 @@ def check_textfile(path: Path | None) -> None:
     """Refused if Prometheus' textfile could not be put in its place, or if it would replace something else."""
     if path is None:
         return
-    problem: str | None = "it is a folder" if path.is_dir() else None
-    try:
-        # It will be replaced: it must not be somebody's evidence or profile.
-        if not problem and os.path.lexists(path) and not _is_textfile(path):
-            problem = "it is there and is no textfile of an earlier run; give another name, or remove it"
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        problem = error.strerror
-    if problem:
-        raise Refused(f"--fleet-prometheus {path} cannot be written: {problem}")
+    # It will be replaced: it must not be somebody's evidence or profile.
+    if os.path.lexists(path) and not path.is_dir() and not _is_textfile(path):
+        why = "it is there and is no textfile of an earlier run; give another name, or remove it"
+        raise Refused(f"--fleet-prometheus {path} cannot be written: {why}")
+    _check_place("--fleet-prometheus", path)
 
 
 def _is_textfile(path: Path) -> bool:

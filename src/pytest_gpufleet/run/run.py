@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import RunFolder
     from pytest_gpufleet.run.ground import Ground, OwnMachine
-    from pytest_gpufleet.run.pruning import Pruned
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.verdict.profiles.profile import Profile
     from pytest_gpufleet.world.engines.local import LocalEngine
@@ -74,7 +73,7 @@ class Run:
         self.not_imported: list[str] = []  # test files of which nothing could be collected
         self.told_absent = False  # that no GPU is here
         self.never_began = False  # pytest was called in a wrong way: nothing of it is left
-        self.pruned: Pruned | None = None  # what --fleet-keep has removed
+        self.pruned: tuple[list[str], list[str]] = [], []  # what --fleet-keep has removed, and could not
         self.exited = ""  # by pytest.exit(), and why
         self.exit_status: int | None = None  # that of the verdict
         self.no_report = False  # there is no room for it
