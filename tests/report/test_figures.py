@@ -25,25 +25,6 @@ def figures(values: dict[str, float], metric: str = "gemm", **conditions: object
     return Finding("a.py::b", Measurement(metric, values, conditions), "for information")  # type: ignore[arg-type]
 
 
-def test_each_gpu_has_a_column_and_what_missed_is_marked(bad_gpu: Record) -> None:
-    table = next(table for table in figure_tables(bad_gpu.findings, Sources()) if table.title == "matrix product")
-    assert table.columns == (*(f"GPU {index}" for index in range(8)), "Limit", "Spread", "State")
-    (row,) = (row for row in table.rows if row.name == "bf16, all GPUs at once")
-    assert [cell.state for cell in row.cells] == ["", "", "", "", "", "missed", "", "", "", "", "missed"]
-    assert row.cells[5].below == "13 % off peers"
-    assert row.cells[8].text == "≥ 689.4"
-    assert row.cells[9].text.endswith("% (n=3)")
-
-
-def test_curve_has_a_column_a_size_and_a_limit_in_each_cell(standard: Record) -> None:
-    table = next(table for table in figure_tables(standard.findings, Sources()) if table.title == "bus bandwidth")
-    assert table.shared == "float32, 8 ranks, NVLS off"
-    assert len(table.rows) == 9
-    cells = dict(zip(table.columns, table.rows[0].cells, strict=True))
-    assert (cells["1 MiB"].state, cells["1 MiB"].below) == ("", "")
-    assert (cells["64 MiB"].state, cells["64 MiB"].below) == ("met", "≥ 286.6 published")
-
-
 def test_figures_for_information_stand_apart(standard: Record) -> None:
     some = [finding for finding in standard.findings if finding.measurement.metric == "gemm"]
     alone = [replace(each, slower_than_peers=None) if each.state == "for information" else each for each in some]
@@ -73,13 +54,6 @@ def test_a_method_that_all_figures_share_stands_in_the_caption() -> None:
     products = [figures({"gpu0": 1.0, "gpu1": 1.0}, precision=name, method="one window") for name in ("fp64", "fp8")]
     (table,) = figure_tables(products, Sources())
     assert (table.shared, [row.name for row in table.rows]) == ("one window", ["fp64", "fp8"])
-
-
-def test_sources_are_numbered_once(standard: Record) -> None:
-    sources = Sources()
-    assert figure_tables(standard.findings, sources)
-    assert [number for number, *_ in sources.rows()] == [1, 2]
-    assert sources.rows()[0][2] == "8x NVIDIA H200, driver 580.159.04, NCCL 2.28.9, nccl-tests 2.19.6, 2026-11-20"
 
 
 def test_value_that_rounds_to_its_limit_is_told_apart(rejected: Record) -> None:

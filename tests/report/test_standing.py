@@ -64,12 +64,6 @@ def pairs(*slow: str) -> Finding:
     )
 
 
-def test_healthy_machine_is_ok_everywhere(standard: Record) -> None:
-    cells = stand(standard)
-    assert {"Inventory", "Health", "Exactness", "Compute", "Memory", "Links", "Collectives", "ResNet-50"} <= set(cells)
-    assert {text for group in cells.values() for text in group.values()} == {"ok"}
-
-
 def test_a_figure_that_two_checks_show_counts_once_wherever_figures_are_counted(incomplete: Record) -> None:
     def counts() -> tuple[Any, ...]:
         unjudged = [gap.things for gap in gaps(incomplete) if gap.state == "not judged"]
@@ -155,33 +149,6 @@ def test_what_all_ranks_missed_together_marks_the_machine(record_of: RecordOf) -
 
 NEIGHBOUR = Path(__file__).parents[1] / "recorded" / "h200x4-neighbour" / "evidence.jsonl"
 XID = "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log"
-
-
-def test_a_neighbour_explains_slow_figures_and_no_fault_of_the_hardware() -> None:
-    record = read(NEIGHBOUR)
-    cells = stand(record)
-    assert {cells[group]["gpu2"] for group in ("Inventory", "Compute", "Memory", "Collectives", "ResNet-50")} == {
-        "explained"
-    }
-    assert {group["machine"] for group in cells.values()} <= {"ok", "not run", ""}
-    assert all(each.is_explained for each in accused(record).values())
-    told = why(record)
-    assert "GPU 2: process 8833 (python3), 0.9 GiB" in told
-    assert "End that process" in told
-    assert "Nothing here speaks against GPU 0 or GPU 2." in told
-
-    record.checks[XID] = Check(XID, "failed", 1.0, message="XID 79", failed_by="other")
-    record.faults.append(found("xid_restart", gpu(2), check=XID))
-    assert stand(record)["Health"]["gpu2"] == "failed"
-    assert accused(record)[XID] == Accused((gpu(2),))
-    told = why(record)
-    assert "Nothing here speaks against GPU 0." in told
-    assert f"GPU 2 (serial {record.topology.gpus[2].serial}) is named in 1 of them." in told
-
-    # Another GPU that is slow has no neighbour to blame.
-    slow = Finding(LINKS, Measurement("pair_latency", {"gpu3": 9.0}, {}), "missed", missed=(gpu(3),))
-    record.findings.append(slow)
-    assert accused(record)[LINKS].named == (gpu(3),)
 
 
 def test_a_neighbour_is_to_be_ended_and_no_gpu_to_be_replaced() -> None:

@@ -23,7 +23,6 @@ from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.profiles import profile
 from tests import runs
-from tests.conftest import EVIDENCE
 from tests.verdict.test_given import HEAD, MET, UNUSED
 
 OF_METRIC: dict[str, Grade] = {
@@ -165,13 +164,6 @@ def test_the_grade_stands_beside_every_limit_of_the_report(record: Record) -> No
     for grade in ("calibrated", "project"):
         assert f'<span class="fleet-note">{grade}, customer&#39;s' in html
     assert f"It stands on {TOLD}." in html
-
-
-def test_evidence_of_before_keeps_its_verdict_and_tells_the_grades_it_has() -> None:
-    record = read(EVIDENCE / "h200x1-e" / "evidence.jsonl")
-    assert record.verdict == "ACCEPTED"
-    assert basis.by_grade(record) == {"calibrated": 12, "published": 4, "project": 3}
-    assert headline(record).startswith("ACCEPTED; 12 figures by calibrated limits, 4 by published ones")
 
 
 def test_a_grade_that_there_is_not_is_refused(fleet: Callable[..., Any]) -> None:

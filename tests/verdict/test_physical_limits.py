@@ -116,15 +116,6 @@ def is_required_today(finding: Finding) -> bool:
     return finding.measurement.metric != "busbw" or is_required(finding.measurement)
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_old_evidence_misses_nothing_and_has_no_limit_of_facts_that_it_lacks(name: str) -> None:
-    record = read(RECORDED / name / "evidence.jsonl")
-    again = judge_again(record, for_gpu("NVIDIA H200"))
-    physical = [each for each in again.findings if each.limit and each.limit.grade == "physical"]
-    assert not {each.measurement.metric for each in physical} & {"gemm", "memory_bandwidth"}
-    assert [each.state for each in physical if each.state != "met"] == []
-
-
 # ---------------- published figures
 
 
