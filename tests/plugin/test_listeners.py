@@ -69,7 +69,6 @@ def test_the_example_hears_of_all(run: FleetRun) -> None:
 
 def test_what_a_listener_raises_is_told_and_changes_nothing(run: FleetRun) -> None:
     assert run.outcomes == {"test_figure": "passed", "test_faulty": "failed"}
-    assert run.record.interference == []
     assert "pytest_gpufleet_finding of hoarse raised Skipped: no figures today" in run.text
     assert "pytest_gpufleet_fault of hoarse raised AssertionError" in run.text
     assert "pytest_gpufleet_verdict of hoarse raised Failed: speechless" in run.text

@@ -33,12 +33,6 @@ def test_first():
 """
 
 
-def test_a_test_that_was_only_set_up_has_not_passed(fleet):
-    run = fleet(FAILS, "--setup-only")
-    (check,) = run.record.checks.values()
-    assert (check.outcome, check.message) == ("skipped", "its body was not run")
-
-
 def test_a_failure_that_a_hook_calls_passed_is_one(fleet):
     run = fleet(FAILS, files={"conftest.py": WHITEWASH})
     (check,) = run.record.checks.values()
@@ -49,20 +43,6 @@ def test_a_failure_that_a_hook_calls_passed_is_one(fleet):
 def test_what_belongs_to_the_end_runs_there(fleet):
     run = fleet(ORDER)
     assert list(run.outcomes) == ["test_first", "test_last"]
-
-
-@pytest.mark.parametrize("plugin", ["html", "metadata"])
-def test_there_is_no_run_without_its_report(fleet, plugin):
-    run = fleet(ORDER, "-p", f"no:{plugin}")
-    assert run.status == 4
-    assert f"the report is written by pytest-{plugin}: leave out -p no:{plugin}" in run.text
-    assert not run.folders
-
-
-def test_there_is_no_run_without_a_part_of_this_plugin(fleet):
-    run = fleet(ORDER, "-p", "no:gpufleet-html", "-p", "no:gpufleet-report-files")
-    assert (run.status, run.folders) == (4, [])
-    assert "a run takes all parts of pytest-gpufleet: leave out -p no:gpufleet-html" in run.text
 
 
 FULL = """

@@ -22,6 +22,16 @@ Secured = Literal["token", "loopback", "insecure"]
 Sum = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]  # SHA-256; "" of what is not there
 
 
+class Plugin(msgspec.Struct, frozen=True):
+    name: str
+    version: str
+
+
+class PythonFile(msgspec.Struct, frozen=True):
+    file: str
+    sha256: str
+
+
 class Earlier(msgspec.Struct, frozen=True):
     """A run that this one goes on with, and the checks that failed there."""
 

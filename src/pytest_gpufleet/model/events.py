@@ -25,6 +25,8 @@ from pytest_gpufleet.model.event_values import (
     LossCurve,
     NodeFound,
     OfNodes,
+    Plugin,
+    PythonFile,
     Sample,
     Secured,
     Sum,
@@ -38,7 +40,6 @@ from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
 from pytest_gpufleet.model.order_given import Order
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.model.session_facts import Interference, Plugin, PythonFile
 from pytest_gpufleet.model.suite import Suite
 
 SCHEMA = 2
@@ -235,23 +236,10 @@ class FreshWorld(Event, frozen=True, tag="fresh_world"):
 
 
 class Session(Event, frozen=True, tag="session"):
-    """What else ran: plugins, Python files, options."""
+    """What else ran in the process of the checks. Nothing is judged by it."""
 
     plugins: tuple[Plugin, ...] = ()
     conftests: tuple[PythonFile, ...] = ()
-    other_files: tuple[PythonFile, ...] = ()
-    ini_file: str = ""
-    ini_options: str = ""
-    rootdir: str = ""
-    asked_for: tuple[str, ...] = ()
-    pytest_addopts: str = msgspec.field(name="PYTEST_ADDOPTS", default="")
-    pytest_plugins: str = msgspec.field(name="PYTEST_PLUGINS", default="")
-    pythonpath: str = msgspec.field(name="PYTHONPATH", default="")
-    ld_library_path: str = msgspec.field(name="LD_LIBRARY_PATH", default="")
-
-
-class InterferenceSeen(Event, frozen=True, tag="interference"):
-    found: tuple[Interference, ...]
 
 
 class Spoiled(Event, frozen=True, tag="spoiled"):

@@ -20,7 +20,6 @@ from pytest_gpufleet.model.events import (
     FaultFound,
     FingerprintsTaken,
     HostFact,
-    InterferenceSeen,
     Judged,
     LossesTold,
     MachineRead,
@@ -47,7 +46,6 @@ from pytest_gpufleet.model.fingerprint import Fingerprint
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import GivenLimits
 from pytest_gpufleet.model.order_given import Order
-from pytest_gpufleet.model.session_facts import Interference
 from pytest_gpufleet.model.suite import Suite, shipped
 
 T = TypeVar("T")
@@ -79,7 +77,6 @@ class Record:
     manifest: Suite | None = None  # of the suite that ran
     altered: list[str] = field(default_factory=list)  # files of the suite that are not as they were shipped
     sessions: list[Session] = field(default_factory=list)  # also of the runs that this one goes on with
-    interference: list[Interference] = field(default_factory=list)
     spoiled: list[str] = field(default_factory=list)  # what keeps the run from being complete, whatever its checks say
     progress: dict[str, tuple[float, float]] = field(default_factory=dict)  # check: seconds done, and of how many
     telemetry: list[Sample] = field(default_factory=list)
@@ -174,8 +171,6 @@ class Record:
                 self._see(event)
             case Session():
                 self.sessions.append(event)
-            case InterferenceSeen():
-                self.interference += [replace(each, file=f"{each.file}{event.where}") for each in event.found]
             case Spoiled():
                 self.spoiled.append(f"{event.why}{event.where}")
             case Deselected():

@@ -13,8 +13,7 @@ from pytest_gpufleet.model.check import Check, FailedBy, Outcome
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.plugin import compat
-from pytest_gpufleet.plugin.interference import is_of_the_suite
-from pytest_gpufleet.plugin.keys import ONLY_LIMITS, REACHED, RUN, Phases
+from pytest_gpufleet.plugin.keys import ONLY_LIMITS, RUN, Phases
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.judgement import LimitMissed
@@ -32,8 +31,6 @@ def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
     """The check that a finished test was, as JSON."""
     title, _, doc = (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")
     outcome, message = _outcome(phases)
-    if outcome == "passed" and is_of_the_suite(item) and not item.stash.get(REACHED, False):
-        outcome, message = "skipped", NOT_RUN
     seconds = sum(report.duration for report, _ in phases)
     check = Check(
         item.nodeid,

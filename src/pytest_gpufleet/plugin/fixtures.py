@@ -14,7 +14,7 @@ import pytest
 
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.plugin.keys import RUN
-from pytest_gpufleet.plugin.ownership import is_spmd, uses_ranks
+from pytest_gpufleet.plugin.markers import is_spmd, uses_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,10 +27,7 @@ KEPT_FROM_TURNS = pytest.StashKey[bool]()  # somebody has the host for himself, 
 FINDINGS: pytest.StashKey[list[Finding]] = pytest.StashKey()
 MISSED: pytest.StashKey[tuple[list[Finding], list[Fault]]] = pytest.StashKey()
 ONLY_LIMITS = pytest.StashKey[BaseException]()
-# What ended its body, whatever others make of it (None if nothing did); whether its body was called, and on ranks.
-ENDED = pytest.StashKey["BaseException | None"]()
-REACHED = pytest.StashKey[bool]()
-ON_RANKS = pytest.StashKey[bool]()
+ON_RANKS = pytest.StashKey[bool]()  # whether its body was called there
 # Setup, call and teardown: pytest's report of each and what was raised in it.
 Phases = list[tuple[pytest.TestReport, BaseException | None]]
 PHASES = pytest.StashKey[Phases]()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpufleet.plugin import ownership
+from pytest_gpufleet.plugin import markers
 from pytest_gpufleet.plugin.keys import FAULTS, RUN
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _is_of_others(implementation: Any) -> bool:
 
 def pytest_gpufleet_finding(finding: Finding, item: pytest.Item) -> None:
     """For junit.xml. What nodes have measured by themselves stands in their own."""
-    if item.config.stash[RUN].options.nodes is None or ownership.is_between_nodes(item):
+    if item.config.stash[RUN].options.nodes is None or markers.is_between_nodes(item):
         item.user_properties += finding.properties()
 
 

@@ -13,9 +13,9 @@ from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.plugin import compat, listeners, node_arguments, options, ownership
+from pytest_gpufleet.plugin import compat, listeners, markers, node_arguments, options
 from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
-from pytest_gpufleet.plugin.keys import REACHED, SCREEN
+from pytest_gpufleet.plugin.keys import SCREEN
 from pytest_gpufleet.plugin.nodes_at_work import nodes_now
 from pytest_gpufleet.verdict.node_verdicts import findings_of, outcome_of_all
 from pytest_gpufleet.world.engines.processes import exit_summary
@@ -52,7 +52,7 @@ class Mirrors:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """Start the nodes' own runs, with what was selected here."""
-        mirrored = [item for item in session.items if not ownership.is_between_nodes(item)]
+        mirrored = [item for item in session.items if not markers.is_between_nodes(item)]
         if mirrored and not session.testsfailed:
             given = node_arguments.arguments(session.config, self._run.options, mirrored)
             with options.refusals():
@@ -60,7 +60,7 @@ class Mirrors:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        if ownership.is_between_nodes(item):
+        if markers.is_between_nodes(item):
             self._run.begin_between()
             return None
         hook = item.ihook
@@ -119,7 +119,6 @@ class Mirrors:
         others = self._by_message({node: each.message for node, each in done.items() if each.outcome != "passed"})
         outcome = outcome_of_all(each.outcome for each in done.values())
         if outcome == "passed":
-            item.stash[REACHED] = True
             if others:
                 item.add_report_section("call", "on some nodes", "\n\n".join(others))
             return

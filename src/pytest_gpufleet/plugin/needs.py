@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpufleet.plugin.keys import RUN
-from pytest_gpufleet.plugin.ownership import uses_ranks
+from pytest_gpufleet.plugin.markers import uses_ranks
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import GpuTopology

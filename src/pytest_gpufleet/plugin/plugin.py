@@ -18,16 +18,16 @@ from pytest_gpufleet.plugin import (
     fixtures,
     host_turns,
     listeners,
+    markers,
     needs,
     on_ranks,
     options,
-    ownership,
     suite_by_package,
     supervision,
     telling,
     time_limits,
 )
-from pytest_gpufleet.plugin.keys import ENDED, FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
+from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
 from pytest_gpufleet.plugin.markers import MARKERS
 from pytest_gpufleet.plugin.screen import Screen
 from pytest_gpufleet.run.run import Run
@@ -103,7 +103,7 @@ def _refuse_what_spoils_a_run(config: pytest.Config, asked: Options) -> None:
 def _open(config: pytest.Config, run: Run) -> None:
     """Start the run, with all that makes its report."""
     run.ranks.get_ready()  # first: it takes as long as all that is imported and collected here
-    from pytest_gpufleet.plugin import html_report, interference, session_end
+    from pytest_gpufleet.plugin import html_report, session_end
     from pytest_gpufleet.plugin.report_files import ReportFiles
     from pytest_gpufleet.report.page.rendering import stylesheet
     from pytest_gpufleet.run.opening import open_run
@@ -120,7 +120,6 @@ def _open(config: pytest.Config, run: Run) -> None:
     each = bool(config.getini("generate_report_on_test"))
     config.pluginmanager.register(html_report.HtmlReport(run, run.evidence, page, each), "gpufleet-html")
     config.pluginmanager.register(session_end.SessionEnd(run), "gpufleet-session-end")
-    config.pluginmanager.register(interference.Witness(run), "gpufleet-witness")
     if run.options.nodes is not None:
         from pytest_gpufleet.plugin import mirrored
 
@@ -194,14 +193,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an spmd body on the ranks."""
     __tracebackhide__ = True
-    if not ownership.is_spmd(pyfuncitem):
+    if not markers.is_spmd(pyfuncitem):
         return None
-    from pytest_gpufleet.plugin import interference, spmd
+    from pytest_gpufleet.plugin import spmd
 
     ranks = pyfuncitem.config.stash[RUN].ranks
     pyfuncitem.stash[ON_RANKS] = True
-    with interference.witnessed(pyfuncitem):
-        spmd.run_body(pyfuncitem, ranks.world(with_group=ownership.ours(pyfuncitem, "nccl_group")))
+    spmd.run_body(pyfuncitem, ranks.world(with_group=markers.ours(pyfuncitem, "nccl_group")))
     return True
 
 
@@ -209,13 +207,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """When the body has ended: what missed a limit fails the test, and so does what got worse in the GPUs' health."""
     __tracebackhide__ = True
-    run, item.stash[ENDED] = item.config.stash[RUN], None
+    run, ended = item.config.stash[RUN], None
     try:
         yield
-        ended = item.stash[ENDED]  # somebody else has kept it
     except BaseException as error:
         ended = error
-    if ended is None and ownership.is_spmd(item) and not item.stash.get(ON_RANKS, False):
+    if ended is None and markers.is_spmd(item) and not item.stash.get(ON_RANKS, False):
         ended = pytest.fail.Exception(
             "this spmd test ran on no rank: another plugin has called its body", pytrace=False
         )
@@ -230,7 +227,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
             ended = Faults(faults)
         else:
             item.add_report_section("call", "GPU health", str(Faults(faults)))
-    item.stash[ENDED] = ended
     if ended is not None:
         raise ended
 
@@ -255,10 +251,8 @@ def _is_no_failure(ended: BaseException | None) -> bool:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    # What ended the body stays, also if somebody else took it away on its way here.
-    kept = item.stash.get(ENDED, None) if call.when == "call" else None
-    error = call.excinfo.value if call.excinfo else kept
-    if isinstance(error, compat.OURS) and call.excinfo:
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, compat.OURS):
         call.excinfo = compat.as_skip(error)
     report = yield
     run = item.config.stash[RUN]

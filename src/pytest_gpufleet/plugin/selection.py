@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 
 from pytest_gpufleet.model import levels, suite
-from pytest_gpufleet.plugin import ownership, suite_by_package
+from pytest_gpufleet.plugin import compat, markers, suite_by_package
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.run.settings import Options
 
@@ -17,7 +20,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if suite.shipped().known_as(item.nodeid) not in run.carried]
     items.sort(key=lambda item: item.get_closest_marker("at_the_end") is not None)
     if run.options.nodes is not None:  # each node by itself first
-        items.sort(key=ownership.is_between_nodes)
+        items.sort(key=markers.is_between_nodes)
     asked_for = [item for item in items if _is_asked_for(item, run.options)]
     # Whoever names nothing but checks between nodes is told by each what it needs.
     others = [item for item in items if item not in asked_for] if asked_for else []
@@ -28,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_asked_for(item: pytest.Item, options: Options) -> bool:
     """What belongs to this level, and on one machine is about one machine. The rest is not missing."""
-    of_several = options.nodes is None and ownership.is_between_nodes(item)
+    of_several = options.nodes is None and markers.is_between_nodes(item)
     return levels.includes(options.level, level_of(item)) and not of_several
 
 
@@ -51,10 +54,41 @@ def _only_the_suite(config: pytest.Config) -> bool:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     run = session.config.stash[RUN]
-    if not any(map(ownership.uses_ranks, session.items)):
+    for item in session.items:
+        if suite.belongs(item.path):
+            _refuse_fixtures_of_others(item)
+    run.record_event("session", **_registered(session.config.pluginmanager))
+    if not any(map(markers.uses_ranks, session.items)):
         run.ranks.let_go()
     if names := suite.altered({item.path for item in session.items}):
         run.record_event("suite", altered=names)
+
+
+def _refuse_fixtures_of_others(item: pytest.Item) -> None:
+    """UsageError for a fixture that has the name of one of ours and stands in its place around a check of the suite."""
+    for name, definitions in compat.fixture_definitions(item).items():
+        of_ours = [definition.func.__module__ == markers.FIXTURES for definition in definitions]
+        if any(of_ours) and not of_ours[-1]:
+            file = definitions[-1].func.__code__.co_filename
+            raise pytest.UsageError(
+                f"the fixture {name} of {file} stands in the place of the one that {item.nodeid} is written for: give "
+                "it another name"
+            )
+
+
+def _registered(manager: pytest.PytestPluginManager) -> dict[str, list[dict[str, str]]]:
+    """The plugins of others with their versions, if these are known, and each conftest.py with its SHA-256."""
+    versions = {plugin: dist.version for plugin, dist in manager.list_plugin_distinfo()}
+    named = [(name, plugin) for name, plugin in manager.list_name_plugin() if isinstance(plugin, ModuleType)]
+    others = [each for each in named if not each[1].__name__.startswith(("_pytest.", "pytest_gpufleet."))]
+    files = {name: Path(str(plugin.__file__)) for name, plugin in others}
+    conftests = [name for name, file in files.items() if file.name == suite.CONFTEST]
+    return {
+        "plugins": [
+            {"name": name, "version": versions.get(plugin, "")} for name, plugin in others if name not in conftests
+        ],
+        "conftests": [{"file": str(files[name]), "sha256": suite.digest(files[name])} for name in conftests],
+    }
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

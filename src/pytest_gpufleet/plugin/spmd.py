@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pytest_gpufleet.plugin import compat, ownership
+from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.rank_failure import RankFailure
 from pytest_gpufleet.world.shipping import CannotTravel
@@ -106,10 +106,18 @@ def refuse(item: pytest.Item) -> None:
     if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
         pytest.fail("the body of an spmd test cannot be async, since nothing awaits it on a rank", pytrace=False)
     for name in compat.argument_names(item):
-        if name in STAY and ownership.is_built_in(item, name):
+        if name in STAY and _is_built_in(item, name):
             pytest.fail(
                 f"the body of an spmd test, which runs on ranks, cannot use {name}: {STAY[name]}", pytrace=False
             )
+
+
+def _is_built_in(item: pytest.Item, name: str) -> bool:
+    """Whether the fixture of this name that a test gets is pytest's own or from here."""
+    if name == "request":  # which nobody may define
+        return True
+    definitions = compat.fixture_definitions(item).get(name, ())
+    return bool(definitions) and definitions[-1].func.__module__.startswith(("_pytest.", "pytest_gpufleet."))
 
 
 def world_size(item: pytest.Item, available: int) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.plugin import ownership
+from pytest_gpufleet.plugin import markers
 from pytest_gpufleet.plugin.keys import RUN
 
 GRACE_SECONDS = 5.0  # for ranks that hang to be asked what they do, and killed
@@ -22,9 +22,9 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     Its own timer comes GRACE_SECONDS later, for a test that hangs in the controller.
     """
     run = item.config.stash[RUN]
-    if run.options.makes_a_run and run.options.nodes is not None and not ownership.is_between_nodes(item):
+    if run.options.makes_a_run and run.options.nodes is not None and not markers.is_between_nodes(item):
         return True  # each node's own run holds it
-    if not ownership.uses_ranks(item):
+    if not markers.uses_ranks(item):
         return None
     import pytest_timeout
 

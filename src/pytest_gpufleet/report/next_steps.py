@@ -25,7 +25,6 @@ OTHERWISE = {
     "skipped": "once what the skipped checks name is mended",
     "without telemetry": "once the driver tells what the GPUs do",
     "changed": "with the suite as it was shipped",
-    "interfered": "without what took part in the checks",
     "not accepted": "once the nodes that are not accepted are mended",
 }
 WHOLE = (NOTHING_LEFT_OUT, OTHERWISE["too short"])

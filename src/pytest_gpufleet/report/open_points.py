@@ -31,7 +31,6 @@ NOUNS = {
     "not there yet": "check",
     "not applicable": "check",
     "changed": "file",
-    "interfered": "part",
     "incomplete": "run",
     "not accepted": "node",
     "too short": "burn-in",
@@ -124,8 +123,6 @@ def _open(record: Record, say: Say) -> Iterator[Open]:
         yield "changed", ALTERED, WHOLE_RUN, name
     for gpu, missing in without_telemetry(record):
         yield "without telemetry", missing, WHOLE_RUN, gpu
-    for each in record.interference:
-        yield "interfered", say("neither of pytest nor of this plugin nor of the suite"), WHOLE_RUN, str(each)
     for limit in unused_limits(record, "contract"):
         yield "not applied", NOT_APPLIED, WHOLE_RUN, limit
     if text := own_limits(record, say):

@@ -254,7 +254,6 @@ def _gaps(record: Record, broken: str) -> list[str]:
         what = "1 figure is" if count == 1 else f"{count} figures are"
         gaps.append(f"{titled(name, own.get(name, ''))}: {what} {why}")
     gaps += [f"{name}: {ALTERED}" for name in record.altered]
-    gaps += map(str, record.interference)
     gaps += [f"{gpu}: {missing}" for gpu, missing in without_telemetry(record)]
     gaps += [f"{NOT_APPLIED}: {limit}" for limit in unused_limits(record, "contract")]
     gaps += list(filter(None, [own_limits(record)]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pytest_gpufleet.model.event_values import HostFound
@@ -10,7 +10,6 @@ from pytest_gpufleet.model.events import Session
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.session_facts import PythonFile
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page import identity
 
@@ -130,23 +129,10 @@ def _all_that_ran(record: Record) -> list[tuple[str, Any]]:
 
 
 def _what_else(session: Session) -> list[tuple[str, Any]]:
-    plugins = (" ".join(filter(None, (each.name, each.version or each.file))) for each in session.plugins)
     return [
-        ("Plugins of pytest", ", ".join(plugins)),
-        ("conftest.py", _with_sums(session.conftests)),
-        ("Other Python files", _with_sums(session.other_files)),
-        ("Configuration", " ".join(filter(None, (session.ini_file, session.ini_options)))),
-        ("Root", session.rootdir),
-        ("-p", " ".join(session.asked_for)),
-        ("PYTEST_ADDOPTS", session.pytest_addopts),
-        ("PYTEST_PLUGINS", session.pytest_plugins),
-        ("PYTHONPATH", session.pythonpath),
-        ("LD_LIBRARY_PATH", session.ld_library_path),
+        ("Plugins of pytest", ", ".join(f"{each.name} {each.version}".strip() for each in session.plugins)),
+        ("conftest.py", ", ".join(f"{each.file} (SHA-256 {each.sha256[:12]}…)" for each in session.conftests)),
     ]
-
-
-def _with_sums(files: Iterable[PythonFile]) -> str:
-    return ", ".join(f"{each.file} (SHA-256 {each.sha256[:12]}…)" for each in files)
 
 
 def _size(nbytes: int | str | None) -> str | None:

@@ -1,0 +1,203 @@
+"""What happens by accident: options, variables, plugins and files of a project, around the suite.
+
+On a recorded machine, with a suite of two files. What failed stays failed and what was left out leaves the verdict
+INCOMPLETE, whatever happens beside it, or there is no run at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+
+from pytest_gpufleet.report.page.machine_section import facts
+from pytest_gpufleet.safe_files import sha256
+from tests.conftest import ACCEPTANCE, RECORDED, REPORTS, FleetRun, Runs
+from tests.inner.small_suite import FILES
+
+SUITE = {f"acceptance/{name}": ACCEPTANCE / name for name in ("conftest.py", *FILES)}
+OPTIONS = ("acceptance", "--gpus=4", "--fleet-level=quick", f"--fleet-dir={REPORTS}", *RECORDED)
+DEFECT, FAILED = "gpus[2]['remapped_rows'] = [0, 1, 0, 1]", "test_no_memory_error_is_recorded"
+XID = "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log"
+STEPWISE = {"last_failed": XID, "last_test_count": None, "last_cache_date_str": "2026-11-23T00:00:00"}
+
+# Plugins that are not installed here, as far as they touch the tests of others.
+ASYNC = """
+import asyncio, inspect, pytest
+
+def pytest_addoption(parser):
+    parser.addini("asyncio_mode", "")
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    if inspect.iscoroutinefunction(pyfuncitem.obj):
+        asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+        return True
+"""
+RANDOM_ORDER = """
+import random, pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    random.Random(7).shuffle(items)
+"""
+RERUNS = """
+from _pytest.runner import runtestprotocol
+
+def pytest_addoption(parser):
+    parser.addoption("--reruns", type=int)
+
+def pytest_runtest_protocol(item, nextitem):
+    for attempt in range(item.config.option.reruns + 1):
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        again = attempt < item.config.option.reruns and any(report.failed for report in reports)
+        for report in reports:
+            if again and report.failed:
+                report.outcome = "rerun"
+            item.ihook.pytest_runtest_logreport(report=report)
+        if not again:
+            return True
+        item._initrequest()
+"""
+FIXTURE = "import pytest\n\n@pytest.fixture\ndef {}():\n    return None\n"
+ONCE_WRONG = """
+attempts = []
+
+def test_it():
+    attempts.append(1)
+    assert len(attempts) > 1
+"""
+
+
+@dataclass(frozen=True)
+class Accident:
+    """Arguments, lines of the ini file, other files and variables."""
+
+    arguments: tuple[str, ...] = ()
+    ini: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, run: Runs, change: str = "") -> FleetRun:
+        files = {**SUITE, "pytest.ini": f"[pytest]\n{self.ini}\n", **self.files}
+        small = ("-p", "tests.inner.small_suite")
+        return run(*OPTIONS, *small, *self.arguments, files=files, CHANGE=change, **self.variables)
+
+
+def cached(name: str, value: object) -> dict[str, str]:
+    """A file of pytest's cache."""
+    return {f".pytest_cache/v/cache/{name}": json.dumps(value)}
+
+
+def plugin(text: str) -> dict[str, Any]:
+    return {"arguments": ("-p", "other"), "files": {"other.py": text}}
+
+
+CACHE = ("-p", "cacheprovider", "-p", "stepwise")
+HARMLESS = {
+    "-W error": Accident(("-W", "error")),
+    "filterwarnings": Accident(ini="filterwarnings = error"),
+    "--import-mode=importlib": Accident(("--import-mode=importlib",)),
+    "--import-mode=append": Accident(("--import-mode=append",), files={"acceptance/__init__.py": ""}),
+    "--doctest-modules": Accident(("--doctest-modules",)),
+    "--strict": Accident(("--strict-markers", "--strict-config"), ini="xfail_strict = true"),
+    "usefixtures": Accident(ini="usefixtures = tmp_path capsys"),
+    "asyncio_mode": Accident(**plugin(ASYNC), ini="asyncio_mode = auto"),
+    "random order": Accident(**plugin(RANDOM_ORDER)),
+    "--reruns": Accident(("-p", "other", "--reruns=2"), files={"other.py": RERUNS}),
+    "-n 0": Accident(("-n", "0")),
+    "--lf, and none failed": Accident((*CACHE, "--lf")),
+    "--ff": Accident((*CACHE, "--ff"), files=cached("lastfailed", {XID: True})),
+    "--trace-config": Accident(("--trace-config",)),
+    "--maxfail": Accident(("--maxfail=1",)),
+    "-p no:terminal": Accident(("-p", "no:terminal")),
+    "a conftest.py above": Accident(
+        files={"conftest.py": "import pytest\n\n@pytest.fixture\ndef site():\n    return 1\n"}
+    ),
+}
+SHORTENED = {
+    "-k": Accident(("-k", "xid or memory_error")),
+    "-m": Accident(("-m", "not at_the_end")),
+    "--deselect": Accident((f"--deselect={XID}",)),
+    "--ignore": Accident(("--ignore=acceptance/test_9_endurance.py",)),
+    "--lf": Accident((*CACHE, "--lf"), files=cached("lastfailed", {XID: True})),
+    "--sw": Accident((*CACHE, "--sw"), files=cached("stepwise", STEPWISE)),
+    "PYTEST_ADDOPTS": Accident(variables={"PYTEST_ADDOPTS": "-k memory_error"}),
+    "addopts": Accident(ini="addopts = -k memory_error"),
+    "a check marked as skipped": Accident(
+        files={"conftest.py": "def pytest_collection_modifyitems(items):\n    items[0].add_marker('skip')\n"}
+    ),
+    "--setup-only": Accident(("--setup-only",)),
+}
+REFUSED = {
+    "-n": (Accident(("-n", "2")), "-n and --dist do not go together"),
+    "-d": (Accident(("-d", "--tx=2*popen")), "-n and --dist do not go together"),
+    "--dist": (Accident(("--dist=each", "--tx=popen")), "-n and --dist do not go together"),
+    "-n by PYTEST_ADDOPTS": (Accident(variables={"PYTEST_ADDOPTS": "-n2"}), "-n and --dist do not go together"),
+    "-p no:html": (Accident(("-p", "no:html")), "leave out -p no:html"),
+    "-p no:metadata": (Accident(("-p", "no:metadata")), "leave out -p no:metadata"),
+    "a part of this plugin": (Accident(("-p", "no:gpufleet-html")), "leave out -p no:gpufleet-html"),
+    "PYTEST_PLUGINS": (Accident(variables={"PYTEST_PLUGINS": "nowhere"}), "nowhere"),
+    **{
+        f"a fixture {name}": (Accident(files={"conftest.py": FIXTURE.format(name)}), f"the fixture {name} of ")
+        for name in ("machine", "host_now")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_it_changes_nothing(what: str, run_pytest: Runs) -> None:
+    run = HARMLESS[what].run(run_pytest)
+    assert (run.record.verdict, run.status) == ("ACCEPTED", 0), run.text
+    run = HARMLESS[what].run(run_pytest, DEFECT)
+    assert [name for name, outcome in run.outcomes.items() if outcome == "failed"] == [FAILED], run.text
+    assert (run.record.verdict, run.status) == ("REJECTED", 1), run.text
+
+
+@pytest.mark.parametrize("what", SHORTENED)
+def test_it_leaves_checks_out(what: str, run_pytest: Runs) -> None:
+    run = SHORTENED[what].run(run_pytest)
+    assert (run.record.verdict, run.status) == ("INCOMPLETE", 10), run.text
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_it_is_refused(what: str, run_pytest: Runs) -> None:
+    accident, told = REFUSED[what]
+    run = accident.run(run_pytest)
+    assert (run.status in (1, 4), run.folders) == (True, []), run.text
+    assert told in run.text
+
+
+def test_a_test_that_is_run_again_until_it_passes_has_failed(run_pytest: Runs) -> None:
+    run = Accident(("-p", "other", "--reruns=2"), files={"other.py": RERUNS, "acceptance/test_own.py": ONCE_WRONG}).run(
+        run_pytest
+    )
+    assert (run.outcomes["test_it"], run.record.verdict, run.status) == ("failed", "REJECTED", 1), run.text
+
+
+@pytest.mark.parametrize(
+    ("variables", "status", "told"),
+    [
+        ({"PYTHONWARNINGS": "error"}, 0, "ACCEPTED"),
+        ({"PYTHONOPTIMIZE": "1"}, 4, "python -O"),
+    ],
+)
+def test_what_a_python_begins_with(variables: dict[str, str], status: int, told: str, run_fresh: Runs) -> None:
+    run = Accident(("--assert=plain",), variables=variables).run(run_fresh)
+    assert (run.status, told in run.text) == (status, True), run.text
+
+
+def test_what_else_ran_is_on_record(run_pytest: Runs) -> None:
+    run = Accident(("-p", "other"), files={"other.py": "", "conftest.py": ""}).run(run_pytest)
+    (session,) = run.record.sessions
+    versions = {each.name: each.version for each in session.plugins}
+    assert (versions["xdist"], versions["other"]) == (version("pytest-xdist"), "")
+    sums = {each.file: each.sha256 for each in session.conftests}
+    assert sums == {str(path): sha256(path) for path in (run.root / "conftest.py", run.root / "acceptance/conftest.py")}
+    page = dict(facts(run.record)["What else ran"])
+    assert f"xdist {versions['xdist']}" in page["Plugins of pytest"]
+    assert str(run.root / "conftest.py") in page["conftest.py"]
