@@ -219,6 +219,13 @@ HOSTILE = {
     "endless": (instead("evidence.jsonl", lambda path: path.symlink_to("/dev/zero")), "it is a link"),
     "folder": (instead("evidence.jsonl", os.mkdir), "it is not a regular file"),
     "one line of a GiB": (instead("evidence.jsonl", long_line), "line 1: it is longer than 64 MiB"),
+    "no event": (insert("[1, 2]"), "line 2: not an event of a run (it has no event)"),
+    "an event after the verdict": (
+        lambda folder: (
+            (folder / "evidence.jsonl").open("a").write('{"event": "verdict", "verdict": "ACCEPTED", "reasons": []}\n')
+        ),
+        "it stands after the verdict",
+    ),
     "garbage after the verdict": (
         lambda folder: (folder / "evidence.jsonl").open("a").write("{"),
         "not JSON",
