@@ -71,24 +71,24 @@ Told = tuple["SeveralRuns", "SeveralRuns", dict[str, Any], str]
 
 def _side_by_side(runs: Mapping[str, Record], say: Say) -> Told:
     """What the terminal shows, what the page shows, and the same for programs and for spreadsheets."""
-    from pytest_gpufleet.report import comparison_csv, comparison_json
+    from pytest_gpufleet.report import comparison_data
     from pytest_gpufleet.report.page.comparison_section import MOST_COLUMNS, compared
     from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
     comparison = compare(runs)
     shown, whole = compared(comparison, MOST_COLUMNS), compared(comparison, len(runs), say)
-    return shown, whole, comparison_json.of_comparison(comparison), comparison_csv.of_comparison(comparison)
+    return shown, whole, comparison_data.of_comparison(comparison), comparison_data.values_compared(comparison)
 
 
 def _over_time(runs: Mapping[str, Record], say: Say) -> Told:
     """The same for one machine."""
-    from pytest_gpufleet.report import comparison_csv, comparison_json
+    from pytest_gpufleet.report import comparison_data
     from pytest_gpufleet.report.page.drift_section import drifted
     from pytest_gpufleet.verdict.across_runs.drift import drift
 
     found = drift(runs)
     shown, whole = drifted(found), drifted(found, say)
-    return shown, whole, comparison_json.of_drift(found), comparison_csv.of_drift(found)
+    return shown, whole, comparison_data.of_drift(found), comparison_data.values_over_time(found)
 
 
 COMPARE = Command(

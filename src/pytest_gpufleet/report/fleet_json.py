@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.report import comparison_json
+from pytest_gpufleet.report import comparison_data
 from pytest_gpufleet.report.fleet_hosts import HostRow, host_rows
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces
@@ -33,7 +33,7 @@ def document(fleet: Fleet) -> dict[str, Any]:
         "hosts": [_host(row.run, row) for row in host_rows(fleet) if row.run],
         "gaps": [{"kind": gap.kind, "hosts": list(gap.hosts), "what": gap.what} for gap in fleet.gaps],
         "unusable": [{"folder": each.folder, "host": each.host, "why": each.why} for each in fleet.unusable],
-        "differences": [comparison_json.difference(each) for each in fleet.differences],
+        "differences": [comparison_data.difference(each) for each in fleet.differences],
         "slower_than_peers": [_slow(each, fleet.hosts) for each in fleet.slow],
         "odd_hosts": [_odd(each, fleet.hosts) for each in fleet.odd],
         "faults": [_fault(fault, fleet.hosts) for fault in fleet.faults],
@@ -59,13 +59,13 @@ def _host(run: HostRun, row: HostRow) -> dict[str, Any]:
 
 
 def _figure(found: SlowPlaces | OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
-    return {"host": hosts[found.node].host, **comparison_json.of_figure(found.figure)}
+    return {"host": hosts[found.node].host, **comparison_data.of_figure(found.figure)}
 
 
 def _slow(slow: SlowPlaces, hosts: Sequence[HostRun]) -> dict[str, Any]:
     return {
         **_figure(slow, hosts),
-        "values": {str(place): comparison_json.number(value) for place, value in slow.values.items()},
+        "values": {str(place): comparison_data.number(value) for place, value in slow.values.items()},
         "worse": {str(place): fraction for place, fraction in slow.worse.items()},
         "everywhere": slow.everywhere,
         "peers": slow.peers,
@@ -75,8 +75,8 @@ def _slow(slow: SlowPlaces, hosts: Sequence[HostRun]) -> dict[str, Any]:
 def _odd(odd: OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
     return {
         **_figure(odd, hosts),
-        "value": comparison_json.number(odd.value),
-        "reference": comparison_json.number(odd.reference),
+        "value": comparison_data.number(odd.value),
+        "reference": comparison_data.number(odd.reference),
         "worse": odd.worse,
     }
 
