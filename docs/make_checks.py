@@ -12,7 +12,7 @@ import json
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,10 +21,10 @@ import pytest
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model import levels, suite
-from pytest_gpufleet.model.conditions import CONDITIONS
+from pytest_gpufleet.model.conditions import CONDITIONS, ConditionType
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS, GiB
-from pytest_gpufleet.model.vocabulary import MEASURED_UNDER
+from pytest_gpufleet.model.vocabulary import FACTS, MEASURED_UNDER
 from pytest_gpufleet.plugin.selection import level_of
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, STEADY, UNSTEADY_FROM, UNSTEADY_IN_NCCL
@@ -85,6 +85,14 @@ LIMITS = """
 The lowest and the highest of all GPU models, to show where there are any. The one that holds for a machine, and where
 it comes from, stands beside each figure in the report. A profile may tell more conditions apart than these tables.
 Limits of your own: [profiles](profiles.md).
+"""
+
+
+WORDS = """
+## Words of a profile
+
+The facts that a [profile](profiles.md) may have, the conditions that its limits may name, and the profiles that are
+shipped. Which conditions a metric is measured under stands beside its limits.
 """
 
 
@@ -161,6 +169,7 @@ def page() -> str:
     parts += [LIMITS.strip()]
     for metric in (name for name in METRICS if name != "spread"):
         parts += _limits(metric)
+    parts += [WORDS.strip(), *_words()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -209,6 +218,8 @@ def _limits(name: str) -> Iterator[str]:
     metric, limits = METRICS[name], list(_shipped(name))
     yield f"### `{name}`"
     about = f"{metric.title[0].upper()}{metric.title[1:]}, {metric.unit}; {metric.better} is better."
+    under = ", ".join(f"`{key}`" for key in MEASURED_UNDER[name])
+    about += f" A limit may name {under}." if under else ""
     yield about if limits else f"{about} No shipped profile has a limit."
     rows: dict[str, list[tuple[str, Limit]]] = defaultdict(list)
     for model, limit in sorted(limits, key=_order):
@@ -229,6 +240,26 @@ def _range(row: list[tuple[str, Limit]]) -> str:
     if len(row) == 1:
         return low
     return f"{values[0] if values[0] == values[-1] else f'{low} to {high}'}; {len(set(models))} models"
+
+
+def _words() -> Iterator[str]:
+    yield _table("fact", "what it is", ((f"`{name}`", what) for name, what in FACTS.items()))
+    yield _table(
+        "condition", "values", ((f"`{name}`", _values(each)) for name, each in CONDITIONS.items() if each.values)
+    )
+    shipped = ((f"`{each.path.name}`", ", ".join(each.match)) for each in profile.shipped())
+    yield _table("shipped profile", "GPU models, as NVML names them", shipped)
+
+
+def _values(condition: ConditionType) -> str:
+    """Those that a limit may name."""
+    if isinstance(condition.values, tuple):
+        return ", ".join(f"`{value}`" for value in condition.values)
+    return "true or false" if condition.values is bool else "a whole number"
+
+
+def _table(first: str, second: str, rows: Iterable[tuple[str, str]]) -> str:
+    return "\n".join([f"| {first} | {second} |", "| --- | --- |", *(f"| {one} | {other} |" for one, other in rows)])
 
 
 def _shipped(metric: str) -> Iterator[tuple[str, Limit]]:
