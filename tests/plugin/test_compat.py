@@ -7,11 +7,6 @@ import pytest
 from pytest_gpufleet.plugin import compat
 
 
-def test_the_package_of_pytest():
-    assert compat.PACKAGE.name == "_pytest"
-    assert (compat.PACKAGE / "main.py").exists()
-
-
 @pytest.fixture
 def tmp_path(tmp_path):
     """Made of the one that it hides."""

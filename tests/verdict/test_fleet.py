@@ -111,7 +111,9 @@ def test_one_run_under_two_names_is_no_second_host():
 
 def test_a_folder_that_cannot_be_used_leaves_its_host_missing():
     hosts = [run for run in fleet_of(8) if run.host != "node-003"]
-    found = judge_fleet(hosts, (Unusable("reports/x", "node-003", "the evidence contradicts itself"),), NAMES)
+    found = judge_fleet(
+        hosts, (Unusable("reports/x", "node-003", "summary.json was not made of this evidence.jsonl"),), NAMES
+    )
     assert found.verdict == "INCOMPLETE"
     assert gaps(found) == [("unusable", ("node-003",)), ("missing", ("node-003",))]
 

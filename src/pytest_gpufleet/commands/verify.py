@@ -35,8 +35,9 @@ def _run(given: argparse.Namespace) -> int:
     with printing():
         verdict = record.verdict if found.record.verdict else f"{record.verdict}; {DIED}"
         whose = f" of the run and of {len(record.finished)} nodes" if record.of_cluster else ""
-        files = " and ".join(name for name in (EVIDENCE, SUMMARY, REPORT) if name not in found.missing)
-        tell(f"{folder}: {files}{whose} belong together, SHA-256 {found.digest}: {verdict}")
+        files = [name for name in (EVIDENCE, SUMMARY, REPORT) if name not in found.missing]
+        held = f"{' and '.join(files)}{whose} belong together" if len(files) > 1 else f"{EVIDENCE}{whose} stands alone"
+        tell(f"{folder}: {held}, SHA-256 {found.digest}: {verdict}")
         if (made_by := record.run.plugin) != __version__:
             said.append(f"made by pytest-gpufleet {made_by}, so its verdict and its summary were not derived again")
         for line in said:

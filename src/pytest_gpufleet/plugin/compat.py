@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TextIO
 
-import _pytest
 import pytest
 from _pytest.logging import DEFAULT_LOG_FORMAT
 
@@ -16,7 +14,6 @@ from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 
 OURS = (NotApplicable, NotJudged)  # which pytest takes for skips
 NO_FAILURE = (pytest.skip.Exception, pytest.xfail.Exception, *OURS)  # though they end a test
-PACKAGE = Path(str(_pytest.__file__)).parent  # of pytest's own hooks and fixtures
 LOG_FORMAT = str(DEFAULT_LOG_FORMAT)
 _JUNIT, _HTML = "_pytest.junitxml", "pytest_html.selfcontained_report"  # where their writers are defined
 
