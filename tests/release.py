@@ -17,8 +17,7 @@ import pytest
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.report.page import fleet_page, several_runs
-from pytest_gpufleet.report.page.comparison_section import compared
-from pytest_gpufleet.report.page.drift_section import drifted
+from pytest_gpufleet.report.page.comparison_section import compared, drifted
 from pytest_gpufleet.report.translation import says
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare

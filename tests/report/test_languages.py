@@ -17,8 +17,7 @@ from pytest_gpufleet.model.language import Language, Listed, Said
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page import fleet_page, several_runs, standalone
-from pytest_gpufleet.report.page.comparison_section import compared
-from pytest_gpufleet.report.page.drift_section import drifted
+from pytest_gpufleet.report.page.comparison_section import compared, drifted
 from pytest_gpufleet.report.plots import canvas
 from pytest_gpufleet.report.plots.bars import _lines
 from pytest_gpufleet.report.reason_texts import why

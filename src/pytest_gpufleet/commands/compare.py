@@ -83,7 +83,7 @@ def _side_by_side(runs: Mapping[str, Record], say: Say) -> Told:
 def _over_time(runs: Mapping[str, Record], say: Say) -> Told:
     """The same for one machine."""
     from pytest_gpufleet.report import comparison_data
-    from pytest_gpufleet.report.page.drift_section import drifted
+    from pytest_gpufleet.report.page.comparison_section import drifted
     from pytest_gpufleet.verdict.across_runs.drift import drift
 
     found = drift(runs)

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.command import Command, new_console
@@ -95,19 +96,22 @@ def _tables(topology: GpuTopology, running: Callable[[], str], given: argparse.N
             yield lambda sample: screen.update(table(sample, topology, running()), refresh=True)
 
 
+def _rows(topology: GpuTopology, sample: Sample) -> list[dict[str, Any]]:
+    rows = zip(topology.gpus, sample.gpus, strict=True)
+    return [{"gpu": str(gpu.place), "uuid": gpu.uuid, **readings} for gpu, readings in rows]
+
+
 def _json(topology: GpuTopology, running: Callable[[], str]) -> Show:
     def show(sample: Sample) -> None:
         gpus = [
             {
-                "gpu": str(gpu.place),
+                **row,
                 "name": gpu.name,
-                "uuid": gpu.uuid,
                 "memory_bytes": gpu.memory_bytes,
                 "power_limit_watts": gpu.power_limit_watts,
-                **readings,
-                "clock_event_reasons_in_words": clock_events(readings["clock_event_reasons"] or 0),
+                "clock_event_reasons_in_words": clock_events(row["clock_event_reasons"] or 0),
             }
-            for gpu, readings in zip(topology.gpus, sample.gpus, strict=True)
+            for gpu, row in zip(topology.gpus, _rows(topology, sample), strict=True)
         ]
         print(json.dumps({"time": sample.time, "running": running() or None, "gpus": gpus}), flush=True)
 
@@ -117,18 +121,17 @@ def _json(topology: GpuTopology, running: Callable[[], str]) -> Show:
 @contextmanager
 def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
     """A row for each GPU and sample; the first line of a new file has the names. What cannot be had is empty."""
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(safe_files.append_to(path))
-        except OSError as error:
-            raise Refused(f"{path} cannot be written: {error.strerror}") from None
+    try:
+        file = safe_files.append_to(path)
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror}") from None
+    with file:
         writer = csv.DictWriter(file, ["time", "gpu", "uuid", *READINGS])
         if file.tell() == 0:
             writer.writeheader()
 
         def show(sample: Sample) -> None:
-            for gpu, readings in zip(topology.gpus, sample.gpus, strict=True):
-                writer.writerow({"time": sample.time, "gpu": str(gpu.place), "uuid": gpu.uuid, **readings})
+            writer.writerows({"time": sample.time, **row} for row in _rows(topology, sample))
             file.flush()
 
         yield show

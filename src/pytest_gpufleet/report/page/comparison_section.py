@@ -1,4 +1,4 @@
-"""Runs side by side: outliers and all figures."""
+"""Runs side by side: outliers and all figures; and one machine over time: what got worse."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.several_runs import SeveralRuns, Table, runs_table, what
-from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, RunComparison
+from pytest_gpufleet.verdict.across_runs.drift import Drift, Worsened
+from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, Outlier, RunComparison
 
 # More columns than this no terminal has room for.
 MOST_COLUMNS = 4
@@ -23,10 +24,10 @@ def compared(comparison: RunComparison, most_columns: int, say: Say = english) -
         _figures(comparison, most_columns, say),
     )
     bad = bool(comparison.outliers or comparison.other_bits) or not comparison.rows
-    return SeveralRuns(headline(comparison, say), bad, comparison.notes, tables)
+    return SeveralRuns(_side_by_side(comparison, say), bad, comparison.notes, tables)
 
 
-def headline(comparison: RunComparison, say: Say = english) -> str:
+def _side_by_side(comparison: RunComparison, say: Say) -> str:
     """What the comparison found, in one line."""
     outliers, runs, figures = comparison.outliers, len(comparison.runs), len(comparison.rows)
     if comparison.other_bits:
@@ -54,6 +55,10 @@ def headline(comparison: RunComparison, say: Say = english) -> str:
     )
 
 
+def _who(found: Outlier | Worsened, say: Say) -> str:
+    return found.identity if found.identity != str(found.place) else wording.place(found.place, say=say)
+
+
 def _other_bits(comparison: RunComparison, say: Say) -> Table:
     rows = (
         (machine, say(each.fact), value, each.usual or say("nobody can say"))
@@ -70,7 +75,7 @@ def _outliers(comparison: RunComparison, say: Say) -> Table:
     rows = (
         (
             outlier.run,
-            outlier.identity if outlier.identity != str(outlier.place) else wording.place(outlier.place, say=say),
+            _who(outlier, say),
             what(outlier.figure, say),
             wording.quantity(outlier.value, outlier.figure.metric.unit),
             wording.quantity(outlier.reference, outlier.figure.metric.unit),
@@ -115,3 +120,71 @@ def _change(row: ComparedFigure) -> str:
     if first is None or second is None or not math.isfinite(first[1]) or first[1] == 0:
         return "—"
     return f"{round(100 * (second[1] - first[1]) / abs(first[1]), 1) + 0.0:+.1f} %"  # never -0.0
+
+
+def drifted(drift: Drift, say: Say = english) -> SeveralRuns:
+    """What is to be told of a machine over time."""
+    bad = bool(drift.worse or drift.faults) or not drift.compared
+    tables = (runs_table(drift.runs, say), _worse(drift, say), _faults(drift, say))
+    return SeveralRuns(_over_time(drift, say), bad, drift.notes, tables)
+
+
+def _over_time(drift: Drift, say: Say) -> str:
+    """What was found, in one line."""
+    *earlier, last = drift.runs
+    if not drift.compared and not drift.faults:
+        return say("There is nothing to compare: no earlier run has a figure of a GPU of {run}.", run=last)
+    if not drift.worse and not drift.faults:
+        figures = say("{count} figures" if drift.compared != 1 else "1 figure", count=drift.compared)
+        runs = say("{count} earlier runs" if len(earlier) != 1 else "1 earlier run", count=len(earlier))
+        return say("Nothing got worse in {run}: {figures} held against {runs}.", run=last, figures=figures, runs=runs)
+    parts = []
+    if drift.faults:
+        grew = "{count} counters of errors grew" if len(drift.faults) != 1 else "1 counter of errors grew"
+        parts.append(say(grew, count=len(drift.faults)))
+    if drift.worse:
+        worst = drift.worse[0]
+        one = "1 figure got worse in {run}; the worst: {metric} of {place}, {percent} worse"
+        more = "{count} figures got worse in {run}; the worst: {metric} of {place}, {percent} worse"
+        parts.append(
+            say(
+                more if len(drift.worse) != 1 else one,
+                count=len(drift.worse),
+                run=last,
+                metric=say(worst.figure.metric.title),
+                place=wording.place(worst.place, say=say),
+                percent=wording.percent(worst.worse),
+            )
+        )
+    return f"{say('; ').join(parts)}{say('.')}"
+
+
+def _worse(drift: Drift, say: Say) -> Table:
+    rows = (
+        (
+            _who(each, say),
+            what(each.figure, say),
+            _history(each),
+            wording.percent(each.worse),
+            wording.percent(each.allowed),
+        )
+        for each in drift.worse
+    )
+    heads = (say("Where"), say("What"), say("From run to run"), say("Worse by"), say("Noise"))
+    return Table(say("What got worse, the worst first"), heads, tuple(rows))
+
+
+def _history(each: Worsened) -> str:
+    """ "6,200, 6,110, 5,900 images/s" """
+    *before, last = each.history.values()
+    quantities = [wording.number(value) for value in before] if each.figure.metric.unit != "ratio" else []
+    earlier = quantities or [wording.percent(value) for value in before]
+    return ", ".join([*earlier, wording.quantity(last, each.figure.metric.unit)])
+
+
+def _faults(drift: Drift, say: Say) -> Table:
+    newest = list(drift.runs.values())[-1].topology
+    rows = (
+        (", ".join(map(newest.identity, fault.subjects)), fault.what, say(fault.kind.action)) for fault in drift.faults
+    )
+    return Table(say("Counters of errors that grew"), (say("Where"), say("What"), say("Action")), tuple(rows))
