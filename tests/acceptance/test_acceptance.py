@@ -267,7 +267,7 @@ def described(run_pytest):
     def run(machine, *arguments):
         plugin = (
             f"import sys\nfrom tests.hardware.fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
-            "from pathlib import Path\nfrom pytest_gpufleet.hardware import gpu_lock\ngpu_lock.DEVICES = Path()\n"
+            "from pathlib import Path\nfrom pytest_gpufleet.hardware import locks\nlocks.DEVICES = Path()\n"
         )
         inventory = ACCEPTANCE / "test_1_inventory.py"
         environment = {"PYTHONPATH": f".:{ROOT}"}

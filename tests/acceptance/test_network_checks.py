@@ -9,7 +9,7 @@ from tests.machines import recorded
 
 CHECKS = __import__("test_6_network")
 MODULES, LINKS = "test_transceivers_are_well", "test_links_have_few_bit_errors"
-# As hardware/host_parts/optics.py reads it of a healthy 400G module.
+# As hardware/optics.py reads it of a healthy 400G module.
 OPTICS = """
 def module(i):
     readings = dict(temperature_c=dict(values=[61.0], least=-10.0, most=80.0))

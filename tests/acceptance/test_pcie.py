@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pytest_gpufleet.hardware.host_parts import gpudirect, pci_devices
+from pytest_gpufleet.hardware import pci_devices, rdma
 from tests.acceptance.checks import outcomes
 from tests.hardware.test_pci_devices import BOARD, VIRTUAL, config_space
 from tests.hardware.trees import laid_out
@@ -42,7 +42,7 @@ def machine(tmp_path, name=BOARD, change=str, control=0, host=""):
         f"machine.count = {len(buses)}\n"
         f"for gpu, bus in zip(gpus, {buses!r}): gpu['pci_bus_id'] = f'00000000:{{bus}}:00.0'\n"
         f"host['pci_devices'] = {pci_devices.read(root)!r}\nhost['pcie_acs'] = {pci_devices.acs(root)!r}\n"
-        f"host['gpudirect'] = {gpudirect.read(root)!r}\nhost['kernel'] = '6.8.0-54-generic'\n"
+        f"host['gpudirect'] = {rdma.read_gpudirect(root)!r}\nhost['kernel'] = '6.8.0-54-generic'\n"
         f"host['network_ports'] = {[port(number) for number in range(len(buses))]!r}\n{host}"
     )
 

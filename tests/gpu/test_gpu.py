@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware import gpu_lock, local_node, nvml
+from pytest_gpufleet.hardware import local_node, locks, nvml
 from pytest_gpufleet.hardware.node import GpuTaken
 from pytest_gpufleet.world.engines.processes import look as alive
 from tests.gpu.present import GPUS, needs_gpus
@@ -129,12 +129,12 @@ def test_gpu_memory_is_free_after_the_controller_is_killed(tmp_path):
 
 
 def test_the_device_file_of_a_gpu_is_what_is_locked():
-    assert all((gpu_lock.DEVICES / f"nvidia{gpu['minor']}").is_char_device() for gpu in GPUS)
+    assert all((locks.DEVICES / f"nvidia{gpu['minor']}").is_char_device() for gpu in GPUS)
     with (
-        gpu_lock.lock(GPUS),
+        locks.lock(GPUS),
         pytest.raises(GpuTaken, match=f"is in use by another run: process {os.getpid()} of "),
     ):
-        gpu_lock.lock(GPUS)
+        locks.lock(GPUS)
 
 
 def test_a_run_on_a_gpu_ends_by_sigterm_with_its_report_and_a_second_one_is_refused_meanwhile(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.hardware.host_parts import bmc
+from pytest_gpufleet.hardware import bmc
 from pytest_gpufleet.hardware.tools import Untold
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.verdict.host_rules import bmc_rules

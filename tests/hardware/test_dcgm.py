@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware.host_parts import dcgm
+from pytest_gpufleet.hardware import dcgm
 from pytest_gpufleet.hardware.tools import Untold, ended
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.place import THIS_NODE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.hardware.host_parts import disk_health
+from pytest_gpufleet.hardware import disks
 from pytest_gpufleet.hardware.tools import NoAnswer, Untold
 from pytest_gpufleet.verdict.host_rules.disk_rules import sick_drives
 from tests.acceptance.checks import outcomes
@@ -12,7 +12,7 @@ from tests.machines import recorded
 
 def asked(tmp_path, change=str):
     tree = laid_out("drives", tmp_path, change)
-    return disk_health.read(tree.root, tree.run)
+    return disks.read(tree.root, tree.run)
 
 
 def test_every_drive_that_can_be_asked_is(tmp_path):
@@ -35,7 +35,7 @@ def test_why_no_drive_could_be_asked(tmp_path):
     with pytest.raises(Untold, match="no drive could be asked: nvme is not installed"):
         asked(tmp_path, denied)
     with pytest.raises(Untold, match="no drive of its own"):
-        disk_health.read(tmp_path / "none")
+        disks.read(tmp_path / "none")
 
 
 def test_a_drive_that_does_not_answer_is_not_judged(tmp_path):
@@ -47,7 +47,7 @@ def test_a_drive_that_does_not_answer_is_not_judged(tmp_path):
             return tree.run(*command, **how)
         raise NoAnswer("smartctl did not answer within 20 s")
 
-    drives = disk_health.read(tree.root, run)
+    drives = disks.read(tree.root, run)
     assert {"device": "nvme1", "silent": "nvme1: smartctl did not answer within 20 s"} in drives
     assert sick_drives(drives) == []
     check = outcomes(recorded(), host_now={"disk_health": drives}.get)["test_drives_are_healthy"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.hardware.host_parts import dmi
+from pytest_gpufleet.hardware import dmi
 from pytest_gpufleet.hardware.tools import Untold
 from tests.hardware.trees import laid_out
 

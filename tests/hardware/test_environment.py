@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.hardware.environment import relevant
+from pytest_gpufleet.hardware.software import relevant
 
 SECRETS = {
     "NVIDIA_NGC_APIKEY": "s3kret-1",

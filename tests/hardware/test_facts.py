@@ -7,9 +7,9 @@ import pynvml
 import pytest
 
 from pytest_gpufleet import expect
-from pytest_gpufleet.hardware import fact_tables, link_facts, local_node, network_ports, position
+from pytest_gpufleet.hardware import fact_tables, local_node, network_ports
 from pytest_gpufleet.hardware import nvml as driver
-from pytest_gpufleet.hardware.link_facts import NVLINK_5_COUNTERS, NVLINK_COUNTERS
+from pytest_gpufleet.hardware.fact_tables import NVLINK_5_COUNTERS, NVLINK_COUNTERS
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
@@ -102,14 +102,14 @@ FIELDS = {
         "LINK_RECOVERY_EVENTS": NVLINK_5_COUNTERS["recovery"],
         "EFFECTIVE_ERRORS": NVLINK_5_COUNTERS["effective"],
         "SYMBOL_ERRORS": NVLINK_5_COUNTERS["symbol"],
-        "FEC_HISTORY_0": link_facts.FIELDS_NVLINK_FEC[0],
-        "FEC_HISTORY_15": link_facts.FIELDS_NVLINK_FEC[-1],
+        "FEC_HISTORY_0": fact_tables.FIELDS_NVLINK_FEC[0],
+        "FEC_HISTORY_15": fact_tables.FIELDS_NVLINK_FEC[-1],
     }.items()},
     "CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN": fact_tables.FIELDS_SLOWDOWN["sw_thermal"],
     "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN": fact_tables.FIELDS_SLOWDOWN["hw_thermal"],
     "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN": fact_tables.FIELDS_SLOWDOWN["power_brake"],
     "PERF_POLICY_THERMAL": fact_tables.FIELD_THERMAL_POLICY,
-    "NVLINK_GET_SPEED": link_facts.FIELD_NVLINK_SPEED,
+    "NVLINK_GET_SPEED": fact_tables.FIELD_NVLINK_SPEED,
 }  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def slot(tmp_path, monkeypatch, gpu, port):
     for place, lanes in ((device, gpu), (device.parent, port)):
         if lanes is not None:
             (place / "max_link_width").write_text(f"{lanes}\n")
-    monkeypatch.setattr(link_facts, "PCI_DEVICES", tmp_path / "devices")
+    monkeypatch.setattr(fact_tables, "PCI_DEVICES", tmp_path / "devices")
     nvml = SimpleNamespace(
         NVMLError=pynvml.NVMLError,
         NVML_ERROR_NOT_SUPPORTED=pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -232,7 +232,7 @@ def seated(tmp_path, monkeypatch, virtual=0, module=0):
     for name, address in (("20", "0000:1a:00"), ("21", "0000:1b:00")):
         (tmp_path / "slots" / name).mkdir(parents=True)
         (tmp_path / "slots" / name / "address").write_text(f"{address}\n")
-    monkeypatch.setattr(position, "PCI_SLOTS", tmp_path / "slots")
+    monkeypatch.setattr(fact_tables, "PCI_SLOTS", tmp_path / "slots")
     return node
 
 
@@ -255,7 +255,7 @@ def test_where_a_gpu_sits(tmp_path, monkeypatch):
 def test_where_a_gpu_sits_is_absent_where_nothing_tells(tmp_path, monkeypatch, fact, virtual, slots):
     node = seated(tmp_path, monkeypatch, virtual)
     if not slots:
-        monkeypatch.setattr(position, "PCI_SLOTS", tmp_path / "none")
+        monkeypatch.setattr(fact_tables, "PCI_SLOTS", tmp_path / "none")
     with pytest.raises(driver.FactError) as caught:
         node.ask(0, fact)
     assert not caught.value.unavailable.applicable

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import Gpu
-from pytest_gpufleet.hardware import gpu_lock
-from pytest_gpufleet.hardware.gpu_lock import GpuTaken, lock
+from pytest_gpufleet.hardware import locks
+from pytest_gpufleet.hardware.locks import GpuTaken, lock
 
 GPUS = [
     Gpu(index, {"name": "NVIDIA H200", "uuid": f"GPU-{index}", "serial": f"S{index}", "minor": 2 - index})
@@ -22,11 +22,11 @@ HOLDER = """
 import ctypes, os, sys
 from pathlib import Path
 from pytest_gpufleet import Gpu
-from pytest_gpufleet.hardware import gpu_lock
+from pytest_gpufleet.hardware import locks
 os.chdir(sys.argv[1])  # while it may: the folders above are closed to others
-gpu_lock.DEVICES = Path()
+locks.DEVICES = Path()
 os.setuid(int(sys.argv[2]))
-held = gpu_lock.lock([Gpu(1, {"minor": 1})])
+held = locks.lock([Gpu(1, {"minor": 1})])
 ctypes.CDLL(None).prctl(15, b"\\xff) \\x1b[31m (")  # PR_SET_NAME: no text, and what parts the fields of stat
 print("held", flush=True)
 sys.stdin.read()
@@ -37,7 +37,7 @@ only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become an
 @pytest.fixture
 def devices(tmp_path, monkeypatch):
     """A folder with files in the place of /dev."""
-    monkeypatch.setattr(gpu_lock, "DEVICES", tmp_path)
+    monkeypatch.setattr(locks, "DEVICES", tmp_path)
     for gpu in GPUS:
         (tmp_path / f"nvidia{gpu['minor']}").touch()
     return tmp_path
@@ -107,7 +107,7 @@ def test_a_stranger_who_holds_a_gpu_is_named(hold, devices):
 
 def test_a_holder_who_cannot_be_seen_is_told_as_such(hold, monkeypatch):
     hold()
-    monkeypatch.setattr(gpu_lock, "Path", lambda path: Path("/dev/null"))  # as /proc/locks is in another container
+    monkeypatch.setattr(locks, "Path", lambda path: Path("/dev/null"))  # as /proc/locks is in another container
     with pytest.raises(GpuTaken, match=r"GPU 1 .*: a process that cannot be seen from here, as in another container"):
         lock(GPUS)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.hardware.host_parts import optics
+from pytest_gpufleet.hardware import optics
 from pytest_gpufleet.hardware.tools import NoAnswer, Untold
 from pytest_gpufleet.verdict.host_rules.optics_rules import links_with_errors, module_faults
 from tests.acceptance.checks import outcomes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.hardware.host_parts import gpudirect, pci_devices
+from pytest_gpufleet.hardware import pci_devices, rdma
 from pytest_gpufleet.hardware.tools import Untold
 from tests.hardware.trees import laid_out
 
@@ -136,14 +136,17 @@ CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 
 
 
 def test_the_ways_to_the_memory_of_gpus(tmp_path):
-    assert gpudirect.read(laid_out(BOARD, tmp_path).root) == {"peer_module": "nvidia_peermem", "open_modules": True}
+    assert rdma.read_gpudirect(laid_out(BOARD, tmp_path).root) == {
+        "peer_module": "nvidia_peermem",
+        "open_modules": True,
+    }
 
 
 def test_a_closed_driver_without_the_module(tmp_path):
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text(CLOSED)
-    assert gpudirect.read(tmp_path) == {"peer_module": None, "open_modules": False}
+    assert rdma.read_gpudirect(tmp_path) == {"peer_module": None, "open_modules": False}
 
 
 def test_without_a_driver_nobody_can_say_which(tmp_path):
-    assert gpudirect.read(tmp_path) == {"peer_module": None, "open_modules": None}
+    assert rdma.read_gpudirect(tmp_path) == {"peer_module": None, "open_modules": None}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.hardware.host_parts import bmc_firmware, processor_model
+from pytest_gpufleet.hardware import bmc, processors
 from pytest_gpufleet.hardware.tools import Untold
 
 # The fields of an m6a.metal of AWS: 2 sockets of 48 cores, 192 threads (README of the public repository
@@ -22,18 +22,18 @@ def lay_out(root, sockets, cores, cpuinfo=CPUINFO):
 
 def test_threads_are_no_cores(tmp_path):
     lay_out(tmp_path, sockets=2, cores=48)
-    told = processor_model.read(tmp_path)
+    told = processors.read_model(tmp_path)
     assert told == {"model": "AMD EPYC 7R13 48-Core Processor", "cores": 96}
 
 
 def test_a_processor_that_does_not_tell_its_model(tmp_path):
     """As of Arm: it has numbers of its maker and part alone (arch/arm64/kernel/cpuinfo.c)."""
     lay_out(tmp_path, sockets=1, cores=2, cpuinfo="processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n")
-    assert processor_model.read(tmp_path) == {"model": None, "cores": 2}
+    assert processors.read_model(tmp_path) == {"model": None, "cores": 2}
 
 
 def test_a_system_that_tells_nothing_of_its_processors(tmp_path):
-    assert processor_model.read(tmp_path) == {"model": None, "cores": None}
+    assert processors.read_model(tmp_path) == {"model": None, "cores": None}
 
 
 def test_the_firmware_of_a_bmc(tmp_path):
@@ -41,9 +41,9 @@ def test_the_firmware_of_a_bmc(tmp_path):
     file = tmp_path / "sys/devices/platform/ipmi_bmc.0/firmware_revision"
     file.parent.mkdir(parents=True)
     file.write_text("24.9\n")
-    assert bmc_firmware.read(tmp_path) == "24.9"
+    assert bmc.read_firmware(tmp_path) == "24.9"
 
 
 def test_without_a_bmc_nothing_is_told_of_it(tmp_path):
     with pytest.raises(Untold, match="BMC"):
-        bmc_firmware.read(tmp_path)
+        bmc.read_firmware(tmp_path)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.hardware.host_parts import edac, processors
+from pytest_gpufleet.hardware import edac, processors
 from pytest_gpufleet.hardware.tools import Untold
 from pytest_gpufleet.verdict.host_rules.memory_rules import memory_errors_grown, recorded_memory_errors
 from pytest_gpufleet.verdict.host_rules.processor_rules import (

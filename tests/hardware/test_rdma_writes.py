@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from pytest_gpufleet.hardware import network_ports
-from pytest_gpufleet.hardware.host_parts import rdma_writes
+from pytest_gpufleet.hardware import network_ports, rdma
 from pytest_gpufleet.hardware.tools import Untold
 
 # Options and the report are those of perftest 6.29 (src/perftest_parameters.c and .h: usage, write_test_info_to_file,
@@ -93,12 +92,12 @@ def test_each_port_at_the_highest_rate_writes_to_itself(installed):
     ]
     installed([*ports("mlx5_0/1", "mlx5_1/1"), *others], help_status=1)
     wrote = {"bytes": 8 << 20, "gigabits": 389.61}
-    assert rdma_writes.read() == [{"port": "mlx5_0/1", **wrote}, {"port": "mlx5_1/1", **wrote}]
+    assert rdma.read() == [{"port": "mlx5_0/1", **wrote}, {"port": "mlx5_1/1", **wrote}]
 
 
 def test_a_port_that_cannot_leaves_the_others(installed):
     installed(ports("mlx5_0/1", "mlx5_1/1"), broken="mlx5_1")
-    whole, broken = rdma_writes.read()
+    whole, broken = rdma.read()
     assert whole["gigabits"] == 389.61
     assert (broken["port"], "ended with status 1" in broken["why"]) == ("mlx5_1/1", True)
 
@@ -116,11 +115,11 @@ def test_a_port_that_cannot_leaves_the_others(installed):
 def test_nothing_can_be_told(installed, adapters, different, why):
     installed(adapters, **different)
     with pytest.raises(Untold, match=why):
-        rdma_writes.read()
+        rdma.read()
 
 
 def test_it_is_not_installed(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(network_ports, "read", lambda: ports("mlx5_0/1"))
     with pytest.raises(Untold, match="ib_write_bw is not installed"):
-        rdma_writes.read()
+        rdma.read()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from pytest_gpufleet.hardware import driver_signs
-from pytest_gpufleet.hardware.driver_signs import signs_of_nvidia
+from pytest_gpufleet.hardware import nvml
+from pytest_gpufleet.hardware.nvml import signs_of_nvidia
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from tests.hardware.fake_nvml import FakeNvml, switched
@@ -65,7 +65,7 @@ def test_a_machine_whose_gpus_cannot_be_used_is_no_rehearsal(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     seen = ["a loaded driver: /proc/driver/nvidia"] if driver is NO_LIBRARY else []
-    monkeypatch.setattr(driver_signs, "signs_of_nvidia", lambda: seen)
+    monkeypatch.setattr(nvml, "signs_of_nvidia", lambda: seen)
     ground = Run(Options(gpus="auto")).ground
     assert ground.rehearsal_ranks == 0
     assert words in ground.topology.problems[0]
@@ -75,7 +75,7 @@ def test_a_machine_whose_gpus_cannot_be_used_is_no_rehearsal(monkeypatch: pytest
 
 def test_a_machine_without_nvidia_hardware_is_rehearsed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", NO_LIBRARY)
-    monkeypatch.setattr(driver_signs, "signs_of_nvidia", list)
+    monkeypatch.setattr(nvml, "signs_of_nvidia", list)
     ground = Run(Options(gpus="auto")).ground
     assert (ground.rehearsal_ranks, ground.topology.problems) == (2, ())
     assert str(ground.topology).startswith("no GPU: NVML (libnvidia-ml.so.1) was not found")

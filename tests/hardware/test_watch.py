@@ -10,8 +10,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from pytest_gpufleet.hardware import watch
-from pytest_gpufleet.hardware.watch import Watch
+from pytest_gpufleet.hardware import telemetry
+from pytest_gpufleet.hardware.telemetry import Watch
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import GpuState
 from tests.hardware import fake_nvml
@@ -39,7 +39,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuState | None]:
             "nvmlDeviceGetClockInfo": lambda nvml, card, clock: 1410,
             "nvmlDeviceGetPowerUsage": next_power,
         }
-        monkeypatch.setattr(watch, "INTERVAL_SECONDS", 0.001)
+        monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.001)
         for name, answer in answers.items():
             monkeypatch.setitem(fake_nvml.ANSWERS, name, answer)
         monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.plain(2, unsupported=unsupported, lost=lost))

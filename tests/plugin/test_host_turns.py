@@ -16,10 +16,10 @@ from tests.conftest import KEPT, RECORDED, REPORTS, ROOT, lay_out
 DEVICES = """
     import os
     from pathlib import Path
-    from pytest_gpufleet.hardware import gpu_lock
+    from pytest_gpufleet.hardware import locks
     from pytest_gpufleet.plugin import host_turns
 
-    gpu_lock.DEVICES = Path(os.environ["DEVICES"])
+    locks.DEVICES = Path(os.environ["DEVICES"])
     if "IMPATIENT" in os.environ:
         host_turns.GPUS_A_HOST = 0
 """

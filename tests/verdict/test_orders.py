@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.hardware.host_parts import dmi, nvme
+from pytest_gpufleet.hardware import disks, dmi
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.order_given import Order
@@ -105,7 +105,7 @@ def machine(tmp_path) -> Machine:
         "memory_bytes": int(31.2 * 2**30),
         "dmi": dmi.read(root),
         "memory_modules": dmi.memory_modules(root),
-        "nvme": nvme.read(root),
+        "nvme": disks.read_nvme(root),
         "processor": {"model": "Intel(R) Xeon(R) Platinum 8480C", "cores": 112},
         "processor_setup": {"sockets": 2},
         "bmc_firmware": "24.9",

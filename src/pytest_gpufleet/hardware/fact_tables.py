@@ -3,13 +3,168 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import link_facts, position
-from pytest_gpufleet.hardware.link_facts import each_link
-from pytest_gpufleet.hardware.nvml_answers import NOT_HERE, field_values, named
+from pytest_gpufleet.hardware import network_ports, tools
+
+# Errors by which NVML says that there is no such thing here; all others are trouble.
+NOT_HERE = ("NotSupported", "FunctionNotFound", "ArgumentVersionMismatch")
+INVALID_ARGUMENT, NOT_SUPPORTED = 2, 3  # nvml.h: nvmlReturn_t
+# By nvmlValueType_t. The first is double by nvml.h, but no field here is one, and counters come with it all the same.
+VALUE_TYPES = ("ullVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+def named(error: BaseException, *names: str) -> bool:
+    return type(error).__name__.removeprefix("NVMLError_") in names
+
+
+def text(value: Any) -> Any:
+    """Releases of nvidia-ml-py differ in what gives bytes and what gives text."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def field_values(nvml: Any, handle: Any, wanted: Iterable[Any]) -> list[Any]:
+    """The values of fields, None for one that is not told. Raises what the first one says if none is; a field that the
+    driver does not know is an invalid argument to it, which is to say that there is no such thing here."""
+    told = list(nvml.nvmlDeviceGetFieldValues(handle, list(wanted)))
+    if all(each.nvmlReturn for each in told):
+        error = told[0].nvmlReturn
+        raise nvml.NVMLError(NOT_SUPPORTED if error == INVALID_ARGUMENT else error)
+    return [None if each.nvmlReturn else getattr(each.value, VALUE_TYPES[each.valueType]) for each in told]
+
+
+NVLINK_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
+NVLINK_REMOTE_SWITCH = 2
+MAX_NVLINKS = 18
+FIELD_NVLINK_SPEED = 164  # Mbit/s by nvml.h but MB/s in fact; the link goes into scopeId
+# The counters of each link of NVLink 5, which has none of NVLINK_COUNTERS; the link goes into scopeId too.
+NVLINK_5_COUNTERS = {
+    "malformed_packets": 206, "buffer_overruns": 207, "receive": 208, "remote_receive": 209, "general_receive": 210,
+    "link_integrity": 211, "failed_recovery": 214, "recovery": 215, "effective": 219, "symbol": 221,
+}  # fmt: skip
+FIELDS_NVLINK_FEC = range(235, 251)
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+
+def each_link(call: Callable[[int], Any], nvml: Any) -> list[Any]:
+    """A value for each NVLink of a GPU; the first link that does not exist ends the list."""
+    values: list[Any] = []
+    for link in range(MAX_NVLINKS):
+        try:
+            values.append(call(link))
+        except nvml.NVMLError as error:
+            if not values or not named(error, *NOT_HERE, "InvalidArgument"):
+                raise
+            break
+    return values
+
+
+def nvlink_remotes(nvml: Any, handle: Any) -> list[str]:
+    def remote(link: int) -> str:
+        if nvml.nvmlDeviceGetNvLinkState(handle, link) != 1:
+            return ""
+        with suppress(nvml.NVMLError, AttributeError):
+            if nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link) == NVLINK_REMOTE_SWITCH:
+                return "switch"
+            return str(text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)).lower()
+        return "unknown"
+
+    return each_link(remote, nvml)
+
+
+def nvlink_speeds(nvml: Any, handle: Any) -> list[float]:
+    """In GB/s."""
+    return each_link(lambda link: field_values(nvml, handle, [(FIELD_NVLINK_SPEED, link)])[0] / 1000, nvml)
+
+
+def nvlink_errors(nvml: Any, handle: Any) -> dict[str, list[int | None]]:
+    """For each kind of error the count of each link: those of NVLink 5 where there are any, else those before it."""
+
+    def counts(number: int) -> list[int | None]:
+        return each_link(lambda link: nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, number), nvml)
+
+    try:
+        of_links = link_fields(nvml, handle, NVLINK_5_COUNTERS.values())
+    except nvml.NVMLError as error:
+        if not named(error, *NOT_HERE):
+            raise
+        return {name: counts(number) for name, number in NVLINK_COUNTERS.items()}
+    return dict(zip(NVLINK_5_COUNTERS, map(list, zip(*of_links, strict=True)), strict=True))
+
+
+def link_fields(nvml: Any, handle: Any, wanted: Iterable[int]) -> list[list[int | None]]:
+    """These fields of each NVLink."""
+    wanted = tuple(wanted)
+    return each_link(lambda link: field_values(nvml, handle, [(field, link) for field in wanted]), nvml)
+
+
+def fabric(nvml: Any, handle: Any) -> dict[str, int]:
+    info = _fabric_info(nvml, handle)
+    return {"state": info.state, "status": info.status}
+
+
+def fabric_health(nvml: Any, handle: Any) -> dict[str, Any]:
+    info = _fabric_info(nvml, handle)
+    return {"mask": info.healthMask, "clique": info.cliqueId, "cluster": bytes(info.clusterUuid).hex()}
+
+
+def _fabric_info(nvml: Any, handle: Any) -> Any:
+    info = nvml.c_nvmlGpuFabricInfoV_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    return info
+
+
+def pcie_width_able(nvml: Any, handle: Any) -> dict[str, int]:
+    """By the system, which asks device and port apart. A virtual machine shows no port, or one that is none."""
+    device = pci_device(nvml, handle)
+    ends = {"gpu": device, "port": device.parent}
+    widths = {name: int(tools.lanes(each / "max_link_width") or 0) for name, each in ends.items()}
+    if not widths["gpu"]:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    return widths
+
+
+def network_adapters(nvml: Any, handle: Any) -> list[str]:
+    """Those next to the GPU, by the system."""
+    return network_ports.nearest(pci_device(nvml, handle))
+
+
+def pci_device(nvml: Any, handle: Any) -> Path:
+    """Where the system has it, below the ports and switches on its way."""
+    domain, _, rest = str(text(nvml.nvmlDeviceGetPciInfo(handle).busId)).lower().partition(":")
+    return (PCI_DEVICES / f"{int(domain, 16):04x}:{rest}").resolve()
+
+
+PCI_SLOTS = Path("/sys/bus/pci/slots")
+NO_BASEBOARD = 0  # nvml.h, nvmlDeviceGetModuleId: "For non-baseboard products, this ID would always be 0"
+ON_THE_MACHINE = 0  # nvml.h, nvmlGpuVirtualizationMode_t: NVML_GPU_VIRTUALIZATION_MODE_NONE
+
+
+def module_id(nvml: Any, handle: Any) -> int:
+    """Which module of its baseboard it is."""
+    number = ctypes.c_uint()  # pynvml's own is one for all threads
+    if status := nvml.nvmlDeviceGetModuleId(handle, ctypes.byref(number)):
+        raise nvml.NVMLError(status)
+    if number.value == NO_BASEBOARD:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    return number.value
+
+
+def physical_slot(nvml: Any, handle: Any) -> str:
+    """What the firmware calls the slot that the device is in, by the kernel (Documentation/ABI/testing/sysfs-bus-pci:
+    `address` of a slot is domain, bus and device). A virtual machine has slots that its hypervisor made up."""
+    if nvml.nvmlDeviceGetVirtualizationMode(handle) != ON_THE_MACHINE:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    address = pci_device(nvml, handle).name.partition(".")[0]
+    for slot in sorted(PCI_SLOTS.glob("*")):
+        if tools.text(slot / "address") == address:
+            return slot.name
+    raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+
 
 # nvml.h. Plain integers: pynvml 13 defines some of these constants as tuples.
 ECC_CORRECTED, ECC_UNCORRECTED = 0, 1
@@ -135,10 +290,10 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "pcie_generation_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkGeneration(h),
     "pcie_width": lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h),
     "pcie_width_max": lambda n, h: n.nvmlDeviceGetMaxPcieLinkWidth(h),
-    "pcie_width_able": link_facts.pcie_width_able,
-    "network_adapters": link_facts.network_adapters,
-    "module_id": position.module_id,
-    "physical_slot": position.physical_slot,
+    "pcie_width_able": pcie_width_able,
+    "network_adapters": network_adapters,
+    "module_id": module_id,
+    "physical_slot": physical_slot,
     "ecc_mode": lambda n, h: list(n.nvmlDeviceGetEccMode(h)),
     "ecc_mode_default": lambda n, h: n.nvmlDeviceGetDefaultEccMode(h),
     "mig_mode": lambda n, h: list(n.nvmlDeviceGetMigMode(h)),
@@ -152,13 +307,13 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "recovery_action": lambda n, h: field_values(n, h, [FIELD_RECOVERY_ACTION])[0],
     "numa_node": lambda n, h: n.nvmlDeviceGetNumaNodeId(h),
     "cpu_affinity": lambda n, h: [int(word) for word in n.nvmlDeviceGetCpuAffinity(h, 16)],
-    "fabric": link_facts.fabric,
-    "fabric_health": link_facts.fabric_health,
+    "fabric": fabric,
+    "fabric_health": fabric_health,
     "nvlink_states": lambda n, h: each_link(lambda link: n.nvmlDeviceGetNvLinkState(h, link), n),
     "nvlink_versions": lambda n, h: each_link(lambda link: n.nvmlDeviceGetNvLinkVersion(h, link), n),
     "nvlink_remote_types": lambda n, h: each_link(lambda link: n.nvmlDeviceGetNvLinkRemoteDeviceType(h, link), n),
-    "nvlink_remotes": link_facts.nvlink_remotes,
-    "nvlink_speeds": link_facts.nvlink_speeds,
+    "nvlink_remotes": nvlink_remotes,
+    "nvlink_speeds": nvlink_speeds,
     "processes": lambda n, h: [_process(process) for process in n.nvmlDeviceGetComputeRunningProcesses(h)],
     "ecc_uncorrected_volatile": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_UNCORRECTED, ECC_VOLATILE),
     "ecc_uncorrected_aggregate": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_UNCORRECTED, ECC_AGGREGATE),
@@ -170,8 +325,8 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "pcie_replays": lambda n, h: n.nvmlDeviceGetPcieReplayCounter(h),
     "slowdown_ns": _slowdown_ns,
     "ecc_corrected": _ecc_corrected,
-    "nvlink_errors": link_facts.nvlink_errors,
-    "nvlink_fec": lambda n, h: link_facts.link_fields(n, h, link_facts.FIELDS_NVLINK_FEC),
+    "nvlink_errors": nvlink_errors,
+    "nvlink_fec": lambda n, h: link_fields(n, h, FIELDS_NVLINK_FEC),
     "spare_rows": _spare_rows,
     "utilization_percent": lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu,
     "memory_used_bytes": lambda n, h: n.nvmlDeviceGetMemoryInfo(h).used,

@@ -12,22 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import network_ports, sysfs
-from pytest_gpufleet.hardware.environment import relevant
-from pytest_gpufleet.hardware.host_parts import (
-    bmc,
-    bmc_firmware,
-    disk_health,
-    dmi,
-    edac,
-    gpudirect,
-    nvme,
-    optics,
-    pci_devices,
-    processor_model,
-    processors,
-    rdma_writes,
-)
+from pytest_gpufleet.hardware import bmc, disks, dmi, edac, network_ports, optics, pci_devices, processors, rdma, tools
+from pytest_gpufleet.hardware.software import relevant
 from pytest_gpufleet.hardware.tools import Untold, output
 from pytest_gpufleet.model.facts import Unavailable
 
@@ -108,8 +94,8 @@ def processors_by_numa_node() -> dict[int, list[int]]:
     their memory is not next to any."""
     allowed = os.sched_getaffinity(0)
     memory = re.search(r"^Mems_allowed_list:\s*(\S+)", _text(STATUS), re.MULTILINE)
-    nodes = {int(path.name[4:]): sysfs.listed(_text(path / "cpulist")) for path in NUMA_NODES.glob("node[0-9]*")}
-    usable = sysfs.listed(memory[1]) if memory else set(nodes)
+    nodes = {int(path.name[4:]): tools.listed(_text(path / "cpulist")) for path in NUMA_NODES.glob("node[0-9]*")}
+    usable = tools.listed(memory[1]) if memory else set(nodes)
     whole = {number: sorted(each) for number, each in nodes.items() if each and each <= allowed and number in usable}
     return whole if any(nodes.values()) else {0: sorted(allowed)}
 
@@ -154,24 +140,24 @@ FACTS: dict[str, Callable[[], Any]] = {
     "network_ports": network_ports.read,
     "dmi": dmi.read,
     "memory_modules": dmi.memory_modules,
-    "nvme": nvme.read,
-    "processor": processor_model.read,
-    "bmc_firmware": bmc_firmware.read,
+    "nvme": disks.read_nvme,
+    "processor": processors.read_model,
+    "bmc_firmware": bmc.read_firmware,
     "memory_errors": edac.read,
     "processor_setup": processors.read,
     "pci_devices": pci_devices.read,
-    "gpudirect": gpudirect.read,
+    "gpudirect": rdma.read_gpudirect,
     "nccl_net_plugin": _nccl_net_plugin,
     "environment": relevant,
 }
 
 # What takes programs of the system or long: read when a check asks for it, and on record from then on.
 ON_REQUEST: dict[str, Callable[[], Any]] = {
-    "disk_health": disk_health.read,
+    "disk_health": disks.read,
     "optics": optics.read,
     "pcie_acs": pci_devices.acs,
     "bmc": bmc.read,
-    "rdma_writes": rdma_writes.read,
+    "rdma_writes": rdma.read,
 }
 
 

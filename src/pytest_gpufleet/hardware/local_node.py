@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from pytest_gpufleet.hardware import gpu_lock, host, nvml
+from pytest_gpufleet.hardware import host, locks, nvml
 from pytest_gpufleet.hardware.kernel_log import KernelLog, behind
 from pytest_gpufleet.hardware.nvml import Nvml
 from pytest_gpufleet.hardware.software import software
@@ -79,7 +79,7 @@ class LocalNode:
         return self._driver.present() if self._driver is not None else ()
 
     def lock(self) -> ExitStack:
-        return gpu_lock.lock(self.topology.gpus)
+        return locks.lock(self.topology.gpus)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import sysfs
+from pytest_gpufleet.hardware import tools
 
 ADAPTERS = Path("/sys/class/infiniband")
 INTERFACES = Path("/sys/class/net")
@@ -38,11 +38,11 @@ def read() -> list[dict[str, Any]]:
     return [
         {
             "port": f"{port.parts[-3]}/{port.name}",
-            "state": sysfs.text(port / "state") or "unknown",
-            "rate": sysfs.text(port / "rate"),
-            "link_layer": sysfs.text(port / "link_layer"),
-            "adapter": sysfs.text(port.parents[1] / "hca_type"),
-            "firmware": sysfs.text(port.parents[1] / "fw_ver"),
+            "state": tools.text(port / "state") or "unknown",
+            "rate": tools.text(port / "rate"),
+            "link_layer": tools.text(port / "link_layer"),
+            "adapter": tools.text(port.parents[1] / "hca_type"),
+            "firmware": tools.text(port.parents[1] / "fw_ver"),
             "function": (device := (port.parents[1] / "device").resolve()).name.rpartition(".")[2],
             "pcie": _pcie(device),
             "errors": _counts(port / "counters", ERRORS),
@@ -95,24 +95,24 @@ def nearest(device: Path) -> list[str]:
 def _shared(one: Path, other: Path) -> int:
     """How many steps from the root of a PCIe hierarchy ("pci0000:15") on two devices have in common."""
     common = os.path.commonpath([one, other])
-    return sum(part.startswith("pci") or sysfs.PCI_STEP.fullmatch(part) is not None for part in Path(common).parts)
+    return sum(part.startswith("pci") or tools.PCI_STEP.fullmatch(part) is not None for part in Path(common).parts)
 
 
 def _pcie(device: Path) -> dict[str, float]:
     """As the link runs, and as the adapter and the port above it can. A virtual function does not tell."""
     return {
-        "lanes": sysfs.lanes(device / "current_link_width") or 0.0,
-        "lanes_able": sysfs.lanes(device / "max_link_width") or 0.0,
-        "lanes_of_port": sysfs.lanes(device.parent / "max_link_width") or 0.0,
-        "speed": sysfs.number(device / "current_link_speed") or 0.0,
-        "speed_able": sysfs.number(device / "max_link_speed") or 0.0,
-        "speed_of_port": sysfs.number(device.parent / "max_link_speed") or 0.0,
+        "lanes": tools.lanes(device / "current_link_width") or 0.0,
+        "lanes_able": tools.lanes(device / "max_link_width") or 0.0,
+        "lanes_of_port": tools.lanes(device.parent / "max_link_width") or 0.0,
+        "speed": tools.number(device / "current_link_speed") or 0.0,
+        "speed_able": tools.number(device / "max_link_speed") or 0.0,
+        "speed_of_port": tools.number(device.parent / "max_link_speed") or 0.0,
     }
 
 
 def _carrier_changes(device: Path) -> int | None:
     """How often the link of an adapter's interfaces came or went since the system started."""
-    changes = [sysfs.text(path) for path in device.glob("net/*/carrier_changes")]
+    changes = [tools.text(path) for path in device.glob("net/*/carrier_changes")]
     return sum(int(each) for each in changes if each and each.isdigit()) if changes else None
 
 

@@ -9,15 +9,49 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_gpufleet.hardware import driver_signs
-from pytest_gpufleet.hardware.fact_tables import CALLS
+from pytest_gpufleet.hardware import tools
+from pytest_gpufleet.hardware.fact_tables import CALLS, NOT_HERE, named, text
 from pytest_gpufleet.hardware.node import NoGpus
-from pytest_gpufleet.hardware.nvml_answers import NOT_HERE, named, text
 from pytest_gpufleet.hardware.software import driver_problems, software
 from pytest_gpufleet.model.facts import CONSTANTS, Unavailable
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.language import some
+
+NVIDIA = "0x10de"
+# linux/pci_ids.h: VGA, 3D controllers (most GPUs of data centres) and other display, and the bridges NVSwitches are.
+CLASSES = {"0x0300": "GPU", "0x0302": "GPU", "0x0380": "GPU", "0x0680": "NVSwitch"}
+MOST = 3
+
+
+def signs_of_nvidia(root: Path = Path("/")) -> list[str]:
+    """What speaks for NVIDIA hardware below `root`, in a few words each; empty where nothing does.
+
+    A container without GPUs sees the PCI devices of its host, and often /proc/driver/nvidia too.
+    """
+    found = [(words, list(look(root))) for words, look in SIGNS.items()]
+    return [f"{words}: {some(names, MOST)}" for words, names in found if names]
+
+
+def _pci_devices(root: Path) -> Iterator[str]:
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        kind = CLASSES.get((tools.text(device / "class") or "")[:6])
+        if kind and tools.text(device / "vendor") == NVIDIA:
+            yield f"{kind} {device.name}"
+
+
+def _existing(root: Path, pattern: str) -> Iterator[str]:
+    return (f"/{path.relative_to(root)}" for path in sorted(root.glob(pattern)))
+
+
+SIGNS: dict[str, Callable[[Path], Iterator[str]]] = {
+    "on the PCI bus": _pci_devices,
+    "device files": lambda root: _existing(root, "dev/nvidia*"),
+    "a loaded driver": lambda root: _existing(root, "proc/driver/nvidia"),
+}
+
 
 # nvml.h: nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo -m`.
 PCIE_ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -63,7 +97,7 @@ def session() -> Iterator[Any]:
 
 
 def _no_gpus(why: str, installed: bool = True) -> NoGpus:
-    return NoGpus(why, [*driver_signs.signs_of_nvidia(), *(["an installed driver"] if installed else [])])
+    return NoGpus(why, [*signs_of_nvidia(), *(["an installed driver"] if installed else [])])
 
 
 class Nvml:

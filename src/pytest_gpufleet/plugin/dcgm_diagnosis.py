@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_gpufleet.hardware.host_parts import dcgm
+from pytest_gpufleet.hardware import dcgm
 from pytest_gpufleet.hardware.tools import NoAnswer, Untold
 from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.redaction import throughout

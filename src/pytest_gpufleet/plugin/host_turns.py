@@ -19,9 +19,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     run, stash = item.config.stash[RUN], item.config.stash
     if item.get_closest_marker("host_alone") is None or not _takes_turns(run) or KEPT_FROM_TURNS in stash:
         return (yield)
-    from pytest_gpufleet.hardware import host_turn
+    from pytest_gpufleet.hardware import locks
 
-    with host_turn.taken(partial(_tell, run, item.nodeid), _most_seconds(run)) as kept_by:
+    with locks.taken(partial(_tell, run, item.nodeid), _most_seconds(run)) as kept_by:
         if kept_by:
             stash[KEPT_FROM_TURNS] = True  # nobody waits as long for each of the other tests
             assert run.evidence is not None
@@ -38,7 +38,7 @@ def _takes_turns(run: Run) -> bool:
 
 def _most_seconds(run: Run) -> float:
     """DCGM's diagnostic is the longest check that takes turns, and has a deadline of its own."""
-    from pytest_gpufleet.hardware.host_parts import dcgm
+    from pytest_gpufleet.hardware import dcgm
 
     return GPUS_A_HOST * dcgm.SECONDS[run.options.dcgm]
 

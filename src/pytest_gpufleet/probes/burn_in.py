@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pytest_gpufleet.hardware.watch import Watch
+from pytest_gpufleet.hardware.telemetry import Watch
 from pytest_gpufleet.model.conditions import WARMED_THROUGH
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import Condition

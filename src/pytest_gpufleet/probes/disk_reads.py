@@ -14,7 +14,7 @@ from errno import EILSEQ, EIO, EROFS
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware.tools import Run, Untold, output
+from pytest_gpufleet.hardware.tools import RunTool, Untold, output
 from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
@@ -59,7 +59,7 @@ class DriveRead:
     figures: tuple[Measurement, ...]
 
 
-def read_drive(folder: Path | None, nbytes: int = GiB, run: Run = output) -> DriveRead:
+def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) -> DriveRead:
     """Write `nbytes` to a file in this folder, read them in order and at random past the page cache, and compare; then
     read them again for drive_bandwidth (GB/s, in blocks of 1 MiB) and drive_iops (of 4 KiB at random), both by one
     thread that has QUEUE_DEPTH reads under way.
@@ -103,7 +103,7 @@ def _file_system(device: int) -> str:
     return next((each[each.index("-") + 1] for each in mounted if each[2] == number), "")
 
 
-def _read_back(file: str, nbytes: int, folder: Path, run: Run) -> DriveRead:
+def _read_back(file: str, nbytes: int, folder: Path, run: RunTool) -> DriveRead:
     began = time.monotonic()
     try:
         printed = run(

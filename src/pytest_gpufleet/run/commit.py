@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_gpufleet.hardware.tools import Run, Untold, output
+from pytest_gpufleet.hardware.tools import RunTool, Untold, output
 
 CHECKOUT = Path(__file__).parents[3]
 SECONDS = 5
 
 
-def of_checkout(root: Path = CHECKOUT, run: Run = output) -> str:
+def of_checkout(root: Path = CHECKOUT, run: RunTool = output) -> str:
     """The commit that is checked out in `root`, with "-dirty" where tracked files differ from it; "" if this is no
     checkout, or git is not there to tell. Git is told which repository it is: so it goes by no GIT_DIR, and does not
     mind that somebody else owns a checkout which this user may only read."""

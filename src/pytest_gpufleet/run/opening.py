@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from pytest_gpufleet import __version__
-from pytest_gpufleet.hardware.environment import of_this_process, relevant
+from pytest_gpufleet.hardware.software import of_this_process, relevant
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import SCHEMA
 from pytest_gpufleet.model.suite import shipped

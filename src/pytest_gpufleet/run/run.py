@@ -391,7 +391,7 @@ class Ranks:
         import of its file, has changed. `fresh`: a test asks for new ranks itself."""
         self.test, self.foreign_test = test, "" if of_the_suite else test
         if of_the_suite:
-            from pytest_gpufleet.hardware.environment import put_back
+            from pytest_gpufleet.hardware.software import put_back
 
             put_back(self.environment)
         if (pool := self.in_use) is None:

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from pytest_gpufleet.hardware.environment import steering
-from pytest_gpufleet.hardware.watch import state_of
+from pytest_gpufleet.hardware.software import steering
+from pytest_gpufleet.hardware.telemetry import state_of
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import Condition, MiB
 from pytest_gpufleet.model.place import WORLD

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_gpufleet.hardware.watch import Watch
+from pytest_gpufleet.hardware.telemetry import Watch
 from pytest_gpufleet.model.conditions import SHARED_SPAN
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import Condition

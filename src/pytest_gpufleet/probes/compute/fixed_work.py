@@ -24,8 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_gpufleet.hardware.environment import of_this_process
-from pytest_gpufleet.hardware.software import software
+from pytest_gpufleet.hardware.software import of_this_process, software
 from pytest_gpufleet.model.fingerprint import Fingerprint, Part
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.probes.compute.corruption import kind

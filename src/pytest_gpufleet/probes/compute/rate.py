@@ -15,7 +15,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from pytest_gpufleet.hardware.watch import Watch
+from pytest_gpufleet.hardware.telemetry import Watch
 from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_gpufleet.hardware.watch import Watch
+from pytest_gpufleet.hardware.telemetry import Watch
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
 from pytest_gpufleet.probes.compute.corruption import Repetition, repeat_product
 from pytest_gpufleet.probes.compute.rate import WINDOW_SECONDS, must_have, product_rate

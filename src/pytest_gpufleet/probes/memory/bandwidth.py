@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from pytest_gpufleet.hardware.watch import state_of
+from pytest_gpufleet.hardware.telemetry import state_of
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.probes.timing.one_gpu import samples, warm_up

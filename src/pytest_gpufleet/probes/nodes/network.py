@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pytest_gpufleet.hardware import network_ports
-from pytest_gpufleet.hardware.environment import steering
+from pytest_gpufleet.hardware.software import steering
 from pytest_gpufleet.model.conditions import ALGORITHMS
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.probes.timing.all_ranks import everyones

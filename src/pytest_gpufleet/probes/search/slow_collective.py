@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from pytest_gpufleet.hardware import environment
+from pytest_gpufleet.hardware import software
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -64,7 +64,7 @@ def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: in
         ways = without_topology_file(world, collective, min(nbytes, LAUNCH_BYTES), slow.deadline)
     except Exception as error:  # whatever it is, the miss comes first
         clues.append(failed(error))
-    if steering := [f"{name}={value}" for name, value in environment.relevant().items() if name.startswith("NCCL_")]:
+    if steering := [f"{name}={value}" for name, value in software.relevant().items() if name.startswith("NCCL_")]:
         clues.append(f"variables that steer NCCL are set: {', '.join(steering)}")
     return [*ways, *(Fault("cause_unclear", (), clue) for clue in clues if clue)]
 

@@ -10,7 +10,7 @@ import os
 
 import torch.distributed as dist
 
-from pytest_gpufleet.hardware import environment
+from pytest_gpufleet.hardware import software
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
@@ -25,7 +25,7 @@ FASTER = 1.05  # what a search for the slow names anybody from; large messages d
 
 def without_topology_file(world: World, collective: str, nbytes: int, deadline: Deadline) -> list[Fault]:
     """What a collective over all ranks reaches when NCCL_TOPO_FILE is left out, once; nothing where it is not set."""
-    file = environment.steering().get(VARIABLE)
+    file = software.steering().get(VARIABLE)
     if not file:
         return []
     rates = deadline.run(world, _with_and_without, file, collective, nbytes)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_gpufleet.hardware.watch import Watch
+from pytest_gpufleet.hardware.telemetry import Watch
 from pytest_gpufleet.model.conditions import NO_SYNC
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import GpuState, Reading

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import sysfs
+from pytest_gpufleet.hardware import tools
 from pytest_gpufleet.hardware.tools import Untold
 
 # Where the kernel lists them, what they are, and from where the name is: the first that lists a device says what it is.
@@ -45,7 +45,7 @@ def read(root: Path = Path("/")) -> dict[str, dict[str, Any]]:
     collecting = {path.name.rpartition(":")[0] for path in (root / "sys/bus/pci_express/drivers/aer").glob("*:*")}
     devices: dict[str, dict[str, Any]] = {}
     for device, kind, name in _endpoints(root):
-        folders = [each for each in reversed((device, *device.parents)) if sysfs.PCI_STEP.fullmatch(each.name)]
+        folders = [each for each in reversed((device, *device.parents)) if tools.PCI_STEP.fullmatch(each.name)]
         for above, folder in zip((None, *folders), folders, strict=False):
             what = (kind, name) if folder == device else ("port", folder.name)
             known = devices.get(folder.name)
@@ -63,7 +63,7 @@ def acs(root: Path = Path("/")) -> dict[str, int | None]:
         folder.name: folder
         for device, _, _ in _endpoints(root)
         for folder in device.parents
-        if sysfs.PCI_STEP.fullmatch(folder.name)
+        if tools.PCI_STEP.fullmatch(folder.name)
     }
     return {address: _acs_control(folder / "config") for address, folder in sorted(ports.items())}
 
@@ -74,7 +74,7 @@ def _endpoints(root: Path) -> Iterator[tuple[Path, str, str]]:
     for pattern, kind in KINDS:
         for link in sorted(root.glob(pattern)):
             device = link.resolve()
-            if sysfs.PCI_STEP.fullmatch(device.name) and device not in seen:
+            if tools.PCI_STEP.fullmatch(device.name) and device not in seen:
                 seen.add(device)
                 yield device, kind, device.name if kind == "gpu" else link.parent.name
 
@@ -86,19 +86,19 @@ def _device(folder: Path, above: Path | None, kind: str, name: str, *, collectin
         "kind": kind,
         "name": name,
         "above": above.name if above else None,
-        "numa_node": sysfs.number(folder / "numa_node"),
-        "lanes": sysfs.lanes(folder / "current_link_width"),
-        "lanes_able": sysfs.lanes(folder / "max_link_width"),
-        "speed": sysfs.number(folder / "current_link_speed"),
-        "speed_able": sysfs.number(folder / "max_link_speed"),
-        "iommu": sysfs.text(folder / "iommu_group/type"),
+        "numa_node": tools.number(folder / "numa_node"),
+        "lanes": tools.lanes(folder / "current_link_width"),
+        "lanes_able": tools.lanes(folder / "max_link_width"),
+        "speed": tools.number(folder / "current_link_speed"),
+        "speed_able": tools.number(folder / "max_link_speed"),
+        "iommu": tools.text(folder / "iommu_group/type"),
         "errors": known if known and (collecting or any(known.values())) else None,
     }
 
 
 def _counts(path: Path) -> dict[str, int] | None:
     """Those above zero; None where the device counts none."""
-    text = sysfs.text(path)
+    text = tools.text(path)
     if text is None:
         return None
     lines = (line.rsplit(None, 1) for line in text.splitlines())

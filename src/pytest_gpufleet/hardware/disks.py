@@ -3,12 +3,50 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import sysfs
-from pytest_gpufleet.hardware.tools import NoAnswer, Run, Untold, output
+from pytest_gpufleet.hardware import tools
+from pytest_gpufleet.hardware.tools import NoAnswer, RunTool, Untold, output
+
+SECTOR = 512  # what a block device's `size` counts in, whatever the drive's own sectors are (block/genhd.c)
+# nvme0n1, and nvme0c0n1 where the kernel sees a drive over several ways: drivers/nvme/host/core.c
+NAMESPACE = re.compile(r"nvme\d+(c\d+)?n\d+")
+
+
+def read_nvme(root: Path = Path("/")) -> list[dict[str, Any]]:
+    """Of each drive its `name` ("nvme0"), `model`, `serial`, `firmware`, `state` ("live"), `transport` ("pcie", or by
+    which network it is reached), `address` on the PCI bus, `bytes` (all its namespaces together, None if it has none),
+    `namespaces` (bytes by name), and `lanes` and `speed` (GT/s) of its PCIe link, None where the system does not tell.
+    An empty list where there is none."""
+    return [_drive(drive) for drive in sorted((root / "sys/class/nvme").glob("nvme*"), key=_instance)]
+
+
+def _instance(drive: Path) -> int:
+    return int(re.sub(r"\D", "", drive.name) or 0)
+
+
+def _drive(drive: Path) -> dict[str, Any]:
+    spaces = {
+        each.name: tools.number(each / "size") for each in sorted(drive.iterdir()) if NAMESPACE.fullmatch(each.name)
+    }
+    sizes = {name: int(size) * SECTOR for name, size in spaces.items() if size is not None}
+    return {
+        "name": drive.name,
+        "model": tools.text(drive / "model"),
+        "serial": tools.text(drive / "serial"),
+        "firmware": tools.text(drive / "firmware_rev"),
+        "state": tools.text(drive / "state"),
+        "transport": tools.text(drive / "transport"),
+        "address": tools.text(drive / "address"),
+        "bytes": sum(sizes.values()) if sizes else None,
+        "namespaces": sizes,
+        "lanes": tools.number(drive / "device/current_link_width"),
+        "speed": tools.number(drive / "device/current_link_speed"),
+    }
+
 
 # smartctl(8): its status is a mask, of which the first two bits say that it could not ask the drive.
 ANY_STATUS, NOT_ASKED = tuple(range(256)), 0b11
@@ -17,16 +55,16 @@ KELVIN = 273
 ATA = {"reallocated": 5, "pending": 197, "uncorrectable": 198}
 
 
-def read(root: Path = Path("/"), run: Run = output) -> list[dict[str, Any]]:
+def read(root: Path = Path("/"), run: RunTool = output) -> list[dict[str, Any]]:
     """Of each drive that could be asked its `device` ("nvme0", "sda"), `model`, whether it calls itself healthy
     (`passed`), whether it is `rotating`, and what its kind counts: of NVMe `critical_warning` (bits), `spare` and
     `spare_threshold` in %, `used` (% of the writes that it was made for), `media_errors`, `unsafe_shutdowns`; of SATA
     `reallocated`, `pending` and `uncorrectable` sectors; of all `celsius`; of one that did not answer in time only
     `silent`, in words. Untold where no drive could be asked, with the reason of the first."""
     drives = [
-        each for each in sorted((root / "sys/class/nvme").glob("nvme*")) if sysfs.text(each / "transport") == "pcie"
+        each for each in sorted((root / "sys/class/nvme").glob("nvme*")) if tools.text(each / "transport") == "pcie"
     ]
-    disks = [each for each in sorted((root / "sys/block").glob("sd*")) if sysfs.text(each / "removable") == "0"]
+    disks = [each for each in sorted((root / "sys/block").glob("sd*")) if tools.text(each / "removable") == "0"]
     names = [each.name for each in (*drives, *disks)]
     if not names:
         raise Untold("this system shows no drive of its own")
@@ -43,7 +81,7 @@ def read(root: Path = Path("/"), run: Run = output) -> list[dict[str, Any]]:
     return told
 
 
-def _asked(name: str, run: Run) -> dict[str, Any]:
+def _asked(name: str, run: RunTool) -> dict[str, Any]:
     try:
         return _by_smartctl(name, run)
     except NoAnswer:
@@ -54,7 +92,7 @@ def _asked(name: str, run: Run) -> dict[str, Any]:
         return _by_nvme(name, run)
 
 
-def _by_smartctl(name: str, run: Run) -> dict[str, Any]:
+def _by_smartctl(name: str, run: RunTool) -> dict[str, Any]:
     said = _json("smartctl", run("smartctl", "--json=c", "-a", f"/dev/{name}", statuses=ANY_STATUS))
     about = said.get("smartctl", {})
     if about.get("exit_status", 0) & NOT_ASKED:
@@ -80,7 +118,7 @@ def _by_smartctl(name: str, run: Run) -> dict[str, Any]:
     }
 
 
-def _by_nvme(name: str, run: Run) -> dict[str, Any]:
+def _by_nvme(name: str, run: RunTool) -> dict[str, Any]:
     """nvme-smart-log(1): the temperature is in K, and later versions take the warnings apart."""
     said = _json("nvme", run("nvme", "smart-log", f"/dev/{name}", "-o", "json"))
     warning, kelvin = said.get("critical_warning"), said.get("temperature")

@@ -12,7 +12,21 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware.tools import Run, Untold, output
+from pytest_gpufleet.hardware import tools
+from pytest_gpufleet.hardware.tools import RunTool, Untold, output
+
+
+def read_firmware(root: Path = Path("/")) -> str:
+    """Its version, as "24.9": the driver writes the part behind the point in hexadecimal
+    (drivers/char/ipmi/ipmi_msghandler.c, firmware_revision_show). Untold where no driver has found one."""
+    found = sorted((root / "sys/devices/platform").glob("ipmi_bmc.*/firmware_revision"))
+    versions = [told for path in found if (told := tools.text(path))]
+    if not versions:
+        raise Untold(
+            "no BMC answers the kernel of this system: load ipmi_si, or ask on the host of the VM or container"
+        )
+    return versions[0]
+
 
 # Where ipmitool looks for the kernel's interface (src/plugins/open/open.c).
 DEVICES = ("dev/ipmi0", "dev/ipmi/0", "dev/ipmidev/0")
@@ -24,7 +38,7 @@ NEWEST, LOG_SECONDS = 200, 60.0
 DATES = ("%m/%d/%Y", "%m/%d/%y")
 
 
-def read(root: Path = Path("/"), run: Run = output) -> dict[str, Any]:
+def read(root: Path = Path("/"), run: RunTool = output) -> dict[str, Any]:
     """`power`, `fans`, `temperatures`: of each sensor `name`, `entity` ("10.1": IPMI's kind of part and its number),
     `status` (ok, ns for one that tells nothing, else the threshold that is passed: lnc, lcr, lnr, unc, ucr, unr) and
     `reading` ("4680 RPM", or states: "Presence detected, Failure detected").
@@ -57,7 +71,7 @@ def _sensors(printed: str) -> list[dict[str, str]]:
     ]
 
 
-def _log(run: Run) -> dict[str, Any]:
+def _log(run: RunTool) -> dict[str, Any]:
     told = dict(_key_value(line) for line in run("ipmitool", "sel", "info").splitlines() if ":" in line)
     full = told.get("Overflow") == "true" or told.get("Percent Used") == "100%"
     printed = run("ipmitool", "sel", "elist", "last", str(NEWEST), seconds=LOG_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import sysfs
+from pytest_gpufleet.hardware import tools
 from pytest_gpufleet.hardware.tools import Untold
 
 
@@ -26,18 +26,18 @@ def read(root: Path = Path("/")) -> list[dict[str, Any]]:
 def _controller(folder: Path) -> dict[str, Any]:
     return {
         "controller": folder.name,
-        "driver": sysfs.text(folder / "mc_name"),
-        "corrected": sysfs.whole(folder / "ce_count"),
-        "uncorrected": sysfs.whole(folder / "ue_count"),
-        "seconds": sysfs.whole(folder / "seconds_since_reset"),
+        "driver": tools.text(folder / "mc_name"),
+        "corrected": tools.whole(folder / "ce_count"),
+        "uncorrected": tools.whole(folder / "ue_count"),
+        "seconds": tools.whole(folder / "seconds_since_reset"),
         "modules": [_module(each) for each in sorted(folder.glob("dimm[0-9]*"), key=lambda path: int(path.name[4:]))],
     }
 
 
 def _module(folder: Path) -> dict[str, Any]:
     return {
-        "label": sysfs.text(folder / "dimm_label") or folder.name,
-        "location": sysfs.text(folder / "dimm_location"),
-        "corrected": sysfs.whole(folder / "dimm_ce_count"),
-        "uncorrected": sysfs.whole(folder / "dimm_ue_count"),
+        "label": tools.text(folder / "dimm_label") or folder.name,
+        "location": tools.text(folder / "dimm_location"),
+        "corrected": tools.whole(folder / "dimm_ce_count"),
+        "uncorrected": tools.whole(folder / "dimm_ue_count"),
     }

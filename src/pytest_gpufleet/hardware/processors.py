@@ -6,7 +6,26 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import sysfs
+from pytest_gpufleet.hardware import tools
+
+FIRST = 4096  # bytes of /proc/cpuinfo: more than the kernel writes of one processor
+
+
+def read_model(root: Path = Path("/")) -> dict[str, Any]:
+    """`model` ("Intel(R) Xeon(R) Platinum 8480C", None where /proc/cpuinfo does not tell, as on Arm) and `cores` (on
+    line, of all sockets together), None where the system does not tell."""
+    cores = {tools.text(each) for each in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings")}
+    return {"model": _model(root / "proc/cpuinfo"), "cores": len(cores - {None}) or None}
+
+
+def _model(path: Path) -> str | None:
+    try:
+        with path.open(errors="replace") as file:
+            told = re.search(r"^model name\s*:\s*(.*\S)", file.read(FIRST), re.MULTILINE)
+    except OSError:
+        return None
+    return re.sub(r"\s+", " ", told[1]) if told else None
+
 
 CPU = Path("sys/devices/system/cpu")
 KIB = 1 << 10
@@ -20,36 +39,36 @@ def read(root: Path = Path("/")) -> dict[str, Any]:
     `microseconds` that leaving it takes, whether it is `disabled`; `numa_balancing` (0: off, 1: on, 2 and 3: between
     tiers of memory), `transparent_hugepages` ("madvise"), `swap_bytes` and `swap_used_bytes`; `numa_memory`: bytes of
     each NUMA node with processors, by its number; `virtual`: whether a hypervisor is below."""
-    present, online = (sysfs.listed(sysfs.text(root / CPU / name)) for name in ("present", "online"))
-    packages = {sysfs.text(each) for each in (root / CPU).glob("cpu[0-9]*/topology/physical_package_id")}
-    hugepages = re.search(r"\[(\w+)\]", sysfs.text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
+    present, online = (tools.listed(tools.text(root / CPU / name)) for name in ("present", "online"))
+    packages = {tools.text(each) for each in (root / CPU).glob("cpu[0-9]*/topology/physical_package_id")}
+    hugepages = re.search(r"\[(\w+)\]", tools.text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
     return {
         "sockets": len(packages - {None, "-1"}) or None,  # -1: the firmware does not tell (drivers/base/topology.c)
         "offline": sorted(present - online) if online else [],
-        "smt": sysfs.text(root / CPU / "smt/control"),
-        "clock_source": sysfs.text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "smt": tools.text(root / CPU / "smt/control"),
+        "clock_source": tools.text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
         "idle_states": [_idle_state(state) for state in sorted((root / CPU / "cpu0/cpuidle").glob("state*"))],
-        "numa_balancing": sysfs.whole(root / "proc/sys/kernel/numa_balancing"),
+        "numa_balancing": tools.whole(root / "proc/sys/kernel/numa_balancing"),
         "transparent_hugepages": hugepages[1] if hugepages else None,
         **_swap(root),
         "numa_memory": _numa_memory(root),
         "virtual": bool(
-            re.search(r"^flags\s*:.*\bhypervisor\b", sysfs.text(root / "proc/cpuinfo") or "", re.MULTILINE)
+            re.search(r"^flags\s*:.*\bhypervisor\b", tools.text(root / "proc/cpuinfo") or "", re.MULTILINE)
         ),
     }
 
 
 def _idle_state(state: Path) -> dict[str, Any]:
     return {
-        "name": sysfs.text(state / "name"),
-        "microseconds": sysfs.whole(state / "latency"),
-        "disabled": bool(sysfs.whole(state / "disable")),
+        "name": tools.text(state / "name"),
+        "microseconds": tools.whole(state / "latency"),
+        "disabled": bool(tools.whole(state / "disable")),
     }
 
 
 def _swap(root: Path) -> dict[str, int | None]:
     """proc(5), /proc/swaps: name, type, size and what of it is used, in KiB."""
-    told = sysfs.text(root / "proc/swaps")
+    told = tools.text(root / "proc/swaps")
     if told is None:
         return {"swap_bytes": None, "swap_used_bytes": None}
     columns = [line.split()[2:4] for line in told.splitlines()[1:]]
@@ -60,7 +79,7 @@ def _swap(root: Path) -> dict[str, int | None]:
 def _numa_memory(root: Path) -> dict[str, int]:
     memory = {}
     for node in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        total = re.search(r"MemTotal:\s*(\d+) kB", sysfs.text(node / "meminfo") or "")
-        if total and sysfs.text(node / "cpulist"):
+        total = re.search(r"MemTotal:\s*(\d+) kB", tools.text(node / "meminfo") or "")
+        if total and tools.text(node / "cpulist"):
             memory[node.name[4:]] = int(total[1]) * KIB
     return memory

@@ -18,6 +18,20 @@ from typing import Any
 from pytest_gpufleet.hardware import network_ports, tools
 from pytest_gpufleet.hardware.tools import Untold
 
+# Modules by which an adapter's driver asks NVIDIA's for memory: the driver's own, the one before it, and that of EFA.
+MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
+
+
+def read_gpudirect(root: Path = Path("/")) -> dict[str, Any]:
+    """`peer_module`: the one of MODULES that is loaded, None if none is. `open_modules`: whether NVIDIA's driver is the
+    open one, which alone gives memory away as a DMA-BUF; None where no driver is loaded."""
+    version = tools.text(root / "proc/driver/nvidia/version")
+    return {
+        "peer_module": next((name for name in MODULES if (root / "sys/module" / name).exists()), None),
+        "open_modules": None if version is None else "Open Kernel Module" in version.splitlines()[0],
+    }
+
+
 PROGRAM = "ib_write_bw"
 # As Azure's health checks write (azure_ib_write_bw_gdr.nhc). A thousand of them take 0.2 s at 400 Gb/s.
 NBYTES, WRITES = 8 << 20, 1000

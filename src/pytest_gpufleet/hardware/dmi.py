@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import sysfs
+from pytest_gpufleet.hardware import tools
 from pytest_gpufleet.hardware.tools import Untold
 
 # Anybody may read these (drivers/firmware/dmi-id.c). Serial numbers are for root alone, and host.serial reads the one
@@ -30,7 +30,7 @@ TYPES = {0x18: "DDR3", 0x1A: "DDR4", 0x20: "HBM", 0x21: "HBM2", 0x22: "DDR5", 0x
 def read(root: Path = Path("/")) -> dict[str, str | None]:
     """`vendor` and `product` of the machine, `board_vendor` and `board`, `bios_vendor`, `bios_version` and `bios_date`.
     Untold where the system has no such firmware, as in many containers."""
-    told = {key: sysfs.text(root / "sys/class/dmi/id" / name) for key, name in IDS.items()}
+    told = {key: tools.text(root / "sys/class/dmi/id" / name) for key, name in IDS.items()}
     if not any(told.values()):
         raise Untold("this system does not tell what its firmware says of the machine (/sys/class/dmi/id)")
     return told

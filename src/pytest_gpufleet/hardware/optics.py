@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import sysfs, tools
+from pytest_gpufleet.hardware import tools
 from pytest_gpufleet.hardware.tools import NoAnswer, Untold
 
 NVIDIA = "0x15b3"  # Mellanox: the vendor of a PCI device
@@ -36,7 +36,7 @@ RANGE = re.compile(r"(.*?) *\[(-?[\d.]+)\.\.(-?[\d.]+)\]")
 Section = Mapping[str, Any]
 
 
-def read(root: Path = Path("/"), run: tools.Run = tools.output) -> list[dict[str, Any]]:
+def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[dict[str, Any]]:
     """Of each active port of an NVIDIA adapter: its `port` ("mlx5_0/1"), `cable` (its type), `fec`; `readings` by the
     names of READINGS, each with `values` by lane, `least` and `most` as the module has them (none of a copper cable);
     the COUNTERS since they were cleared (`minutes` ago), None for one that is not told; `flags` that are raised, of
@@ -54,10 +54,10 @@ def read(root: Path = Path("/"), run: tools.Run = tools.output) -> list[dict[str
 
 
 def _active(port: Path) -> bool:
-    return sysfs.text(port / "../../device/vendor") == NVIDIA and "ACTIVE" in (sysfs.text(port / "state") or "")
+    return tools.text(port / "../../device/vendor") == NVIDIA and "ACTIVE" in (tools.text(port / "state") or "")
 
 
-def _port(device: str, run: tools.Run) -> dict[str, Any]:
+def _port(device: str, run: tools.RunTool) -> dict[str, Any]:
     try:
         told = _told(device, run)
         if told["flags"]:
@@ -69,7 +69,7 @@ def _port(device: str, run: tools.Run) -> dict[str, Any]:
     return {"port": f"{device}/1", **told}
 
 
-def _told(device: str, run: tools.Run) -> dict[str, Any]:
+def _told(device: str, run: tools.RunTool) -> dict[str, Any]:
     document = _document(device, run)
     module, link, counters = (
         document.get(section) or {} for section in ("Module Info", "Operational Info", "Physical Counters and BER Info")
@@ -84,7 +84,7 @@ def _told(device: str, run: tools.Run) -> dict[str, Any]:
     }
 
 
-def _document(device: str, run: tools.Run) -> Section:
+def _document(device: str, run: tools.RunTool) -> Section:
     """What mlxlink tells of a device, by sections. It also says in the document whether it could."""
     why = Untold("nothing was asked")
     for program in PROGRAMS:
