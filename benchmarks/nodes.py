@@ -34,9 +34,8 @@ import msgspec
 import pytest
 
 from pytest_gpufleet.model.suite import shipped
-from pytest_gpufleet.nodes import cluster, local_transport
-from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings
-from pytest_gpufleet.nodes.frames import Frames
+from pytest_gpufleet.nodes import cluster, transport
+from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings, Frames
 from pytest_gpufleet.plugin import html_report, mirrored
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.run import cluster_run, node_folders, node_runs, node_transport
@@ -138,11 +137,11 @@ def begin(settings: AgentSettings) -> AgentProcess:
     return AgentProcess(process, Frames(ours))
 
 
-def transport_for(options: Options) -> local_transport.LocalTransport:
+def transport_for(options: Options) -> transport.LocalTransport:
     settings = node_transport.settings_for(options)
     assert isinstance(options.nodes, int)
     names = [f"gf{number:04}" for number in range(options.nodes)]
-    return local_transport.LocalTransport([msgspec.structs.replace(settings, name=name) for name in names], begin)
+    return transport.LocalTransport([msgspec.structs.replace(settings, name=name) for name in names], begin)
 
 
 def told_by_a_node() -> tuple[list[str], list[str]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.nodes import ray_access
+from pytest_gpufleet.nodes import ray_transport
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import Rendezvous
@@ -42,7 +42,7 @@ def main(folder: str) -> None:
 def refused_with_another_token(address: str) -> str:
     own, os.environ["RAY_AUTH_TOKEN"] = os.environ["RAY_AUTH_TOKEN"], "of another cluster"
     try:
-        ray_access.find(address)
+        ray_transport.find(address)
     except Refused as refused:
         return str(refused)
     finally:

@@ -8,8 +8,7 @@ import sys
 import time
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings
-from pytest_gpufleet.nodes.frames import Frames
+from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings, Frames
 from pytest_gpufleet.nodes.messages import Ask, Beat, End, Ending, Pulse, RankAnswered, Reply, Submit, ToAgent
 from tests.nodes.fake_transport import hello
 

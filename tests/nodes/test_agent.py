@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.nodes import installed
+from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.messages import (
     Beat,
@@ -91,7 +91,7 @@ def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):
     (tmp_path / "test_own.py").write_text("changed")
     with controlled(settings(tmp_path, suite=("test_own.py",))) as agent:
         hello = agent.hear(Hello)
-        assert (hello.suite != first, hello.package) == (True, installed.package())
+        assert (hello.suite != first, hello.package) == (True, same_install.package())
 
 
 def test_where_the_folder_of_the_run_is_not_there_it_says_so(tmp_path):

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from pytest_gpufleet.nodes.aside import Aside
+from pytest_gpufleet.nodes.agent import Aside
 
 
 def take_in(aside, until):

@@ -14,8 +14,7 @@ from pytest_gpufleet.nodes import messages as say
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.cluster_engine import ClusterEngine
-from pytest_gpufleet.nodes.local_transport import LocalTransport
-from pytest_gpufleet.nodes.transport import Arrived, Gone
+from pytest_gpufleet.nodes.transport import Arrived, Gone, LocalTransport
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.pool import Pool
 from pytest_gpufleet.world.rank_failure import RankFailure

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.nodes import installed
+from pytest_gpufleet.nodes import same_install
 
 
 @pytest.fixture
@@ -16,9 +16,9 @@ def folder(tmp_path):
 def test_the_same_files_elsewhere_are_the_same_suite(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     (folder / "checks").rename(other / "checks")
-    before = installed.suite(other, ["checks"])
+    before = same_install.suite(other, ["checks"])
     (other / "checks").rename(folder / "checks")
-    assert installed.suite(folder, ["checks"]) == before
+    assert same_install.suite(folder, ["checks"]) == before
 
 
 @pytest.mark.parametrize(
@@ -32,42 +32,42 @@ def test_the_same_files_elsewhere_are_the_same_suite(folder, tmp_path_factory):
     ids=["changed", "removed", "renamed", "added"],
 )
 def test_other_files_are_another_suite(folder, change):
-    before = installed.suite(folder, ["checks"])
+    before = same_install.suite(folder, ["checks"])
     change(folder / "checks")
-    assert installed.suite(folder, ["checks"]) != before
-    assert installed.suite(folder, ["checks::test_it"]) == installed.suite(folder, ["checks"])
+    assert same_install.suite(folder, ["checks"]) != before
+    assert same_install.suite(folder, ["checks::test_it"]) == same_install.suite(folder, ["checks"])
 
 
 @pytest.mark.parametrize("place", ["conftest.py", "checks/conftest.py"])
 def test_another_conftest_on_the_way_to_a_file_is_another_suite(folder, place):
-    before = installed.suite(folder, ["checks/test_a.py"])
+    before = same_install.suite(folder, ["checks/test_a.py"])
     (folder / place).write_text("fixtures")
-    assert installed.suite(folder, ["checks/test_a.py"]) != before
+    assert same_install.suite(folder, ["checks/test_a.py"]) != before
 
 
 def test_what_pytest_does_not_look_at_is_no_part_of_it(folder):
-    before = installed.suite(folder, ["checks"])
+    before = same_install.suite(folder, ["checks"])
     (folder / "checks" / ".venv").mkdir()
     (folder / "checks" / ".venv" / "test_a.py").write_text("of somebody else")
     (folder / "checks" / "notes.txt").write_text("to do")
-    assert installed.suite(folder, ["checks"]) == before
+    assert same_install.suite(folder, ["checks"]) == before
 
 
 def test_a_file_that_is_not_there_makes_another_one(folder):
-    before = installed.suite(folder, ["test_none.py"])
+    before = same_install.suite(folder, ["test_none.py"])
     (folder / "test_none.py").write_text("it is there now")
-    assert installed.suite(folder, ["test_none.py"]) != before
+    assert same_install.suite(folder, ["test_none.py"]) != before
 
 
 def test_where_the_folder_of_the_run_is_not_there_is_no_suite(folder):
-    assert installed.suite(folder / "none", []) == ""
-    assert installed.suite(folder, []) != ""
+    assert same_install.suite(folder / "none", []) == ""
+    assert same_install.suite(folder, []) != ""
 
 
 def test_the_package_has_a_sum():
-    assert len(installed.package()) == 64
+    assert len(same_install.package()) == 64
 
 
 def test_each_node_says_which_version_carries_its_messages(monkeypatch):
-    monkeypatch.setattr(installed, "version", {"ray": "2.59.0"}.__getitem__)
-    assert [installed.transport(name) for name in ("local", "ray")] == ["local", "ray 2.59.0"]
+    monkeypatch.setattr(same_install, "version", {"ray": "2.59.0"}.__getitem__)
+    assert [same_install.transport(name) for name in ("local", "ray")] == ["local", "ray 2.59.0"]

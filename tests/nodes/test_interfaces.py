@@ -7,7 +7,7 @@ import pytest
 
 from pytest_gpufleet.nodes import interfaces
 from pytest_gpufleet.nodes.interfaces import Interface
-from pytest_gpufleet.nodes.rank_environment import of_network, without_ray
+from pytest_gpufleet.nodes.ranks_here import of_network, without_ray
 
 
 def has(address):

@@ -8,8 +8,8 @@ import pytest
 
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.cluster import Cluster
-from pytest_gpufleet.nodes.local_transport import LocalTransport
 from pytest_gpufleet.nodes.messages import RankAnswered, Rendezvous, Submit
+from pytest_gpufleet.nodes.transport import LocalTransport
 from pytest_gpufleet.world.engines import processes
 from tests.nodes import stub_agent
 

@@ -1,6 +1,6 @@
 """Who is lost when."""
 
-from pytest_gpufleet.nodes.presence import Presence
+from pytest_gpufleet.nodes.cluster import Presence
 
 
 def presence(nodes: int = 2) -> Presence:

@@ -5,9 +5,8 @@ import sys
 import pytest
 
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.nodes import ray_access
-from pytest_gpufleet.nodes.ray_access import Access, Knock
-from pytest_gpufleet.nodes.ray_transport import names_of
+from pytest_gpufleet.nodes import ray_transport
+from pytest_gpufleet.nodes.ray_transport import Access, Knock, names_of
 from tests.conftest import ROOT
 
 OPEN, CLOSED = Access("10.0.0.1:6379", asks=False), Access("10.0.0.1:6379", asks=True)
@@ -18,9 +17,9 @@ def knocks(monkeypatch):
     """What a process hears that knocks without a token, and one that has what this one has."""
 
     def answers(without: Knock, own: Knock) -> None:
-        monkeypatch.setattr(ray_access, "version", lambda name: "2.60.0")
-        monkeypatch.setattr(ray_access, "_begin", lambda address, mode: without if mode == "disabled" else own)
-        monkeypatch.setattr(ray_access, "_outcome", lambda knock: knock)
+        monkeypatch.setattr(ray_transport, "version", lambda name: "2.60.0")
+        monkeypatch.setattr(ray_transport, "_begin", lambda address, mode: without if mode == "disabled" else own)
+        monkeypatch.setattr(ray_transport, "_outcome", lambda knock: knock)
 
     return answers
 
@@ -31,7 +30,7 @@ IN, KEPT_OUT = Knock("10.0.0.1:6379"), Knock("10.0.0.1:6379", refused=True, why=
 @pytest.mark.parametrize(("without", "own", "found"), [(IN, IN, OPEN), (KEPT_OUT, IN, CLOSED), (IN, KEPT_OUT, OPEN)])
 def test_a_cluster_is_secured_if_it_keeps_a_process_without_token_out(knocks, without, own, found):
     knocks(without, own)
-    assert ray_access.find(None) == found
+    assert ray_transport.find(None) == found
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_a_cluster_is_secured_if_it_keeps_a_process_without_token_out(knocks, wi
 def test_why_this_process_is_not_let_in_is_one_sentence(knocks, without, own, told):
     knocks(without, own)
     with pytest.raises(Refused, match=told) as refused:
-        ray_access.find("10.0.0.1:6379")
+        ray_transport.find("10.0.0.1:6379")
     assert "\n" not in str(refused.value)
 
 
@@ -54,28 +53,28 @@ def test_where_ray_is_missing_it_is_said_how_to_get_it(monkeypatch, tmp_path):
     (tmp_path / "ray").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(Refused, match=r"pip install 'pytest-gpufleet\[ray\]'"):
-        ray_access.find(None)
+        ray_transport.find(None)
 
 
 @pytest.mark.parametrize(("here", "old"), [("2.9.3", True), ("2.51.1", True), ("2.52.0", False), ("3.0.0.dev0", False)])
 def test_a_ray_that_knows_of_no_tokens_is_named(knocks, monkeypatch, here, old):
     knocks(IN, IN)
-    monkeypatch.setattr(ray_access, "version", lambda name: here)
+    monkeypatch.setattr(ray_transport, "version", lambda name: here)
     if old:
         with pytest.raises(Refused, match=rf"needs Ray 2\.52 or later.*{here}"):
-            ray_access.find(None)
+            ray_transport.find(None)
     else:
-        assert ray_access.find(None) == OPEN
+        assert ray_transport.find(None) == OPEN
 
 
 def test_the_least_ray_is_the_one_that_is_installed_with_this():
-    assert f'ray = ["ray>={ray_access.LEAST}"]' in (ROOT / "pyproject.toml").read_text()
+    assert f'ray = ["ray>={ray_transport.LEAST}"]' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_rays_client_is_no_way_into_a_cluster(knocks):
     knocks(IN, IN)
     with pytest.raises(Refused, match="HOST:PORT"):
-        ray_access.find("ray://10.0.0.1:10001")
+        ray_transport.find("ray://10.0.0.1:10001")
 
 
 @pytest.mark.parametrize(
@@ -89,8 +88,8 @@ def test_rays_client_is_no_way_into_a_cluster(knocks):
     ],
 )
 def test_what_keeps_strangers_out(monkeypatch, access, addresses, others, insecure, kept):
-    monkeypatch.setattr(ray_access, "_other_interfaces", lambda: others)
-    assert ray_access.secured(access, addresses, insecure) == kept
+    monkeypatch.setattr(ray_transport, "_other_interfaces", lambda: others)
+    assert ray_transport.secured(access, addresses, insecure) == kept
 
 
 @pytest.mark.parametrize(
@@ -98,9 +97,9 @@ def test_what_keeps_strangers_out(monkeypatch, access, addresses, others, insecu
     [(["10.0.0.1"], ["eth0"]), (["127.0.0.1"], ["eth0"]), (["127.0.0.1", "10.0.0.2"], []), (["localhost"], [])],
 )
 def test_a_cluster_that_lets_in_everybody_is_refused(monkeypatch, addresses, others):
-    monkeypatch.setattr(ray_access, "_other_interfaces", lambda: others)
+    monkeypatch.setattr(ray_transport, "_other_interfaces", lambda: others)
     with pytest.raises(Refused, match="--fleet-insecure"):
-        ray_access.secured(OPEN, addresses, insecure=False)
+        ray_transport.secured(OPEN, addresses, insecure=False)
 
 
 def node(host: str, address: str) -> dict[str, str]:

@@ -6,8 +6,7 @@ import random
 import pytest
 
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.ray_actor import MOST_BYTES, Relay, a_call_full
-from pytest_gpufleet.nodes.ray_line import Line, in_short
+from pytest_gpufleet.nodes.ray_actor import MOST_BYTES, Line, Relay, a_call_full, in_short
 from pytest_gpufleet.nodes.transport import Arrived, Gone
 from tests.nodes.fake_ray import Actor, Unavailable
 

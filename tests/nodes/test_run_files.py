@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pytest_gpufleet.nodes import run_files
+from pytest_gpufleet.nodes import suite_process
 
 
 @pytest.fixture
@@ -21,18 +21,18 @@ def folder(tmp_path):
 
 
 def test_files_with_their_sizes_and_nothing_else(folder):
-    assert run_files.sizes(folder) == {"evidence.jsonl": 10, "inner/page.html": 3}
+    assert suite_process.sizes(folder) == {"evidence.jsonl": 10, "inner/page.html": 3}
 
 
 def test_a_file_that_gets_another_name_meanwhile_is_none(folder, monkeypatch):
     monkeypatch.setattr(os, "walk", lambda top: [(str(folder), [], ["report.html.tmp", "evidence.jsonl"])])
-    assert run_files.sizes(folder) == {"evidence.jsonl": 10}
+    assert suite_process.sizes(folder) == {"evidence.jsonl": 10}
 
 
 def test_parts(folder):
-    parts = [run_files.part(folder, "evidence.jsonl", offset, 4) for offset in (0, 4, 8, 12)]
+    parts = [suite_process.part(folder, "evidence.jsonl", offset, 4) for offset in (0, 4, 8, 12)]
     assert parts == [b"0123", b"4567", b"89", b""]
-    assert run_files.part(folder, "inner/page.html", 0, 100) == b"<p>"
+    assert suite_process.part(folder, "inner/page.html", 0, 100) == b"<p>"
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_parts(folder):
 )
 def test_no_way_out(folder, name):
     with pytest.raises((OSError, ValueError)):
-        run_files.part(folder, name, 0, 100)
+        suite_process.part(folder, name, 0, 100)

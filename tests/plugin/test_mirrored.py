@@ -9,8 +9,8 @@ from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.nodes.cluster import Lost
 from pytest_gpufleet.nodes.messages import SuiteEnded
-from pytest_gpufleet.nodes.roll import Lost
 from pytest_gpufleet.plugin import mirrored
 from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
 from pytest_gpufleet.run.folder import RunFolder

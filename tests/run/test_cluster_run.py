@@ -11,9 +11,8 @@ from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.nodes.cluster import Trouble
+from pytest_gpufleet.nodes.cluster import Lost, Trouble
 from pytest_gpufleet.nodes.messages import CheckHealth, Health, Hello, Lock, ReadHost, RunSuite
-from pytest_gpufleet.nodes.roll import Lost
 from pytest_gpufleet.run import node_folders
 from pytest_gpufleet.run.cluster_run import ClusterRun
 from pytest_gpufleet.run.folder import RunFolder

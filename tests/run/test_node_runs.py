@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.nodes.cluster import Trouble
+from pytest_gpufleet.nodes.cluster import Lost, Trouble
 from pytest_gpufleet.nodes.messages import SuiteEnded
-from pytest_gpufleet.nodes.roll import Lost
 from pytest_gpufleet.run import node_folders
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import queue
 import select
 import selectors
 import shutil
@@ -17,8 +18,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,11 +28,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes import interfaces, own_node, rank_environment, run_files
+from pytest_gpufleet.nodes import interfaces, own_node, ranks_here, suite_process
 from pytest_gpufleet.nodes import messages as say
-from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.aside import Aside
-from pytest_gpufleet.nodes.frames import Frames
+from pytest_gpufleet.nodes.agent_process import AgentSettings, Frames
 from pytest_gpufleet.nodes.own_node import OwnNode
 from pytest_gpufleet.nodes.ranks_here import RanksHere
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
@@ -38,6 +38,45 @@ from pytest_gpufleet.world.engines import held_folders, processes
 from pytest_gpufleet.world.engines.forkserver import PR_SET_CHILD_SUBREAPER
 from pytest_gpufleet.world.engines.local import LocalEngine
 from pytest_gpufleet.world.engines.unblocked import Garbled
+
+
+class Aside:
+    """Work by the name of its thread: in its order there, beside all other threads. What is to follow it is done by
+    whoever calls `take_in`, for which a selector wakes when there is something."""
+
+    def __init__(self) -> None:
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._unfinished: Counter[str] = Counter()
+        self._finished: queue.SimpleQueue[tuple[str, Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._bell
+
+    def idle(self, thread: str) -> bool:
+        return not self._unfinished[thread]
+
+    def do(self, thread: str, work: Callable[[], Any], then: Callable[[Any], None] = lambda result: None) -> None:
+        self._threads.setdefault(thread, ThreadPoolExecutor(1, thread_name_prefix=f"gpufleet {thread}"))
+        self._unfinished[thread] += 1
+
+        def tell(future: Future[Any]) -> None:
+            self._finished.put((thread, future, then))
+            os.eventfd_write(self._bell, 1)
+
+        self._threads[thread].submit(work).add_done_callback(tell)
+
+    def take_in(self) -> None:
+        """Raises what work has raised."""
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:
+            return
+        while not self._finished.empty():
+            thread, future, then = self._finished.get()
+            self._unfinished[thread] -= 1
+            then(future.result())
+
 
 PULSE_SECONDS = 1.0
 SUITE_SECONDS = 0.2  # between two looks at what its own run has written
@@ -89,9 +128,9 @@ def _settle_in(settings: AgentSettings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Whoever loses its parent below this process becomes its child, and no child of init, so that it can be killed.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    before = rank_environment.before_ray()
+    before = ranks_here.before_ray()
     if before is not None:
-        kept = rank_environment.without_ray(os.environ, before)
+        kept = ranks_here.without_ray(os.environ, before)
         os.environ.clear()
         os.environ.update(kept)
     with suppress(OSError):  # its Hello says that there is no such folder
@@ -243,7 +282,7 @@ class Agent:
     def _end(self, message: say.End) -> None:
         self._why = f"it was told to: {message.why}"
         folder = self._suite.folder if self._suite else None
-        if folder is None or run_files.sizes(folder).keys() <= self._read:
+        if folder is None or suite_process.sizes(folder).keys() <= self._read:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _of_node(self, work: Callable[[OwnNode], Any], then: Callable[[Any], None] = lambda result: None) -> None:
@@ -280,13 +319,13 @@ class Agent:
         folder = self._suite.folder if self._suite else None
         if folder is None:
             raise FileNotFoundError("there is no run of this node alone")
-        content = run_files.part(folder, question.name, question.offset, question.most)
+        content = suite_process.part(folder, question.name, question.offset, question.most)
         if question.offset + len(content) >= (folder / question.name).stat().st_size:
             self._read.add(question.name)
         return content
 
     def _network(self, spec: Any) -> dict[str, str]:
-        return rank_environment.of_network(self._reached.name, spec.local_index, os.environ)
+        return ranks_here.of_network(self._reached.name, spec.local_index, os.environ)
 
 
 def _reply(number: int, answer: Callable[[Any], Any], question: say.Question) -> say.Reply:

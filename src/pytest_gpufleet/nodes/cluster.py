@@ -5,14 +5,120 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import messages as say
-from pytest_gpufleet.nodes.presence import Presence
-from pytest_gpufleet.nodes.roll import Lost, Roll
+from pytest_gpufleet.nodes.messages import Greeting, Hello, Pulse
 from pytest_gpufleet.nodes.transport import Arrived, Gone, Transport
+
+
+class Presence:
+    """Times are told to it, it reads no clock.
+
+    A controller that is frozen itself (SIGSTOP, a debugger, a host that swaps) hears nobody, and what the nodes have
+    said meanwhile still lies in its buffers. So silence counts only as long as it listened: of the time between two
+    looks no more than `turn`, the longest that it waits between them.
+    """
+
+    def __init__(self, lost_after: float, turn: float) -> None:
+        self._lost_after = lost_after
+        self._turn = turn
+        self._looked: float | None = None
+        self._listened = 0.0
+        self._heard: dict[int, float] = {}
+
+    def look(self, now: float) -> None:
+        """The controller has read, at `now`, all that it could."""
+        if self._looked is not None:
+            self._listened += min(max(0.0, now - self._looked), self._turn)
+        self._looked = now
+
+    def heard(self, nodes: Iterable[int]) -> None:
+        """From now on silence of these nodes counts, from here."""
+        self._heard.update(dict.fromkeys(nodes, self._listened))
+
+    def forget(self, node: int) -> None:
+        """This node's silence means nothing (any more)."""
+        self._heard.pop(node, None)
+
+    def silence(self, node: int) -> float:
+        """Seconds that the controller has listened to this node in vain."""
+        return self._listened - self._heard[node]
+
+    def lost(self) -> list[int]:
+        """The nodes that have been silent for too long."""
+        return sorted(node for node in self._heard if self.silence(node) >= self._lost_after)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A node that the run goes on without. `why` goes on where "gf1 is lost" ends: ": its agent died by SIGKILL"."""
+
+    name: str
+    why: str
+
+
+@dataclass
+class Roll:
+    """All by the number of the node.
+
+    `names`: every node on which an agent was started. `strangers`: lost ones whose first message this version cannot
+    read. `clocks_ahead`: by how many seconds a node's clock is ahead of this one's. `left_out`: why. `fenced`: lost and
+    back, or left out: an agent is there that takes no part. `gone`: nothing reaches them any more.
+    """
+
+    names: dict[int, str] = field(default_factory=dict)
+    hellos: dict[int, Hello] = field(default_factory=dict)
+    strangers: dict[int, Greeting] = field(default_factory=dict)
+    pulses: dict[int, Pulse] = field(default_factory=dict)
+    clocks_ahead: dict[int, float] = field(default_factory=dict)
+    lost: dict[int, Lost] = field(default_factory=dict)
+    left_out: dict[int, str] = field(default_factory=dict)
+    fenced: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+
+    def takes_part(self, node: int) -> bool:
+        return node in self.names and node not in self.lost and node not in self.left_out
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Those that take part and have said Hello."""
+        return tuple(sorted(filter(self.takes_part, self.hellos)))
+
+    @property
+    def starting(self) -> set[int]:
+        """Those of which nothing is known yet."""
+        return self.names.keys() - self.hellos.keys() - self.lost.keys()
+
+    @property
+    def listening(self) -> set[int]:
+        """Those whose agent hears what it is told, as far as one knows."""
+        return self.names.keys() - self.gone - (self.lost.keys() - self.fenced)
+
+    def lose(self, node: int, why: str) -> Lost | None:
+        """None if it took no part any more."""
+        if not self.takes_part(node):
+            return None
+        self.lost[node] = Lost(self.names[node], why)
+        return self.lost[node]
+
+    def hello(self, node: int, hello: Hello) -> None:
+        self.hellos[node] = hello
+
+    def stranger(self, node: int, message: bytes) -> None:
+        """What it sent cannot be read. If that was its Hello, note what it says in every version."""
+        with suppress(ValueError):
+            self.strangers[node] = codec.unpacked(message, Greeting)
+
+    def pulse(self, node: int, pulse: Pulse) -> None:
+        """The longer a pulse is on its way, the more its clock seems to be behind: the fastest one counts."""
+        self.pulses[node] = pulse
+        self.clocks_ahead[node] = max(self.clocks_ahead.get(node, float("-inf")), pulse.clock - time.time())
+
 
 BEAT_SECONDS = 1.0
 # A cable that is put back after 5 s costs nothing. Ray 2.60 itself, as it is set, needs 64 s to see that one is out.

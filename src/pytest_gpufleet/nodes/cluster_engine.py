@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_gpufleet.nodes import messages as say
-from pytest_gpufleet.nodes.cluster import Cluster, RankNews, Trouble
-from pytest_gpufleet.nodes.roll import Lost
+from pytest_gpufleet.nodes.cluster import Cluster, Lost, RankNews, Trouble
 from pytest_gpufleet.world.engines import loaded_packages
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.rank_spec import RankSpec

@@ -16,8 +16,8 @@ from pytest_gpufleet.hardware import host, local_node
 from pytest_gpufleet.hardware.node import GpuTaken, Node, NoGpus
 from pytest_gpufleet.hardware.telemetry import Sampler
 from pytest_gpufleet.model.sample import Sample
-from pytest_gpufleet.nodes import installed
 from pytest_gpufleet.nodes import messages as say
+from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.health_watch import Guard
 from pytest_gpufleet.nodes.interfaces import Interface
@@ -59,10 +59,10 @@ class OwnNode:
             serial=host.serial(),
             pid=pid,
             version=__version__,
-            package=installed.package(),
-            suite=installed.suite(Path(settings.run_folder), settings.suite),
+            package=same_install.package(),
+            suite=same_install.suite(Path(settings.run_folder), settings.suite),
             python=platform.python_version(),
-            transport=installed.transport(settings.transport),
+            transport=same_install.transport(settings.transport),
             interface=reached.name,
             topology=self._node.topology,
             present=self._node.present(),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -15,9 +17,49 @@ import msgspec
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.command_line import STARTED_BY
 from pytest_gpufleet.model.event_lines import LONGEST_LINE
-from pytest_gpufleet.nodes import run_files
 from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
 from pytest_gpufleet.world.engines import processes
+
+OPENED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Every regular file below a folder, by its name seen from there, with its size in bytes. No link is followed."""
+    found = {}
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            with suppress(FileNotFoundError):  # a run that goes on writes files and gives them other names
+                state = path.lstat()
+                if stat.S_ISREG(state.st_mode):
+                    found[path.relative_to(folder).as_posix()] = state.st_size
+    return found
+
+
+def part(folder: Path, name: str, offset: int, most: int) -> bytes:
+    """`most` bytes of a regular file from `offset` on; fewer at its end. OSError if it cannot be read, or if its name
+    leads out of the folder, be it by a link."""
+    descriptor = _opened(folder, PurePosixPath(name))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{name} is not a regular file")
+        return os.pread(descriptor, most, offset)
+    finally:
+        os.close(descriptor)
+
+
+def _opened(folder: Path, name: PurePosixPath) -> int:
+    """Folder by folder, so that none on the way can be a link."""
+    if name.is_absolute() or not name.parts or ".." in name.parts:
+        raise OSError(f"{name} is not the name of a file below the folder of a run")
+    descriptor = os.open(folder, OPENED | os.O_DIRECTORY)
+    for number, part in enumerate(name.parts, 1):
+        outer = descriptor
+        try:
+            descriptor = os.open(part, OPENED | (os.O_DIRECTORY if number < len(name.parts) else 0), dir_fd=outer)
+        finally:
+            os.close(outer)
+    return descriptor
+
 
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
 NOT_PASSED_ON = ("PYTEST_ADDOPTS", STARTED_BY)  # of the run of all nodes: what is meant for each is told
@@ -127,7 +169,7 @@ class SuiteProcess:
 
     def _ended(self, status: int) -> SuiteEnded:
         size = self._output.stat().st_size
-        output = run_files.part(self._output.parent, self._output.name, max(0, size - OUTPUT_BYTES), OUTPUT_BYTES)
+        output = part(self._output.parent, self._output.name, max(0, size - OUTPUT_BYTES), OUTPUT_BYTES)
         folder = self.folder
-        files = run_files.sizes(folder) if folder else {}
+        files = sizes(folder) if folder else {}
         return SuiteEnded(status, output.decode(errors="replace"), folder.name if folder else "", files)

@@ -15,9 +15,8 @@ from pytest_gpufleet.model.event_values import NodeFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
-from pytest_gpufleet.nodes.cluster import Cluster, Trouble
+from pytest_gpufleet.nodes.cluster import Cluster, Lost, Trouble
 from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
-from pytest_gpufleet.nodes.roll import Lost
 from pytest_gpufleet.run.folder import NODES, RunFolder
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 from pytest_gpufleet.verdict.node_verdicts import faults_of

@@ -7,8 +7,7 @@ import os
 import msgspec
 
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.local_transport import LocalTransport
-from pytest_gpufleet.nodes.transport import Transport
+from pytest_gpufleet.nodes.transport import LocalTransport, Transport
 from pytest_gpufleet.run.run import likely
 from pytest_gpufleet.run.settings import Options
 
