@@ -34,7 +34,7 @@ from faults import CULPRIT, FAULTS, HANG_SECONDS, RANKS, all_reduce, cause
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.world import shipping
-from pytest_gpufleet.world.rank_failure import RankFailure
+from pytest_gpufleet.world.failure import RankFailure
 
 
 def measure(group, name):

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpufleet.run.run import Ranks
+from pytest_gpufleet.world.call import RankSpec
 from pytest_gpufleet.world.engines.local import LocalEngine
 from pytest_gpufleet.world.pool import Pool
-from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.world import World
 
 SECONDS = 300.0

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.measure import scaling_efficiency as scaling_efficiency
     from pytest_gpufleet.verdict.judgement import LimitMissed as LimitMissed
     from pytest_gpufleet.verdict.profiles.profile import Profile as Profile
+    from pytest_gpufleet.world.failure import RankFailure as RankFailure
+    from pytest_gpufleet.world.failure import RankReport as RankReport
     from pytest_gpufleet.world.rank import Rank as Rank
-    from pytest_gpufleet.world.rank_failure import RankFailure as RankFailure
-    from pytest_gpufleet.world.rank_failure import RankReport as RankReport
     from pytest_gpufleet.world.world import World as World
 
 __version__ = "0.3.0"

@@ -39,7 +39,7 @@ from pytest_gpufleet.nodes.messages import (
 )  # fmt: skip
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.call import Call
-from pytest_gpufleet.world.engines import held_folders, processes
+from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.protocol import Trace
 from tests.conftest import KEPT, ROOT
 from tests.forked import Started
@@ -222,7 +222,7 @@ def test_its_folder_is_removed_when_all_was_read(tmp_path):
     """And that of an agent that was killed long ago. Options in the environment are for the run of all nodes."""
     left = tmp_path / "gpufleet-node-left"
     left.mkdir()
-    (left / held_folders.MARKER).touch()
+    (left / rank_files.MARKER).touch()
     os.utime(left, (0, 0))
     with controlled(settings(tmp_path), {**os.environ, "PYTEST_ADDOPTS": "--nodes=3 --collect-only"}) as agent:
         run_suite(agent, tmp_path, "-k", "test_plain")

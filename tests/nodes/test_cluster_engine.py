@@ -16,8 +16,8 @@ from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.cluster_engine import ClusterEngine
 from pytest_gpufleet.nodes.transport import Arrived, Gone, LocalTransport
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
+from pytest_gpufleet.world.failure import RankFailure
 from pytest_gpufleet.world.pool import Pool
-from pytest_gpufleet.world.rank_failure import RankFailure
 from pytest_gpufleet.world.world import World
 from tests.nodes.fake_transport import LONG, FakeTransport
 from tests.world.fake_engine import specs

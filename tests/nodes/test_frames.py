@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from pytest_gpufleet.nodes.agent_process import HEADER, MARK, MOST_BYTES, Frames
-from pytest_gpufleet.world.engines.unblocked import Garbled
+from pytest_gpufleet.world.engines.channel import Garbled
 
 
 @pytest.fixture

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_gpufleet.world import process_group, shipping
-from pytest_gpufleet.world.call import START, Call
+from pytest_gpufleet.world.call import START, Call, RankSpec
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.outcomes import Outcome
 from pytest_gpufleet.world.pool import Pool
 from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.world import World
 
 

@@ -10,12 +10,12 @@ from pytest_gpufleet.world.engines.channel import (
     INLINE_BYTES,
     PARCEL,
     ControllerEnd,
+    Garbled,
     RankEnd,
     in_file,
     message,
     message_of_file,
 )
-from pytest_gpufleet.world.engines.unblocked import Garbled
 
 LARGE = b"x" * (INLINE_BYTES + 1)
 

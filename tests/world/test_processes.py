@@ -11,7 +11,7 @@ import time
 import pytest
 
 from pytest_gpufleet.world import shipping
-from pytest_gpufleet.world.engines import held_folders, processes, scratch
+from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.channel import RankEnd, message
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from tests.waiting import comes_true
@@ -299,7 +299,7 @@ def test_descendants_are_found_in_whatever_session_and_below_what_looks_dead():
 def shared(tmp_path, monkeypatch):
     """A folder that others write to as well, in place of TMPDIR and of /tmp."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(scratch, "SHORT", str(tmp_path))
+    monkeypatch.setattr(rank_files, "SHORT", str(tmp_path))
     return tmp_path
 
 
@@ -312,12 +312,12 @@ def test_only_what_a_killed_controller_left_is_swept(shared):
         os.utime(made, (0, 0))
         return made
 
-    left = folder("gpufleet-world-left", held_folders.MARKER, "rank0.output")
-    held = folder("gpufleet-world-held", held_folders.MARKER)
-    young = folder("gpufleet-world-young", held_folders.MARKER)
+    left = folder("gpufleet-world-left", rank_files.MARKER, "rank0.output")
+    held = folder("gpufleet-world-held", rank_files.MARKER)
+    young = folder("gpufleet-world-young", rank_files.MARKER)
     os.utime(young)
     mine = folder("gpufleet-world-model-results", "weights.pt")
-    outside = folder("outside", held_folders.MARKER, "kept")
+    outside = folder("outside", rank_files.MARKER, "kept")
     (shared / "gpufleet-world-link").symlink_to(outside)
     os.mkfifo(shared / "gpufleet-world-fifo")
     os.utime(shared / "gpufleet-world-fifo", (0, 0))
@@ -326,7 +326,7 @@ def test_only_what_a_killed_controller_left_is_swept(shared):
     lock = os.open(held, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        scratch.sweep()
+        rank_files.sweep_scratch()
     finally:
         os.close(lock)
     assert not left.exists()
@@ -337,22 +337,22 @@ def test_only_what_a_killed_controller_left_is_swept(shared):
 def test_what_another_user_made_is_not_swept(shared, monkeypatch):
     left = shared / "gpufleet-world-left"
     left.mkdir()
-    (left / held_folders.MARKER).touch()
+    (left / rank_files.MARKER).touch()
     os.utime(left, (0, 0))
     monkeypatch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
-    scratch.sweep()
+    rank_files.sweep_scratch()
     assert left.exists()
 
 
 def test_a_folder_is_short_and_plain_enough_for_sockets_and_goes_as_a_whole(shared, monkeypatch):
-    monkeypatch.setattr(scratch, "MOST_PATH_BYTES", len(str(shared)) + 50)
-    made = scratch.make()
+    monkeypatch.setattr(rank_files, "MOST_PATH_BYTES", len(str(shared)) + 50)
+    made = rank_files.make_scratch()
     assert made.sockets == made.path
     others = []
     for name in ("x" * 100, "a?b#c", "\udcff"):
         (shared / name).mkdir()
         monkeypatch.setattr("tempfile.tempdir", str(shared / name))
-        others.append(scratch.make())
+        others.append(rank_files.make_scratch())
         assert others[-1].path.parent == shared / name
         assert others[-1].sockets.parent == others[-1].store.parent.parent == shared
     for each in (made, *others):

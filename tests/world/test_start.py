@@ -3,7 +3,7 @@
 import fcntl
 import os
 
-from pytest_gpufleet.world.engines.held_folders import MARKER
+from pytest_gpufleet.world.engines.rank_files import MARKER
 from tests.conftest import rehearsal
 
 SICK_DEVICE = """

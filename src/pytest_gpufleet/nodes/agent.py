@@ -34,10 +34,10 @@ from pytest_gpufleet.nodes.agent_process import AgentSettings, Frames
 from pytest_gpufleet.nodes.own_node import OwnNode
 from pytest_gpufleet.nodes.ranks_here import RanksHere
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
-from pytest_gpufleet.world.engines import held_folders, processes
+from pytest_gpufleet.world.engines import processes, rank_files
+from pytest_gpufleet.world.engines.channel import Garbled
 from pytest_gpufleet.world.engines.forkserver import PR_SET_CHILD_SUBREAPER
 from pytest_gpufleet.world.engines.local import LocalEngine
-from pytest_gpufleet.world.engines.unblocked import Garbled
 
 
 class Aside:
@@ -112,8 +112,8 @@ def main(descriptor: int, settings: str) -> NoReturn:
 
 def _own_folder(base: str) -> Path:
     """Held until this process ends. What others have left there long ago is removed."""
-    held_folders.sweep(PREFIX, [base], KEPT_SECONDS)
-    folder, _ = held_folders.make(PREFIX, base)
+    rank_files.sweep(PREFIX, [base], KEPT_SECONDS)
+    folder, _ = rank_files.make(PREFIX, base)
     return folder
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pytest_gpufleet.world.engines.unblocked import UnblockedEnd
+from pytest_gpufleet.world.engines.channel import UnblockedEnd
 
 # Whole messages over a stream socket, of which neither side ever waits for the other.
 #

@@ -9,9 +9,9 @@ from typing import Any
 
 from pytest_gpufleet.nodes import messages as say
 from pytest_gpufleet.nodes.cluster import Cluster, Lost, RankNews, Trouble
-from pytest_gpufleet.world.engines import loaded_packages
+from pytest_gpufleet.world.call import RankSpec
+from pytest_gpufleet.world.engines import forkserver
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
-from pytest_gpufleet.world.rank_spec import RankSpec
 
 EXAMINE_SECONDS = 5.0  # a node itself needs 0.3 s
 ANSWER_SECONDS = 5.0  # beyond what a node is given to kill its ranks
@@ -32,7 +32,7 @@ class ClusterEngine:
         self._cluster.rank_news(0.0)  # of ranks before these
         self._nodes = {spec.index: spec.node for spec in specs}
         self._deaths, self._dead = [], set()
-        packages = loaded_packages.beside_the_path()  # of pytest, which is not on the nodes
+        packages = forkserver.beside_the_path()  # of pytest, which is not on the nodes
         there = self._cluster.alive  # asked after the old news: of who is lost from here on there will be new
         by_rank = {spec.index: spec for spec in specs}
         for node, ranks in self._by_node(self._nodes).items():

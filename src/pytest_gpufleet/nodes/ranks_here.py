@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_gpufleet.nodes.messages import RankAnswered, RankDied
+from pytest_gpufleet.world.call import RankSpec, nothing
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Engine, Trace
-from pytest_gpufleet.world.rank_spec import RankSpec, nothing
 
 RAYLET = "raylet"  # the process of Ray on each node, from which all of its workers come
 # What Ray gives its workers (seen in 2.60): OMP_NUM_THREADS=1 slows all that a rank computes on its CPU, and the rest

@@ -16,7 +16,7 @@ from pytest_gpufleet.model.event_values import Secured
 from pytest_gpufleet.nodes import agent_process
 from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings
 from pytest_gpufleet.world.engines import processes
-from pytest_gpufleet.world.engines.unblocked import Garbled
+from pytest_gpufleet.world.engines.channel import Garbled
 
 
 @dataclass(frozen=True)

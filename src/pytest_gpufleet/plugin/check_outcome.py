@@ -17,7 +17,7 @@ from pytest_gpufleet.plugin.keys import ONLY_LIMITS, RUN, Phases
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.judgement import LimitMissed
-from pytest_gpufleet.world.rank_failure import RankFailure
+from pytest_gpufleet.world.failure import RankFailure
 
 MESSAGE_LIMIT = 20_000
 NOT_RUN = "its body was not run"

@@ -23,8 +23,8 @@ from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.size import Size
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.world import process_group
+from pytest_gpufleet.world.failure import RankFailure
 from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.rank_failure import RankFailure
 from pytest_gpufleet.world.world import World
 
 Port = Mapping[str, Any]

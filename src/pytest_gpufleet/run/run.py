@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from pytest_gpufleet.run.ground import Ground, OwnMachine
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.verdict.profiles.profile import Profile
+    from pytest_gpufleet.world.call import RankSpec
     from pytest_gpufleet.world.engines.local import LocalEngine
     from pytest_gpufleet.world.engines.protocol import Engine
     from pytest_gpufleet.world.pool import Pool
-    from pytest_gpufleet.world.rank_spec import RankSpec
     from pytest_gpufleet.world.world import World
 
 REHEARSED_BURN_IN_SECONDS = 10.0
@@ -310,7 +310,7 @@ class Ranks:
 
     def get_ready(self) -> None:
         """Begin with what ranks need before they start and what takes seconds, while pytest still collects."""
-        from pytest_gpufleet.world.rank_spec import nothing
+        from pytest_gpufleet.world.call import nothing
 
         self._local_engine.get_ready(self._run.prepare_rank or nothing)
 
@@ -344,7 +344,7 @@ class Ranks:
 
     def _specs(self) -> list[RankSpec]:
         """Numbered from 0 on, over all nodes."""
-        from pytest_gpufleet.world.rank_spec import RankSpec, nothing
+        from pytest_gpufleet.world.call import RankSpec, nothing
 
         nodes = self._gpus_of_nodes()
         size = sum(len(gpus) for gpus, _ in nodes.values())

@@ -14,15 +14,11 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.world import notices, shipping
-from pytest_gpufleet.world.answers import collect
-from pytest_gpufleet.world.attempts import Attempts
-from pytest_gpufleet.world.call import START, Call, Members, local_sizes
-from pytest_gpufleet.world.diagnosis import diagnose
+from pytest_gpufleet.world import shipping
+from pytest_gpufleet.world.call import START, Call, Members, RankSpec, local_sizes
 from pytest_gpufleet.world.engines.protocol import Engine
-from pytest_gpufleet.world.outcomes import Outcome, echo_output, raise_again
-from pytest_gpufleet.world.rank_failure import RankFailure, RankReport
-from pytest_gpufleet.world.rank_spec import RankSpec
+from pytest_gpufleet.world.failure import Attempts, RankFailure, RankReport, collect, diagnose
+from pytest_gpufleet.world.outcomes import Outcome, echo_output, raise_again, reporting, show_notices
 
 KILL_SECONDS = 10.0
 # Starting is no part of a test's deadline, and a short --fleet-timeout is not meant for it.
@@ -94,7 +90,7 @@ class Pool:
             if call.with_group:
                 self._join(tuple(members for members in call.groups if members not in self._joined))
             # Tests of the suite judge machines, and not what libraries warn of.
-            wanted = notices.reporting() if self._foreign_test() else None
+            wanted = reporting() if self._foreign_test() else None
             outcomes = self._run(replace(call, reporting=wanted), self._seconds_left(timeout))
             echo_output(outcomes)
             raise_again(outcomes)
@@ -208,7 +204,7 @@ class Pool:
         """The outcome of each rank. RankFailure if one fails or does not answer in time."""
         __tracebackhide__ = True
         answers = collect(self._engine, call.number, call.ranks, timeout, self._stopping.is_set, self._clock)
-        notices.show(answers.outcomes)
+        show_notices(answers.outcomes)
         self._keep_losses(answers.outcomes)
         if answers.failed or not answers.ranks.issuperset(call.ranks):
             raise diagnose(self._engine, self.specs, call, answers, timeout)

@@ -13,7 +13,7 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import Condition, conditions, number
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.world.call import Members
-from pytest_gpufleet.world.worker.progress_board import Progress
+from pytest_gpufleet.world.worker.board import Progress
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,8 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.size import Size
 from pytest_gpufleet.world import shipping
-from pytest_gpufleet.world.call import Call, Members, local_sizes
+from pytest_gpufleet.world.call import Call, Members, RankSpec, local_sizes
 from pytest_gpufleet.world.pool import Pool
-from pytest_gpufleet.world.rank_spec import RankSpec
 
 
 class NoProcessGroup(AttributeError):

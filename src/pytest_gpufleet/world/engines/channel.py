@@ -10,9 +10,99 @@ import os
 import socket
 import struct
 import tempfile
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from pytest_gpufleet.world.engines.unblocked import Garbled, UnblockedEnd
+# One end of a stream socket that never waits for the other, whatever that sends or does not read.
+#
+# A message is a header, which is a mark and the length of the body, and the body.
+
+READ_BYTES = 1 << 18
+READS = 16  # at a time: more than a socket buffers, and a peer that never stops sending keeps nobody here
+
+
+class Garbled(Exception):
+    """What came is no message."""
+
+
+class UnblockedEnd:
+    """What is sent waits here until the peer reads, and what came until it is a whole message.
+
+    `end` stops to block, and belongs to this object. `header`: a mark, which is one of `marks`, and a length, which is
+    `most_bytes` at most: what claims to be longer is no message, and no memory is reserved for it.
+    """
+
+    def __init__(self, end: socket.socket, header: struct.Struct, marks: Collection[bytes], most_bytes: int) -> None:
+        end.setblocking(False)
+        self._end = end
+        self._header, self._marks, self._most_bytes = header, marks, most_bytes
+        self._unsent = bytearray()
+        self._received = bytearray()
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def close(self) -> None:
+        self._end.close()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the peer has yet to read something before the rest can be sent: call `flush` when it is writable."""
+        return bool(self._unsent)
+
+    def send(self, message: bytes) -> None:
+        """Whatever becomes of the peer, nothing is raised: that it is gone shows in `receive`."""
+        self._unsent += message
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._end.send(memoryview(self._unsent)[:READ_BYTES])
+                del self._unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:  # the peer is gone, or this end is closed
+            self._unsent.clear()
+
+    def receive(self) -> list[bytes]:
+        """The messages that are complete by now; what has come of the next one is kept.
+
+        EOFError once the peer has closed its end and all is read. Garbled if what came is no message.
+        """
+        messages: list[bytes] = []
+        for _ in range(READS):
+            try:
+                chunk = self._end.recv(READ_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:  # a connection that was reset
+                chunk = b""
+            if not chunk:
+                if messages:
+                    break  # its end is told the next time
+                raise EOFError
+            self._received += chunk
+            messages += (self._message(mark, body) for mark, body in self._complete())
+        return messages
+
+    def _complete(self) -> Iterator[tuple[bytes, bytes]]:
+        """The marks and bodies that are there."""
+        while len(self._received) >= self._header.size:
+            mark, length = self._header.unpack_from(self._received)
+            if mark not in self._marks or length > self._most_bytes:
+                raise Garbled("it sent what is no message")
+            end = self._header.size + length
+            if len(self._received) < end:
+                break
+            with memoryview(self._received) as view:
+                body = bytes(view[self._header.size : end])
+            del self._received[:end]
+            yield mark, body
+
+    def _message(self, mark: bytes, body: bytes) -> bytes:
+        return body
+
 
 PARCEL, FILE = b"gpuf", b"gpuF"
 HEADER = struct.Struct("!4sI")

@@ -21,15 +21,48 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
-from pytest_gpufleet.world.engines import loaded_packages, processes
+from pytest_gpufleet.world.engines import processes
 from pytest_gpufleet.world.engines.channel import RankEnd
+
+
+def beside_the_path() -> dict[str, tuple[str, list[str]]]:
+    """By name the file of each (\"\" of a namespace) and its folders, of those that stand at the top."""
+    packages = {name: module for name, module in list(sys.modules.items()) if "." not in name}
+    return {
+        name: (getattr(module, "__file__", None) or "", list(module.__path__))
+        for name, module in packages.items()
+        if isinstance(module, ModuleType) and hasattr(module, "__path__") and PathFinder.find_spec(name) is None
+    }
+
+
+class Finder:
+    """On a rank, asked when nobody else knows a module."""
+
+    def __init__(self, packages: Mapping[str, tuple[str, list[str]]]) -> None:
+        self._packages = packages
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self._packages:
+            return None
+        file, folders = self._packages[name]
+        if file:
+            return spec_from_file_location(name, file, submodule_search_locations=folders)
+        spec = ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = folders
+        return spec
+
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 REQUEST = struct.Struct("=q")  # a number, with two descriptors: the rank's end of the connection and of the lifeline
@@ -205,7 +238,7 @@ def _become_rank(connection: int, lifeline: int) -> NoReturn:
         end = socket.socket(fileno=connection)
         # Before the function that it is to run is imported.
         sys.path[:], packages, sys.argv, folder, scratch = pickle.loads(RankEnd(end, Path()).receive())
-        sys.meta_path.append(loaded_packages.Finder(packages))
+        sys.meta_path.append(Finder(packages))
         with suppress(OSError):  # it was removed, or this user may not enter it: the fork server's own then
             os.chdir(folder)
         parcels = RankEnd(end, scratch)

@@ -18,13 +18,12 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from pytest_gpufleet.world.engines import channel, loaded_packages, processes, scratch
-from pytest_gpufleet.world.engines.channel import ControllerEnd
+from pytest_gpufleet.world.call import RankSpec
+from pytest_gpufleet.world.engines import channel, forkserver, processes, rank_files
+from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.engines.rank_files import RankFiles, stack_sizes, wait_for_stacks
-from pytest_gpufleet.world.engines.unblocked import Garbled
-from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.worker import main
 
 PRELOAD = ["torch", "torch.distributed", "cloudpickle", main.__name__]
@@ -77,7 +76,7 @@ class LocalEngine:
         self._ranks: list[_Rank] = []
         self._requests = itertools.count()
         self._server: Forkserver | None = None
-        self._scratch: scratch.Scratch | None = None
+        self._scratch: rank_files.Scratch | None = None
         self._sent: dict[Path, set[int]] = {}  # parcels in files, and the ranks that have not answered to them yet
         self._unkillable: set[int] = set()
         atexit.register(self.end)
@@ -92,9 +91,9 @@ class LocalEngine:
         self._give_up_a_stuck_server()  # it may have come to harm while nobody needed it
         self.get_ready(specs[0].prepare)
         assert self._server is not None
-        scratch.sweep()
-        self._scratch = made = scratch.make()
-        self._ranks, packages = [], loaded_packages.beside_the_path()
+        rank_files.sweep_scratch()
+        self._scratch = made = rank_files.make_scratch()
+        self._ranks, packages = [], forkserver.beside_the_path()
         for spec in specs:
             ours, theirs = socket.socketpair()
             held, lifeline = os.pipe()

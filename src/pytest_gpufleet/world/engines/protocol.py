@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_gpufleet.world.rank_spec import RankSpec
+from pytest_gpufleet.world.call import RankSpec
 
 
 @dataclass(frozen=True)

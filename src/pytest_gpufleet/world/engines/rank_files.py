@@ -2,14 +2,102 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import shutil
+import tempfile
 import time
+import urllib.parse
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_gpufleet.world.engines.protocol import Trace
-from pytest_gpufleet.world.worker import progress_board
+from pytest_gpufleet.world.worker import board
+
+MARKER = ".made-by-pytest-gpufleet"  # a name alone makes no folder ours
+
+
+def make(prefix: str, base: str) -> tuple[Path, int]:
+    """A new folder that only this user can enter, and a descriptor that holds it for as long as it is open."""
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    (path / MARKER).touch()
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return path, descriptor
+
+
+def sweep(prefix: str, bases: Iterable[str], after_seconds: float) -> None:
+    """Remove the folders that nobody holds any more and that did not change for so long.
+
+    A lock tells, not a process number: a process in another container may share the folder but not the numbers.
+    """
+    for base in bases:
+        for folder in Path(base).glob(f"{prefix}*"):
+            with suppress(OSError):  # held, not ours, or just removed by somebody else
+                _remove_if_left(folder, after_seconds)
+
+
+def _remove_if_left(folder: Path, after_seconds: float) -> None:
+    """OSError if it is not a folder that was made here and left behind."""
+    # Anybody may have put anything there: no link is followed, and no FIFO waited for.
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid == os.geteuid() and time.time() - found.st_mtime >= after_seconds:
+            os.stat(MARKER, dir_fd=descriptor, follow_symlinks=False)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+PREFIX = "gpufleet-world-"
+SWEEP_AFTER_SECONDS = 60.0  # a folder younger than this may not be locked yet
+SHORT = "/tmp"
+MOST_PATH_BYTES = 80  # unix(7) allows a socket 107, of which multiprocessing's own names take up to 26
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Folders that only this user can enter. `sockets` is `path` itself where a socket's path in it is not too long,
+    and where no letter of it means something in a URL, as that of `store`."""
+
+    path: Path
+    sockets: Path
+    held: tuple[int, ...]  # the folders, open and locked
+
+    @property
+    def store(self) -> Path:
+        """The file through which ranks find each other, so that no port is open for strangers and none can be in use
+        already."""
+        return self.sockets / "store"
+
+    def remove(self) -> None:
+        for folder in (self.path, self.sockets):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Leave the folders to whoever else holds them."""
+        for descriptor in self.held:
+            os.close(descriptor)
+
+
+def make_scratch() -> Scratch:
+    path, held = make(PREFIX, tempfile.gettempdir())
+    if len(os.fsencode(path)) <= MOST_PATH_BYTES and urllib.parse.quote(os.fsencode(path)) == str(path):
+        return Scratch(path, path, (held,))
+    short, also_held = make(PREFIX, SHORT)
+    return Scratch(path, short, (held, also_held))
+
+
+def sweep_scratch() -> None:
+    """Remove the folders of controllers that were killed."""
+    sweep(PREFIX, {tempfile.gettempdir(), SHORT}, SWEEP_AFTER_SECONDS)
+
 
 STACK_SECONDS = 0.3
 TURN_SECONDS = 0.02  # between two looks at whether all have written
@@ -49,7 +137,7 @@ class RankFiles:
     def trace(self, state: str, stack_from: int = 0) -> Trace:
         """`stack_from`: how long the file of stacks was before the rank was asked for another one."""
         return replace(
-            progress_board.read(self.progress),
+            board.read(self.progress),
             stack=_without_own_frames(_tail(self.stack, STACK_BYTES, stack_from)),
             output=_tail(self.output, OUTPUT_BYTES),
             recorder=_text(self.recorder),

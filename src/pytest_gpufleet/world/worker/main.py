@@ -20,23 +20,21 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_gpufleet.world.call import START, Call
+from pytest_gpufleet.world.call import START, Call, RankSpec
 from pytest_gpufleet.world.engines import processes
 from pytest_gpufleet.world.engines.channel import RankEnd
 from pytest_gpufleet.world.engines.rank_files import RankFiles
-from pytest_gpufleet.world.notices import Notices
-from pytest_gpufleet.world.outcomes import Outcome, kind_of
+from pytest_gpufleet.world.outcomes import Notices, Outcome, kind_of
 from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.rank_spec import RankSpec
 from pytest_gpufleet.world.shipping import pack, unpack
-from pytest_gpufleet.world.worker.output import Output
-from pytest_gpufleet.world.worker.progress_board import Progress
+from pytest_gpufleet.world.worker.board import Progress
+from pytest_gpufleet.world.worker.state import Output
 
 # torch is imported only once a failure of it can be told: a library that does not load is a finding.
 if TYPE_CHECKING:
     import torch
 
-    from pytest_gpufleet.world.worker.rank_state import RankState
+    from pytest_gpufleet.world.worker.state import RankState
 
 # torch's own records of collectives: NCCL's, and from torch 2.8 on also Gloo's.
 FLIGHT_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
@@ -66,7 +64,7 @@ def main(connection: RankEnd, lifeline: int, spec: RankSpec, files: RankFiles, e
     def prepare() -> None:
         nonlocal state
         device = _prepare_device(spec, progress)
-        from pytest_gpufleet.world.worker.rank_state import RankState
+        from pytest_gpufleet.world.worker.state import RankState
 
         state = RankState(device, stacks, output, notices)
 

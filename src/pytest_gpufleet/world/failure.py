@@ -1,0 +1,359 @@
+"""How ranks fail, and how that is told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Literal
+
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.world.call import Call, Members, RankSpec, ranks_text
+from pytest_gpufleet.world.engines.protocol import Answer, Death, Engine, Trace
+from pytest_gpufleet.world.outcomes import Outcome
+
+FailureKind = Literal["exception", "crash", "hang"]
+State = Literal["returned", "raised", "died", "running"]
+MOST_STORIES = 32  # in a message: of the ranks of four nodes. Who is to blame comes first
+# What it is called if the first rank to fail did this; what a rank has returned may be what cannot be read here.
+CODES: dict[State, str] = {
+    "returned": "rank_raised",
+    "raised": "rank_raised",
+    "died": "rank_died",
+    "running": "rank_hung",
+}
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One rank's own story of a call that failed.
+
+    `state`: it returned, raised, died, or was still running when the world was ended. `seconds`: how long it had run
+    when it raised.
+    """
+
+    rank: int
+    name: str
+    state: State
+    summary: str  # one line: the exception, the signal, or nothing
+    seconds: float = 0.0
+    phase: str = ""
+    phase_seconds: float = 0.0
+    traceback: str = ""
+    stack: str = ""
+    output: str = ""
+
+    @property
+    def headline(self) -> str:
+        phase = f' in phase "{self.phase}"' if self.phase and self.state != "returned" else ""
+        since = f" for {self.phase_seconds:.1f} s" if phase and self.state == "running" else ""
+        return f"{self.name}: {self.state} {self.summary}".rstrip() + phase + since
+
+    @property
+    def details(self) -> str:
+        parts = (("", self.traceback), ("Python stack:\n", self.stack), ("last output:\n", self.output))
+        return "\n".join(title + text.rstrip() for title, text in parts if text.strip())
+
+
+class RankFailure(Exception):
+    """Something went wrong on at least one rank.
+
+    `kind` is "exception" (a rank raised), "crash" (a rank process died) or "hang" (the deadline passed). `reports`
+    holds every rank's story, the rank that failed first in front; the message tells the first of them. All ranks of the
+    world have been killed; the next use of the world starts a fresh one.
+    """
+
+    def __init__(self, kind: FailureKind, what: str, reports: tuple[RankReport, ...], notes: tuple[str, ...] = ()):
+        self.kind = kind
+        self.what = what
+        self.reports = reports
+        self.notes = notes
+        Exception.__init__(self, "\n".join((self.headline, *notes, "", *_stories(reports))))
+
+    @property
+    def headline(self) -> str:
+        first = self.reports[0]
+        return f"{first.headline}\n({self.what})" if self.what else first.headline
+
+    def fault(self, places: Sequence[Where]) -> Fault:
+        """What is wrong, where rank i is at places[i]. The first rank to fail is to blame. Others that raised by
+        themselves are too; that others died, hang or have returned is what came of it."""
+        first = self.reports[0]
+        to_blame = [report.rank for report in self.reports if report.state == first.state == "raised"]
+        subjects = tuple(places[rank] for rank in to_blame or [first.rank])
+        return Fault(CODES[first.state], subjects, f"{first.state} {first.summary}".rstrip(), str(self))
+
+    def __str__(self) -> str:
+        # Of two bases the rank's exception type might have another idea, as KeyError has.
+        return Exception.__str__(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RankFailure, (self.kind, self.what, self.reports, self.notes)
+
+
+def _stories(reports: tuple[RankReport, ...]) -> list[str]:
+    """The first ranks' stories; neighbours that tell the same one share it. Of the others only how many there are."""
+    stories = []
+    for (_, details), group in groupby(reports[:MOST_STORIES], key=lambda report: (report.state, report.details)):
+        heads = "\n".join(report.headline for report in group)
+        stories.append(f"{heads}\n{_indent(details)}" if details else heads)
+    if others := Counter(report.state for report in reports[MOST_STORIES:]):
+        states = ", ".join(f"{count} {state}" for state, count in others.items())
+        stories.append(f"and {others.total()} more ranks: {states}")
+    return stories
+
+
+def _indent(text: str) -> str:
+    return "\n".join("    " + line for line in text.splitlines())
+
+
+def failure_type(original: str) -> type[RankFailure]:
+    """RankFailure, and where the rank's exception type can be found here, also that type.
+
+    So `pytest.mark.xfail(raises=ValueError)` and `pytest.raises(ValueError)` work for what a rank raised.
+    """
+    module, _, name = original.rpartition(".")
+    loaded = sys.modules.get(module or "builtins")
+    base = vars(loaded).get(name) if loaded else None
+    if not (isinstance(base, type) and issubclass(base, Exception)):
+        return RankFailure
+    try:
+        # Made once by hand to see that this base accepts RankFailure's arguments; UnicodeDecodeError does not.
+        combined = type(f"RankFailure[{name}]", (RankFailure, base), {})
+        combined("exception", "", (RankReport(0, "", "raised", ""),))
+    except TypeError:
+        return RankFailure
+    return combined
+
+
+# A machine on which starting has failed so often in a row is not asked again by every test.
+MAX_FAILED_STARTS = 3
+
+
+class Attempts:
+    """Each attempt is made in `counted`. After MAX_FAILED_STARTS failures in a row there should be no further one:
+    `check` raises the last failure at once."""
+
+    def __init__(self) -> None:
+        self._failed = 0
+        self._hopeless: RankFailure | None = None
+
+    def check(self) -> None:
+        __tracebackhide__ = True
+        if self._hopeless is not None:
+            raise self._hopeless
+
+    def give_up(self, why: RankFailure) -> None:
+        self._hopeless = why
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        try:
+            yield
+        except RankFailure as failure:
+            self._failed += 1
+            if self._failed == MAX_FAILED_STARTS:
+                self._hopeless = failure
+            raise
+        self._failed = 0
+
+
+def last_collectives(dumps: Mapping[int, str]) -> dict[int, tuple[str, int]]:
+    """By rank the last collective in its dump with its state, and its number: ("nccl:all_reduce, started", 7).
+
+    All of one process group, the last that any rank used, since every group counts for itself.
+    """
+    entries = {rank: _collectives(dump) for rank, dump in dumps.items()}
+    newest = max((entry for each in entries.values() for entry in each), key=_created, default={})
+    group = newest.get("process_group")
+    return {
+        rank: _read([entry for entry in each if entry.get("process_group") == group]) for rank, each in entries.items()
+    }
+
+
+def _collectives(dump: str) -> list[dict[str, Any]]:
+    try:
+        entries = json.loads(dump).get("entries", [])
+    except ValueError:  # there is none, or it was cut off
+        return []
+    return [entry for entry in entries if not entry.get("is_p2p")]
+
+
+def _created(entry: Mapping[str, Any]) -> int:
+    return int(entry.get("time_created_ns", 0))
+
+
+def _read(entries: list[dict[str, Any]]) -> tuple[str, int]:
+    if not entries:
+        return "", 0
+    last = entries[-1]
+    return f"{last.get('profiling_name')}, {last.get('state')}", int(last.get("collective_seq_id", 0))
+
+
+# After the first failure the other ranks get this long to tell their own story before they are killed.
+GRACE_SECONDS = 0.4
+TURN_SECONDS = 0.5  # between two looks at whether the world was stopped by another thread
+
+
+@dataclass
+class Answers:
+    """How a call has ended on the ranks on which it has. Ranks may have died that were not in it."""
+
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    deaths: dict[int, Death] = field(default_factory=dict)
+    failed: bool = False  # on any rank
+
+    @property
+    def ranks(self) -> set[int]:
+        return self.outcomes.keys() | self.deaths.keys()
+
+    def take(self, rank: int, ending: Outcome | Death, number: int) -> None:
+        """One more. An outcome of another call than this one is of a call that is over."""
+        if isinstance(ending, Death):
+            self.deaths[rank] = ending
+            self.failed = True
+        elif ending.call == number:
+            self.outcomes[rank] = ending
+            self.failed = self.failed or ending.kind == "raised"
+
+
+def _told(answer: Answer) -> Outcome | Death:
+    # A pickle runs code. This one comes from a process that we have started ourselves, by a way that nobody else can
+    # write to. Nothing else in this project's controller is unpickled, but the result in it.
+    try:
+        told = pickle.loads(answer.parcel)
+    except (Exception, SystemExit) as error:
+        what = f"a message that cannot be unpickled ({type(error).__name__})"
+        return Death(answer.rank, f"for its controller: it sent {what}")
+    if isinstance(told, Outcome):
+        return told
+    return Death(answer.rank, "for its controller: it sent what is no answer")
+
+
+def collect(
+    engine: Engine,
+    number: int,
+    ranks: Members,
+    timeout: float,
+    stopped: Callable[[], bool],
+    clock: Callable[[], float],
+) -> Answers:
+    """Wait until every rank has answered the call of this number, one has failed, or `timeout` seconds have passed.
+    RuntimeError if `stopped`."""
+    __tracebackhide__ = True
+    answers, missing = Answers(), set(ranks)
+    until = clock() + timeout
+    graceful = True
+    remaining = timeout
+    # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
+    while missing and remaining > 0:
+        if stopped():
+            raise RuntimeError("the world was stopped by another thread")
+        remaining = until - clock()
+        for event in engine.wait(min(remaining, TURN_SECONDS)):
+            told = event if isinstance(event, Death) else _told(event)
+            answers.take(event.rank, told, number)
+            if event.rank in answers.outcomes or event.rank in answers.deaths:
+                missing.discard(event.rank)
+        if answers.failed and graceful:
+            graceful = False
+            until = min(until, clock() + GRACE_SECONDS)
+    return answers
+
+
+# The death of one rank makes others raise (their connection is gone), often before it is seen: it comes first.
+ORDER = {"died": 0, "raised": 1, "running": 2, "returned": 3}
+
+
+def diagnose(engine: Engine, specs: Sequence[RankSpec], call: Call, answers: Answers, timeout: float) -> RankFailure:
+    """The failure of a call that had `timeout` seconds. The ranks are still alive afterwards."""
+    ranks = sorted({*call.ranks, *answers.deaths})
+    missing = sorted({*ranks} - answers.ranks)
+    kind: FailureKind = "crash" if answers.deaths else "exception" if answers.failed else "hang"
+    # Who has come to which collective is compared after a hang, also with those that have returned.
+    traces = engine.examine(ranks if kind == "hang" else [rank for rank in ranks if rank not in answers.outcomes])
+    arrivals = [arrival for members in call.groups for arrival in _arrivals(members, traces, missing)]
+    reports = [_report(specs[rank], answers, traces) for rank in ranks]
+    # Of those that hang, first the ones that others wait for.
+    late = {rank for arrival in arrivals for rank in arrival.late}
+    reports.sort(key=lambda report: (ORDER[report.state], report.seconds, report.rank not in late, report.rank))
+    what, notes = call.name, []
+    if kind == "hang":
+        what = f"{what}: no answer within {timeout:g} s from {ranks_text(missing)}"
+        notes = [arrival.text for arrival in arrivals]
+    failure = failure_type(answers.outcomes[reports[0].rank].error_type) if kind == "exception" else RankFailure
+    return failure(kind, what, tuple(reports), tuple(notes))
+
+
+def _report(spec: RankSpec, answers: Answers, traces: Mapping[int, Trace]) -> RankReport:
+    if death := answers.deaths.get(spec.index):
+        return _of_the_dead(spec, death, traces[spec.index])
+    if outcome := answers.outcomes.get(spec.index):
+        return _of_an_answer(spec, outcome)
+    trace = traces[spec.index]
+    return RankReport(
+        spec.index, spec.name, "running", trace.state,
+        phase=trace.phase, phase_seconds=trace.seconds, stack=trace.stack, output=trace.output,
+    )  # fmt: skip
+
+
+def _of_the_dead(spec: RankSpec, death: Death, trace: Trace) -> RankReport:
+    return RankReport(
+        spec.index, spec.name, "died", death.reason, phase=trace.phase, stack=trace.stack, output=trace.output
+    )
+
+
+def _of_an_answer(spec: RankSpec, outcome: Outcome) -> RankReport:
+    if outcome.kind != "raised":
+        return RankReport(spec.index, spec.name, "returned", "", output=outcome.output)
+    return RankReport(
+        spec.index, spec.name, "raised", _summary(outcome),
+        seconds=outcome.seconds, phase=outcome.phase, traceback=outcome.traceback, output=outcome.output,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Who has come to the last collective of a group, and the ranks that have not."""
+
+    text: str
+    late: tuple[int, ...]
+
+
+def _arrivals(members: Members, traces: Mapping[int, Trace], missing: Iterable[int]) -> Iterator[Arrival]:
+    """As torch.distributed and as torch's flight recorder saw it, as far as they did; nothing of a group of which every
+    rank has answered."""
+    if not {*members} & {*missing}:
+        return
+    known = {rank: traces[rank] for rank in members if rank in traces}
+    sources = {
+        "torch.distributed": {rank: (trace.collective, trace.number) for rank, trace in known.items()},
+        "flight recorder": last_collectives({rank: trace.recorder for rank, trace in known.items()}),
+    }
+    for source, last in sources.items():
+        if any(number for _, number in last.values()):
+            yield _arrival(source, last)
+
+
+def _arrival(source: str, last: Mapping[int, tuple[str, int]]) -> Arrival:
+    furthest = max(number for _, number in last.values())
+    names = sorted({name for name, number in last.values() if number == furthest})
+    late = tuple(rank for rank, (_, number) in last.items() if number < furthest)
+    text = f"{source}: {ranks_text(last.keys() - late)} arrived at collective number {furthest} ({' / '.join(names)})"
+    for number in sorted({last[rank][1] for rank in late}):
+        here = [rank for rank in late if last[rank][1] == number]
+        where = f"only at number {number} ({last[here[0]][0]})" if number else "at none"
+        text += f"; {ranks_text(here)} did not: {where}"
+    return Arrival(text, late)
+
+
+def _summary(outcome: Outcome) -> str:
+    text = outcome.error_text.strip()
+    line = text.splitlines()[0] if text else ""
+    return f"{outcome.error_type.removeprefix('builtins.')}: {line[:300]}"
