@@ -7,7 +7,7 @@ import pytest
 from pytest_gpufleet import GpuTopology, Machine
 from pytest_gpufleet.model.order_given import Order
 from pytest_gpufleet.plugin.expectations import expect_as_ordered
-from pytest_gpufleet.verdict.orders.order_lines import ORDER_LINES
+from pytest_gpufleet.verdict.orders import ORDER_LINES
 
 pytestmark = [
     pytest.mark.chapter("Order", "Is this the machine that was bought?"),

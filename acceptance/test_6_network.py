@@ -17,8 +17,8 @@ from pytest_gpufleet.probes.adapter_loopback import (
     adapter_bandwidth,
     adapters_in_loopback,
 )
-from pytest_gpufleet.verdict.host_rules.adapter_rules import adapters_that_fail, slow_adapters
 from pytest_gpufleet.verdict.host_rules.optics_rules import links_with_errors, module_faults
+from pytest_gpufleet.verdict.port_rules import adapters_that_fail, slow_adapters
 
 pytestmark = [
     pytest.mark.chapter("Network adapters", "Are adapters, cables and transceivers fast and free of errors?"),

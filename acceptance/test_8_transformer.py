@@ -23,7 +23,7 @@ from pytest_gpufleet import (
 from pytest_gpufleet.probes.training.transformer import SHAPES
 from pytest_gpufleet.probes.training.transformer_exactness import ends_alike, follows_fp32, trains_as_one
 from pytest_gpufleet.probes.training.transformer_step import token_throughput
-from pytest_gpufleet.verdict.mfu import above_peak, model_flops_utilization
+from pytest_gpufleet.verdict.peaks import above_peak, model_flops_utilization
 
 pytestmark = [
     pytest.mark.chapter("Transformer", "Is a language model trained right, and how fast?"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from pytest_gpufleet import expect_none, not_applicable
-from pytest_gpufleet.verdict.fleet.among_nodes import (
+from pytest_gpufleet.verdict.fleet.fleet_peers import (
     clocks_apart,
     fingerprints_in_common,
     nodes_compute_otherwise,

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.model.order_given import Order
-from pytest_gpufleet.verdict.orders.order_file import load
+from pytest_gpufleet.verdict.orders import load
 from tests.acceptance.checks import outcomes
 from tests.conftest import ACCEPTANCE, RECORDED
 from tests.machines import recorded

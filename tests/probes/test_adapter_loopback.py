@@ -9,7 +9,7 @@ from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.place import THIS_NODE, Place
 from pytest_gpufleet.probes.adapter_loopback import adapter_bandwidth, environments, grew, least_sent, turns
-from pytest_gpufleet.verdict.host_rules.adapter_rules import adapters_that_fail, slow_adapters
+from pytest_gpufleet.verdict.port_rules import adapters_that_fail, slow_adapters
 from tests.conftest import INNER
 
 

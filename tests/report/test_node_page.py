@@ -11,7 +11,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import node_standings
 from pytest_gpufleet.report.fleet_hosts import OWN, HostRow
 from pytest_gpufleet.report.page.standalone import page
-from pytest_gpufleet.verdict.fleet.among_nodes import NodeRuns
+from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns
 from tests.fleets import fleet_of, host_run, rejected, slower
 from tests.node_records import Between, of_nodes
 from tests.report.browser import seen

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Place, gpu
-from pytest_gpufleet.verdict.fleet.among_nodes import (
+from pytest_gpufleet.verdict.fleet.fleet_peers import (
     clocks_apart,
     minority,
     nodes_unlike_others,

@@ -9,7 +9,7 @@ from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.open_points import counted, gaps
-from pytest_gpufleet.verdict.blind import MUST_TELL, TELEMETRY, untold, without_telemetry
+from pytest_gpufleet.verdict.health_rules import MUST_TELL, TELEMETRY, untold, without_telemetry
 from pytest_gpufleet.verdict.verdict import conclude
 
 ABSENT = Unavailable("NVML: Not Supported", False)

@@ -10,9 +10,9 @@ from pytest_gpufleet.report import comparison_data
 from pytest_gpufleet.report.page.comparison_section import compared
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart, nothing_repeats
-from pytest_gpufleet.verdict.fleet.among_nodes import fingerprints_in_common, nodes_compute_otherwise
+from pytest_gpufleet.verdict.fleet.equality import not_compared, other_bits
+from pytest_gpufleet.verdict.fleet.fleet_peers import fingerprints_in_common, nodes_compute_otherwise
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
-from pytest_gpufleet.verdict.fleet.same_bits import not_compared, other_bits
 from tests.fleets import fleet_of, healthy, host_run
 
 CHECK = "acceptance/test_3_fingerprint.py::test_gpus_compute_the_same_bits[products]"

@@ -7,7 +7,7 @@ import pytest
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.verdict import peaks
-from pytest_gpufleet.verdict.mfu import above_peak, model_flops_utilization
+from pytest_gpufleet.verdict.peaks import above_peak, model_flops_utilization
 from tests.boards import H200
 
 FLOP = 4.2e9

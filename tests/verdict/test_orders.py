@@ -10,9 +10,8 @@ from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.order_given import Order
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.model.record import read
-from pytest_gpufleet.verdict.orders import order_file
-from pytest_gpufleet.verdict.orders.order_lines import ORDER_LINES, asks, held_against, ports_down
-from pytest_gpufleet.verdict.orders.written_order import order_text
+from pytest_gpufleet.verdict import orders
+from pytest_gpufleet.verdict.orders import ORDER_LINES, asks, held_against, order_text, ports_down
 from pytest_gpufleet.verdict.toml_table import FileError
 from tests.conftest import EVIDENCE, ROOT
 from tests.hardware.trees import laid_out
@@ -46,7 +45,7 @@ BAD = {
 
 
 def order(text: str) -> Order:
-    return Order("order.toml", "0" * 64, order_file.toml_table.tomllib.loads(NAME + text))
+    return Order("order.toml", "0" * 64, orders.toml_table.tomllib.loads(NAME + text))
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -56,7 +55,7 @@ def test_a_bad_order_is_told_by_file_line_and_key(tmp_path, name):
     file.write_text(text)
 
     with pytest.raises(FileError) as error:
-        order_file.load(file)
+        orders.load(file)
 
     assert str(error.value).startswith(str(file))
     assert [word for word in words if word not in str(error.value)] == []
@@ -64,11 +63,11 @@ def test_a_bad_order_is_told_by_file_line_and_key(tmp_path, name):
 
 def test_an_order_that_is_not_there(tmp_path):
     with pytest.raises(FileError, match="cannot be read"):
-        order_file.load(tmp_path / "order.toml")
+        orders.load(tmp_path / "order.toml")
 
 
 def test_the_order_of_a_dgx_h200_is_one():
-    dgx = order_file.load(ROOT / "docs" / "orders" / "dgx-h200.toml")
+    dgx = orders.load(ROOT / "docs" / "orders" / "dgx-h200.toml")
 
     assert dgx.content["gpus"] == {"count": 8, "model": "NVIDIA H200", "nvlinks": 18}
     assert [kind["count"] for kind in dgx.content["drives"]] == [2, 8]
@@ -77,7 +76,7 @@ def test_the_order_of_a_dgx_h200_is_one():
 def test_every_key_of_an_order_is_held_against_the_machine():
     """Or says of which kind of part a table is; in_use is read by the check of ports."""
     kinds = {"drives.gigabytes", "drives.model", "ports.adapter", "ports.link_layer", "ports.in_use"}
-    fields = {field.name: field.type for field in order_file.msgspec.structs.fields(order_file.OrderTable)}
+    fields = {field.name: field.type for field in orders.msgspec.structs.fields(orders.OrderTable)}
     keys = set()
     for name, kind in fields.items():
         table = kind.__args__[0] if getattr(kind, "__origin__", None) is list else kind
@@ -271,7 +270,7 @@ def test_a_written_order_reads_back_as_what_the_machine_has():
     record = read(EVIDENCE / "h200x4-c" / "evidence.jsonl")
     product = 'an "X9" \\ \x85 of \u00e9\n[gpus]\ncount = 9'
     record.machine.host["dmi"] = {"product": product, "vendor": None}
-    written = order_file.toml_table.tomllib.loads(order_text(record, "the run\nname = 'x'"))
+    written = orders.toml_table.tomllib.loads(order_text(record, "the run\nname = 'x'"))
     (name,) = {gpu.name for gpu in record.topology.gpus}
     assert (written["name"], written["machine"]) == (product, {"product": product})
     assert (written["gpus"]["count"], written["gpus"]["model"]) == (record.run.gpus_present or 4, name)

@@ -21,10 +21,17 @@ from pytest_gpufleet.report.page.summary_html import summary
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.across_runs.recorded_figures import figures
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
-from pytest_gpufleet.verdict.profiles.profile import FileError, choose, for_gpu, load, of_every_gpu, shipped
-from pytest_gpufleet.verdict.profiles.profile_schema import FILE as SCHEMA_FILE
-from pytest_gpufleet.verdict.profiles.profile_schema import profile_schema
-from pytest_gpufleet.verdict.profiles.profile_schema import text as schema_text
+from pytest_gpufleet.verdict.profiles.profile import FILE as SCHEMA_FILE
+from pytest_gpufleet.verdict.profiles.profile import (
+    FileError,
+    choose,
+    for_gpu,
+    load,
+    of_every_gpu,
+    profile_schema,
+    shipped,
+)
+from pytest_gpufleet.verdict.profiles.profile import text as schema_text
 
 HEAD = 'name = "Card"\nmatch = ["NVIDIA Card"]\n'
 LIMIT = """
@@ -516,7 +523,7 @@ def schema():
 
 def test_the_shipped_schema_is_up_to_date():
     assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), (
-        "run python -m pytest_gpufleet.verdict.profiles.profile_schema"
+        "run python -m pytest_gpufleet.verdict.profiles.profile"
     )
 
 

@@ -14,9 +14,8 @@ from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.plugin import judging
 from pytest_gpufleet.plugin.judging import Judge
 from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
-from pytest_gpufleet.verdict.judgement import judge, unsteady
+from pytest_gpufleet.verdict.judgement import ALONG, judge, unsteady, why_again
 from pytest_gpufleet.verdict.profiles.profile import for_gpu
-from pytest_gpufleet.verdict.second_measurement import ALONG, why_again
 
 H200 = "NVIDIA H200"
 FACTS = {"name": H200, "power_limit_watts": 700.0, "temperature_limits_c": {"slowdown": 89}}

@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import pytest
 
-from pytest_gpufleet.verdict.across_runs.tolerance_interval import PORTION, factor, interval
+from pytest_gpufleet.verdict.across_runs.calibration import PORTION, factor, interval
 
 # By another way: the 95 % quantile of (z + U / sqrt(n)) / sqrt(chi2 / (n - 1)), from four million draws each.
 DRAWN = {2: 49.43, 4: 9.201, 8: 5.689, 13: 4.787, 24: 4.170, 64: 3.673}

@@ -11,8 +11,7 @@ from pytest_gpufleet.commands.recorded import all_checked
 from pytest_gpufleet.commands.writing import check_is_new, check_output, write
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.verdict.across_runs.calibrated_profile import profile_text
-from pytest_gpufleet.verdict.across_runs.calibration import CannotCalibrate, calibrate, too_few
+from pytest_gpufleet.verdict.across_runs.calibration import CannotCalibrate, calibrate, profile_text, too_few
 from pytest_gpufleet.verdict.profiles import profile
 
 

@@ -10,8 +10,8 @@ from pytest_gpufleet.commands.recorded import checked
 from pytest_gpufleet.commands.writing import check_is_new, check_output, write
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.verdict.orders import order_file
-from pytest_gpufleet.verdict.orders.written_order import order_text
+from pytest_gpufleet.verdict import orders
+from pytest_gpufleet.verdict.orders import order_text
 from pytest_gpufleet.verdict.toml_table import FileError
 
 
@@ -35,7 +35,7 @@ def _run(given: argparse.Namespace) -> int:
             raise Refused(f"{given.folder} has no GPUs: an order comes from a run on a whole machine")
         write(given.output, order_text(record, given.folder.name))
     try:
-        order_file.load(given.output)
+        orders.load(given.output)
     except FileError as error:
         raise Refused(f"the order was written but is not valid; please report this: {error}") from None
     tell(f"{given.output}: what {record.run.host} has; compare it with what was bought, and use it with --fleet-order")

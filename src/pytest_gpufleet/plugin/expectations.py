@@ -13,10 +13,9 @@ from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.order_given import Order
-from pytest_gpufleet.verdict.blind import untold
-from pytest_gpufleet.verdict.health_rules import sxids, xids_of, xids_of_none
+from pytest_gpufleet.verdict.health_rules import sxids, untold, xids_of, xids_of_none
 from pytest_gpufleet.verdict.host_rules.log_rules import told_before
-from pytest_gpufleet.verdict.orders.order_lines import asks, held_against
+from pytest_gpufleet.verdict.orders import asks, held_against
 from pytest_gpufleet.verdict.port_rules import active
 
 

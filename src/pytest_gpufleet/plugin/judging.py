@@ -46,7 +46,7 @@ class Judge:
         differ; `on_miss` looks for the cause if one missed. TypeError for what is no Measurement, ValueError for none.
         """
         __tracebackhide__ = True
-        from pytest_gpufleet.verdict.second_measurement import set_aside, to_measure_again
+        from pytest_gpufleet.verdict.judgement import set_aside, to_measure_again
 
         run, item, shown = self._item.config.stash[RUN], self._item, tuple(shown)
         for each in (*measurements, *shown):

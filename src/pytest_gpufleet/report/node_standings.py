@@ -16,7 +16,7 @@ from pytest_gpufleet.report.accused import Accused, accused_nodes, times_named
 from pytest_gpufleet.report.fleet_hosts import BetweenHosts, HostRow, host_rows
 from pytest_gpufleet.report.groups import Group, group_title, groups
 from pytest_gpufleet.verdict.accusations import told
-from pytest_gpufleet.verdict.fleet.among_nodes import NodeRuns
+from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind
 from pytest_gpufleet.verdict.node_verdicts import one_host_told, unaccepted

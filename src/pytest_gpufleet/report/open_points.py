@@ -14,8 +14,8 @@ from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.groups import group_title
 from pytest_gpufleet.verdict.basis import too_low
-from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, unused_limits
+from pytest_gpufleet.verdict.health_rules import without_telemetry
 from pytest_gpufleet.verdict.node_verdicts import TOLD, unaccepted
 from pytest_gpufleet.verdict.verdict import ALTERED, DEADLINE, left_out, short_burn_in, since_then, without_figures
 

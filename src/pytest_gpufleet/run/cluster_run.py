@@ -21,7 +21,7 @@ from pytest_gpufleet.run.node_runs import NodeRuns
 from pytest_gpufleet.run.node_transport import settings_for, transport_for
 from pytest_gpufleet.run.run import AT_THE_END, Ranks, Run
 from pytest_gpufleet.verdict import node_verdicts
-from pytest_gpufleet.verdict.fleet.among_nodes import minority
+from pytest_gpufleet.verdict.fleet.fleet_peers import minority
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import Gpu

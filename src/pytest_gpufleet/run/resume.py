@@ -22,7 +22,7 @@ from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
-from pytest_gpufleet.verdict.blind import without_telemetry
+from pytest_gpufleet.verdict.health_rules import without_telemetry
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, DEADLINE
 
 # What computed wrongly once is not sound because it did not the next time.

@@ -116,11 +116,11 @@ class Run:
         """What was bought, None if nobody said. Refused if the file is bad."""
         if self.options.order is None:
             return None
-        from pytest_gpufleet.verdict.orders import order_file
+        from pytest_gpufleet.verdict import orders
         from pytest_gpufleet.verdict.toml_table import FileError
 
         try:
-            return order_file.load(self.options.order)
+            return orders.load(self.options.order)
         except FileError as error:
             raise Refused(f"--fleet-order: {error}") from None
 

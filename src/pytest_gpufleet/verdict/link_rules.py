@@ -5,13 +5,29 @@ Rules after DCGM's health checks (PCIe replay rates, NVLink errors, the fabric's
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.verdict.gpu_faults import fact_unreadable, gpu_fault, unreadable
+
+
+def gpu_fault(code: str, gpu: Gpu, what: str) -> Fault:
+    return Fault(code, (gpu.place,), what)
+
+
+def fact_unreadable(gpu: Gpu, fact: str, why: Unavailable) -> Fault:
+    return gpu_fault("fact_unreadable", gpu, f"{fact} cannot be read ({why})")
+
+
+def unreadable(gpu: Gpu, names: Iterable[str]) -> list[Fault]:
+    """Facts that a GPU has and does not tell, each with the reason."""
+    told = {name: gpu[name] for name in names}
+    return [
+        fact_unreadable(gpu, name, why) for name, why in told.items() if isinstance(why, Unavailable) and why.applicable
+    ]
+
 
 # PCIe replays a minute and lane that are still healthy, by generation (DCGM).
 REPLAYS = {3: 0.48, 4: 0.96, 5: 1.92, 6: 1.92}

@@ -13,8 +13,8 @@ from pytest_gpufleet.model.language import Say, english, some
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.verdict import basis, node_verdicts
-from pytest_gpufleet.verdict.blind import without_telemetry
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, remarks_on, unused_limits
+from pytest_gpufleet.verdict.health_rules import without_telemetry
 from pytest_gpufleet.verdict.host_rules import log_rules
 
 DIED = "the run did not come to its end"

@@ -15,8 +15,7 @@ from pytest_gpufleet.report.fleet_hosts import SYMBOLS, HostRow, columns
 from pytest_gpufleet.report.node_standings import as_fleet
 from pytest_gpufleet.report.page.several_runs import Table, what
 from pytest_gpufleet.report.reason_texts import why
-from pytest_gpufleet.verdict.fleet.among_nodes import NodeRuns
-from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces
+from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns, SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
 
 ROWS_OF_A_MAP = 25  # then the next table begins beside it

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from functools import cache
 from itertools import chain
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
+from typing import Any
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.limit import Calibration, Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS, Condition
+from pytest_gpufleet.model.metric import METRICS, Condition, GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.model.vocabulary import MEASURED_UNDER
@@ -25,8 +27,83 @@ from pytest_gpufleet.verdict.across_runs.recorded_figures import (
     whose,
 )
 from pytest_gpufleet.verdict.across_runs.run_comparison import differences, models
-from pytest_gpufleet.verdict.across_runs.tolerance_interval import interval
 from pytest_gpufleet.verdict.profiles.profile import Profile, for_gpu, of_every_gpu
+
+# How far from the mean of known-good machines a healthy one may be: one-sided tolerance intervals.
+#
+# ISO 16269-6, for values that are independent. For several GPUs of few machines after R. W. Mee and D. B. Owen,
+# Improved Factors for One-Sided Tolerance Limits for Balanced One-Way ANOVA Random Models, Journal of the American
+# Statistical Association 78 (1983).
+
+PORTION, CONFIDENCE = 0.999, 0.95
+STEPS, HALVINGS = 400, 40
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Of one GPU of any other machine: `mean` less (or more) `k` times `s` is what 99.9 % of them reach, with a
+    confidence of 95 %. `k` is None where one machine says nothing of how machines differ."""
+
+    mean: float
+    s: float
+    k: float | None
+
+
+def interval(machines: Sequence[Sequence[Sequence[float]]], floor: float) -> Interval:
+    """The interval of a figure: for each machine and each of its places the values of all runs.
+
+    Machines, GPUs of one machine and runs of one GPU vary each by themselves, with degrees of freedom of their own:
+    eight GPUs of one board are not eight machines. The three variances add up, with degrees of freedom after
+    Satterthwaite. Machines differ by a standard deviation of `floor` at least.
+    """
+    places = [[fmean(values) for values in machine] for machine in machines]
+    means = [fmean(machine) for machine in places]
+    between, between_df = _pooled([means])
+    within, within_df = _pooled(places)
+    runs, runs_df = _pooled([values for machine in machines for values in machine])
+    mean, rest = fmean(means), within + runs
+    if not between_df:
+        return Interval(mean, math.sqrt(rest), None)
+    between = max(between, floor**2)
+    variance = between + rest
+    parts = ((between, between_df), (within, within_df), (runs, runs_df))
+    df = variance**2 / sum(part**2 / part_df for part, part_df in parts if part_df)
+    # As many independent values would know the mean as well as these machines do.
+    n = len(machines) * variance / between
+    return Interval(mean, math.sqrt(variance), factor(n, df))
+
+
+def _pooled(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """The variance of values about the mean of their group, and its degrees of freedom."""
+    df = sum(len(group) - 1 for group in groups)
+    squares = sum((value - fmean(group)) ** 2 for group in groups for value in group)
+    return (squares / df, df) if df else (0.0, 0)
+
+
+@cache
+def factor(n: float, df: float) -> float:
+    """k of a mean of `n` values and a standard deviation with `df` degrees of freedom: the quantile of the noncentral t
+    distribution at the confidence, with noncentrality z sqrt(n), divided by sqrt(n).
+
+    By its definition, so that no table ends: the mean less k s is below the quantile of the portion with the
+    probability E[Phi(sqrt(n) (k c - z))], over c = s / sigma, whose density is that of chi / sqrt(df).
+    """
+    z = NormalDist().inv_cdf(PORTION)
+    width = 10 / math.sqrt(2 * df)  # ten standard deviations of c
+    low = max(0.0, 1 - width)
+    step = (1 + width - low) / STEPS
+    constant = math.log(2) + df / 2 * math.log(df / 2) - math.lgamma(df / 2)
+    points = [low + (index + 0.5) * step for index in range(STEPS)]
+    weights = [step * math.exp(constant + (df - 1) * math.log(c) - df * c * c / 2) for c in points]
+    begin, end = 0.0, 100.0
+    for _ in range(HALVINGS):
+        k = (begin + end) / 2
+        confidence = sum(
+            weight * math.erfc(math.sqrt(n / 2) * (z - k * c)) / 2 for c, weight in zip(points, weights, strict=True)
+        )
+        begin, end = (k, end) if confidence < CONFIDENCE else (begin, k)
+    return end
+
 
 # Machines of one model differ by this much at least: less is luck, and another driver changes as much.
 FLOOR = 0.003
@@ -265,3 +342,74 @@ def too_few(runs: Mapping[str, Record]) -> str:
         f"these limits come from {machines} machine, which cannot tell how machines differ: they are {CAP:.0%} below "
         f"what it did, or what its worst GPU did; take {FEWEST_MACHINES} machines at least, better 4 or more"
     )
+
+
+HEAD = """\
+# Calibrated on known-good runs of pytest-gpufleet {plugins}.
+# Each limit is what 99.9 % of the GPUs of such machines reach, with a confidence of 95 %: k standard
+# deviations s from the mean (measured). Machines differ by {floor:.1%} at least. k s is at most {cap:.0%},
+# or as far as the worst of these GPUs was.
+"""
+
+
+def profile_text(calibrated: CalibratedLimits, runs: Mapping[str, Record], sums: Mapping[str, str]) -> str:
+    """A profile as TOML: the limits, what each of them rests on, and the runs with their GPUs.
+
+    `sums` has the SHA-256 of each run's evidence. The same runs give the same text.
+    """
+    import tomli_w
+
+    base, model = calibrated.base, models(next(iter(runs.values())))
+    plugins = sorted({record.run.plugin for record in runs.values()})
+    head = HEAD.format(plugins=", ".join(plugins), floor=FLOOR, cap=CAP)
+    if base:
+        head += "# Where a shipped limit holds that is not repeated here, it holds on.\n"
+    content = {
+        "name": f"{base.name if base else model}, calibrated",
+        **({"extends": base.name} if base else {"match": [model]}),
+        "metric": _metrics(calibrated.figures),
+        "limit": [_limit_text(limit) for limit in calibrated.limits],
+        "calibrated_on": [_known_good(name, record, sums[name]) for name, record in runs.items()],
+    }
+    return f"{head}\n{tomli_w.dumps({key: value for key, value in content.items() if value})}"
+
+
+def _known_good(name: str, record: Record, digest: str) -> dict[str, Any]:
+    """Where the limits come from, so that a machine is not held against itself without a word."""
+    return {
+        "run": name,
+        "host": record.run.host,
+        "utc": record.run.utc,
+        "uuids": [gpu.uuid for gpu in record.topology.gpus],
+        "serials": [gpu.serial for gpu in record.topology.gpus if gpu.serial],
+        "evidence_sha256": digest,
+    }
+
+
+def _metrics(figures: Iterable[Figure]) -> dict[str, Any]:
+    """The metrics of the author's own checks, which a profile has to declare."""
+    own: dict[str, Metric] = {figure.name: figure.metric for figure in figures if figure.name not in MEASURED_UNDER}
+    return {name: {"unit": metric.unit, "better": metric.better, "title": metric.title} for name, metric in own.items()}
+
+
+def _limit_text(limit: Limit) -> dict[str, Any]:
+    rests_on = asdict(limit.calibration) if limit.calibration else {}
+    told = {
+        "metric": limit.metric,
+        limit.sense: limit.value,
+        "unit": limit.unit,
+        "grade": limit.grade,
+        "measured": limit.measured,
+        "source": limit.source,
+        "calibration": {name: value for name, value in rests_on.items() if value is not None},
+        "when": {key: _value(key, given) for key, given in limit.conditions.items()},
+    }
+    return {key: value for key, value in told.items() if value}
+
+
+def _value(key: str, value: Condition) -> Condition:
+    if key == "bytes" and isinstance(value, int):
+        for unit, size in (("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
+            if value % size == 0:
+                return f"{value // size} {unit}"
+    return value

@@ -12,8 +12,7 @@ from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures, held_to_limits
-from pytest_gpufleet.verdict.fleet.equality import Difference
-from pytest_gpufleet.verdict.fleet.same_bits import not_compared, other_bits
+from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits
 
 TOLERANCE = 0.03
 SIGMAS = 3

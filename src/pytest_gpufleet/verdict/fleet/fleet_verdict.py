@@ -11,10 +11,9 @@ from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet import equality
-from pytest_gpufleet.verdict.fleet.equality import Difference
+from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits
 from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces, odd_hosts, slow_places
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, Unusable, counted, muster
-from pytest_gpufleet.verdict.fleet.same_bits import not_compared, other_bits
 from pytest_gpufleet.verdict.node_verdicts import MOST_NAMES
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 

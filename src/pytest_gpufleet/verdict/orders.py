@@ -1,0 +1,486 @@
+"""The lines of an order, each held against what a machine tells of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.machine import Machine
+from pytest_gpufleet.model.order_given import Order
+from pytest_gpufleet.model.place import THIS_NODE, Where
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict import toml_table
+from pytest_gpufleet.verdict.port_rules import active, gigabits
+from pytest_gpufleet.verdict.toml_table import FileError, table_type
+
+# What may stand in an order, and how it is read.
+#
+# A value is what the machine must have; in the place of a number or a version, `{ at_least = 8 }` is what it must
+# have at the least.
+
+MOST = 10**9
+_Whole = Annotated[int, Meta(ge=0, le=MOST)]
+_Filled = Annotated[str, Meta(pattern=r"\S")]
+AtLeastNumber = table_type("AtLeastNumber", {"at_least": _Whole})
+AtLeastVersion = table_type("AtLeastVersion", {"at_least": _Filled})
+# An error says that a value must be what the description of its type says.
+Text = Annotated[str, Meta(pattern=r"\S", description="a text that is not empty")]
+Number = Annotated[
+    _Whole | AtLeastNumber,  # type: ignore[valid-type]
+    Meta(description="a whole number, or { at_least = a whole number }"),
+]
+Size = Annotated[int, Meta(ge=1, le=MOST, description="a whole number above 0")]
+Version = Annotated[
+    _Filled | AtLeastVersion,  # type: ignore[valid-type]
+    Meta(description="a version as a text, or { at_least = a version as a text }"),
+]
+
+DriveTable = table_type("Drives", {"gigabytes": Size, "count": Number}, {"model": Text, "firmware": Version})
+PortTable = table_type(
+    "Ports",
+    {"adapter": Text, "count": Number},
+    {"link_layer": Text, "in_use": Number, "gigabits_per_second": Number, "firmware": Version},
+)
+OrderTable = table_type(
+    "Order",
+    {"name": Text},
+    {
+        "machine": table_type("OrderedMachine", {}, {"vendor": Text, "product": Text}),
+        "gpus": table_type("OrderedGpus", {}, {"count": Number, "model": Text, "nvlinks": Number, "vbios": Version}),
+        "processors": table_type("OrderedProcessors", {}, {"model": Text, "sockets": Number, "cores": Number}),
+        "memory": table_type("OrderedMemory", {}, {"gibibytes": Number, "modules": Number, "module_gibibytes": Number}),
+        "drives": list[DriveTable],  # type: ignore[valid-type]
+        "ports": list[PortTable],  # type: ignore[valid-type]
+        "firmware": table_type("OrderedFirmware", {}, {"bios": Version, "bmc": Version}),
+        "software": table_type(
+            "OrderedSoftware", {}, {"system": Text, "kernel": Version, "driver": Version, "cuda": Version}
+        ),
+    },
+)
+
+
+def load(path: Path) -> Order:
+    """Read an order from a TOML file and check all of it. FileError for a file that cannot be read, a key that nothing
+    reads, a value of another type, two tables for one kind of part, or an order of nothing."""
+    top = toml_table.read(path)
+    top.check(OrderTable)
+    seen: dict[tuple[str, ...], int] = {}
+    for key, kind in (("drives", ("gigabytes", "model")), ("ports", ("adapter", "link_layer"))):
+        for number, table in enumerate(top.tables(key), 1):
+            what = (key, *(str(table.values.get(each, "")) for each in kind))
+            if seen.setdefault(what, number) != number:
+                raise table.error(f"is of one kind with {key} {seen[what]}; write one table with the sum of both.")
+    content = {key: value for key, value in top.values.items() if value}
+    if content.keys() <= {"name"}:
+        raise FileError(f"{path}: orders nothing; write what was bought, as in docs/orders.md.")
+    return Order(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), content)
+
+
+def check(order: Order) -> None:
+    """ValueError if what evidence keeps as an order is none."""
+    msgspec.convert(order.content, OrderTable)
+
+
+# A table of an order: all of it, or that of one kind of drives or ports.
+Asked = Mapping[str, Any]
+# Where, what is told there, and its value; Unavailable where the machine does not tell.
+Told = tuple[Where, str, Any]
+Read = Callable[[Machine, GpuTopology, Asked], Iterable[Told]]
+
+# Makers count the gigabytes of a drive in one way (IDEMA LBA1-03): 3.84 TB are 3840.8 GB, 0.02 % more than the label
+# says.
+SIZE_OF_DRIVES = 0.01
+GIB, GB = 1 << 30, 10**9
+
+
+def of_host(fact: str, *keys: str) -> Read:
+    def read(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
+        return [(THIS_NODE, (keys or (fact,))[-1].replace("_", " "), _fact(machine, fact, *keys))]
+
+    return read
+
+
+def _fact(machine: Machine, fact: str, *keys: str) -> Any:
+    value = machine.host.get(fact)
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else value
+    return Unavailable("this system does not say", applicable=False) if value is None else value
+
+
+def software(name: str, what: str) -> Read:
+    def read(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
+        return [(THIS_NODE, what, getattr(topology, name) or Unavailable("the driver does not say", applicable=False))]
+
+    return read
+
+
+def count_of_gpus(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
+    """Also of those that are hidden from this run."""
+    return [(THIS_NODE, "the number of GPUs", max(len(machine.present), len(machine.gpus)))]
+
+
+def of_gpus(fact: str) -> Read:
+    def read(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
+        return [(gpu.place, fact, gpu[fact]) for gpu in machine.gpus]
+
+    return read
+
+
+def nvlinks(machine: Machine, topology: GpuTopology, asked: Asked) -> Iterator[Told]:
+    for gpu in machine.gpus:
+        states = gpu["nvlink_states"]
+        if isinstance(states, Unavailable):
+            yield gpu.place, "NVLinks", states if states.applicable else 0
+        else:
+            yield gpu.place, "the number of NVLinks that are up", states.count(1)
+
+
+def gibibytes(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
+    told = _fact(machine, "memory_bytes")
+    shown = told if isinstance(told, Unavailable) else round(told / GIB, 1)
+    return [(THIS_NODE, "the memory that the system has, in GiB,", shown)]
+
+
+def modules(machine: Machine) -> list[Mapping[str, Any]] | Unavailable:
+    """The memory modules that are there; empty slots are none."""
+    told = _fact(machine, "memory_modules")
+    return told if isinstance(told, Unavailable) else [each for each in told if each["bytes"] != 0]
+
+
+def count_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
+    there = modules(machine)
+    count = there if isinstance(there, Unavailable) else len(there)
+    return [(THIS_NODE, "the number of memory modules", count)]
+
+
+def size_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
+    there = modules(machine)
+    if isinstance(there, Unavailable):
+        return [(THIS_NODE, "the size of memory modules", there)]
+    unknown = Unavailable("the firmware does not know", applicable=False)
+    return [
+        (THIS_NODE, f"{each['locator']}, in GiB,", unknown if each["bytes"] is None else each["bytes"] / GIB)
+        for each in there
+    ]
+
+
+def _drives(machine: Machine, kind: Asked) -> list[Mapping[str, Any]] | Unavailable:
+    told = _fact(machine, "nvme")
+    if isinstance(told, Unavailable):
+        return told
+    size = kind["gigabytes"]
+    return [
+        drive
+        for drive in told
+        if abs((drive["bytes"] or 0) / GB - size) <= SIZE_OF_DRIVES * size
+        and kind.get("model", drive["model"]) == drive["model"]
+    ]
+
+
+def count_of_drives(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
+    there, what = _drives(machine, kind), " ".join(filter(None, (f"{kind['gigabytes']} GB", kind.get("model"))))
+    count = there if isinstance(there, Unavailable) else len(there)
+    return [(THIS_NODE, f"the number of NVMe drives of {what}", count)]
+
+
+def firmware_of_drives(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
+    there = _drives(machine, kind)
+    return [] if isinstance(there, Unavailable) else _firmware(there, "name")
+
+
+def ports_of(machine: Machine, kind: Asked) -> list[Mapping[str, Any]]:
+    return [port for port in machine.host.get("network_ports") or () if is_of(port, kind)]
+
+
+def is_of(port: Mapping[str, Any], kind: Asked) -> bool:
+    layer = port.get("link_layer")
+    return bool(port.get("adapter") == kind["adapter"] and kind.get("link_layer", layer) == layer)
+
+
+def kind_of_port(kind: Asked) -> str:
+    return " ".join(filter(None, (kind["adapter"], kind.get("link_layer"))))
+
+
+def count_of_ports(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
+    return [(THIS_NODE, f"the number of network ports of {kind_of_port(kind)}", len(ports_of(machine, kind)))]
+
+
+def rate_of_ports(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
+    """Of those that are up: the others have the lowest rate that there is."""
+    up = active(ports_of(machine, kind))
+    if not up:
+        return [(THIS_NODE, f"the speed of the ports of {kind_of_port(kind)}, of which none is up,", 0)]
+    return [(THIS_NODE, f"the speed of {port['port']} in Gbit/s", gigabits(port)) for port in up]
+
+
+def firmware_of_ports(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
+    return _firmware(ports_of(machine, kind), "port")
+
+
+def _firmware(parts: Iterable[Mapping[str, Any]], name: str) -> list[Told]:
+    unknown = Unavailable("this system does not say", applicable=False)
+    return [(THIS_NODE, f"firmware of {each[name]}", each.get("firmware") or unknown) for each in parts]
+
+
+# Of the memory that was bought the kernel keeps a part for itself, and so does the firmware: 64 of 4096 bytes for the
+# description of each page (struct page, include/linux/mm_types.h), which is 1.6 %, and what is kept for crash dumps. A
+# module that is missing is more: of 32 modules 3.1 %.
+VISIBLE_MEMORY = 0.97
+HOST, GPUS, PORTS = "host_not_as_ordered", "gpus_not_as_ordered", "ports_not_as_ordered"
+VERSION = "version_not_as_ordered"
+
+
+@dataclass(frozen=True)
+class Line:
+    """`code`: of the fault where a machine has it otherwise."""
+
+    code: str
+    read: Read
+    fits: Callable[[Any, Any], bool]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What came of one line. `untold`: what the machine does not tell, and why."""
+
+    faults: tuple[Fault, ...] = ()
+    untold: tuple[str, ...] = ()
+
+
+def asks(order: Order, key: str) -> bool:
+    """Whether an order says anything of this key of ORDER_LINES."""
+    return any(_asked(order, key))
+
+
+def held_against(order: Order, key: str, machine: Machine, topology: GpuTopology) -> Held:
+    """A machine against one line of an order. KeyError if there is no such line."""
+    line, faults, untold = ORDER_LINES[key], [], []
+    for table, asked in _asked(order, key):
+        for where, what, value in line.read(machine, topology, table):
+            if isinstance(value, Unavailable):
+                untold.append(f"{what} is not told: {value}")
+            elif not line.fits(value, asked):
+                faults.append(Fault(line.code, (where,), f"{what} is {value}, ordered: {_words(asked)}"))
+    return Held(tuple(faults), tuple(untold))
+
+
+def ports_down(order: Order | None, ports: Iterable[Mapping[str, Any]]) -> list[Fault]:
+    """Ports that are not up although the order says that as many are in use, or that many are there."""
+    found = []
+    for kind in order.content.get("ports", ()) if order else ():
+        of_kind = [port for port in ports if is_of(port, kind)]
+        asked, up = kind.get("in_use", kind["count"]), active(of_kind)
+        if not _number(len(up), {"at_least": _least(asked)}):
+            found += [
+                Fault(
+                    "network_port_unlike_others", (THIS_NODE,),
+                    f"{port['port']} is {port['state']}, and {_words(asked)} of {kind_of_port(kind)} were ordered",
+                )
+                for port in of_kind if port not in up
+            ]  # fmt: skip
+    return found
+
+
+def _asked(order: Order, key: str) -> Iterator[tuple[Asked, Any]]:
+    """Each table of the order that has this key, with its value there."""
+    name, _, field = key.partition(".")
+    tables = order.content.get(name, ())
+    for table in [tables] if isinstance(tables, Mapping) else tables:
+        if field in table:
+            yield table, table[field]
+
+
+def _words(asked: Any) -> str:
+    return f"at least {asked['at_least']}" if isinstance(asked, Mapping) else str(asked)
+
+
+def _least(asked: Any) -> Any:
+    return asked["at_least"] if isinstance(asked, Mapping) else asked
+
+
+# ---- whether a value is as asked for
+
+
+def _number(value: float, asked: Any) -> bool:
+    return bool(value >= asked["at_least"] if isinstance(asked, Mapping) else value == asked)
+
+
+def _text(value: str, asked: str) -> bool:
+    return " ".join(value.split()) == " ".join(asked.split())
+
+
+def _version(value: str, asked: Any) -> bool:
+    if not isinstance(asked, Mapping):
+        return _text(value, asked)
+    has, least = (re.findall(r"[0-9A-Za-z]+", version) for version in (value, asked["at_least"]))
+    for one, other in zip(has, least, strict=False):
+        if later := _later(one, other):
+            return later > 0
+    return len(has) >= len(least)
+
+
+def _later(one: str, other: str) -> int:
+    """Above 0 if a part of a version is later than another, below 0 if it is earlier: 159 is later than 95, and A5 of a
+    VBIOS than 99, which are hexadecimal numbers of two digits."""
+    if one.isdecimal() and other.isdecimal():
+        return int(one) - int(other)
+    return (one > other) - (one < other)
+
+
+def _memory(value: float, asked: Any) -> bool:
+    least = _least(asked)
+    enough = value >= min(VISIBLE_MEMORY * least, least - 1)  # gibibytes are rounded
+    return bool(enough and (isinstance(asked, Mapping) or value <= least))
+
+
+# In the order in which a person reads an order.
+ORDER_LINES = {
+    "machine.vendor": Line(HOST, of_host("dmi", "vendor"), _text),
+    "machine.product": Line(HOST, of_host("dmi", "product"), _text),
+    "gpus.count": Line(GPUS, count_of_gpus, _number),
+    "gpus.model": Line(GPUS, of_gpus("name"), _text),
+    "gpus.nvlinks": Line(GPUS, nvlinks, _number),
+    "gpus.vbios": Line(VERSION, of_gpus("vbios"), _version),
+    "processors.model": Line(HOST, of_host("processor", "model"), _text),
+    "processors.sockets": Line(HOST, of_host("processor_setup", "sockets"), _number),
+    "processors.cores": Line(HOST, of_host("processor", "cores"), _number),
+    "memory.gibibytes": Line(HOST, gibibytes, _memory),
+    "memory.modules": Line(HOST, count_of_modules, _number),
+    "memory.module_gibibytes": Line(HOST, size_of_modules, _number),
+    "drives.count": Line("drives_not_as_ordered", count_of_drives, _number),
+    "drives.firmware": Line(VERSION, firmware_of_drives, _version),
+    "ports.count": Line(PORTS, count_of_ports, _number),
+    "ports.gigabits_per_second": Line(PORTS, rate_of_ports, _number),
+    "ports.firmware": Line(VERSION, firmware_of_ports, _version),
+    "firmware.bios": Line(VERSION, of_host("dmi", "bios_version"), _version),
+    "firmware.bmc": Line(VERSION, of_host("bmc_firmware"), _version),
+    "software.system": Line(VERSION, of_host("system"), _text),
+    "software.kernel": Line(VERSION, of_host("kernel"), _version),
+    "software.driver": Line(VERSION, software("driver", "driver"), _version),
+    "software.cuda": Line(VERSION, software("cuda_driver", "CUDA"), _version),
+}
+
+
+HEAD = """\
+# What was bought, for --fleet-order: written from {run} of {utc} on {host}.
+# Compare it with the order before it is used: it says what that machine has, and not what it should have.
+# In the place of a number or a version, {{ at_least = ... }} asks for that or more. What is left out is not asked for.
+"""
+# Of each table that is there for each kind: the fact of the host that tells them.
+KINDS = {"drives": "nvme", "ports": "network_ports"}
+Kind = dict[str, Any]
+
+
+def machine_of(record: Record) -> Machine:
+    """What the record of a run on one machine has of it."""
+    present = ("",) * record.run.gpus_present
+    return Machine(record.topology.gpus, record.machine.host, record.machine.taken, present=present)
+
+
+def order_text(record: Record, run: str) -> str:
+    """An order as TOML that this machine meets: what it does not tell, and what differs among its GPUs, is a comment.
+    `run`: the name of the run's folder."""
+    import tomli_w
+
+    machine, topology = machine_of(record), record.topology
+    content: dict[str, Any] = {"name": _name(machine)}
+    left_out: dict[str, str] = {}
+    for key in ORDER_LINES:
+        table, _, field = key.partition(".")
+        try:
+            if table in KINDS:
+                content[table] = _kinds(table, machine)
+            else:
+                content.setdefault(table, {})[field] = _value(key, machine, topology)
+        except _LeftOut as why:
+            left_out[table if table in KINDS else key] = str(why)
+    head = HEAD.format(run=_line(run), utc=record.run.utc, host=_line(record.run.host))
+    remarks = "".join(f"# {key}: {_line(why)}\n" for key, why in left_out.items())
+    return f"{head}{remarks}\n{tomli_w.dumps({key: value for key, value in content.items() if value})}"
+
+
+def _line(text: str) -> str:
+    """As a comment can have it."""
+    return " ".join(text.split())
+
+
+class _LeftOut(Exception):
+    """Why there is nothing to ask for."""
+
+
+def _name(machine: Machine) -> str:
+    dmi = machine.host.get("dmi")
+    called = dmi.get("product") if isinstance(dmi, Mapping) else None
+    models = sorted({gpu.name for gpu in machine.gpus})
+    return str(called or f"{len(machine.gpus)} x {' and '.join(models)}")
+
+
+def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int:
+    values = [value for _, _, value in ORDER_LINES[key].read(machine, topology, {})]
+    why = next((str(value) for value in values if isinstance(value, Unavailable)), "")
+    if why or not values:
+        raise _LeftOut(f"not told{why and f', {why}'}")
+    if key == "memory.gibibytes":
+        values = [_installed(machine, values[0])]
+    if any(value != values[0] for value in values):
+        raise _LeftOut(f"not all alike, {', '.join(map(str, dict.fromkeys(values)))}")
+    return values[0] if isinstance(values[0], str) else round(values[0])
+
+
+def _installed(machine: Machine, visible: float) -> int:
+    """GiB: what the modules have together where they are told, else what the kernel has of it."""
+    there = modules(machine)
+    told = [] if isinstance(there, Unavailable) else [each["bytes"] for each in there]
+    return sum(told) // GIB if told and None not in told else math.ceil(visible)
+
+
+def _kinds(table: str, machine: Machine) -> list[Kind]:
+    kinds = list((_drive_kinds if table == "drives" else _ports)(machine))
+    if not kinds:
+        raise _LeftOut("none are here" if isinstance(machine.host.get(KINDS[table]), list) else "not told")
+    return kinds
+
+
+def _drive_kinds(machine: Machine) -> Iterator[Kind]:
+    kinds: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for drive in _told(machine, "nvme"):
+        if drive["bytes"]:
+            kinds[max(1, drive["bytes"] // GB), drive["model"] or ""].append(drive)
+    for (size, model), drives in sorted(kinds.items()):
+        named = {"model": model} if model else {}
+        yield {"gigabytes": size, **named, "count": len(drives), **_common_firmware(drives)}
+
+
+def _ports(machine: Machine) -> Iterator[Kind]:
+    kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for port in _told(machine, "network_ports"):
+        if port.get("adapter"):
+            kinds[port["adapter"], port.get("link_layer") or ""].append(port)
+    for (adapter, layer), ports in sorted(kinds.items()):
+        up, named = active(ports), {"link_layer": layer} if layer else {}
+        rates = {gigabits(port) for port in up}
+        rate = {"gigabits_per_second": int(*rates)} if len(rates) == 1 and min(rates).is_integer() else {}
+        yield {"adapter": adapter, **named, "count": len(ports), "in_use": len(up), **rate, **_common_firmware(ports)}
+
+
+def _told(machine: Machine, fact: str) -> Sequence[Mapping[str, Any]]:
+    told = machine.host.get(fact)
+    return told if isinstance(told, list) else []
+
+
+def _common_firmware(parts: Iterable[Mapping[str, Any]]) -> Kind:
+    """That of all of them, if they have the same."""
+    values = {part.get("firmware") for part in parts}
+    return {"firmware": values.pop()} if len(values) == 1 and all(values) else {}
