@@ -38,7 +38,7 @@ from pytest_gpufleet.nodes import cluster, transport
 from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings, Frames
 from pytest_gpufleet.plugin import html_report, mirrored
 from pytest_gpufleet.plugin.keys import RUN
-from pytest_gpufleet.run import cluster_run, node_folders, node_runs, node_transport
+from pytest_gpufleet.run import cluster_run, node_runs
 from pytest_gpufleet.run.settings import Options
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ WATCHED: dict[str, tuple[Any, str]] = {
     "take in what nodes tell": (node_runs.NodeRun, "hear"),
     LEFT_OUT: (cluster_run.ClusterRun, "begin_between"),
     HEALTH: (cluster_run.ClusterRun, "check_health"),
-    "bring the folders": (node_folders, "collect"),
+    "bring the folders": (node_runs, "collect"),
     "page of the report": (html_report.HtmlReport, "pytest_html_results_summary"),
 }
 # Tests between nodes, beside those that the suite has for what its nodes told.
@@ -138,7 +138,7 @@ def begin(settings: AgentSettings) -> AgentProcess:
 
 
 def transport_for(options: Options) -> transport.LocalTransport:
-    settings = node_transport.settings_for(options)
+    settings = cluster_run.settings_for(options)
     assert isinstance(options.nodes, int)
     names = [f"gf{number:04}" for number in range(options.nodes)]
     return transport.LocalTransport([msgspec.structs.replace(settings, name=name) for name in names], begin)

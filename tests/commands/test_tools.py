@@ -24,7 +24,7 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.report.page import summary_html
-from pytest_gpufleet.run import disk_space, summary
+from pytest_gpufleet.run import opening, summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict import toml_table
@@ -650,7 +650,7 @@ def test_a_textfile_that_cannot_be_written_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("bash.rc").write_text("secret")
     with pytest.raises(Refused, match=f"--fleet-prometheus {re.escape(path)} cannot be written: {why}"):
-        disk_space.check_textfile(Path(path))
+        opening.check_textfile(Path(path))
 
 
 def test_a_textfile_replaces_the_one_of_the_run_before_and_nothing_else(

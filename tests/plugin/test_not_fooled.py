@@ -46,8 +46,8 @@ def test_what_belongs_to_the_end_runs_there(fleet):
 
 
 FULL = """
-from pytest_gpufleet.run import disk_space
-disk_space.TEMPORARY_BYTES = 1 << 60  # as much as the folder has not
+from pytest_gpufleet.run import opening
+opening.TEMPORARY_BYTES = 1 << 60  # as much as the folder has not
 """
 
 

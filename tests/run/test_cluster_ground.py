@@ -5,7 +5,7 @@ import time
 import pytest
 
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.run.cluster_ground import ClusterGround
+from pytest_gpufleet.run.cluster_run import ClusterGround
 from tests.nodes.fake_transport import hello
 
 BUSES = ("00000000:0A:00.0", "")  # the second does not answer

@@ -13,7 +13,7 @@ from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes.cluster import Lost, Trouble
 from pytest_gpufleet.nodes.messages import CheckHealth, Health, Hello, Lock, ReadHost, RunSuite
-from pytest_gpufleet.run import node_folders
+from pytest_gpufleet.run import node_runs
 from pytest_gpufleet.run.cluster_run import ClusterRun
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.settings import Options
@@ -154,7 +154,7 @@ def test_a_node_that_is_lost_while_its_report_is_brought_here_is_named(cluster, 
         cluster.lost[2] = Lost("gf2", "its agent died by SIGKILL")
         return {}
 
-    monkeypatch.setattr(node_folders, "collect", collect)
+    monkeypatch.setattr(node_runs, "collect", collect)
     run.finish(cut_short=False)
     (lost, of), (told, content) = run.said
     assert (lost, of) == ("node_lost", {"node": 2, "why": "its agent died by SIGKILL"})

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.run import disk_space
+from pytest_gpufleet.run import opening
 from pytest_gpufleet.run.folder import REPORT_BYTES
 from tests.conftest import EVIDENCE
 
@@ -99,7 +99,7 @@ def test_rows_are_appended_to_a_file_and_written_to_a_stream(tmp_path):
 def test_a_textfile_is_no_link(tmp_path, victim, path):
     (tmp_path / "there").symlink_to(victim)
     with pytest.raises(Refused, match="cannot be written"):
-        disk_space.check_textfile(tmp_path / path)
+        opening.check_textfile(tmp_path / path)
 
 
 # ---------------------------------------------------------------- room for evidence
@@ -117,27 +117,27 @@ def per_sample(evidence):
 @pytest.mark.parametrize("evidence", sorted(EVIDENCE.glob("h200*/evidence.jsonl")), ids=lambda path: path.parent.name)
 def test_the_room_that_a_run_needs_is_that_of_recorded_runs(evidence):
     sample, other = per_sample(evidence)
-    assert sample <= disk_space.SAMPLE_BYTES <= 1.3 * sample
-    assert other + REPORT_BYTES < disk_space.RUN_BYTES
+    assert sample <= opening.SAMPLE_BYTES <= 1.3 * sample
+    assert other + REPORT_BYTES < opening.RUN_BYTES
 
 
 def test_more_gpus_nodes_and_time_need_more_room():
     three_days = 3 * 86400
-    assert disk_space.needed(8, 1, three_days, 1.0) // 10**8 == 8  # 0.8 GB
-    assert disk_space.needed(8, 1, three_days, 10.0) < disk_space.needed(8, 1, three_days, 1.0) / 8
-    assert disk_space.needed(16, 2, 0.0, 1.0) == 3 * disk_space.RUN_BYTES
+    assert opening.needed(8, 1, three_days, 1.0) // 10**8 == 8  # 0.8 GB
+    assert opening.needed(8, 1, three_days, 10.0) < opening.needed(8, 1, three_days, 1.0) / 8
+    assert opening.needed(16, 2, 0.0, 1.0) == 3 * opening.RUN_BYTES
 
 
 def test_a_file_system_that_is_too_small_is_refused(tmp_path, monkeypatch):
     free = types.SimpleNamespace(f_blocks=1000, f_bavail=100, f_frsize=4096)
     asked = []
     monkeypatch.setattr(os, "statvfs", lambda path: asked.append(path) or free)
-    disk_space.check_evidence(tmp_path / "not" / "yet", 100 * 4096)
+    opening.check_evidence(tmp_path / "not" / "yet", 100 * 4096)
     with pytest.raises(Refused, match="take about 0 MiB"):
-        disk_space.check_evidence(tmp_path / "not" / "yet", 100 * 4096 + 1)
+        opening.check_evidence(tmp_path / "not" / "yet", 100 * 4096 + 1)
     assert asked == [tmp_path, tmp_path]
     free.f_blocks = 0  # it does not tell
-    disk_space.check_evidence(tmp_path, 1 << 40)
+    opening.check_evidence(tmp_path, 1 << 40)
 
 
 FULL = """

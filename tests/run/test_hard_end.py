@@ -20,7 +20,7 @@ __all__ = ["controller"]
 CLOCK = """
 from pathlib import Path
 from types import SimpleNamespace
-from pytest_gpufleet.run import hard_end, interruption
+from pytest_gpufleet.run import interruption
 import time
 
 NOW = Path.cwd() / "now"
@@ -28,7 +28,7 @@ NOW = Path.cwd() / "now"
 def monotonic():
     return float(NOW.read_text() or 0) if NOW.exists() else 0.0
 
-hard_end.time = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
+interruption.time = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
 interruption.time = SimpleNamespace(monotonic=monotonic)
 """
 TOLD, OVER = 86400 - 20, 86400 - 5  # the run is told to end; it has not done so in time

@@ -7,7 +7,7 @@ import pytest
 
 from pytest_gpufleet.nodes.cluster import Lost, Trouble
 from pytest_gpufleet.nodes.messages import SuiteEnded
-from pytest_gpufleet.run import node_folders
+from pytest_gpufleet.run import node_runs
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns
 from pytest_gpufleet.safe_files import sha256
@@ -55,7 +55,7 @@ def test_a_node_that_was_lost_before_it_had_told_what_it_is_is_not_unlike_the_ot
     assert [run.host for run in runs.of_hosts().values()] == ["gf0"]
 
 
-WHOLE = {"evidence.jsonl": b"e" * (node_folders.PART_BYTES + 1), "report.html": b"r"}
+WHOLE = {"evidence.jsonl": b"e" * (node_runs.PART_BYTES + 1), "report.html": b"r"}
 
 
 def ended(run):
@@ -65,7 +65,7 @@ def ended(run):
 
 def brought(runs, ask_one, at_work=list, interruption=None, wait=1.0):
     """The SHA-256 of each, when all was brought here that these answers give."""
-    digests = node_folders.collect(
+    digests = node_runs.collect(
         SimpleNamespace(ask_one=ask_one),
         SimpleNamespace(all={run.node: run for run in runs}, at_work=at_work, listen=lambda timeout: None),
         interruption or SimpleNamespace(heard=False),
@@ -94,7 +94,7 @@ def test_of_all_nodes_is_brought_what_can_be(node):
 
 def test_nodes_that_do_not_answer_hold_up_no_others_and_leave_no_half_of_a_file(node, monkeypatch):
     """The first was lost, and is asked last; the second is lost while it tells."""
-    monkeypatch.setattr(node_folders, "AT_ONCE", 1)
+    monkeypatch.setattr(node_runs, "AT_ONCE", 1)
     runs = [ended(node(number)) for number in range(3)]
     runs[0].lost = Lost("gf0", "nothing was heard of it for 10 s")
     asked = []
@@ -114,7 +114,7 @@ def test_nodes_that_do_not_answer_hold_up_no_others_and_leave_no_half_of_a_file(
 
 def test_a_run_that_is_told_to_end_waits_for_no_other_and_fetches_in_haste(node, monkeypatch):
     """It is told so while it waits for a node, or while the evidence of the first comes."""
-    monkeypatch.setattr(node_folders, "AT_ONCE", 1)
+    monkeypatch.setattr(node_runs, "AT_ONCE", 1)
     interruption = SimpleNamespace(heard=False)
     runs = [ended(node(0)), node(1)]
 
@@ -125,7 +125,7 @@ def test_a_run_that_is_told_to_end_waits_for_no_other_and_fetches_in_haste(node,
     assert brought(runs, part, at_work, interruption, wait=3600.0) == [sha256(runs[0].folder.evidence), ""]
 
     interruption.heard = False
-    monkeypatch.setattr(node_folders, "HASTE_SECONDS", 0.0)
+    monkeypatch.setattr(node_runs, "HASTE_SECONDS", 0.0)
     runs = [ended(node(number)) for number in (2, 3)]
 
     def ask_one(number, asked, timeout):

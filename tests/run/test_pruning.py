@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.run.pruning import prune, removable
+from pytest_gpufleet.run.folder import RunFolder, prune, removable
 from tests.conftest import FleetRun
 
 LEFT = ("evidence.jsonl", "summary.json", "report.html", "junit.xml")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.model.command_line import STARTED_BY
-from pytest_gpufleet.run.started_by import command_line
+from pytest_gpufleet.run.opening import command_line
 from tests.conftest import ACCEPTANCE, ROOT
 
 PART = ["--gpus", "8", "-k", "bandwidth or soak"]

@@ -12,7 +12,7 @@ from pytest_gpufleet.run.run import Run
 if TYPE_CHECKING:
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
-    from pytest_gpufleet.run.hard_end import Supervised
+    from pytest_gpufleet.run.interruption import Supervised
 
 # Of the configuration.
 RUN = pytest.StashKey[Run]()

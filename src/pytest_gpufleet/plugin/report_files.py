@@ -12,7 +12,7 @@ import pytest
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.plugin import compat, listeners
-from pytest_gpufleet.run import conclusion, disk_space
+from pytest_gpufleet.run import conclusion, opening
 from pytest_gpufleet.run.folder import JUNIT, REPORT
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import path
@@ -34,7 +34,7 @@ class ReportFiles:
         for name, (option, file) in WRITTEN.items():
             if given := getattr(config.option, name, None):
                 self._asked[file] = path(given).absolute()  # as they read it
-                disk_space.check_copy(option, self._asked[file])
+                opening.check_copy(option, self._asked[file])
 
     def put_into_the_folder(self) -> Path:
         """Have both files written into the folder of the run, and tell where report.html will be."""

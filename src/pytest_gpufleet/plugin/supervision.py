@@ -16,7 +16,7 @@ from pytest_gpufleet.plugin.keys import SUPERVISED
 from pytest_gpufleet.run.settings import Options
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.run.hard_end import Supervised
+    from pytest_gpufleet.run.interruption import Supervised
 
 STUCK = "the machine did not tell what GPUs it has before the deadline: look at the driver and the kernel log"
 
@@ -26,7 +26,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     asked = options.from_config(config)
     if asked.deadline is None or not asked.makes_a_run or SUPERVISED in config.stash:
         return None
-    from pytest_gpufleet.run.hard_end import supervise
+    from pytest_gpufleet.run.interruption import supervise
 
     def session(supervised: Supervised) -> int:
         config.stash[SUPERVISED] = supervised

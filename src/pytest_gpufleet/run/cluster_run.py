@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from pytest_gpufleet.model.cluster_topology import joined
 from pytest_gpufleet.model.facts import told
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes import same_install
+from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Greeting, Hello, Lock, ReadHost
-from pytest_gpufleet.run import node_folders, resume
-from pytest_gpufleet.run.cluster_ground import ClusterGround
+from pytest_gpufleet.nodes.transport import LocalTransport, Transport
+from pytest_gpufleet.run import node_runs, resume
+from pytest_gpufleet.run.ground import Ground, NodeStanding
 from pytest_gpufleet.run.node_runs import NodeRuns
-from pytest_gpufleet.run.node_transport import settings_for, transport_for
-from pytest_gpufleet.run.run import AT_THE_END, Ranks, Run
+from pytest_gpufleet.run.run import AT_THE_END, Ranks, Run, likely
+from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.verdict import node_verdicts
 from pytest_gpufleet.verdict.fleet.fleet_peers import minority
 
@@ -29,6 +37,95 @@ if TYPE_CHECKING:
     from pytest_gpufleet.run.folder import RunFolder
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.world.engines.protocol import Engine
+
+
+def settings_for(options: Options) -> AgentSettings:
+    """What the agent of every node is told."""
+    gpus = options.gpus if isinstance(options.gpus, int) else None
+    return AgentSettings(os.getcwd(), rehearse=options.rehearse, gpus=gpus, suite=options.paths, likely=likely(options))
+
+
+def transport_for(options: Options) -> Transport:
+    """The agents of a rehearsal of this machine are its processes; all others are those of a Ray cluster."""
+    settings = settings_for(options)
+    wanted = options.nodes if isinstance(options.nodes, int) else None
+    if options.rehearse and options.address is None:
+        names = [f"node{number}" for number in range(wanted or 1)]  # options.from_config sees to it that it is a number
+        return LocalTransport([msgspec.structs.replace(settings, name=name) for name in names])
+    from pytest_gpufleet.nodes.ray_transport import RayTransport
+
+    return RayTransport(settings, wanted, options.address, options.insecure)
+
+
+class ClusterGround(Ground):
+    """`names`: of all nodes, by their numbers, `hellos` of those that are there. `rehearsed`: ranks of each, 0 with
+    GPUs. `machines`: of those that are there, with the facts that do not change. What their kernel logs held, their own
+    runs have judged."""
+
+    def __init__(self, names: Mapping[int, str], hellos: Mapping[int, Hello], rehearsed: int) -> None:
+        self._names = names
+        self._hellos = hellos
+        self.nodes = len(hellos)
+        self.rehearsal_ranks = rehearsed * len(hellos)
+        self.machines = {node: self._machine(node) for node in hellos}  # at once: they know how long ago that was
+
+    @cached_property
+    def topologies(self) -> dict[int, GpuTopology]:
+        """Each as its node describes itself."""
+        missing = GpuTopology(absent="its agent was never heard")
+        return {node: self._hellos[node].topology if node in self._hellos else missing for node in self._names}
+
+    def topology_of(self, node: int) -> GpuTopology:
+        """With the number of its node in the places of its GPUs."""
+        return self.topologies[node].on_node(node)
+
+    @cached_property
+    def topology(self) -> GpuTopology:
+        return joined(self.topologies, self.hosts)
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        return {node: self._hellos[node].host if node in self._hellos else name for node, name in self._names.items()}
+
+    @property
+    def gpus_present(self) -> int:
+        """Those of nodes that are one host are there once."""
+        return len(
+            {
+                (hello.machine.get("boot_id") or node, bus or index)
+                for node, hello in self._hellos.items()
+                for index, bus in enumerate(hello.present)
+            }
+        )
+
+    @property
+    def why(self) -> str:
+        """As those nodes say that were heard."""
+        return joined({node: hello.topology for node, hello in self._hellos.items()}, self.hosts).absent
+
+    @property
+    def where(self) -> str:
+        return f" of {self.nodes} nodes"
+
+    @property
+    def standing(self) -> list[NodeStanding]:
+        return [self._standing(node) for node in self._names]
+
+    def _standing(self, node: int) -> NodeStanding:
+        hello = self._hellos.get(node)
+        facts: Mapping[str, Any] = hello.machine if hello else {}
+        serial = hello.serial if hello else None
+        return NodeStanding(node, self.hosts[node], serial, self.topologies[node], facts, _taken(hello))
+
+    def _machine(self, node: int) -> Machine:
+        hello = self._hellos[node]
+        return Machine(self.topology_of(node).gpus, hello.machine, _taken(hello), present=hello.present, node=node)
+
+
+def _taken(hello: Hello | None) -> str:
+    """When a node was read, by its own clock."""
+    return "" if hello is None else datetime.fromtimestamp(hello.clock, timezone.utc).isoformat(timespec="seconds")
+
 
 HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver
 LOCK_SECONDS = 30.0
@@ -226,7 +323,7 @@ class ClusterRun(Run):
         """`cut_short`: what the nodes are still at is not waited for."""
         self.check_health(AT_THE_END)
         wait_seconds = 0.0 if cut_short else END_SECONDS
-        digests = node_folders.collect(self.cluster, self.node_runs, self.interruption, wait_seconds)
+        digests = node_runs.collect(self.cluster, self.node_runs, self.interruption, wait_seconds)
         for node, each in self.node_runs.all.items():
             name = self.earlier_names.get(node, "") if each.taken_over else each.ended.run if each.ended else ""
             self.record_event("node_finished", **node_verdicts.finished(node, name, each.record, digests[node]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.language import some
-from pytest_gpufleet.run import pruning, summary
+from pytest_gpufleet.run import folder, summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, DEADLINE, ENDED_BY, EXIT_STATUS, settled
@@ -44,7 +44,7 @@ def summarize(run: Run) -> None:
 
     run.write(run.folder.summary, write)
     if run.options.keep and not run.never_began:
-        run.pruned = pruning.prune(run.folder, record.run.host, run.options.keep)
+        run.pruned = folder.prune(run.folder, record.run.host, run.options.keep)
 
 
 def _end(run: Run, evidence: Evidence, status: int) -> int:

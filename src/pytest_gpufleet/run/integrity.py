@@ -14,7 +14,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
-from pytest_gpufleet.run.summary_parts import Stated
+from pytest_gpufleet.run.summary import Stated
 from pytest_gpufleet.verdict.verdict import ended, settled
 
 # As the templates of the page write them. No message of a check can look so: they are escaped.

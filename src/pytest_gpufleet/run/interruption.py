@@ -6,14 +6,19 @@ SIGTERM that comes when the time of the run is up is that of its supervisor (har
 from __future__ import annotations
 
 import atexit
+import ctypes
 import math
 import os
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 
 # With what stands there in a process that nobody has told otherwise: nohup, a debugger and other programs do.
 HEEDED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
@@ -117,3 +122,130 @@ def end_interpreter() -> None:
 def die_by(number: int) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+# The hard end of a run: it gets a process of its own, and the one that was started sees to it that it is over in
+# time.
+#
+# A process that is stuck in a driver cannot be ended, not even by SIGKILL, and whoever waits for it waits for ever.
+# So what a prolog waits for is the supervisor, which touches no GPU and leaves a stuck process behind.
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+# Before the deadline. A run that is told to end has taken 2 to 7 s for its report and up to 10 s to kill its ranks.
+REPORT_SECONDS = 30.0
+LAST_SECONDS = 10.0  # for the supervisor, where the run has not done it
+KILL_SECONDS = 3.0  # for what is killed to be gone
+TURN_SECONDS = 0.2  # between two looks, where no signal tells
+SI_KERNEL = 0x80  # asm-generic/siginfo.h: Ctrl-C on a terminal, which all its processes get
+PATH_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """What the process of a run knows of its supervisor. `until`: when it is told to end, on time.monotonic(), which
+    all processes of a machine share."""
+
+    until: float
+    pipe: int
+
+    def tell_folder(self, folder: Path) -> None:
+        """Where the evidence of this run is."""
+        os.write(self.pipe, os.fsencode(folder.absolute()))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended. `status`: its exit status; None if it had to be ended. `folder`: of its evidence, if it had
+    any."""
+
+    status: int | None
+    folder: Path | None
+
+
+def supervise(run: Callable[[Supervised], int], seconds: float) -> Ended:
+    """`run()` in a process of its own, which is over `seconds` from now but for LAST_SECONDS, with all that it has
+    started. Signals are passed on to it, and if it dies by one, so does this process."""
+    until = time.monotonic() + seconds
+    told, pipe = os.pipe()
+    forwarded = {number for number in HEEDED if signal.getsignal(number) != signal.SIG_IGN}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded | {signal.SIGCHLD})
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the run leaves behind stays ours, and can be killed
+    supervisor, child = os.getpid(), os.fork()
+    if child == 0:
+        _prctl(PR_SET_CHILD_SUBREAPER, 0)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(told)
+        if os.getppid() != supervisor:
+            die_by(signal.SIGKILL)
+        _live(run, Supervised(until - REPORT_SECONDS, pipe))
+    os.close(pipe)
+    try:
+        ended = _await(child, until - REPORT_SECONDS, forwarded)
+        in_time = ended is not None
+        if ended is None:
+            os.kill(child, signal.SIGTERM)
+            ended = _await(child, until - LAST_SECONDS, forwarded)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    status = None if ended is None else os.waitstatus_to_exitcode(ended)
+    if status is not None and status < 0 and in_time:
+        die_by(-status)
+    if status is None or status < 0:
+        _kill(child)
+        status = None
+    with os.fdopen(told, "rb") as file:
+        os.set_blocking(told, False)
+        folder = file.read(PATH_BYTES)
+    return Ended(status, Path(os.fsdecode(folder)) if folder else None)
+
+
+def _live(run: Callable[[Supervised], int], supervised: Supervised) -> NoReturn:
+    """The process of the run, which ends here, whatever stands below on its stack."""
+    status = 3  # as pytest.ExitCode.INTERNAL_ERROR
+    try:
+        status = run(supervised)
+    except BaseException:
+        traceback.print_exc()
+    end_interpreter()
+    os._exit(status)
+
+
+def _await(child: int, until: float, forwarded: set[signal.Signals]) -> int | None:
+    """The wait status of `child`, None if it has none in time. What is told to this process is told to it."""
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        left = until - time.monotonic()
+        if left <= 0:
+            return None
+        heard = signal.sigtimedwait(forwarded | {signal.SIGCHLD}, min(left, TURN_SECONDS))
+        if heard and heard.si_signo in forwarded and heard.si_code != SI_KERNEL:
+            os.kill(child, heard.si_signo)
+
+
+def _kill(child: int) -> None:
+    """The run first: what it leaves behind may then clean up. Then all that is left, but for what cannot be killed."""
+    from pytest_gpufleet.world.engines import processes
+
+    processes.kill([child])
+    for wait in (True, False):
+        until = time.monotonic() + KILL_SECONDS
+        while (left := processes.descendants(os.getpid())) and time.monotonic() < until:
+            if not wait:
+                processes.kill(left)
+            _reap()
+            time.sleep(TURN_SECONDS / 10)
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -6,31 +6,167 @@ import hashlib
 import os
 import platform
 import socket
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware.software import of_this_process, relevant
+from pytest_gpufleet.hardware.tools import RunTool, Untold, output
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.command_line import STARTED_BY, CommandLine
 from pytest_gpufleet.model.events import SCHEMA
-from pytest_gpufleet.model.suite import shipped
-from pytest_gpufleet.run import commit, conclusion, disk_space, resume
+from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.suite import CONFTEST, PACKAGED, shipped
+from pytest_gpufleet.redaction import command
+from pytest_gpufleet.run import conclusion, resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.run import Run
-from pytest_gpufleet.run.started_by import command_line
+from pytest_gpufleet.safe_files import STREAMS, open_regular
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.host_rules import log_rules
+
+CHECKOUT = Path(__file__).parents[3]
+SECONDS = 5
+
+
+def of_checkout(root: Path = CHECKOUT, run: RunTool = output) -> str:
+    """The commit that is checked out in `root`, with "-dirty" where tracked files differ from it; "" if this is no
+    checkout, or git is not there to tell. Git is told which repository it is: so it goes by no GIT_DIR, and does not
+    mind that somebody else owns a checkout which this user may only read."""
+    git = root / ".git"
+    if not git.exists():
+        return ""
+    quietly = ("--no-optional-locks", "-c", "core.fsmonitor=false")
+    try:
+        return run(
+            "git", *quietly, f"--git-dir={git}", f"--work-tree={root}",
+            "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*", seconds=SECONDS,
+        ).strip()  # fmt: skip
+    except Untold:
+        return ""
+
+
+# Who says so in STARTED_BY, and the variable of make in which arguments are typed.
+CALLERS = {"gpufleet accept": "", "make accept": "ARGS"}
+OF_A_PACKAGE = "--pyargs"
+
+
+def command_line(arguments: Sequence[str]) -> CommandLine:
+    """`arguments`: pytest's. Values that promise a secret are hidden."""
+    caller = os.environ.get(STARTED_BY, "")
+    if caller in CALLERS:
+        first = 2 if OF_A_PACKAGE in arguments[:1] else 1  # after the suite
+        return CommandLine(caller, command(arguments[first:]), variable=CALLERS[caller])
+    return CommandLine("pytest", command(arguments), _suite(arguments))
+
+
+def _suite(arguments: Sequence[str]) -> str:
+    """How the whole suite is named where these arguments name it or a part of it."""
+    if OF_A_PACKAGE in arguments:
+        return f"{OF_A_PACKAGE} {PACKAGED}"
+    for argument in arguments:
+        path = Path(argument.partition("::")[0])
+        for folder in (path, *path.parents):
+            if folder.name == "acceptance" and (folder / CONFTEST).is_file():
+                return command([f"{folder}/"])
+    return "acceptance/"
+
+
+TEMPORARY_BYTES = 64 << 20  # the photographs that the suite has decoded take 23 MB, all else less
+# Of evidence for each GPU and sample: 327 to 409 on the recorded machines (tests/recorded).
+SAMPLE_BYTES = 409
+# All else of a run on one machine. Four H200 left 0.7 MB of other evidence and 0.6 MB of report; REPORT_BYTES of
+# run/folder.py must be free when it is written.
+RUN_BYTES = 8 << 20
+TEXTFILE = b"# HELP gpufleet_"  # how a textfile of ours begins
+
+
+def check_temporary() -> None:
+    """Refused if there is no room for temporary files, without which checks would fail that say nothing of a GPU."""
+    folder = os.environ.get("TMPDIR", "/tmp")
+    try:
+        folder = tempfile.gettempdir()
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, TEMPORARY_BYTES)
+    except OSError as error:
+        raise Refused(
+            f"there is no room for temporary files in {folder}: {error.strerror}; "
+            f"make {TEMPORARY_BYTES >> 20} MiB free there, or set TMPDIR to another folder"
+        ) from None
+
+
+def needed(gpus: int, nodes: int, seconds: float, interval: float) -> int:
+    """Bytes that a run leaves on so many GPUs of so many nodes, with sustained load for so many seconds."""
+    own_runs = nodes if nodes > 1 else 0  # of each node, brought here
+    return RUN_BYTES * (1 + own_runs) + int(SAMPLE_BYTES * gpus * seconds / interval)
+
+
+def check_evidence(folder: Path, wanted: int) -> None:
+    """Refused if the file system of the folder, which need not be there yet, has less than `wanted` bytes free."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    try:
+        system = os.statvfs(there)
+    except OSError:  # making the folder will tell why
+        return
+    free = system.f_bavail * system.f_frsize
+    if system.f_blocks and free < wanted:  # a file system without blocks does not tell
+        raise Refused(
+            f"evidence and report of this run take about {wanted >> 20:,} MiB, and {there} has {free >> 20:,} MiB "
+            "free: make room there, or choose another folder with --fleet-dir"
+        )
+
+
+def check_copy(option: str, path: Path) -> None:
+    """Refused if what an option asks for could not be put in its place when the run is over."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"{option} {path} cannot be written: {error.strerror}") from None
+    if path.parent not in STREAMS:
+        _check_place(option, path)
+
+
+def _check_place(option: str, path: Path) -> None:
+    problem = "it is a folder" if path.is_dir() else ""
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        problem = str(error.strerror)
+    if problem:
+        raise Refused(f"{option} {path} cannot be written: {problem}")
+
+
+def check_textfile(path: Path | None) -> None:
+    """Refused if Prometheus' textfile could not be put in its place, or if it would replace something else."""
+    if path is None:
+        return
+    # It will be replaced: it must not be somebody's evidence or profile.
+    if os.path.lexists(path) and not path.is_dir() and not _is_textfile(path):
+        why = "it is there and is no textfile of an earlier run; give another name, or remove it"
+        raise Refused(f"--fleet-prometheus {path} cannot be written: {why}")
+    _check_place("--fleet-prometheus", path)
+
+
+def _is_textfile(path: Path) -> bool:
+    try:
+        with open_regular(path) as file:
+            return file.read(len(TEXTFILE)) in (TEXTFILE, b"")
+    except OSError:
+        return False
+
 
 Carried = list[tuple[str, dict[str, Any]]]
 
 
 def open_run(run: Run, arguments: Sequence[str]) -> None:
     """Give `run` a folder and evidence. Refused before anything expensive starts. `arguments`: pytest's."""
-    disk_space.check_temporary()
-    disk_space.check_textfile(run.options.prometheus)
+    check_temporary()
+    check_textfile(run.options.prometheus)
     order, profile, ground = run.order, run.profile, run.ground
     _check_room(run)
     run.ranks.environment = of_this_process()
@@ -73,8 +209,8 @@ def _check_room(run: Run) -> None:
     """Refused if its evidence would fill the disk."""
     options, ground = run.options, run.ground
     burning = run.burn_in_seconds if options.level == "burnin" else 0.0
-    wanted = disk_space.needed(len(ground.topology.gpus), ground.nodes, burning, options.interval)
-    disk_space.check_evidence(options.folder, wanted)
+    wanted = needed(len(ground.topology.gpus), ground.nodes, burning, options.interval)
+    check_evidence(options.folder, wanted)
 
 
 def _notice(run: Run) -> None:
@@ -111,7 +247,7 @@ def _header(run: Run, arguments: Sequence[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "pytest": version("pytest"),
         "plugin": __version__,
-        "commit": commit.of_checkout(),
+        "commit": of_checkout(),
         "notes": dict(options.notes),
         "language": options.language,
         **run.cluster_header(),

@@ -19,7 +19,6 @@ from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.run.settings import Options
 
-# Everything below is imported at its first use: this module is loaded in every pytest run.
 if TYPE_CHECKING:
     from pytest_gpufleet.hardware.node import Node
     from pytest_gpufleet.model.fault import Fault
@@ -41,6 +40,9 @@ if TYPE_CHECKING:
     from pytest_gpufleet.world.engines.protocol import Engine
     from pytest_gpufleet.world.pool import Pool
     from pytest_gpufleet.world.world import World
+
+
+# Everything below is imported at its first use: this module is loaded in every pytest run.
 
 REHEARSED_BURN_IN_SECONDS = 10.0
 AT_THE_END = "the end of the run"  # where a check is named
