@@ -23,7 +23,7 @@ from pytest_gpufleet import (
     expect_none,
     not_applicable,
 )
-from pytest_gpufleet.model.order_given import Order
+from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.plugin.expectations import Wanted, expect_host, ports_in_use
 from pytest_gpufleet.probes.links.host_copies import pcie_generation_under_load
 from pytest_gpufleet.probes.memory.clocks import clocks_under_load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import GpuTopology, Machine
-from pytest_gpufleet.model.order_given import Order
+from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.plugin.expectations import expect_as_ordered
 from pytest_gpufleet.verdict.orders import ORDER_LINES
 

@@ -16,10 +16,9 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.hardware import host, local_node
-from pytest_gpufleet.model.facts import READINGS
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.sample import Sample
-from pytest_gpufleet.model.xid_catalogue import Logged
+from pytest_gpufleet.model.gpu import READINGS, Gpu
+from pytest_gpufleet.model.log_catalogue import Logged
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.nodes import agent
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 

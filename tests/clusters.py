@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.cluster_topology import joined
-from pytest_gpufleet.model.event_values import NodeFound
-from pytest_gpufleet.model.events import SCHEMA
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.events import SCHEMA, Check, NodeFound
+from pytest_gpufleet.model.gpu import GpuTopology, joined
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.record import Record, read

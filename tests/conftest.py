@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.page import summary_html
 from tests.forked import Forked, Started, Zygote

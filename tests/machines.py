@@ -10,10 +10,9 @@ from typing import Any
 
 from pytest_gpufleet.hardware.kernel_log import behind, of_the_host, parse
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.facts import Unavailable
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Unavailable
+from pytest_gpufleet.model.log_catalogue import Logged
 from pytest_gpufleet.model.machine import Machine
-from pytest_gpufleet.model.xid_catalogue import Logged
 
 # Facts that the snapshots are too old for: as two H200 told them on 2026-11-22, with driver 580.159.04.
 SINCE_THE_SNAPSHOTS: dict[str, Any] = {

@@ -9,12 +9,10 @@ from itertools import combinations
 
 import msgspec
 
-from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.cluster_topology import joined
-from pytest_gpufleet.model.event_values import NodeFound
-from pytest_gpufleet.model.events import NodeFinished, NodeLeftOut, NodeLost
+from pytest_gpufleet.model.events import Check, NodeFinished, NodeFound, NodeLeftOut, NodeLost
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.gpu import joined
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB

@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.check import Check, FailedBy
-from pytest_gpufleet.model.events import SCHEMA
+from pytest_gpufleet.model.events import SCHEMA, Check, FailedBy
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB

@@ -22,7 +22,7 @@ from pytest_gpufleet.commands.sign import SIGN
 from pytest_gpufleet.commands.snapshot import SNAPSHOT
 from pytest_gpufleet.commands.verify import VERIFY
 from pytest_gpufleet.hardware.node import NoGpus
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.report.wording import capitalised
 
 COMMANDS = {

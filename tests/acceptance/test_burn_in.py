@@ -12,8 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.events import RunHeader
+from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState
 from pytest_gpufleet.model.record import Record, read

@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 
 from pytest_gpufleet.model import place
-from pytest_gpufleet.model.facts import COUNTERS, Unavailable
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import COUNTERS, Unavailable
 from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis
 from tests.acceptance.checks import later, outcomes, ranks_answer
 from tests.conftest import ACCEPTANCE, INNER, RECORDED, ROOT

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.commands import hosts_file
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.safe_files import sha256
 from tests import runs
 from tests.commands.test_tools import contract

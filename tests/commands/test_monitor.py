@@ -22,9 +22,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from pytest_gpufleet.model.facts import READINGS
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.sample import Sample
+from pytest_gpufleet.model.gpu import READINGS, Gpu, GpuTopology
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.report.terminal.gpu_table import AROUND, table
 from pytest_gpufleet.report.terminal.running_check import RunningCheck
 from tests.conftest import RECORDED, ROOT, as_on_a_terminal

@@ -17,12 +17,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_gpufleet import cli
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.limit import Calibration
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import read
-from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.report.page import summary_html
 from pytest_gpufleet.run import opening, summary
 from pytest_gpufleet.run.evidence import Evidence

@@ -1,7 +1,7 @@
 """What the driver of real GPUs tells of their health. Skipped without them."""
 
 from pytest_gpufleet.hardware import local_node
-from pytest_gpufleet.model.facts import COUNTERS, SLOW_COUNTERS, Unavailable
+from pytest_gpufleet.model.gpu import COUNTERS, SLOW_COUNTERS, Unavailable
 from tests.gpu.present import GPUS, needs_gpus
 
 pytestmark = needs_gpus(1)

@@ -16,7 +16,7 @@ import pytest
 from pytest_gpufleet.hardware import local_node
 from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.hardware.nvml import FactError
-from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.gpu import Unavailable
 from tests import machines
 
 here = machines.recorded(os.environ.get("CHANGE", ""), os.environ.get("SNAPSHOT", "h200x4"))

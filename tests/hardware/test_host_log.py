@@ -1,4 +1,4 @@
-"""What the kernel log says of the host. The lines are those of model/host_log_catalogue.py, whose comments say where
+"""What the kernel log says of the host. The lines are those of model/log_catalogue.py, whose comments say where
 each was really written; those of healthy machines have their origin beside them."""
 
 import os
@@ -8,7 +8,7 @@ import pytest
 from pytest_gpufleet.hardware.kernel_log import KernelLog, behind, of_the_host, parse
 from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.host_log_catalogue import MOST_DEVICES, TABLE
+from pytest_gpufleet.model.log_catalogue import MOST_DEVICES, TABLE
 
 # Line, kind, device, whether it condemns: if it was there before the run, if it comes in it.
 LINES = [

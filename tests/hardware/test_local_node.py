@@ -4,9 +4,8 @@ from pytest_gpufleet.hardware.fact_tables import CALLS
 from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.hardware.node import take
 from pytest_gpufleet.hardware.nvml import FactError
-from pytest_gpufleet.model.facts import COUNTERS, NAMES, SLOW_COUNTERS, Unavailable
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.xid_catalogue import Logged, Xid
+from pytest_gpufleet.model.gpu import COUNTERS, NAMES, SLOW_COUNTERS, Gpu, GpuTopology, Unavailable
+from pytest_gpufleet.model.log_catalogue import Logged, Xid
 
 TOPOLOGY = GpuTopology(gpus=tuple(Gpu(i, {"name": "H200", "pci_bus_id": f"00000000:{i}B:00.0"}) for i in range(2)))
 FELL_OFF = "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"

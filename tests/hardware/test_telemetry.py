@@ -17,9 +17,8 @@ from pytest_gpufleet.hardware import telemetry
 from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.hardware.nvml import FactError
 from pytest_gpufleet.hardware.telemetry import Activity, Sampler
-from pytest_gpufleet.model.facts import READINGS, SLOW_READINGS, clock_events
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.sample import SLOW_BEAT, Sample
+from pytest_gpufleet.model.gpu import READINGS, SLOW_READINGS, GpuTopology, clock_events
+from pytest_gpufleet.model.measurement import SLOW_BEAT, Sample
 
 MANY_SECONDS = 30  # a deadline for what takes milliseconds
 

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpufleet.hardware import host, tools
 from pytest_gpufleet.hardware.tools import Untold, output
-from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.gpu import Unavailable
 
 
 def test_what_a_program_prints_is_told():

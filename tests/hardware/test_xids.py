@@ -4,8 +4,8 @@ import pytest
 
 from pytest_gpufleet.hardware.kernel_log import KernelLog, parse
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.log_catalogue import ACTIONS, MEANINGS, UNUSED, Logged, Xid, table
 from pytest_gpufleet.model.place import gpu as gpu_place
-from pytest_gpufleet.model.xid_catalogue import ACTIONS, MEANINGS, UNUSED, Logged, Xid, table
 from pytest_gpufleet.verdict.health_rules import xids_of
 
 GPU = "00000000:1B:00.0"  # as NVML writes it

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.model.cluster_topology import ClusterTopology, joined
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.gpu import ClusterTopology, GpuTopology, joined
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, Pair, Place, Where, gpu, on_node, read
 from pytest_gpufleet.verdict.judgement import judge

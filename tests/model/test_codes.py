@@ -4,8 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import get_args
 
-from pytest_gpufleet.model.codes import CODES
-from pytest_gpufleet.model.fault_code import Action
+from pytest_gpufleet.model.fault import CODES, Action
 
 # Never shortened, and no number or name in it is changed: somebody's program knows them.
 FROZEN = {

@@ -7,10 +7,9 @@ import pytest
 
 from pytest_gpufleet.hardware.node import GpuTaken, NoGpus
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.facts import READINGS
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.sample import Sample
-from pytest_gpufleet.model.xid_catalogue import Logged, Xid
+from pytest_gpufleet.model.gpu import READINGS, Gpu
+from pytest_gpufleet.model.log_catalogue import Logged, Xid
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.nodes import own_node
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.interfaces import Interface

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.nodes import ray_transport
 from pytest_gpufleet.nodes.ray_transport import Access, Knock, names_of
 from tests.conftest import ROOT

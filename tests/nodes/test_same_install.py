@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.messages import Greeting

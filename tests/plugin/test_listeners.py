@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_gpufleet.model.codes import CODES
+from pytest_gpufleet.model.fault import CODES
 from tests.conftest import RECORDED, REPORTS, ROOT, FleetRun
 
 EXAMPLE = re.search(r"```python\n(.*?)```", (ROOT / "docs/trackers.md").read_text(encoding="utf-8"), re.DOTALL)[1]

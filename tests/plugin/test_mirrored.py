@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record

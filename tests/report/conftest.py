@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.events import RunHeader
+from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology

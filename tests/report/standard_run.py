@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.check import Check, FailedBy
 from pytest_gpufleet.model.conditions import EACH_ALONE
+from pytest_gpufleet.model.events import Check, FailedBy
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology

@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.events import RunHeader
-from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.gpu import Gpu, Unavailable
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric, MiB
 from pytest_gpufleet.model.place import THIS_NODE

@@ -7,7 +7,7 @@ import re
 import msgspec
 import pytest
 
-from pytest_gpufleet.model.event_values import HostFound, NodeFound
+from pytest_gpufleet.model.events import HostFound, NodeFound
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page import identity
 from pytest_gpufleet.report.page.summary_html import summary

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from pytest_gpufleet.model import place
-from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.events import RunHeader
+from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pytest_gpufleet.model.command_line import CommandLine
+from pytest_gpufleet.model.events import CommandLine
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.next_steps import next_steps
 from pytest_gpufleet.report.page.summary_html import summary

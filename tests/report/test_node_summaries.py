@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pytest_gpufleet.model.event_values import HostFound
+from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record

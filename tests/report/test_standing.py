@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement

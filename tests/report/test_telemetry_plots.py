@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.measurement import SLOW_BEAT
 from pytest_gpufleet.model.record import read
-from pytest_gpufleet.model.sample import SLOW_BEAT
 from pytest_gpufleet.report.plots.telemetry_plots import svgs
 
 START = 1795166043.0  # 09:14:03 UTC

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report.banner import reasons

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.event_values import HostFound, NodeFound
-from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.events import HostFound, NodeFound
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Unavailable
 from pytest_gpufleet.model.place import gpu
-from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes.cluster import Lost, Trouble
 from pytest_gpufleet.nodes.messages import CheckHealth, Health, Hello, Lock, ReadHost, RunSuite
 from pytest_gpufleet.run import node_runs

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run import opening
 from pytest_gpufleet.run.folder import REPORT_BYTES
 from tests.conftest import EVIDENCE

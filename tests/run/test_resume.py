@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pytest_gpufleet.model.codec import Moment
-from pytest_gpufleet.model.event_values import Earlier
+from pytest_gpufleet.model.events import Earlier
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.record import Record, read

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.record import Record, read
-from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
 from tests import clusters

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.model.command_line import STARTED_BY
+from pytest_gpufleet.model.events import STARTED_BY
 from pytest_gpufleet.run.opening import command_line
 from tests.conftest import ACCEPTANCE, ROOT
 

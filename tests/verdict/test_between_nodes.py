@@ -6,9 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from pytest_gpufleet.model.cluster_topology import joined
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.gpu import GpuTopology, joined
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import Pair, Place, Where, read

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.model.facts import Unavailable
-from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.gpu import Gpu, Unavailable
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.verdict.health_rules import MUST_TELL, TELEMETRY, untold, without_telemetry

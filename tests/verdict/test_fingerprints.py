@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.model.fingerprint import Fingerprint, Part
+from pytest_gpufleet.model.events import Fingerprint, Part
 from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.report import comparison_data
 from pytest_gpufleet.report.page.comparison_section import compared

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.limit import Tolerance
 from pytest_gpufleet.model.place import Place, gpu
-from pytest_gpufleet.model.tolerance import Tolerance
 from pytest_gpufleet.verdict.fleet.fleet_peers import slow_places
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, Unusable, expected_as, natural

@@ -2,14 +2,12 @@
 
 import pytest
 
-from pytest_gpufleet.model.codes import CODES
 from pytest_gpufleet.model.endings import NotJudged
-from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.fault import CODES, Fault
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.host_log_catalogue import TABLE, recognised
+from pytest_gpufleet.model.log_catalogue import TABLE, Logged, recognised
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import THIS_NODE, gpu
-from pytest_gpufleet.model.xid_catalogue import Logged
 from pytest_gpufleet.plugin.expectations import grave_host_messages
 from pytest_gpufleet.verdict.accusations import explaining
 from pytest_gpufleet.verdict.host_rules.log_rules import remarks, shown_before, shown_during, told_before, told_during

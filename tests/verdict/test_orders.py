@@ -6,8 +6,7 @@ import pytest
 
 from pytest_gpufleet.hardware import disks, dmi
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.machine import Machine
-from pytest_gpufleet.model.order_given import Order
+from pytest_gpufleet.model.machine import Machine, Order
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.verdict import orders

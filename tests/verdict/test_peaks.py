@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.gpu import Unavailable
 from pytest_gpufleet.verdict.peaks import (
     NoPeak,
     Peak,

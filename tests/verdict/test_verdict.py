@@ -8,9 +8,7 @@ import msgspec
 import pytest
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.event_values import HostFound
-from pytest_gpufleet.model.events import RunHeader
+from pytest_gpufleet.model.events import Check, HostFound, RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name

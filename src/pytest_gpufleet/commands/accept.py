@@ -8,8 +8,8 @@ import sys
 from importlib.util import find_spec
 
 from pytest_gpufleet.commands.command import Command
-from pytest_gpufleet.model.command_line import STARTED_BY
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.events import STARTED_BY
 from pytest_gpufleet.model.suite import CLONE, PACKAGED
 
 

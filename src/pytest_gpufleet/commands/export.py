@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_gpufleet.commands.command import Command, tell
 from pytest_gpufleet.commands.recorded import checked
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.folder import RunFolder
 
 # By format the library that it needs, which is also the name of the extra that installs it.

@@ -11,9 +11,9 @@ from pytest_gpufleet.commands import hosts_file
 from pytest_gpufleet.commands.command import Command, print_lines, printing, tell
 from pytest_gpufleet.commands.recorded import checked
 from pytest_gpufleet.commands.writing import check_is_new, check_output, write
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.language import LANGUAGES
 from pytest_gpufleet.model.record import Record, read
-from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 RANGES = re.compile(r"\[([^\[\]]*)\]")

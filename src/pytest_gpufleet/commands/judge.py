@@ -12,9 +12,9 @@ from pytest_gpufleet.commands.recorded import checked
 from pytest_gpufleet.commands.several import Done, check_one, for_each
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.limit import GRADES, Grade
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again

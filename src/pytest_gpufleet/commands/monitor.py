@@ -17,10 +17,9 @@ from pytest_gpufleet.commands.command import Command, new_console
 from pytest_gpufleet.commands.writing import check_output
 from pytest_gpufleet.hardware import local_node, telemetry
 from pytest_gpufleet.hardware.node import Node
-from pytest_gpufleet.model.facts import READINGS, clock_events
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.refused import Refused
-from pytest_gpufleet.model.sample import Sample
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.gpu import READINGS, GpuTopology, clock_events
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.run.settings import seconds
 
 SILENCE_SECONDS = 30.0  # after which a driver that gives no sample is taken for dead

@@ -8,7 +8,7 @@ from pathlib import Path
 from pytest_gpufleet.commands.command import Command, tell
 from pytest_gpufleet.commands.recorded import checked
 from pytest_gpufleet.commands.writing import check_is_new, check_output, write
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict import orders
 from pytest_gpufleet.verdict.orders import order_text

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import tell
 from pytest_gpufleet.commands.signatures import Signers
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.integrity import Checked

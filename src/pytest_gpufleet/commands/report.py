@@ -12,8 +12,8 @@ from pytest_gpufleet.commands.command import Command, tell
 from pytest_gpufleet.commands.recorded import checked
 from pytest_gpufleet.commands.several import Done, check_one, for_each
 from pytest_gpufleet.commands.writing import check_output, write
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.language import LANGUAGES, Language
-from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.report.banner import stamp
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder

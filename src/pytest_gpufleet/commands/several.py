@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.commands.command import printing, tell
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 

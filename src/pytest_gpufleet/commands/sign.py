@@ -8,7 +8,7 @@ from pathlib import Path
 from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, printing, tell
 from pytest_gpufleet.commands.recorded import examined
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
 from pytest_gpufleet.verdict.verdict import DIED
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.writing import SIGNED_BY
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.folder import SUMMARY, RunFolder
 
 NAMESPACE = "pytest-gpufleet"  # a signature of something else, like a git commit, is none of a run

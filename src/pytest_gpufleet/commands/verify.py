@@ -9,7 +9,7 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.commands.command import Command, printing, tell
 from pytest_gpufleet.commands.recorded import examined
 from pytest_gpufleet.commands.signatures import Signers
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.verdict.verdict import DIED, ended
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY
 
 SIGNED_BY = "signed-by-"  # how the files of a signature begin

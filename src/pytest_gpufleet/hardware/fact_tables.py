@@ -265,7 +265,7 @@ def _process(process: Any) -> str:
     return f"process {process.pid} ({name}){memory}"
 
 
-# Every fact of model/facts.py but "p2p", which is asked of pairs.
+# Every fact of model/gpu.py but "p2p", which is asked of pairs.
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "name": lambda n, h: n.nvmlDeviceGetName(h),
     "uuid": lambda n, h: n.nvmlDeviceGetUUID(h),

@@ -15,7 +15,7 @@ from typing import Any
 from pytest_gpufleet.hardware import bmc, disks, dmi, edac, network_ports, optics, pci_devices, processors, rdma, tools
 from pytest_gpufleet.hardware.software import relevant
 from pytest_gpufleet.hardware.tools import Untold, output
-from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.gpu import Unavailable
 
 CAP_IPC_LOCK = 14  # linux/capability.h
 

@@ -1,5 +1,5 @@
-"""Reads the kernel log: XIDs and SXids (model/xid_catalogue.py says what they are), and what it says of the host
-(model/host_log_catalogue.py)."""
+"""Reads the kernel log: XIDs and SXids (model/log_catalogue.py says what they are), and what it says of the host
+(model/log_catalogue.py)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_gpufleet.model.host_log_catalogue import BDF, Gathered, HostMessage, of_group, recognised
-from pytest_gpufleet.model.xid_catalogue import Logged, Sxid, Xid
+from pytest_gpufleet.model.log_catalogue import BDF, Gathered, HostMessage, Logged, Sxid, Xid, of_group, recognised
 
 # Older drivers leave "PCI:" out; of a GPU in MIG mode the instance follows the address.
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:, (.*))?")

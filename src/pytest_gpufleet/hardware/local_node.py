@@ -12,10 +12,9 @@ from pytest_gpufleet.hardware import host, locks, nvml
 from pytest_gpufleet.hardware.kernel_log import KernelLog, behind
 from pytest_gpufleet.hardware.nvml import Nvml
 from pytest_gpufleet.hardware.software import software
-from pytest_gpufleet.model.facts import READINGS, SLOW_READINGS, Unavailable
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.sample import Sample
-from pytest_gpufleet.model.xid_catalogue import NVLINK_5, Logged, Xid
+from pytest_gpufleet.model.gpu import READINGS, SLOW_READINGS, Gpu, GpuTopology, Unavailable
+from pytest_gpufleet.model.log_catalogue import NVLINK_5, Logged, Xid
+from pytest_gpufleet.model.measurement import Sample
 
 
 class LocalNode:

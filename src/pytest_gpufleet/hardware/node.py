@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
-from pytest_gpufleet.model.facts import COUNTERS, SLOW_COUNTERS
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import COUNTERS, SLOW_COUNTERS, Gpu, GpuTopology
+from pytest_gpufleet.model.log_catalogue import Logged
 from pytest_gpufleet.model.machine import Machine
-from pytest_gpufleet.model.sample import Sample
-from pytest_gpufleet.model.xid_catalogue import Logged
+from pytest_gpufleet.model.measurement import Sample
 
 
 class NoGpus(Exception):

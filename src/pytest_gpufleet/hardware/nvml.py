@@ -16,8 +16,7 @@ from pytest_gpufleet.hardware import tools
 from pytest_gpufleet.hardware.fact_tables import CALLS, NOT_HERE, named, text
 from pytest_gpufleet.hardware.node import NoGpus
 from pytest_gpufleet.hardware.software import driver_problems, software
-from pytest_gpufleet.model.facts import CONSTANTS, Unavailable
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import CONSTANTS, Gpu, GpuTopology, Unavailable
 from pytest_gpufleet.model.language import some
 
 NVIDIA = "0x10de"

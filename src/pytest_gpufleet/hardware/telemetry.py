@@ -15,10 +15,8 @@ from typing import Any
 from pytest_gpufleet.hardware import nvml
 from pytest_gpufleet.hardware.node import Node, NoGpus
 from pytest_gpufleet.hardware.nvml import Nvml
-from pytest_gpufleet.model.facts import Unavailable, clock_events
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.measurement import GpuState
-from pytest_gpufleet.model.sample import SLOW_BEAT, Sample
+from pytest_gpufleet.model.gpu import Gpu, Unavailable, clock_events
+from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
 
 READ = ("temperature_c", "sm_clock_mhz", "power_watts")  # the fields of GpuState
 INTERVAL_SECONDS = 0.1  # as often as a GPU measures its power anew

@@ -24,3 +24,8 @@ def not_judged(reason: str) -> NoReturn:
     """End a test, in the controller or on a rank, because what it checks cannot be seen."""
     __tracebackhide__ = True
     raise NotJudged(f"not judged: {reason}")
+
+
+class Refused(Exception):
+    """What somebody has to know or to change, in one sentence. The plugin makes a usage error of it, the command line
+    an exit status of 1."""

@@ -6,41 +6,258 @@ is not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.codec import Amount, Moment
-from pytest_gpufleet.model.command_line import CommandLine
-from pytest_gpufleet.model.event_values import (
-    Count,
-    Earlier,
-    FactsFound,
-    FaultTold,
-    HostFound,
-    LossCurve,
-    NodeFound,
-    OfNodes,
-    Plugin,
-    PythonFile,
-    Sample,
-    Secured,
-    Sum,
-    VerdictWord,
-)
+from pytest_gpufleet.model.codec import Amount, Finite, Moment
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.fault import CODES, Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.fingerprint import Fingerprint
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.gpu import GpuTopology, Unavailable, told
 from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import GivenLimits, Grade
-from pytest_gpufleet.model.order_given import Order
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.machine import Order
+from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.suite import Suite
+from pytest_gpufleet.safe_files import open_regular
+
+LONGEST_LINE = 64 << 20  # bytes
+DEEPEST = 64  # lists and objects within each other
+
+
+class NotJson(ValueError):
+    """A line that holds nothing, such as one that was cut short."""
+
+
+def read_events(path: Path) -> Iterator[tuple[int, Any]]:
+    """What each line holds, with its number. A last line that a dying machine cut short is left out.
+
+    OSError if the file cannot be read; ValueError that names the line if one is not JSON, or beyond all bounds.
+    """
+    with open_regular(path) as file:
+        number, ended = 0, False
+        while line := file.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                raise ValueError(f"{path}, line {number}: it is longer than {LONGEST_LINE >> 20} MiB")
+            try:
+                event = parsed(line)
+            except NotJson as wrong:
+                if line.endswith(b"\n") or ended:
+                    raise ValueError(f"{path}, line {number}: {wrong}") from None
+                return
+            except ValueError as wrong:
+                raise ValueError(f"{path}, line {number}: not an event of a run ({wrong})") from None
+            ended = isinstance(event, dict) and event.get("event") == "verdict"
+            yield number, event
+
+
+def parsed(line: bytes, made: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """What one line holds, of each object what is `made` of it. NotJson, or a ValueError for what is beyond all
+    bounds."""
+    try:
+        event = json.loads(line, object_hook=made)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        raise NotJson("not JSON") from None
+    if line.count(b"[") + line.count(b"{") > DEEPEST:  # as in nearly none
+        _check_depth(event)
+    return event
+
+
+def _check_depth(event: Any) -> None:
+    level = [event]
+    for _ in range(DEEPEST):
+        nested = [each for each in level if isinstance(each, dict | list)]
+        level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return
+    raise ValueError(f"more than {DEEPEST} lists and objects are within each other")
+
+
+# The variable of the environment by which what calls pytest with the suite, and behind it all that was typed, says so.
+STARTED_BY = "GPUFLEET_STARTED_BY"
+
+
+class CommandLine(msgspec.Struct, frozen=True):
+    """`start`: what was typed before all arguments. `arguments`: those that were typed, as a shell takes them. `suite`:
+    the arguments by which the whole suite is named; "" where `start` names it. `variable`: of make, in which arguments
+    stand."""
+
+    start: str
+    arguments: str
+    suite: str = ""
+    variable: str = ""
+
+    @property
+    def typed(self) -> str:
+        return self._with(self.arguments)
+
+    def once_more(self, more: str) -> str:
+        """The same with more arguments."""
+        return self._with(self.arguments, more)
+
+    def of_all(self, arguments: str) -> str:
+        """Of the whole suite, with these arguments alone."""
+        return self._with(self.suite, arguments)
+
+    def _with(self, *arguments: str) -> str:
+        told = " ".join(filter(None, arguments))
+        if self.variable:
+            told = f"{self.variable}={shlex.quote(told)}" if told else ""
+        return " ".join(filter(None, (self.start, told)))
+
+
+Count = Annotated[int, Meta(ge=0, le=10**15)]
+T = TypeVar("T")
+OfNodes = Annotated[list[T], Meta(min_length=1)]
+VerdictWord = Literal["ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL"]
+Secured = Literal["token", "loopback", "insecure"]
+Sum = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]  # SHA-256; "" of what is not there
+
+
+class Plugin(msgspec.Struct, frozen=True):
+    name: str
+    version: str
+
+
+class PythonFile(msgspec.Struct, frozen=True):
+    file: str
+    sha256: str
+
+
+class Earlier(msgspec.Struct, frozen=True):
+    """A run that this one goes on with, and the checks that failed there."""
+
+    run: str
+    utc: Moment
+    failed: tuple[str, ...]
+
+
+class NodeFound(msgspec.Struct, frozen=True):
+    """A machine of the run: its number in places, its name, the serial number of its board (None if the system does not
+    tell), and the UUIDs of its GPUs."""
+
+    index: Count
+    host: str
+    serial: str | None = None
+    gpus: tuple[str, ...] = ()
+
+
+class FactsFound(msgspec.Struct, frozen=True):
+    """What must be right of a GPU, whatever else is told of it."""
+
+    index: Count
+    name: str | Unavailable | None = None
+    uuid: str | Unavailable | None = None
+    compute_capability: tuple[Count, Count] | Unavailable | None = None
+
+
+class HostFound(msgspec.Struct, frozen=True):
+    """The facts of a host, Unavailable where it is known why it does not tell one, and when all were read."""
+
+    taken: str = ""
+    host: Mapping[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "host", told(self.host))
+
+    def get(self, fact: str) -> Any:
+        """A fact, or None where it cannot be had."""
+        value = self.host.get(fact)
+        return None if isinstance(value, Unavailable) else value
+
+
+class Sample(TypedDict):
+    """`gpus`: what telemetry reads of each, by name; None where one did not tell."""
+
+    time: Amount
+    gpus: list[dict[str, Amount | None]]
+
+
+class FaultTold(msgspec.Struct, frozen=True):
+    """A fault as Fault.to_json writes it. `code`: the number, `name`: the key of CODES."""
+
+    check: str
+    code: Count
+    name: str
+    subjects: tuple[Where, ...]
+    what: str
+    story: str
+    watched: bool
+
+    def of_this_version(self) -> Fault:
+        """ValueError if it is none that this version knows."""
+        known = CODES.get(self.name)
+        if known is None or known.number != self.code:
+            raise ValueError(f"there is no fault {self.name} with code {self.code}")
+        return Fault(self.name, self.subjects, self.what, self.story, self.check, self.watched)
+
+
+class LossCurve(msgspec.Struct, frozen=True):
+    """The losses of a training, for whoever follows them elsewhere: nothing is judged by them. `training`: what was
+    trained and how, as the conditions of a figure are told. `steps`: how many were done when the loss at the same
+    position was that. `place`: the GPU, or WORLD of one model on all ranks; None of a rank that does not say, whose own
+    it then is."""
+
+    training: Mapping[str, str | int | float | bool]
+    steps: tuple[Count, ...]
+    losses: tuple[Finite, ...]
+    place: Where | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.steps) != len(self.losses):
+            raise ValueError(f"{len(self.losses)} losses of {len(self.steps)} steps")
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One piece of fixed work: the SHA-256 of the bits that go in and of those that come out. `output` is "" if the
+    same device gave other bits when it did the work again."""
+
+    inputs: Sum
+    output: Sum
+
+
+class Fingerprint(msgspec.Struct, frozen=True):
+    """The parts, by names that tell shapes and types, as one place computed them. `kind`: the model, its compute
+    capability and its number of SMs. `software`: the versions of what computes, and the variables that steer it. Only
+    places with the same kind and software must have the same bits."""
+
+    place: Where
+    kind: str
+    software: Mapping[str, str]
+    parts: Mapping[str, Part]
+
+
+Outcome = Literal["passed", "failed", "skipped", "not applicable"]
+
+# What made a check fail: figures that missed their limits and nothing else, or anything else. Only the first can be
+# undone by judging the figures against other limits.
+FailedBy = Literal["", "limits", "other"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One acceptance test after it ran."""
+
+    id: str
+    outcome: Outcome
+    seconds: Amount
+    title: str = ""  # first line of its docstring
+    doc: str = ""  # the rest: why it matters, what to do
+    message: str = ""  # why it failed, was skipped or does not apply
+    run: str = ""  # the earlier run that this was carried over from
+    failed_by: FailedBy = ""
+
 
 SCHEMA = 2
 

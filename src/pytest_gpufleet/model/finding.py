@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.codec import Finite
-from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.limit import Limit, Tolerance
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Where, where
-from pytest_gpufleet.model.tolerance import Tolerance
 
 State = Literal["met", "missed", "not judged", "for information"]
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.xid_catalogue import Logged
+from pytest_gpufleet.model.log_catalogue import Logged
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,11 @@ class Machine:
     def seconds_ago(self) -> float:
         """How long ago it was read, whatever was done to the clock since."""
         return time.monotonic() - self._read_at
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The file that was given with --fleet-order: its name, its SHA-256, and what it says, as TOML has it."""
+
+    file: str
+    sha256: str
+    content: Mapping[str, Any]

@@ -14,6 +14,20 @@ from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.metric import METRICS, Condition, Metric, conditions, number, numbers
 from pytest_gpufleet.model.place import Where
 
+SLOW_BEAT = 5  # of so many samples one has the slow readings (model/gpu.py) too
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The readings of all GPUs at `time` (seconds since the epoch): reading -> value, None where it cannot be had."""
+
+    time: float
+    gpus: tuple[dict[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"time": self.time, "gpus": list(self.gpus)}
+
+
 V = TypeVar("V")
 KNOWN = Metric("known", "of METRICS", "higher", "the one of METRICS that has the name of the measurement")
 

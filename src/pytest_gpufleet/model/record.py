@@ -9,21 +9,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pytest_gpufleet.model import event_lines
-from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.cluster_topology import joined
-from pytest_gpufleet.model.event_values import HostFound, NodeFound, Sample
+from pytest_gpufleet.model import events
 from pytest_gpufleet.model.events import (
+    Check,
     CheckFinished,
     CheckStarted,
     Deselected,
     FaultFound,
+    Fingerprint,
     FingerprintsTaken,
     HostFact,
+    HostFound,
     Judged,
     LossesTold,
     MachineRead,
     NodeFinished,
+    NodeFound,
     NodeLeftOut,
     NodeLost,
     Noticed,
@@ -31,6 +32,7 @@ from pytest_gpufleet.model.events import (
     ProfileGiven,
     Progress,
     RunHeader,
+    Sample,
     Session,
     Spoiled,
     SuiteSeen,
@@ -42,10 +44,9 @@ from pytest_gpufleet.model.events import (
 )
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.fingerprint import Fingerprint
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.gpu import GpuTopology, joined
 from pytest_gpufleet.model.limit import GivenLimits
-from pytest_gpufleet.model.order_given import Order
+from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.model.suite import Suite, shipped
 
 T = TypeVar("T")
@@ -248,7 +249,7 @@ def read(path: Path) -> Record:
     has another schema.
     """
     record = Record()
-    for line, event in event_lines.read(path):
+    for line, event in events.read_events(path):
         try:
             record.add(event)
         except ValueError as error:

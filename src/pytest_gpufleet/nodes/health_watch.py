@@ -7,11 +7,10 @@ import threading
 import time
 
 from pytest_gpufleet.hardware.node import Node
-from pytest_gpufleet.model.facts import COUNTERS
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.sample import Sample
-from pytest_gpufleet.model.xid_catalogue import OF_CRASHES, OF_PROCESSES, Xid
+from pytest_gpufleet.model.gpu import COUNTERS, Gpu
+from pytest_gpufleet.model.log_catalogue import OF_CRASHES, OF_PROCESSES, Xid
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.verdict import health_rules
 from pytest_gpufleet.verdict.host_rules import log_rules
 

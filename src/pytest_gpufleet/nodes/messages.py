@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.facts import told
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.gpu import GpuTopology, told
 from pytest_gpufleet.world.engines.protocol import Trace
 
 

@@ -15,7 +15,7 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware import host, local_node
 from pytest_gpufleet.hardware.node import GpuTaken, Node, NoGpus
 from pytest_gpufleet.hardware.telemetry import Sampler
-from pytest_gpufleet.model.sample import Sample
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.nodes import messages as say
 from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings

@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
-from pytest_gpufleet.model.event_values import Secured
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.events import Secured
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.ray_actor import Line, Relay, in_short
 from pytest_gpufleet.nodes.transport import Arrived, Gone

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest_gpufleet
 from pytest_gpufleet import __version__
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.suite import digest
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.messages import Greeting, Hello

@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.command_line import STARTED_BY
-from pytest_gpufleet.model.event_lines import LONGEST_LINE
+from pytest_gpufleet.model.events import LONGEST_LINE, STARTED_BY
 from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
 from pytest_gpufleet.world.engines import processes
 

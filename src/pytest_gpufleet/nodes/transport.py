@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_gpufleet.model.event_values import Secured
+from pytest_gpufleet.model.events import Secured
 from pytest_gpufleet.nodes import agent_process
 from pytest_gpufleet.nodes.agent_process import AgentProcess, AgentSettings
 from pytest_gpufleet.world.engines import processes

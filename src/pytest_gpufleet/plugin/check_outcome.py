@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model.check import Check, FailedBy, Outcome
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
+from pytest_gpufleet.model.events import Check, FailedBy, Outcome
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.keys import ONLY_LIMITS, RUN, Phases

@@ -8,11 +8,9 @@ from typing import Any
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import not_applicable, not_judged
-from pytest_gpufleet.model.facts import COUNTERS, Unavailable, check_name
 from pytest_gpufleet.model.fault import Fault, expect_none
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.machine import Machine
-from pytest_gpufleet.model.order_given import Order
+from pytest_gpufleet.model.gpu import COUNTERS, Gpu, GpuTopology, Unavailable, check_name
+from pytest_gpufleet.model.machine import Machine, Order
 from pytest_gpufleet.verdict.health_rules import sxids, untold, xids_of, xids_of_none
 from pytest_gpufleet.verdict.host_rules.log_rules import told_before
 from pytest_gpufleet.verdict.orders import asks, held_against

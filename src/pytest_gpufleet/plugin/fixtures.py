@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.plugin.markers import is_spmd, uses_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_gpufleet.model.events import Fingerprint
     from pytest_gpufleet.model.fault import Fault
-    from pytest_gpufleet.model.fingerprint import Fingerprint
     from pytest_gpufleet.model.gpu import GpuTopology
-    from pytest_gpufleet.model.machine import Machine
+    from pytest_gpufleet.model.machine import Machine, Order
     from pytest_gpufleet.model.measurement import Measurement
-    from pytest_gpufleet.model.order_given import Order
     from pytest_gpufleet.plugin.judging import Judge
     from pytest_gpufleet.run.ground import OwnMachine
     from pytest_gpufleet.run.run import Run

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from pytest_gpufleet.model.check import Check
 from pytest_gpufleet.model.endings import NotApplicable
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.place import Place

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.language import LANGUAGES
 from pytest_gpufleet.model.levels import LEVELS
-from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.plugin import compat, resnet_options, unfit_options
 from pytest_gpufleet.run.settings import (
     LONGEST_INTERVAL_SECONDS,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from pytest_gpufleet.model.gpu import GpuTopology
-    from pytest_gpufleet.model.sample import Sample
+    from pytest_gpufleet.model.measurement import Sample
     from pytest_gpufleet.report.terminal.live import Below
     from pytest_gpufleet.report.terminal.live_nodes import NodesNow
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.facts import READINGS
+from pytest_gpufleet.model.gpu import READINGS
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.record import Record

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.fault_code import Code
+from pytest_gpufleet.model.events import Check
+from pytest_gpufleet.model.fault import Code, Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from pytest_gpufleet.model.event_values import HostFound
+from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.language import Said, Say, english
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record

@@ -18,7 +18,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.check import Outcome
+from pytest_gpufleet.model.events import Outcome
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pytest_gpufleet.model.cluster_topology import joined
-from pytest_gpufleet.model.facts import told
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.gpu import GpuTopology, joined, told
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import Place, on_node
-from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.model.event_lines import LONGEST_LINE
+from pytest_gpufleet.model.events import LONGEST_LINE
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.safe_files import sha256
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from pytest_gpufleet.hardware import host, local_node
 from pytest_gpufleet.hardware.node import Node, NoGpus, take
-from pytest_gpufleet.model.event_values import NodeFound
-from pytest_gpufleet.model.facts import check_name
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.events import NodeFound
+from pytest_gpufleet.model.gpu import GpuTopology, check_name
 from pytest_gpufleet.model.machine import Machine
-from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.run.summary import Stated

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpufleet.model import event_lines
-from pytest_gpufleet.model.event_values import NodeFound
+from pytest_gpufleet.model import events
+from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
@@ -69,7 +69,7 @@ class NodeRun:
         for line in lines:
             try:
                 if not self.damage:
-                    self.record.add(event_lines.parsed(line, _of_one_of_many))
+                    self.record.add(events.parsed(line, _of_one_of_many))
             except ValueError as error:
                 self.damage = f"it told what is no event of a run ({error})"
 

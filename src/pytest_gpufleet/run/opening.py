@@ -17,9 +17,8 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware.software import of_this_process, relevant
 from pytest_gpufleet.hardware.tools import RunTool, Untold, output
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.command_line import STARTED_BY, CommandLine
-from pytest_gpufleet.model.events import SCHEMA
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.events import SCHEMA, STARTED_BY, CommandLine
 from pytest_gpufleet.model.suite import CONFTEST, PACKAGED, shipped
 from pytest_gpufleet.redaction import command
 from pytest_gpufleet.run import conclusion, resume

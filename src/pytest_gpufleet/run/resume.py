@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_gpufleet.model import codec, event_lines
-from pytest_gpufleet.model.codes import CODES
+from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.events import read_events
+from pytest_gpufleet.model.fault import CODES
 from pytest_gpufleet.model.gpu import SOFTWARE, Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.record import NO_RUN, Record
-from pytest_gpufleet.model.refused import Refused
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
@@ -201,7 +202,7 @@ def events(folder: RunFolder, then: Record) -> list[tuple[str, dict[str, Any]]]:
     the run as a whole: what spoiled it spoils the new one. Each says which run it is of."""
     passed, name = _passed(then), folder.name
     taken = []
-    for _, event in event_lines.read(folder.evidence):
+    for _, event in read_events(folder.evidence):
         content = {key: value for key, value in event.items() if key not in ("t", "event")}
         match event:
             case {"event": "finding", "finding": {"check": check}}:

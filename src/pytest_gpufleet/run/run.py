@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.refused import Refused
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.run.settings import Options
 
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.gpu import Gpu
-    from pytest_gpufleet.model.machine import Machine
-    from pytest_gpufleet.model.measurement import Measurement
-    from pytest_gpufleet.model.order_given import Order
+    from pytest_gpufleet.model.machine import Machine, Order
+    from pytest_gpufleet.model.measurement import Measurement, Sample
     from pytest_gpufleet.model.record import Record
-    from pytest_gpufleet.model.sample import Sample
     from pytest_gpufleet.nodes.health_watch import Guard
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import RunFolder
@@ -218,7 +216,7 @@ class Run:
         """A fact of the host at this moment; None where the system does not tell, Unavailable where it is known why.
         What is not read at the begin of a run is on record from now on."""
         from pytest_gpufleet.hardware import host
-        from pytest_gpufleet.model.facts import Unavailable
+        from pytest_gpufleet.model.gpu import Unavailable
 
         value = self.own_machine.host_now(fact)
         if fact in host.ON_REQUEST and value is not None and not isinstance(value, Unavailable):

@@ -16,11 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.check import Outcome
-from pytest_gpufleet.model.event_values import NodeFound, Secured, VerdictWord
-from pytest_gpufleet.model.events import NodeFinished
-from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.fault_code import Action
+from pytest_gpufleet.model.events import NodeFinished, NodeFound, Outcome, Secured, VerdictWord
+from pytest_gpufleet.model.fault import Action, Fault
 from pytest_gpufleet.model.finding import Finding, State, distinct
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import Calibration, Grade, Limit

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from pytest_gpufleet.model.events import Fingerprint
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.fingerprint import Fingerprint
 from pytest_gpufleet.model.place import Where
 
 

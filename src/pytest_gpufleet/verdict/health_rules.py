@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpufleet.model.facts import CLOCK_EVENTS, COUNTED_SLOWDOWNS, COUNTERS, Unavailable
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.xid_catalogue import OF_PROCESSES, Sxid, Xid
+from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COUNTED_SLOWDOWNS, COUNTERS, Gpu, Unavailable
+from pytest_gpufleet.model.log_catalogue import OF_PROCESSES, Sxid, Xid
 from pytest_gpufleet.verdict.link_rules import fact_unreadable, gpu_fault, replays_allowed, unreadable
 from pytest_gpufleet.verdict.profiles.profile import for_gpu
 

@@ -9,11 +9,10 @@ from dataclasses import replace
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.limit import Limit, Tolerance
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.model.tolerance import Tolerance
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.physical_limits import physical_limit

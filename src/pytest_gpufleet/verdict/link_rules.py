@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.gpu import Gpu, Unavailable
 
 
 def gpu_fault(code: str, gpu: Gpu, what: str) -> Fault:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gpufleet.model.check import Outcome
-from pytest_gpufleet.model.events import NodeFinished
+from pytest_gpufleet.model.events import NodeFinished, Outcome
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import Said, Say, english, some

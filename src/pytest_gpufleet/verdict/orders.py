@@ -14,11 +14,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from pytest_gpufleet.model.facts import Unavailable
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.machine import Machine
-from pytest_gpufleet.model.order_given import Order
+from pytest_gpufleet.model.gpu import GpuTopology, Unavailable
+from pytest_gpufleet.model.machine import Machine, Order
 from pytest_gpufleet.model.place import THIS_NODE, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import toml_table

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from statistics import fmean, median
 from typing import Any, Protocol
 
+from pytest_gpufleet.model.limit import Reference, Tolerance
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.model.tolerance import Reference, Tolerance
 
 # The GPUs of three healthy boards of 4x NVIDIA H200 were up to 10 K apart under full load (53 to 63 C, 2026-11-21).
 # What is warmer than that has a fault of its cooling, which must not excuse it.

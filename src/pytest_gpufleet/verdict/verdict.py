@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.language import Say, english, some
 from pytest_gpufleet.model.record import Record

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, TextIO
 
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
-from pytest_gpufleet.model.event_values import LossCurve
+from pytest_gpufleet.model.events import LossCurve
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.call import Reporting, ranks_text
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpufleet.model.event_values import LossCurve
+from pytest_gpufleet.model.events import LossCurve
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import Condition, conditions, number
 from pytest_gpufleet.model.place import Where

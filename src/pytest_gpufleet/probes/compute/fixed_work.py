@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pytest_gpufleet.hardware.software import of_this_process, software
-from pytest_gpufleet.model.fingerprint import Fingerprint, Part
+from pytest_gpufleet.model.events import Fingerprint, Part
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.probes.compute.corruption import kind
 from pytest_gpufleet.probes.compute.rate import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_gpufleet.hardware import nvml
 from pytest_gpufleet.hardware.nvml import Nvml
-from pytest_gpufleet.model.facts import Unavailable
+from pytest_gpufleet.model.gpu import Unavailable
 from pytest_gpufleet.probes.training.lap import Lap
 from pytest_gpufleet.world.rank import Rank
 

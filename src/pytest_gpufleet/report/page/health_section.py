@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pytest_gpufleet.model.facts import Unavailable
-from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.gpu import Gpu, Unavailable
 from pytest_gpufleet.report import wording
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_gpufleet.model.event_values import HostFound
-from pytest_gpufleet.model.events import Session
+from pytest_gpufleet.model.events import HostFound, Session
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_gpufleet.model.check import Check
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording

@@ -14,8 +14,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pytest_gpufleet.model.language import Said, Say, english
+from pytest_gpufleet.model.measurement import SLOW_BEAT
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.model.sample import SLOW_BEAT
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.plots import canvas
 

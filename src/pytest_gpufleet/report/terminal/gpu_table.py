@@ -11,9 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pytest_gpufleet.model.facts import clock_events
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.sample import Sample
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, clock_events
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.report import wording
 
 AROUND = 4  # lines: above the rows of GPUs two of heads and one of the machine, below them one of the run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from pytest_gpufleet.model.sample import Sample
+from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.report import wording
 
 EVERY_SECONDS = 60.0

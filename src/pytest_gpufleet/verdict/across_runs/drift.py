@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from statistics import fmean, median
 
-from pytest_gpufleet.model.facts import COUNTERS
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.gpu import COUNTERS, Gpu
 from pytest_gpufleet.model.language import Said
+from pytest_gpufleet.model.limit import Tolerance
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.tolerance import Tolerance
 from pytest_gpufleet.verdict.across_runs.recorded_figures import (
     Figure,
     GpuIds,

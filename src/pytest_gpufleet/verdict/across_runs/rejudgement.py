@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
-from pytest_gpufleet.model.check import Check
-from pytest_gpufleet.model.events import NodeFinished
+from pytest_gpufleet.model.events import Check, NodeFinished
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, by_check
 from pytest_gpufleet.model.gpu import GpuTopology

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from pytest_gpufleet.model.cluster_topology import joined
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology
+from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology, joined
+from pytest_gpufleet.model.limit import Tolerance
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.model.tolerance import Tolerance
 from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figure_of, held_to_limits
 from pytest_gpufleet.verdict.across_runs.run_comparison import worse_ones
 from pytest_gpufleet.verdict.fleet import equality

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pytest_gpufleet.model.codes import CODES
-from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.fault import CODES, OF_THE_KERNEL_LOG, Fault
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.host_log_catalogue import HostMessage
-from pytest_gpufleet.model.kernel_codes import OF_THE_KERNEL_LOG
+from pytest_gpufleet.model.log_catalogue import HostMessage
 from pytest_gpufleet.model.place import THIS_NODE
 
 

@@ -25,7 +25,7 @@ from typing import IO, Any
 import torch
 import torch.distributed
 
-from pytest_gpufleet.model.event_values import LossCurve
+from pytest_gpufleet.model.events import LossCurve
 from pytest_gpufleet.world.call import Members, Reporting
 from pytest_gpufleet.world.outcomes import Notices
 
