@@ -16,9 +16,9 @@ import pytest
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model.record import read
-from pytest_gpufleet.report.page import fleet_page, several_runs
-from pytest_gpufleet.report.page.comparison_section import compared, drifted
-from pytest_gpufleet.report.translation import says
+from pytest_gpufleet.report.page import hosts_part, several_runs
+from pytest_gpufleet.report.page.several_runs import compared, drifted
+from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
@@ -92,7 +92,7 @@ def test_punctuation_of_chinese_is_of_full_width() -> None:
 
 def test_a_page_of_a_fleet_in_chinese_has_no_english() -> None:
     fleet = judge_fleet(unlike_each_other(), (), [f"node-{number:03}" for number in range(1, 8)])
-    page = fleet_page.page(fleet, {}, "zh")
+    page = hosts_part.page(fleet, {}, "zh")
     assert not _english(page)
     assert {says("zh")(reason) for reason in fleet.reasons}.isdisjoint(fleet.reasons)
     assert not [reason for reason in fleet.reasons if reason in unescape(page)]

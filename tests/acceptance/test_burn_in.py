@@ -18,7 +18,7 @@ from pytest_gpufleet.model.measurement import GpuState
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.probes import burn_in
 from pytest_gpufleet.probes.burn_in import Turn
-from pytest_gpufleet.report.terminal import progress_lines
+from pytest_gpufleet.report.terminal import progress
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profiles.profile import for_gpu
 from pytest_gpufleet.verdict.verdict import conclude
@@ -118,7 +118,7 @@ def test_on_a_terminal_it_ends_by_itself(tmp_path):
 def test_a_terminal_shows_how_far_it_is_by_lines_or_by_the_table(drawn):
     stream = io.StringIO()
     stream.isatty = lambda: True
-    tell = progress_lines.teller(stream, 900.0, lambda: drawn)
+    tell = progress.teller(stream, 900.0, lambda: drawn)
     for second in range(0, 200, 5):
         tell(second, None)
     told = [line.partition(" of 15 min")[0].strip() for line in stream.getvalue().splitlines() if line]

@@ -12,10 +12,9 @@ from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.model.place import read as read_place
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.groups import groups
-from pytest_gpufleet.report.page.figure_tables import figure_tables
+from pytest_gpufleet.report.gpu_grid import groups
+from pytest_gpufleet.report.page.figure_tables import Sources, figure_tables
 from pytest_gpufleet.report.page.heat_tables import heat_tables
-from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.report.plots.curves import curves
 from pytest_gpufleet.verdict import basis
 from tests.report.page import Page

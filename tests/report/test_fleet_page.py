@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.report.fleet_hosts import ALIKE, OWN, PEERS, host_rows
-from pytest_gpufleet.report.fleet_json import document
-from pytest_gpufleet.report.page.fleet_page import page
-from pytest_gpufleet.report.page.hosts_part import MOST_FIGURES
-from pytest_gpufleet.report.terminal.fleet_lines import MOST_HOSTS, fleet_lines
+from pytest_gpufleet.report.hosts import ALIKE, OWN, PEERS, document, host_rows
+from pytest_gpufleet.report.page.hosts_part import MOST_FIGURES, page
+from pytest_gpufleet.report.terminal.summary_lines import MOST_HOSTS, fleet_lines
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
 from tests.fleets import fleet_of, host_run, rejected, slower
 from tests.report.page import Page

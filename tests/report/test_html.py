@@ -23,12 +23,11 @@ from pytest_gpufleet.model.metric import Metric, MiB
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import shipped, titled
-from pytest_gpufleet.report.accused import accused
-from pytest_gpufleet.report.failures import failures
-from pytest_gpufleet.report.page import health_section
+from pytest_gpufleet.report.banner import why
+from pytest_gpufleet.report.failures import accused, failures
+from pytest_gpufleet.report.page import machine_section
 from pytest_gpufleet.report.page.rendering import stylesheet
 from pytest_gpufleet.report.page.summary_html import summary
-from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.verdict.verdict import conclude, remarks
 from tests.report import standard_run
 from tests.report.conftest import written
@@ -320,5 +319,5 @@ def test_health_has_no_column_for_what_no_gpu_here_has(standard: Record) -> None
         for gpu in standard.topology.gpus
     ]
     column = "NVLink 5: blocks with 1, 2, ... errors corrected on the way"
-    assert column not in health_section.heads(older)
-    assert column in health_section.heads([*older, replace(older[0], facts={"nvlink_fec": [[0, 1]]})])
+    assert column not in machine_section.heads(older)
+    assert column in machine_section.heads([*older, replace(older[0], facts={"nvlink_fec": [[0, 1]]})])

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpufleet.model.events import HostFound, NodeFound
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page import identity
+from pytest_gpufleet.report.page import machine_section
 from pytest_gpufleet.report.page.summary_html import summary
 from tests.report.page import Page
 
@@ -49,7 +49,7 @@ def test_what_is_signed_is_the_first_part_after_the_verdict(noted: Record) -> No
 def test_a_run_that_says_less_says_nothing_in_its_place(accepted: Record) -> None:
     accepted.run = msgspec.structs.replace(accepted.run, nodes=(), notes={}, commit="")
     accepted.machines, accepted.ended = {}, ""
-    signed = dict(identity.signed(accepted))
+    signed = dict(machine_section.signed(accepted))
     assert not {"Machine", "Order number"} & set(signed)
     assert signed["Time"].endswith("not ended")
     assert "commit" not in signed["Suite"]
@@ -58,7 +58,7 @@ def test_a_run_that_says_less_says_nothing_in_its_place(accepted: Record) -> Non
 def test_the_foot_of_a_page_names_host_run_and_evidence_and_ends_nothing(noted: Record) -> None:
     host = 'a"}</style><script>x\\'
     noted.run = msgspec.structs.replace(noted.run, host=host)
-    rules = identity.page_foot(noted, "5e" * 32)
+    rules = machine_section.page_foot(noted, "5e" * 32)
     content = re.search(r'@bottom-left \{ content: "([^"]*)"', rules)
     assert content
     assert "<" not in rules
@@ -68,6 +68,6 @@ def test_the_foot_of_a_page_names_host_run_and_evidence_and_ends_nothing(noted: 
 
 def test_many_gpus_and_notes_leave_room_for_signatures(noted: Record) -> None:
     noted.run = msgspec.structs.replace(noted.run, notes={f"key{number}": "x" for number in range(40)})
-    rows = identity.signed(noted)
+    rows = machine_section.signed(noted)
     assert len(rows) < 20
     assert ("And", "28 more notes, which evidence.jsonl has") in rows

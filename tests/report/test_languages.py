@@ -16,12 +16,12 @@ from pytest_gpufleet import cli
 from pytest_gpufleet.model.language import Language, Listed, Said
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page import fleet_page, several_runs, standalone
-from pytest_gpufleet.report.page.comparison_section import compared, drifted
+from pytest_gpufleet.report.banner import why
+from pytest_gpufleet.report.page import hosts_part, several_runs, standalone
+from pytest_gpufleet.report.page.several_runs import compared, drifted
 from pytest_gpufleet.report.plots import canvas
 from pytest_gpufleet.report.plots.bars import _lines
-from pytest_gpufleet.report.reason_texts import why
-from pytest_gpufleet.report.translation import LOCALE, says
+from pytest_gpufleet.report.wording import LOCALE, says
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
@@ -95,8 +95,8 @@ def unlike_each_other() -> list[HostRun]:
 
 def test_fleet_in_both_languages_has_the_same_figures_and_names() -> None:
     fleet = judge_fleet(unlike_each_other(), (), [f"node-{number:03}" for number in range(1, 8)])
-    english, chinese = (fleet_page.page(fleet, {}, language) for language in ("en", "zh"))
-    assert english == fleet_page.page(fleet, {})
+    english, chinese = (hosts_part.page(fleet, {}, language) for language in ("en", "zh"))
+    assert english == hosts_part.page(fleet, {})
     assert all(reason in unescape(english) for reason in fleet.reasons)
     assert all(says("zh")(reason) in unescape(chinese) for reason in fleet.reasons)
     assert _structure(chinese) == _structure(english)

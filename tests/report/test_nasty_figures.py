@@ -18,7 +18,7 @@ from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.plugin import html_columns
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page import comparison_section, several_runs, summary_html
+from pytest_gpufleet.report.page import several_runs, summary_html
 from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.plots.telemetry_plots import svgs
 from pytest_gpufleet.report.terminal import summary_lines
@@ -85,8 +85,8 @@ def assert_shown_everywhere(figures: Iterator[float]) -> None:
     list(summary_lines.summary_lines(record))
     html_columns.row(["<td>testId</td>"], record.findings)
     runs = {"one": record, "other": record}
-    several_runs.page(comparison_section.compared(compare(runs), 2))
-    several_runs.page(comparison_section.drifted(drift(runs)))
+    several_runs.page(several_runs.compared(compare(runs), 2))
+    several_runs.page(several_runs.drifted(drift(runs)))
 
 
 @pytest.mark.parametrize("value", NASTY)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report import node_standings
-from pytest_gpufleet.report.fleet_hosts import OWN, HostRow
+from pytest_gpufleet.report import hosts
+from pytest_gpufleet.report.hosts import OWN, HostRow
 from pytest_gpufleet.report.page.standalone import page
 from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns
 from tests.fleets import fleet_of, host_run, rejected, slower
@@ -46,7 +46,7 @@ def faulty() -> tuple[Record, NodeRuns]:
 @pytest.fixture(scope="module")
 def rows(faulty: tuple[Record, NodeRuns]) -> dict[str, HostRow]:
     record, runs = faulty
-    return {row.host: row for row in node_standings.rows(record, node_standings.as_fleet(record, runs))}
+    return {row.host: row for row in hosts.rows(record, hosts.as_fleet(record, runs))}
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_the_page_of_64_nodes_is_small(shown: Page) -> None:
 
 def test_a_node_whose_evidence_is_not_here_has_a_row_all_the_same() -> None:
     record, _ = of_nodes(fleet_of(3))
-    rows = node_standings.rows(record, node_standings.as_fleet(record, {}))
+    rows = hosts.rows(record, hosts.as_fleet(record, {}))
     assert [row.host for row in rows] == ["node-001", "node-002", "node-003"]
     assert all(row.cells[PAIRS] == "ok" and row.cells[OWN] == "not run" for row in rows)
     assert "no run that counts" in page(record, "")

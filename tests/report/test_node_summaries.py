@@ -14,8 +14,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import prometheus
-from pytest_gpufleet.report.terminal.node_lines import SCREEN
-from pytest_gpufleet.report.terminal.summary_lines import summary_lines
+from pytest_gpufleet.report.terminal.summary_lines import SCREEN, summary_lines
 from pytest_gpufleet.run.summary import summary
 from pytest_gpufleet.verdict.verdict import settled
 from tests.fleets import fleet_of, healthy, rejected

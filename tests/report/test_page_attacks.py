@@ -12,14 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page import (
-    comparison_section,
-    drift_section,
-    fleet_page,
-    other_software,
-    rendering,
-    several_runs,
-)
+from pytest_gpufleet.report.page import drift_section, hosts_part, other_software, rendering, several_runs
 from pytest_gpufleet.report.page.standalone import page
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
@@ -112,11 +105,11 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
     record.judged_again = PAYLOAD  # as the page of `gpufleet judge -o` has it
     pages = {"report": page(record, PAYLOAD)}
     twins = {f"a{PAYLOAD}": record, f"b{PAYLOAD}": record}
-    pages["compared"] = several_runs.page(comparison_section.compared(compare(twins), 2))
+    pages["compared"] = several_runs.page(several_runs.compared(compare(twins), 2))
     pages["over time"] = several_runs.page(drift_section.drifted(drift(twins)))
     hosts = [HostRun(f"a{PAYLOAD}", PAYLOAD, kept(record, [])), HostRun("b", "", kept(poisoned("h200x4-a"), []))]
     fleet = judge_fleet(hosts, [Unusable(PAYLOAD, PAYLOAD, PAYLOAD)], [PAYLOAD])
-    pages["fleet"] = fleet_page.page(fleet, {hosts[0].folder: "a/report.html"})
+    pages["fleet"] = hosts_part.page(fleet, {hosts[0].folder: "a/report.html"})
     pages |= {f"{name}-without-policy": without_policy(page) for name, page in pages.items()}
     templates = rendering.templates.__wrapped__("en")  # one that has compiled nothing yet
     templates.autoescape = False

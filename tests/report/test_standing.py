@@ -17,12 +17,11 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, Pair, Place, Where, gpu
 from pytest_gpufleet.model.place import read as read_place
 from pytest_gpufleet.model.record import Record, read
-from pytest_gpufleet.report.accused import Accused, accused
-from pytest_gpufleet.report.gpu_grid import standings
-from pytest_gpufleet.report.groups import groups
+from pytest_gpufleet.report.banner import why
+from pytest_gpufleet.report.failures import Accused, accused
+from pytest_gpufleet.report.gpu_grid import groups, standings
 from pytest_gpufleet.report.open_points import gaps
 from pytest_gpufleet.report.page.summary_html import summary as html
-from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.run.summary import summary as document
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import causes, explaining

@@ -10,8 +10,7 @@ import pytest
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
-from pytest_gpufleet.report.banner import reasons
-from pytest_gpufleet.report.reason_texts import why
+from pytest_gpufleet.report.banner import reasons, why
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 
 # As recorded by runs at level standard.

@@ -15,8 +15,8 @@ from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.plugin import options
+from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.page.machine_section import facts
-from pytest_gpufleet.report.reason_texts import why
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder

@@ -12,7 +12,7 @@ from pytest_gpufleet.commands.command import Command, new_console, printing, tel
 from pytest_gpufleet.commands.recorded import all_checked
 from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.model.language import LANGUAGES, Say
-from pytest_gpufleet.report.translation import says
+from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.run.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ Told = tuple["SeveralRuns", "SeveralRuns", dict[str, Any], str]
 def _side_by_side(runs: Mapping[str, Record], say: Say) -> Told:
     """What the terminal shows, what the page shows, and the same for programs and for spreadsheets."""
     from pytest_gpufleet.report import comparison_data
-    from pytest_gpufleet.report.page.comparison_section import MOST_COLUMNS, compared
+    from pytest_gpufleet.report.page.several_runs import MOST_COLUMNS, compared
     from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
     comparison = compare(runs)
@@ -83,7 +83,7 @@ def _side_by_side(runs: Mapping[str, Record], say: Say) -> Told:
 def _over_time(runs: Mapping[str, Record], say: Say) -> Told:
     """The same for one machine."""
     from pytest_gpufleet.report import comparison_data
-    from pytest_gpufleet.report.page.comparison_section import drifted
+    from pytest_gpufleet.report.page.several_runs import drifted
     from pytest_gpufleet.verdict.across_runs.drift import drift
 
     found = drift(runs)

@@ -33,7 +33,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report.terminal.fleet_lines import fleet_lines
+    from pytest_gpufleet.report.terminal.summary_lines import fleet_lines
 
     check_output(given.output, [given.expect])
     check_is_new(given.output)
@@ -43,15 +43,15 @@ def _run(given: argparse.Namespace) -> int:
         found.take(folder)
     fleet = judge_fleet(found.runs, found.unusable, expected, found.gaps)
     if given.output:
-        from pytest_gpufleet.report.page.fleet_page import page
+        from pytest_gpufleet.report.page.hosts_part import page
 
         reports = RunFolder(Path()).reports(fleet.hosts, given.output.parent)
         write(given.output, page(fleet, reports, given.language))
     with printing():
         if given.json:
-            from pytest_gpufleet.report import fleet_json
+            from pytest_gpufleet.report import hosts
 
-            print(json.dumps(fleet_json.document(fleet)))
+            print(json.dumps(hosts.document(fleet)))
         else:
             print_lines(fleet_lines(fleet))
             if given.output:

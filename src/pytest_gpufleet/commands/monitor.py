@@ -41,7 +41,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report.terminal.running_check import RunningCheck
+    from pytest_gpufleet.report.terminal.progress import RunningCheck
 
     check_output(given.csv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor

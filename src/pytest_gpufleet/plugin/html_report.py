@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.plugin import html_columns
-from pytest_gpufleet.report.page import content_policy, other_software, summary_html
+from pytest_gpufleet.report.page import other_software, rendering, summary_html
 from pytest_gpufleet.report.page.hosts_part import nodes_part
-from pytest_gpufleet.report.translation import says
+from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.run import Run
 
@@ -70,7 +70,7 @@ class HtmlReport:
 
     def _protect(self) -> None:
         try:
-            content_policy.enforce(self._page)
+            rendering.enforce(self._page)
         except OSError as error:
             problem = f"{self._page} could not be written again: {error.strerror}"
             self._evidence.trouble = self._evidence.trouble or problem

@@ -55,7 +55,7 @@ class Screen:
     def draw(self, topology: GpuTopology, reports: Path, config: pytest.Config, stack: ExitStack) -> None:
         """Keep a table of all GPUs below everything else, until `stack` is closed."""
         from pytest_gpufleet.report.terminal.gpu_table import AROUND, table
-        from pytest_gpufleet.report.terminal.running_check import RunningCheck
+        from pytest_gpufleet.report.terminal.progress import RunningCheck
 
         running = RunningCheck(reports)
         shown = lambda: table(self._sample, topology, running()) if self._sample else ""  # noqa: E731
@@ -90,6 +90,6 @@ class Screen:
 
     def progress(self, seconds: float) -> Callable[[float, Any], None]:
         """tell(seconds done, latest sample) writes how far something long is, unless the table says so."""
-        from pytest_gpufleet.report.terminal import progress_lines
+        from pytest_gpufleet.report.terminal import progress
 
-        return progress_lines.teller(self._stream, seconds, lambda: self._below is not None)
+        return progress.teller(self._stream, seconds, lambda: self._below is not None)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from pytest_gpufleet.model.finding import distinct
 from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.failures import Accused, accused, explanations, times_named
+from pytest_gpufleet.report.hosts import to_look_at
+from pytest_gpufleet.report.open_points import counted, gaps
 from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.verdict.accusations import searched
+from pytest_gpufleet.verdict.given_limits import own_limits
 from pytest_gpufleet.verdict.node_verdicts import unaccepted
-from pytest_gpufleet.verdict.verdict import failure, remarks
+from pytest_gpufleet.verdict.verdict import RESUMABLE, failure, remarks
 
 MOST_REASONS = 10
 
@@ -97,3 +108,223 @@ def reasons(record: Record, where_more: str = "which the report lists", say: Say
     more = len(told) - MOST_REASONS
     left = [say("... and {count} more, {where}", count=more, where=say(where_more))] if more > 0 else []
     return told[:MOST_REASONS] + left
+
+
+MOST_GPUS = 3
+ALL_MET = (
+    "Every check that level {level} requires ran on {gpus} GPUs, and all {figures} judged figures met their limits."
+)
+ALL_MET_ON_ONE = ALL_MET.replace("{gpus} GPUs", "1 GPU")
+NOTHING_WRONG = (
+    "Every check that level {level} requires ran on {gpus} GPUs and found nothing wrong. No figure was judged."
+)
+NOTHING_WRONG_ON_ONE = NOTHING_WRONG.replace("{gpus} GPUs", "1 GPU")
+NAMED = "{gpu} ({serial}) is named in {count}"
+NO_SINGLE_GPU = "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
+
+
+def why(record: Record, say: Say = english) -> str:
+    """The paragraph for the top of the report, in the language of `say`."""
+    return wording.sentences(_again(record, say), _no_gpu(record, say), _why(record, say))
+
+
+def _again(record: Record, say: Say) -> str:
+    """That this is no verdict of a run."""
+    note = record.judged_again
+    return say("Judged again, and not the verdict of the run itself: {note}.", note=note) if note else ""
+
+
+def _no_gpu(record: Record, say: Say) -> str:
+    """Where no GPU is here nothing else needs to be explained."""
+    absent = not record.topology.gpus and not record.run.rehearsal
+    reason = "; ".join(record.topology.problems)
+    return say("No GPU is here: {reason}.", reason=reason.rstrip(".")) if absent and reason else ""
+
+
+def _why(record: Record, say: Say) -> str:
+    word = stamp(record).word
+    if word == "REHEARSAL":
+        because = record.run.rehearsal_because.rstrip(".")
+        why_none = say("Why it is a rehearsal: {because}.", because=say(because)) if because else ""
+        return wording.sentences(_rehearsed(record, say), say(STAMPS[word].meaning), why_none)
+    if record.verdict is None:
+        no_end = say("The run did not reach its end, so there is no verdict.")
+        return wording.sentences(no_end, _open(record, say))
+    if record.of_cluster:
+        return _of_nodes(record, word, say)
+    said = accused(record)
+    if word == "REJECTED" and said:
+        of_all = "{failed} of {checks} checks failed." if len(record.checks) != 1 else "{failed} of 1 check failed."
+        failed = say(of_all, failed=len(said), checks=len(record.checks))
+        if _no_gpu(record, say):
+            return failed
+        unexplained = {check_id: each for check_id, each in said.items() if not each.is_explained}
+        first = _first(record, said, unexplained, say)
+        if first and not unexplained:
+            return wording.sentences(failed, first)
+        named = _named(record, unexplained, say)
+        return wording.sentences(failed, first, named, _first_cause(record, unexplained))
+    told = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record, say)]
+    if word == "ACCEPTED":
+        return wording.sentences(_judged(record, say), *told, _tightest(record, say))
+    own = f"{wording.capitalised(text)}{say('.')}" if (text := own_limits(record, say)) else ""
+    return wording.sentences(say(STAMPS[word].meaning), own, _open(record, say), *told)
+
+
+def _of_nodes(record: Record, word: str, say: Say) -> str:
+    """Which nodes to look at first. What is wrong with each is told beside it."""
+    told = [f"{wording.capitalised(remark)}{say('.')}" for remark in remarks(record, say)]
+    if word == "INCOMPLETE":
+        return wording.sentences(say(STAMPS[word].meaning), _open(record, say), *told)
+    level, nodes = record.run.level, len(record.hosts)
+    if word == "ACCEPTED":
+        text = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
+        all_of_them = say(text, level=level, nodes=nodes)
+        return wording.sentences(all_of_them, *told)
+    found = to_look_at(record)
+    if not found:
+        return say("No node is named: look at what all nodes share (switches, network, software, settings).")
+    first = say(", ").join(
+        say("{node} ({why})", node=record.hosts[node], why=say(why)) for node, why in list(found.items())[:MOST_GPUS]
+    )
+    more = say(" and {count} more", count=len(found) - MOST_GPUS) if len(found) > MOST_GPUS else ""
+    one, several = "1 of {nodes} nodes needs a look: {first}.", "{count} of {nodes} nodes need a look: {first}."
+    return say(one if len(found) == 1 else several, count=len(found), nodes=nodes, first=first + more)
+
+
+def _rehearsed(record: Record, say: Say) -> str:
+    outcomes = Counter(check.outcome for check in record.checks.values())
+    passed, failed, absent = (outcomes[name] for name in ("passed", "failed", "not applicable"))
+    told = [
+        say("{count} checks passed" if passed != 1 else "1 check passed", count=passed),
+        say("{count} failed", count=failed) if failed else say("none failed"),
+    ]
+    if absent:
+        told.append(say("{count} not applicable", count=absent))
+    return f"{say(', ').join(told)}{say('.')}"
+
+
+def _first(record: Record, said: Mapping[str, Accused], unexplained: Mapping[str, Accused], say: Say) -> str:
+    """What has to be mended first: it is the cause of what it explains, and not the GPU below it."""
+    told = explanations(said.values(), record.hosts, say)
+    named = times_named(unexplained.values())
+    clear = dict.fromkeys(where for each in said.values() for where in each.explained if where not in named)
+    if clear:
+        places = say(" or ").join(wording.place(where, record.hosts, say) for where in sorted(clear))
+        told.append(say("Nothing here speaks against {places}.", places=places))
+    return wording.sentences(*told)
+
+
+def _named(record: Record, unexplained: Mapping[str, Accused], say: Say) -> str:
+    """ "GPU 5 (serial 1654124046124) is named in 2 of them." """
+    times = times_named(unexplained.values()).most_common()
+    if not times:
+        return say(NO_SINGLE_GPU)
+    serials = {
+        gpu.place: say("serial {serial}", serial=gpu.serial) if gpu.serial else gpu.pci_bus_id
+        for gpu in record.topology.gpus
+    }
+    told = [
+        say(NAMED, gpu=wording.place(where, record.hosts), serial=serials[where], count=count)
+        for where, count in times[:MOST_GPUS]
+    ]
+    more = len(times) - MOST_GPUS
+    if more > 0:
+        told.append(say("{count} more GPUs in some" if more != 1 else "1 more GPU in some", count=more))
+    nobody = sum(not each.named for each in unexplained.values())
+    if not nobody:
+        return say("{gpus} of them.", gpus=say(", ").join(told))
+    one, several = "{gpus} of them; 1 points to no single GPU.", "{gpus} of them; {count} point to no single GPU."
+    return say(one if nobody == 1 else several, gpus=say(", ").join(told), count=nobody)
+
+
+def _first_cause(record: Record, accused: Iterable[str]) -> str:
+    """What a search found out about the first figure that missed."""
+    found = (fault for check_id in accused for fault in searched(record, check_id))
+    for fault in found:
+        told = fault.told(partial(wording.place, hosts=record.hosts)).splitlines()[0].rstrip(".") + "."
+        return told if fault.subjects else wording.capitalised(told)  # a host is called as it is called
+    return ""
+
+
+def _judged(record: Record, say: Say) -> str:
+    gpus, level = len(record.topology.gpus), record.run.level
+    figures = sum(finding.state == "met" for finding in distinct(record.findings))
+    on_several, on_one = (ALL_MET, ALL_MET_ON_ONE) if figures else (NOTHING_WRONG, NOTHING_WRONG_ON_ONE)
+    return say(on_several if gpus != 1 else on_one, level=level, gpus=gpus, figures=figures)
+
+
+def _tightest(record: Record, say: Say) -> str:
+    """The figure that came nearest to its limit."""
+    judged = [finding for finding in record.findings if finding.state == "met" and finding.limit]
+    nearest = min(judged, key=wording.margin, default=None)
+    worst = wording.worst(nearest) if nearest else None
+    if nearest is None or nearest.limit is None or worst is None:
+        return ""
+    value, limit = wording.value_and_limit(worst[1], nearest.limit)
+    what = say(", ").join([wording.title(nearest, say), *wording.conditions(nearest, say)])
+    inside = wording.percent(wording.margin(nearest), 2)
+    text = "Nearest to its limit came {what}: {value} against {limit}, {inside} inside."
+    return say(text, what=what, value=value, limit=limit, inside=inside)
+
+
+def _open(record: Record, say: Say) -> str:
+    told = counted(gaps(record), say)
+    return say("Open: {points}.", points=say(", ").join(told)) if told else ""
+
+
+NOTHING_LEFT_OUT = "with no check left out"
+LIMITS = "with these limits"
+# What has to be otherwise in the next run, by the state of what this one left open (open_points).
+OTHERWISE = {
+    "deselected": NOTHING_LEFT_OUT,
+    "not run": NOTHING_LEFT_OUT,
+    "too short": "with a burn-in that is long enough",
+    "not judged": LIMITS,
+    "below the basis": LIMITS,
+    "calibrated here": LIMITS,
+    "skipped": "once what the skipped checks name is mended",
+    "without telemetry": "once the driver tells what the GPUs do",
+    "changed": "with the suite as it was shipped",
+    "not accepted": "once the nodes that are not accepted are mended",
+}
+WHOLE = (NOTHING_LEFT_OUT, OTHERWISE["too short"])
+
+
+@dataclass(frozen=True)
+class Step:
+    why: str
+    command: str
+
+
+def next_steps(record: Record, folder: str = "FOLDER", say: Say = english) -> list[Step]:
+    """In the order in which to type them; none for what is accepted, rejected or a rehearsal that came to its end.
+    `folder`: the one that the run is in. DIR is that of runs on good machines. Neither is known to a record."""
+    start = record.run.command_line
+    if record.began and (record.verdict is None or record.broken in RESUMABLE):
+        resumed = start.once_more(f"--fleet-resume {shlex.quote(folder)}")
+        return [Step(say("go on where this run stopped"), resumed)]
+    if stamp(record).word != "INCOMPLETE":
+        return []
+    states = dict.fromkeys(gap.state for gap in gaps(record))
+    if not any(finding.required and finding.state == "not judged" for finding in record.findings):
+        states.pop("not judged", None)
+    found = dict.fromkeys(OTHERWISE[state] for state in states if state in OTHERWISE)
+    steps, limits = [], ""
+    if LIMITS in found:
+        why = say("make limits of machines that are known to be good")
+        steps.append(Step(why, "gpufleet calibrate DIR -o my.toml"))
+        limits = "--fleet-profile my.toml"
+    if any(each in WHOLE for each in found):
+        nodes = f"--nodes {record.run.nodes_wanted or 'all'} " if record.of_cluster else ""
+        whole = f"{nodes}--gpus {record.run.gpus} {_thoroughness(record)}"
+        command = start.of_all(" ".join(filter(None, (whole, limits))))
+    else:
+        command = start.once_more(limits)
+    return [*steps, Step(say(", ").join([say("run it again"), *map(say, found)]), command)]
+
+
+def _thoroughness(record: Record) -> str:
+    """The level, or the burn-in where a longer one was asked for than the level's own."""
+    longer = record.run.burn_in_seconds > BURN_IN_SECONDS
+    return f"--fleet-burn-in {record.run.burn_in_seconds:g}s" if longer else f"--fleet-level {record.run.level}"

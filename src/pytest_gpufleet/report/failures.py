@@ -3,20 +3,190 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Code, Fault
+from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.place import WORLD, Pair, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.accused import Accused
-from pytest_gpufleet.report.misses import Miss, misses
-from pytest_gpufleet.verdict.accusations import searched
+from pytest_gpufleet.verdict.accusations import accusations, at, causes, explaining, is_cause, searched
+
+
+@dataclass(frozen=True)
+class Accused:
+    """What a failed check says of GPUs, by their places.
+
+    `named` are to blame. `beside` are only in pairs with one of those, and it says with which. `everybody`: all GPUs
+    failed together, and nothing tells which of them is the cause. `explained`: what is said of these has one of
+    `causes`, which say nothing against them; `is_explained` if that is so of all that the check says.
+    """
+
+    named: tuple[Place, ...] = ()
+    beside: dict[Place, Place] = field(default_factory=dict)
+    everybody: bool = False
+    explained: tuple[Place, ...] = ()
+    causes: tuple[Fault, ...] = ()
+    is_explained: bool = False
+
+
+def accused(record: Record) -> dict[str, Accused]:
+    """Whom each check names that failed, or of which a figure missed its limit."""
+    return _by_check(record, [gpu.place for gpu in record.topology.gpus], lambda fault: fault)
+
+
+def accused_nodes(record: Record) -> dict[str, Accused]:
+    """The same of the nodes of a run: what is said of a device is said of its node."""
+    return _by_check(record, [Place(number, "node") for number in record.hosts], _at_nodes)
+
+
+def _by_check(record: Record, everyone: Sequence[Place], seen: Callable[[Fault], Fault]) -> dict[str, Accused]:
+    by_check: dict[str, list[Fault]] = {name: [] for name, check in record.checks.items() if check.outcome == "failed"}
+    for fault in accusations(record):
+        by_check.setdefault(fault.check, []).append(seen(fault))
+    why = list(map(seen, causes(record)))
+    return {check_id: _accused(faults, why, everyone) for check_id, faults in by_check.items()}
+
+
+def _at_nodes(fault: Fault) -> Fault:
+    return replace(fault, subjects=tuple(dict.fromkeys(map(_node_of, fault.subjects))))
+
+
+def _node_of(where: Where) -> Where:
+    parts = [Place(part.node, "node") if part.is_on_node else part for part in where.parts]
+    return Pair(parts[0], parts[1]) if len({*parts}) > 1 else parts[0]
+
+
+def times_named(accused: Iterable[Accused]) -> Counter[Place]:
+    """How many checks name each GPU, by its place."""
+    return Counter(where for each in accused for where in each.named)
+
+
+def _accused(faults: Sequence[Fault], causes: Sequence[Fault], everyone: Sequence[Place]) -> Accused:
+    why = {index: [fault] if is_cause(fault) else explaining(fault, causes) for index, fault in enumerate(faults)}
+    named, beside, everybody = _named([fault for index, fault in enumerate(faults) if not why[index]], everyone)
+    explained = [
+        where
+        for index, fault in enumerate(faults)
+        for where in (at(fault.subjects) or at(subject for cause in why[index] for subject in cause.subjects))
+        if why[index] and where in everyone and where not in named
+    ]
+    return Accused(
+        tuple(named),
+        beside,
+        everybody and not named,
+        tuple(dict.fromkeys(explained)),
+        tuple(dict.fromkeys(cause for each in why.values() for cause in each)),
+        bool(why) and all(why.values()),
+    )
+
+
+def _named(faults: Iterable[Fault], everyone: Collection[Place]) -> tuple[list[Place], dict[Place, Place], bool]:
+    """Who is to blame, who is only in a pair with one of these, and whether it could be any of all."""
+    named: list[Place] = []
+    pairs: list[Pair] = []
+    everybody = False
+    for fault in faults:
+        singles = [subject for subject in fault.subjects if isinstance(subject, Place) and subject in everyone]
+        if len(singles) == len(everyone) > 1 or WORLD in fault.subjects:
+            everybody = True
+        else:
+            named += singles
+        pairs += [subject for subject in fault.subjects if isinstance(subject, Pair)]
+    pairs = [pair for pair in pairs if pair.first in everyone and pair.second in everyone]
+    culprits = _cover([pair for pair in pairs if not {*pair.parts} & {*named}], everyone)
+    everybody = everybody or culprits is None
+    named = list(dict.fromkeys((*named, *(culprits or ()))))
+    beside = {}
+    for pair in pairs:
+        for where, other in (pair.parts, pair.parts[::-1]):
+            if other in named and where not in named:
+                beside[where] = other
+    return named, beside, everybody
+
+
+def _cover(pairs: list[Pair], everyone: Collection[Place]) -> list[Place] | None:
+    """The fewest GPUs that explain these bad pairs, the one with the most first; None if it could be any of all."""
+    cover: list[Place] = []
+    left = pairs
+    while left:
+        counts = Counter(where for pair in left for where in pair.parts)
+        most = max(counts.values())
+        worst = [where for where, count in counts.items() if count == most]
+        if len(worst) == len(everyone) > 2:
+            return None
+        cover += worst
+        left = [pair for pair in left if not {*pair.parts} & {*worst}]
+    return cover
+
+
+OF_THE_RUN = "the same kind in this run; nobody has measured how much healthy ones differ"
+
+
+@dataclass(frozen=True)
+class Miss:
+    """One figure that missed its limit, or its peers, or both, in one place or in several; ready to be shown."""
+
+    check: str
+    metric: str
+    conditions: str
+    place: str
+    gpus: tuple[Gpu, ...]  # behind the place if it is one GPU or one pair, else none
+    value: str
+    peers: str  # how much worse than its peers; empty if it is not
+    limit: str
+    kind: str
+    source: str
+
+
+def misses(record: Record, say: Say = english) -> list[Miss]:
+    """Every figure of the run that missed, in the order in which they were found."""
+    return [_miss(finding, record, say) for finding in record.findings if finding.state == "missed"]
+
+
+def _miss(finding: Finding, record: Record, say: Say) -> Miss:
+    metric, values, limit = wording.metric(finding), finding.measurement.values, finding.limit
+    slower, worst = finding.slower_than_peers or {}, wording.worst(finding)
+    # A missed finding that names no place is still a miss: of the worst place.
+    places = tuple(dict.fromkeys((*finding.missed, *slower))) or ((worst[0],) if worst else ())
+    given = [values.get(place, math.nan) for place in places]
+    value, text, kind, source = wording.span(given, metric.unit, say=say), finding.reason, "", ""
+    if limit and finding.missed:
+        nearest, text = wording.value_and_limit(given[0], limit)
+        value = nearest if len(given) == 1 else value
+        kind, source = limit.origin, limit.full_source
+    elif slower:
+        text = say("at most {worse}", worse=say(" and ").join(say(each.told) for each in finding.tolerances))
+        kind, source = "peers", "; ".join(each.source or say(OF_THE_RUN) for each in finding.tolerances)
+    by_place = {gpu.place: gpu for gpu in record.topology.gpus}
+    return Miss(
+        finding.check,
+        wording.title(finding, say),
+        say(", ").join(wording.conditions(finding, say)),
+        _where(places, record.hosts, say),
+        tuple(by_place[part] for part in places[0].parts if part in by_place) if len(places) == 1 else (),
+        value,
+        say("{share} worse than its peers", share=wording.span(slower.values(), "ratio", 3, say)) if slower else "",
+        text,
+        kind,
+        source,
+    )
+
+
+def _where(places: tuple[Where, ...], hosts: wording.Hosts, say: Say) -> str:
+    common = set.intersection(*(set(place.parts) for place in places)) if places else set()
+    if len(places) > 1 and len(common) == 1 and all(isinstance(place, Pair) for place in places):
+        return say("{count} pairs with {place}", count=len(places), place=wording.place(common.pop(), hosts, say))
+    return wording.places(places, hosts=hosts, say=say)
+
 
 # Half of it from the top and half from the end: the cause of a failure is in one of the two.
 LONGEST_MESSAGE = 4000

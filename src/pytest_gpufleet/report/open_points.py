@@ -12,7 +12,7 @@ from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.groups import group_title
+from pytest_gpufleet.report.gpu_grid import group_title
 from pytest_gpufleet.verdict.basis import too_low
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, unused_limits
 from pytest_gpufleet.verdict.health_rules import without_telemetry

@@ -19,8 +19,23 @@ from pytest_gpufleet.model.place import WORLD, Place, Where
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.open_points import open_reason
 from pytest_gpufleet.report.page.heat_tables import spans_nodes
-from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.verdict.judgement import allowed_spread
+
+
+class Sources:
+    """Numbers for where limits come from, so that a table need not repeat a sentence in every row."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str], int] = {}
+
+    def number(self, limit: Limit) -> int:
+        source = limit.full_source if limit.calibration else limit.source
+        return self._numbers.setdefault((limit.origin, source), len(self._numbers) + 1)
+
+    def rows(self) -> list[tuple[int, str, str]]:
+        """(number, grade, source) of each."""
+        return [(number, *texts) for texts, number in self._numbers.items()]
+
 
 FEWEST_SIZES = 3
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page

@@ -6,15 +6,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_gpufleet.model.language import Say, english, some
+from pytest_gpufleet.model.language import Language, Say, english, some
 from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report import node_standings, wording
-from pytest_gpufleet.report.banner import reasons
-from pytest_gpufleet.report.fleet_hosts import SYMBOLS, HostRow, columns
-from pytest_gpufleet.report.node_standings import as_fleet
+from pytest_gpufleet.report import hosts, wording
+from pytest_gpufleet.report.banner import STAMPS, reasons, why
+from pytest_gpufleet.report.hosts import SYMBOLS, HostRow, as_fleet, columns, counts, host_rows
+from pytest_gpufleet.report.page.rendering import render
 from pytest_gpufleet.report.page.several_runs import Table, what
-from pytest_gpufleet.report.reason_texts import why
+from pytest_gpufleet.report.wording import says
+from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns, SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
 
@@ -65,7 +66,7 @@ def nodes_part(record: Record, runs: NodeRuns, reports: Mapping[str, str], say: 
     if not record.of_cluster:
         return None
     fleet = as_fleet(record, runs)
-    return hosts_part("node", fleet, node_standings.rows(record, fleet), reports, say)
+    return hosts_part("node", fleet, hosts.rows(record, fleet), reports, say)
 
 
 def hosts_part(
@@ -148,3 +149,29 @@ def _odd(rows: Sequence[HostRow], say: Say) -> Table:
     )
     caption = say("Hosts that stand out in what whole hosts reach: told, and not judged")
     return Table(caption, ODD, tuple(cells))
+
+
+# The report of a fleet: verdict, every host by groups of checks, those that are not fine, and where each one's own
+# report is.
+
+MEANS = {
+    "ACCEPTED": "Every host is ACCEPTED, all are alike, and none is worse than its peers on the others.",
+    "REJECTED": "A host is REJECTED, unlike the others, or worse than its peers on the others.",
+    "INCOMPLETE": "Nothing speaks against a host, but the fleet is not whole: this is no acceptance.",
+    "REHEARSAL": "All runs are rehearsals on CPU ranks, which say nothing about any GPU.",
+}
+
+
+def page(fleet: Fleet, reports: Mapping[str, str], language: Language = "en") -> str:
+    """A self-contained HTML page. `reports`: the addresses of the hosts' own reports, by folder, where there is one."""
+    say = says(language)
+    return render(
+        "fleet.html.jinja",
+        language,
+        fleet=fleet,
+        stamp=STAMPS[fleet.verdict],
+        means=MEANS[fleet.verdict],
+        basis=basis.in_words(fleet.grades, say),
+        counts=counts(fleet, say),
+        hosts=hosts_part("host", fleet, host_rows(fleet), reports, say),
+    )

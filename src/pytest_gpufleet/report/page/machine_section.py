@@ -2,15 +2,223 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from pytest_gpufleet.model.events import HostFound, Session
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Unavailable
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page import identity
+
+# Keys of --fleet-note that have words of their own; the others are called as they were given.
+NOTES = {
+    "order": "Order number",
+    "asset": "Asset tag",
+    "location": "Location",
+    "technician": "Technician",
+    "remarks": "Remarks",
+}
+MOST_NOTES, MOST_NAMED = 12, 16  # that the page with the signatures has room for
+
+
+def shown(record: Record, sha256: str, say: Say) -> dict[str, Any]:
+    """What the templates take of this module."""
+    return {
+        "when": time_taken(record, say),
+        "machine": "" if record.of_cluster else machine(record, say),
+        "notes": notes(record),
+        "signed": signed(record, say),
+        "page_foot": page_foot(record, sha256),
+    }
+
+
+def notes(record: Record) -> list[tuple[str, str]]:
+    """What --fleet-note gave, under the names that people read."""
+    given = record.run.notes
+    keys = [*(key for key in NOTES if key in given), *(key for key in given if key not in NOTES)]
+    return [(NOTES.get(key) or wording.capitalised(key.replace("_", " ")), given[key]) for key in keys]
+
+
+def time_taken(record: Record, say: Say = english) -> str:
+    """From when to when, and how long: "2026-11-22 08:00:00 UTC to 2026-11-22 08:31:12 UTC, 31 min 12 s"."""
+    begin = wording.moment(record.run.utc)
+    if not record.ended:
+        return say("{begin}, not ended", begin=begin)
+    lasted = wording.duration(record.lasted)
+    return say("{begin} to {end}, {lasted}", begin=begin, end=wording.moment(record.ended), lasted=lasted)
+
+
+def suite(record: Record) -> str:
+    """What the run was made with: "pytest-gpufleet 0.3.0, commit 5109..."."""
+    version = f"pytest-gpufleet {record.run.plugin}"
+    return f"{version}, commit {record.run.commit}" if record.run.commit else version
+
+
+def machine(record: Record, say: Say = english) -> str:
+    """Who made the machine, and its serial number, as far as its firmware tells."""
+    told = record.machine.host.get("dmi") or {}
+    model = " ".join(filter(None, (told.get("vendor"), told.get("product")))) if isinstance(told, dict) else ""
+    serials = [node.serial for node in record.run.nodes if node.serial]
+    return ", ".join(filter(None, (model, say("serial {serial}", serial=serials[0]) if serials else "")))
+
+
+def signed(record: Record, say: Say = english) -> list[tuple[str, str]]:
+    """What is signed, beside the verdict: a name and a value each."""
+    noted = notes(record)
+    more = len(noted) - MOST_NOTES
+    rows = [
+        *noted[:MOST_NOTES],
+        ("And", say("{count} more notes, which evidence.jsonl has", count=more) if more > 0 else ""),
+        *(_nodes(record, say) if record.of_cluster else [("Host", record.run.host), ("Machine", machine(record, say))]),
+        ("GPUs", "" if record.of_cluster else _gpus(record, say)),
+        ("Time", time_taken(record, say)),
+        ("Level", record.run.level),
+        ("Suite", suite(record)),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _nodes(record: Record, say: Say) -> list[tuple[str, str]]:
+    told = [
+        f"{node.host} ({say('serial {serial}', serial=node.serial)})" if node.serial else node.host
+        for node in record.run.nodes
+    ]
+    return [("Nodes", _first(told, say))]
+
+
+def _gpus(record: Record, say: Say) -> str:
+    return _first([_gpu(gpu, say) for gpu in record.topology.gpus], say)
+
+
+def _gpu(gpu: Gpu, say: Say) -> str:
+    where = f" ({gpu.position})" if gpu.position else ""
+    return f"{gpu.index}{where}: {say('serial {serial}', serial=gpu.serial) if gpu.serial else gpu.uuid}"
+
+
+def _first(told: list[str], say: Say) -> str:
+    more = say(" and {count} more", count=len(told) - MOST_NAMED) if len(told) > MOST_NAMED else ""
+    return ", ".join(told[:MOST_NAMED]) + more
+
+
+def page_foot(record: Record, sha256: str) -> Markup:
+    """The rules that put host, run and the sum of its evidence at the foot of each printed page."""
+    of = f"{record.run.host} · run of {wording.moment(record.run.utc)}"
+    lines = [of, f"evidence SHA-256 {sha256}"] if sha256 else [of]
+    told = "\\A ".join(_css(wording.clean(line)) for line in lines)
+    return Markup(
+        "@media print { @page { margin-bottom: 18mm; "
+        f'@bottom-left {{ content: "{told}"; white-space: pre; font: 6.5pt/1.4 monospace; }} '
+        '@bottom-right { content: counter(page) " / " counter(pages); font: 6.5pt/1.4 sans-serif; } } }'
+    )
+
+
+def _css(text: str) -> str:
+    """Text for a string of CSS, inside HTML: whatever could end either is written as a number."""
+    return re.sub(r"[^A-Za-z0-9 ._:/-]", lambda found: f"\\{ord(found[0]):x} ", text)
+
+
+def _ecc_mode(modes: list[int]) -> str:
+    now, after_boot = ("on" if mode else "off" for mode in modes)
+    return now if now == after_boot else f"{now}, {after_boot} after the next boot"
+
+
+def _remapped_rows(rows: list[int]) -> str:
+    corrected, uncorrected, pending, failed = rows
+    notes = [note for note, is_so in (("one pending", pending), ("one failed", failed)) if is_so]
+    return ", ".join([f"{corrected} / {uncorrected}", *notes])
+
+
+def _nvlink_errors(counters: dict[str, list[int | None]]) -> str:
+    """The sum over all links by kind."""
+    told = {kind: sum(filter(None, links)) for kind, links in counters.items() if any(n is not None for n in links)}
+    return (
+        ", ".join(
+            f"{kind.replace('_', ' ').replace('crc', 'CRC')} {wording.number(count, 12)}"
+            for kind, count in told.items()
+        )
+        or "none"
+    )
+
+
+def _nvlink_fec(links: list[list[int | None]]) -> str:
+    """The sum over all links, up to the last kind of block that came."""
+    sums = [sum(filter(None, counts)) for counts in zip(*links, strict=True)][1:]
+    last = max((index for index, count in enumerate(sums) if count), default=-1)
+    return ", ".join(wording.number(count, 12) for count in sums[: last + 1]) or "none"
+
+
+def _by_place(counts: dict[str, int]) -> str:
+    return ", ".join(f"{place.upper()} {wording.number(count, 12)}" for place, count in counts.items())
+
+
+def _spare_rows(banks: dict[str, int]) -> str:
+    return " / ".join(str(banks[name]) for name in ("max", "high", "partial", "low", "none"))
+
+
+def _temperature_limits(limits: dict[str, int | None]) -> str:
+    return " / ".join(str(limits.get(name) or "—") for name in ("gpu_max", "slowdown", "shutdown", "memory_max"))
+
+
+# Heading, the facts that stand under it, and how each of them is put.
+Column = tuple[str, tuple[str, ...], Callable[[Any], str]]
+COLUMNS: tuple[Column, ...] = (
+    ("ECC", ("ecc_mode",), _ecc_mode),
+    (
+        "Uncorrectable memory errors: volatile / aggregate",
+        ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate"),
+        str,
+    ),
+    ("Corrected memory errors: volatile", ("ecc_corrected_volatile",), str),
+    ("Corrected memory errors by place", ("ecc_corrected",), _by_place),
+    ("Rows remapped: corrected / uncorrectable", ("remapped_rows",), _remapped_rows),
+    ("PCIe replays", ("pcie_replays",), str),
+    ("Banks of memory by spare rows: all / many / some / few / none", ("spare_rows",), _spare_rows),
+    ("NVLink errors", ("nvlink_errors",), _nvlink_errors),
+    ("NVLink 5: blocks with 1, 2, ... errors corrected on the way", ("nvlink_fec",), _nvlink_fec),
+    ("Temperature limits, °C: GPU / slowdown / shutdown / memory", ("temperature_limits_c",), _temperature_limits),
+)
+
+
+def heads(gpus: Sequence[Gpu]) -> list[str]:
+    """The heads of the table, without the columns of which no GPU here has anything."""
+    return [heading for heading, _, _ in _columns(gpus)]
+
+
+def health(gpus: Sequence[Gpu]) -> list[tuple[str, list[str]]]:
+    """The rows of the table: the GPU, and the rest. None for a GPU whose health nobody recorded."""
+    columns = _columns(gpus)
+    return [
+        (wording.place(gpu.place), [_cell(gpu.facts, names, form) for _, names, form in columns])
+        for gpu in gpus
+        if any(name in gpu.facts for _, names, _ in columns for name in names)
+    ]
+
+
+def _columns(gpus: Sequence[Gpu]) -> list[Column]:
+    return [column for column in COLUMNS if any(_applies(gpu.facts.get(name)) for gpu in gpus for name in column[1])]
+
+
+def _applies(value: Any) -> bool:
+    return value is not None and (not isinstance(value, Unavailable) or value.applicable)
+
+
+def _cell(facts: Mapping[str, Any], names: tuple[str, ...], form: Callable[[Any], str]) -> str:
+    return " / ".join(_in_words(facts.get(name), form) for name in names)
+
+
+def _in_words(value: Any, form: Callable[[Any], str]) -> str:
+    match value:
+        case None:
+            return "not recorded"
+        case Unavailable(applicable=applicable):
+            return "not readable" if applicable else "not supported"
+        case _:
+            return form(value)
+
 
 # Kinds of links from `nvidia-smi topo -m`, nearest first, and what the report says of them.
 LINKS = {
@@ -43,7 +251,7 @@ def facts(record: Record, say: Say = english) -> dict[str, list[tuple[str, Any]]
     changes, known_good = (record.profile.changes, record.profile.calibrated_on) if record.profile else ((), ())
     tables: dict[str, list[tuple[str, Any]]] = {
         "The run": [
-            *identity.notes(record),
+            *notes(record),
             ("Host", run.host),
             ("Begin", wording.moment(run.utc)),
             ("End", wording.moment(record.ended)),

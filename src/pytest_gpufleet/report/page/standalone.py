@@ -11,7 +11,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page import summary_html
 from pytest_gpufleet.report.page.hosts_part import nodes_part
 from pytest_gpufleet.report.page.rendering import render
-from pytest_gpufleet.report.translation import says
+from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns
 
 ALONE: NodeRuns = {}

@@ -15,29 +15,26 @@ from pytest_gpufleet.model.language import Language, Say
 from pytest_gpufleet.model.levels import includes
 from pytest_gpufleet.model.limit import GRADES
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report import groups, wording
-from pytest_gpufleet.report.accused import Accused, accused
-from pytest_gpufleet.report.banner import reasons, stamp, standing
-from pytest_gpufleet.report.failures import Failure, failures
+from pytest_gpufleet.report import gpu_grid, wording
+from pytest_gpufleet.report.banner import next_steps, reasons, stamp, standing, why
+from pytest_gpufleet.report.failures import Accused, Failure, accused, failures
 from pytest_gpufleet.report.gpu_grid import Standing, legend, standings
-from pytest_gpufleet.report.next_steps import next_steps
-from pytest_gpufleet.report.node_standings import groups_between, nodes_in_words
+from pytest_gpufleet.report.hosts import groups_between, nodes_in_words
 from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
-from pytest_gpufleet.report.page import health_section, identity, machine_section, rendering
+from pytest_gpufleet.report.page import machine_section, rendering
 from pytest_gpufleet.report.page.figure_tables import (
     LIKE_PEERS,
     FigureTable,
+    Sources,
     figure_tables,
     for_information,
     state,
 )
 from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.page.hosts_part import HostsPart
-from pytest_gpufleet.report.page.limit_sources import Sources
 from pytest_gpufleet.report.page.method_table import MethodComparison, compares_methods, method_comparison
 from pytest_gpufleet.report.page.training_tables import training_tables
-from pytest_gpufleet.report.reason_texts import why
-from pytest_gpufleet.report.translation import says
+from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, STEADY
 
@@ -62,8 +59,8 @@ Plots = list[tuple[str, Markup]]
 class Section:
     """A group of checks as it stands in the report."""
 
-    group: groups.Group
-    lines: list[groups.CheckLine]
+    group: gpu_grid.Group
+    lines: list[gpu_grid.CheckLine]
     plots: Plots
     heats: list[HeatTable]
     tables: list[FigureTable]
@@ -78,7 +75,10 @@ class Section:
     def in_short(self, say: Say) -> str:
         outcomes = Counter(check.outcome if check else "unfinished" for check in self.group.checks.values())
         states = Counter(map(state, self.group.findings))
-        told = [_tally("check", say, outcomes, groups.GRAVITY), _tally("figure", say, states, STATES) if states else ""]
+        told = [
+            _tally("check", say, outcomes, gpu_grid.GRAVITY),
+            _tally("figure", say, states, STATES) if states else "",
+        ]
         return say("; ").join(filter(None, told))
 
 
@@ -91,7 +91,7 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, la
     """
     language = language or record.run.language
     say = says(language)
-    said, sources, parts = accused(record), Sources(), groups.groups(record)
+    said, sources, parts = accused(record), Sources(), gpu_grid.groups(record)
     if nodes:
         parts = groups_between(parts, nodes.fleet)
         ours = {check for part in parts for check in (*part.checks, *(each.check for each in part.findings))}
@@ -104,7 +104,7 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, la
             record=record,
             run=record.run,
             judged_again=record.judged_again,
-            **identity.shown(record, sha256, say),
+            **machine_section.shown(record, sha256, say),
             basis=standing(record, say),
             stamp=stamp(record),
             why=why(record, say),
@@ -170,15 +170,15 @@ def _machine(topology: GpuTopology) -> dict[str, Any]:
     return {
         "heads_of_inventory": machine_section.INVENTORY,
         "inventory": machine_section.inventory(topology),
-        "heads_of_health": health_section.heads(topology.gpus),
-        "health": health_section.health(topology.gpus),
+        "heads_of_health": machine_section.heads(topology.gpus),
+        "health": machine_section.health(topology.gpus),
         "links": machine_section.links(topology),
         "kinds": machine_section.LINKS,
     }
 
 
 def _section(
-    group: groups.Group,
+    group: gpu_grid.Group,
     accused: Mapping[str, Accused],
     sources: Sources,
     hosts: wording.Hosts,
@@ -189,7 +189,7 @@ def _section(
     findings = [finding for finding in group.findings if not (methods and compares_methods(finding))]
     return Section(
         group,
-        groups.check_lines(group, accused, say),
+        gpu_grid.check_lines(group, accused, say),
         _drawn(group.findings, hosts, say) if drawn else [],
         heat_tables(findings, hosts, say),
         [*training_tables(group.findings, say), *figure_tables(findings, sources, hosts, say)],

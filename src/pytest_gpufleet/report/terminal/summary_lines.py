@@ -5,17 +5,155 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 
+from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.accused import accused
-from pytest_gpufleet.report.banner import headline, reasons, stamp
-from pytest_gpufleet.report.failures import Failure, failures
-from pytest_gpufleet.report.misses import Miss
-from pytest_gpufleet.report.next_steps import next_steps
+from pytest_gpufleet.report.banner import STAMPS, headline, next_steps, reasons, stamp, why
+from pytest_gpufleet.report.failures import Failure, Miss, accused, failures
+from pytest_gpufleet.report.hosts import HostRow, counts, host_rows, nodes_in_words, to_look_at
 from pytest_gpufleet.report.open_points import counted, gaps, inapplicable
-from pytest_gpufleet.report.reason_texts import why
-from pytest_gpufleet.report.terminal.node_lines import node_lines
-from pytest_gpufleet.report.terminal.screen_lines import BAD, HEADING, Line, and_more, wrapped
+from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.verdict.accusations import told
+from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
+from pytest_gpufleet.verdict.node_verdicts import tells
+
+Line = tuple[str, dict[str, bool]]
+
+WIDTH = 80
+PLAIN: dict[str, bool] = {}
+BAD = {"red": True}
+HEADING = {"bold": True}
+
+
+def wrapped(text: str, indent: str, markup: dict[str, bool] = PLAIN) -> list[Line]:
+    texts = textwrap.wrap(
+        wording.clean(text),
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=" " * len(indent),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [(line, markup) for line in texts]
+
+
+def and_more(count: int, indent: str, what: str = "", where: str = "which the report lists") -> list[Line]:
+    """That there are so many more than those above, of `what`; nothing if there are none."""
+    told = wording.count(count, what) if what else count
+    return wrapped(f"... and {told} more, {where}", indent) if count > 0 else []
+
+
+MOST_HOSTS = 20
+MOST_FLEET_REASONS = 12
+
+
+def fleet_lines(fleet: Fleet) -> list[Line]:
+    """The lines of the summary, each with its markup."""
+    stands_on = basis.in_words(fleet.grades) if fleet.verdict == "ACCEPTED" else ""
+    told = "; ".join(filter(None, (fleet.verdict, ", ".join(counts(fleet)), stands_on)))
+    lines = wrapped(told, "", STAMPS[fleet.verdict].markup)
+    for reason in fleet.reasons[:MOST_FLEET_REASONS]:
+        lines += wrapped(reason, "  - ")
+    lines += and_more(len(fleet.reasons) - MOST_FLEET_REASONS, "  - ")
+    if wrong := [row for row in host_rows(fleet) if row.wrong]:
+        lines.append((f"Hosts to look at: {len(wrong)}", HEADING))
+        lines += [line for row in wrong[:MOST_HOSTS] for line in _host(row)]
+        lines += and_more(len(wrong) - MOST_HOSTS, "  ")
+    return lines
+
+
+def _host(row: HostRow) -> list[Line]:
+    serial = f", serial {row.run.serial}" if row.run and row.run.serial else ""
+    own = f"its own run is {row.verdict}" if row.run else "no run that counts"
+    lines = wrapped(f"{row.host}{serial}: {own}", "  ", BAD)
+    if row.run and row.verdict == "REJECTED":
+        lines += wrapped(why(row.run.record), "    ")
+    lines += [line for gpu in row.named for line in wrapped(gpu.identity, "    ", BAD)]
+    lines += [line for gap in row.gaps for line in wrapped(gap.what, "    ")]
+    for each in row.slow[:1]:
+        where = "all of its places" if each.everywhere else wording.places([on_node(place, 0) for place in each.worse])
+        more = f", and {wording.count(len(row.slow) - 1, 'figure')} more" if len(row.slow) > 1 else ""
+        what = f"{each.figure.metric.title} of {where} {wording.percent(each.worst)} worse than the fleet's peers"
+        lines += wrapped(f"{what}{more}", "    ")
+    for difference in row.differences:
+        value = next(value for value, hosts in difference.others.items() if row.host in hosts)
+        lines += wrapped(f"{difference.fact}: {value}, most hosts: {difference.usual or 'nothing in common'}", "    ")
+    return lines
+
+
+SCREEN = 40  # lines
+MOST_NODE_REASONS = 6
+MOST_FAULTS = 2  # of a node
+MOST_CHECKS = 3
+TWO_LINES = 2 * WIDTH - 8
+
+
+def node_lines(record: Record) -> list[Line]:
+    """Each line with its markup: no more than SCREEN, however many nodes there are."""
+    lines = [*wrapped(headline(record), "", stamp(record).markup), *wrapped("; ".join(nodes_in_words(record)), "  ")]
+    lines += wrapped(why(record), "  ")
+    against = reasons(record)
+    for reason in against[:MOST_NODE_REASONS]:
+        lines += wrapped(_short(reason), "  - ")
+    lines += and_more(len(against) - MOST_NODE_REASONS, "  - ")
+    below = _between(record)
+    if left_open := counted(gaps(record)):
+        text = f"Left open: {', '.join(left_open)} (the report lists each with its reason)"
+        below += wrapped(_short(text), "", {"yellow": True})
+    return [*lines, *_nodes(record, SCREEN - len(lines) - len(below)), *below]
+
+
+def _nodes(record: Record, room: int) -> list[Line]:
+    """The nodes to look at, as many as there is room for."""
+    found = to_look_at(record)
+    if not found:
+        return []
+    lines: list[Line] = [(f"Nodes to look at: {len(found)}", HEADING)]
+    for shown, (node, state) in enumerate(found.items()):
+        own = _node(record, node, state)
+        if len(lines) + len(own) >= room:
+            more = f"... and {wording.count(len(found) - shown, 'more node')}, which the report lists"
+            return [*lines, *wrapped(more, "  ")]
+        lines += own
+    return lines
+
+
+def _node(record: Record, node: int, state: str) -> list[Line]:
+    serial = f", serial {number}" if (number := record.node(node).serial) else ""
+    lines = wrapped(f"{record.hosts[node]}{serial}: {state}", "  ", BAD)
+    others = (fault for fault in told(record) if not tells(record, fault))
+    at_node = (fault for fault in others if any(part.node == node for at in fault.subjects for part in at.parts))
+    texts = dict.fromkeys([*_why(record, node), *(fault.told(record.topology.identity) for fault in at_node)])
+    for text in list(texts)[:MOST_FAULTS]:
+        lines += wrapped(_short(text), "    ")
+    return lines
+
+
+def _why(record: Record, node: int) -> list[str]:
+    """Why a node was lost, or else the first reason of its own run."""
+    if node in record.lost:
+        return [record.lost[node].why]
+    end = record.finished.get(node)
+    return [reason for reason in end.reasons if end.verdict == "REJECTED"][:1] if end else []
+
+
+def _between(record: Record) -> list[Line]:
+    """The checks between nodes that failed, with what was found out about each."""
+    said = {check: each for check, each in accused(record).items() if record.suite.between_nodes(check)}
+    failed = failures(record, said)
+    if not failed:
+        return []
+    lines: list[Line] = [(f"Failed checks between nodes: {len(failed)}", HEADING)]
+    for failure in failed[:MOST_CHECKS]:
+        lines += wrapped(_short(failure.title), "  ", BAD)
+        for text in (*failure.causes, *(message.head for message in failure.messages))[:1]:
+            lines += wrapped(_short(text), "    ")
+    return lines
+
+
+def _short(text: str) -> str:
+    return textwrap.shorten(wording.clean(text), TWO_LINES, placeholder=" ...")
+
 
 MOST_MISSES = 3  # of one check
 MOST_LINES = 8  # of what it said: a line a GPU

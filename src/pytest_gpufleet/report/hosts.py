@@ -1,0 +1,358 @@
+"""How the nodes of a run on many stand: each by its own run, as a host of a fleet, and by the checks between them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from pytest_gpufleet import __version__
+from pytest_gpufleet.model.events import HostFound
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.language import Said, Say, english
+from pytest_gpufleet.model.place import Place, Where, on_node
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report import comparison_data, gpu_grid, wording
+from pytest_gpufleet.report.failures import Accused, accused, accused_nodes, times_named
+from pytest_gpufleet.report.gpu_grid import Group, group_title, groups
+from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.verdict.accusations import told
+from pytest_gpufleet.verdict.fleet.equality import Difference
+from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns, OddHost, SlowPlaces
+from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
+from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, by_host, natural
+from pytest_gpufleet.verdict.node_verdicts import one_host_told, unaccepted
+
+# What a cell can say, the gravest first; what several GPUs say of a group is the gravest of it.
+SYMBOLS = {state: gpu_grid.SYMBOLS[state] for state in (
+    "failed", "unclear", "explained", "affected", "not judged", "not run", "ok", "",
+)}  # fmt: skip
+OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
+
+
+@dataclass(frozen=True)
+class BetweenHosts:
+    """What checks between hosts say of one: its state by their group (`cells`), and what they found there."""
+
+    cells: Mapping[str, str] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+
+
+NOTHING = BetweenHosts()
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """A host that is there (`run`, the node of that number), or that should be. `cells`: its state by group of checks.
+    `wrong`: whether there is anything that somebody has to look at."""
+
+    host: str
+    run: HostRun | None
+    node: int
+    cells: Mapping[str, str]
+    named: tuple[Gpu, ...]  # by failed checks of its own run, the one named most often first; then by its peers
+    gaps: tuple[Gap, ...]
+    slow: tuple[SlowPlaces, ...]
+    odd: tuple[OddHost, ...]
+    differences: tuple[Difference, ...]
+    said: tuple[str, ...] = ()  # by checks between hosts
+
+    @property
+    def verdict(self) -> str:
+        return str(self.run.record.verdict) if self.run else ""
+
+    @property
+    def wrong(self) -> bool:
+        return self.cells.get(OWN) != "ok" or "failed" in self.cells.values()
+
+    @property
+    def gone(self) -> str:
+        """What is told of a host without a run."""
+        return "lost" if _is_lost(self.gaps) else "no run that counts"
+
+
+def host_rows(fleet: Fleet, between: Mapping[str, BetweenHosts] | None = None) -> list[HostRow]:
+    """Each host, and each that is missing, in the order of their names. `between`: what a run over all of them has
+    found, by host."""
+    between = between or {}
+    gaps, differences = by_host(fleet.gaps), by_host(fleet.differences)
+    slow: dict[int, list[SlowPlaces]] = defaultdict(list)
+    odd: dict[int, list[OddHost]] = defaultdict(list)
+    for each in fleet.slow:
+        slow[each.node].append(each)
+    for figure in fleet.odd:
+        odd[figure.node].append(figure)
+    rows = []
+    for node, run in enumerate(fleet.hosts):
+        cells, named = _standing(run, slow[node])
+        beyond = between.get(run.host, NOTHING)
+        cells |= beyond.cells
+        unlike = tuple(differences.get(run.host, ()))
+        cells[OWN] = _own(run, gaps.get(run.host, ()))
+        cells[ALIKE] = "failed" if unlike else "ok"
+        cells[PEERS] = "failed" if slow[node] else "ok" if any(each.tolerances for each in run.record.findings) else ""
+        rows.append(
+            HostRow(
+                run.host, run, node, cells, named,
+                tuple(gaps.get(run.host, ())), tuple(slow[node]), tuple(odd[node]), unlike, beyond.said,
+            )
+        )  # fmt: skip
+    there = {row.host for row in rows}
+    absent = ((host, found) for host, found in gaps.items() if host not in there)
+    rows += [_absent(host, found, between.get(host, NOTHING)) for host, found in absent]
+    return sorted(rows, key=lambda row: natural(row.host))
+
+
+def columns(rows: Iterable[HostRow]) -> list[str]:
+    """The groups of checks of all hosts, in the order of the suite; then what the fleet adds."""
+    titles = dict.fromkeys(title for row in rows for title in row.cells if title not in (OWN, ALIKE, PEERS))
+    return [*titles, OWN, ALIKE, PEERS]
+
+
+def _absent(host: str, gaps: Collection[Gap], between: BetweenHosts) -> HostRow:
+    cells = {**between.cells, OWN: "not run"} if between.cells else {}
+    return HostRow(host, None, -1, cells, (), tuple(gaps), (), (), (), between.said)
+
+
+def _own(run: HostRun, gaps: Collection[Gap]) -> str:
+    """How a host's own run ended, and whether it counts as it is."""
+    record = run.record
+    if record.verdict == "REJECTED" or (record.run.rehearsal and record.exit_status == 1) or _is_lost(gaps):
+        return "failed"
+    rehearsed = record.run.rehearsal and record.exit_status
+    return "not judged" if gaps or record.verdict == "INCOMPLETE" or rehearsed else "ok"
+
+
+def _is_lost(gaps: Iterable[Gap]) -> bool:
+    return any(gap.kind == "lost" for gap in gaps)
+
+
+def _standing(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[str, str], tuple[Gpu, ...]]:
+    """The gravest state of each group of checks, and the GPUs that are named. Their peers name none where all are slow,
+    nor where something that is no fault of a GPU explains it."""
+    record = run.record
+    parts, said = groups(record), accused(record)
+    rows = gpu_grid.standings(record, parts, said)
+    order = list(SYMBOLS)
+    cells = {
+        part.title: min((row.cells[number].state for row in rows), key=order.index) for number, part in enumerate(parts)
+    }
+    gpus: dict[Where, Gpu] = {gpu.place: gpu for gpu in record.topology.gpus}
+    named: list[Where] = [place for place, _ in times_named(said.values()).most_common()]
+    if not run.held_back and not any(each.everywhere for each in slow):
+        named += [on_node(place, 0) for each in slow for place in each.worse]
+    return cells, tuple(gpus[place] for place in dict.fromkeys(named) if place in gpus)
+
+
+def counts(fleet: Fleet, say: Say = english) -> list[str]:
+    """The fleet in figures: hosts by verdict, GPUs by model."""
+    verdicts = Counter(str(run.record.verdict) for run in fleet.hosts)
+    models = Counter(gpu.name for run in fleet.hosts for gpu in run.record.topology.gpus)
+    hosts = say("{count} hosts" if len(fleet.hosts) != 1 else "1 host", count=len(fleet.hosts))
+    if fleet.expected is not None:
+        hosts += say(", {count} expected", count=len(fleet.expected))
+    told = [
+        hosts,
+        say(", ").join(f"{count} {say(verdict)}" for verdict, count in sorted(verdicts.items())),
+        say(", ").join(f"{count} x {name}" for name, count in models.items()),
+    ]
+    return [text for text in told if text]
+
+
+SCHEMA = 1
+
+
+def document(fleet: Fleet) -> dict[str, Any]:
+    """Verdict, hosts, and what is wrong with the fleet beside what its hosts' own runs say.
+
+    Places are those of the model: those of the host with `node` n begin with "node<n>/", of the first with nothing.
+    """
+    return {
+        "schema": SCHEMA,
+        "plugin": __version__,
+        "verdict": fleet.verdict,
+        "exit_status": fleet.exit_status,
+        "reasons": list(fleet.reasons),
+        "basis": {"lowest": fleet.lowest, "figures": dict(fleet.grades)},
+        "expected": None if fleet.expected is None else list(fleet.expected),
+        "hosts": [_host(row.run, row) for row in host_rows(fleet) if row.run],
+        "gaps": [{"kind": gap.kind, "hosts": list(gap.hosts), "what": gap.what} for gap in fleet.gaps],
+        "unusable": [{"folder": each.folder, "host": each.host, "why": each.why} for each in fleet.unusable],
+        "differences": [comparison_data.difference(each) for each in fleet.differences],
+        "slower_than_peers": [_slow(each, fleet.hosts) for each in fleet.slow],
+        "odd_hosts": [_odd(each, fleet.hosts) for each in fleet.odd],
+        "faults": [_fault(fault, fleet.hosts) for fault in fleet.faults],
+        "notes": list(fleet.notes),
+    }
+
+
+def _host(run: HostRun, row: HostRow) -> dict[str, Any]:
+    record = run.record
+    return {
+        "node": row.node,
+        "host": run.host,
+        "serial": run.serial,
+        "gpus": [gpu.uuid for gpu in record.topology.gpus],
+        "verdict": record.verdict,
+        "basis": basis.lowest(record),
+        "utc": str(record.run.utc),
+        "folder": run.folder,
+        "evidence_sha256": run.sha256,
+        "groups": {title: state for title, state in row.cells.items() if state},
+        "named": [gpu.identity for gpu in row.named],
+    }
+
+
+def _figure(found: SlowPlaces | OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
+    return {"host": hosts[found.node].host, **comparison_data.of_figure(found.figure)}
+
+
+def _slow(slow: SlowPlaces, hosts: Sequence[HostRun]) -> dict[str, Any]:
+    return {
+        **_figure(slow, hosts),
+        "values": {str(place): comparison_data.number(value) for place, value in slow.values.items()},
+        "worse": {str(place): fraction for place, fraction in slow.worse.items()},
+        "everywhere": slow.everywhere,
+        "peers": slow.peers,
+    }
+
+
+def _odd(odd: OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
+    return {
+        **_figure(odd, hosts),
+        "value": comparison_data.number(odd.value),
+        "reference": comparison_data.number(odd.reference),
+        "worse": odd.worse,
+    }
+
+
+def _fault(fault: Fault, hosts: Sequence[HostRun]) -> dict[str, Any]:
+    named = dict.fromkeys(hosts[part.node].host for subject in fault.subjects for part in subject.parts)
+    return {"hosts": list(named), **fault.to_json(), "action": fault.kind.action, "next_step": fault.kind.next_step}
+
+
+MOST_SAID = 6  # of a node, by checks between them
+FIGURES = ("limit_missed", "slower_than_peers")
+NAMED = "named by checks"
+SECURED = {
+    "token": "which nobody reads or sends without the cluster's token",
+    "loopback": "which never leave this machine",
+    "insecure": "INSECURE: whoever reaches the cluster can run programs on its nodes",
+}
+
+
+def as_fleet(record: Record, runs: NodeRuns) -> Fleet:
+    """The nodes of a run as the hosts of a fleet. `runs`: their own, as `host_runs.kept` leaves them, under the names
+    that their nodes have in the record; of a node that was lost, what it had told by then."""
+    absent = [node for node in record.hosts if node not in runs and node not in record.lost]
+    gaps = [
+        *(_gap(record, "lost", node, Said("lost: {why}", why=event.why)) for node, event in record.lost.items()),
+        *(_gap(record, "left out", node, Said("no part in checks between nodes: {why}", why=event.why))
+          for node, event in record.left_out.items()),
+        *(_gap(record, "missing", node, Said("it has no run of its own")) for node in absent),
+    ]  # fmt: skip
+    sums = {node: end.sha256 for node, end in record.finished.items()}
+    return judge_fleet([replace(run, sha256=sums.get(node, "")) for node, run in runs.items()], over_all=gaps)
+
+
+def rows(record: Record, fleet: Fleet) -> list[HostRow]:
+    """A row for each node. `fleet`: as `as_fleet` makes it of this record."""
+    return host_rows(fleet, _between(record, groups_between(groups(record), fleet)))
+
+
+def groups_between(every: Sequence[Group], fleet: Fleet) -> list[Group]:
+    """Of the groups of checks of a run those that no node has run by itself."""
+    alone = {group_title(check) for run in fleet.hosts for check in run.record.checks}
+    return [group for group in every if group.title not in alone]
+
+
+def nodes_in_words(record: Record, say: Say = english) -> list[str]:
+    """What a run on many nodes stands on: how many there are and which of them are one host, what they reach each
+    other by, and how what they tell each other is kept from strangers. Nothing of a run on its own machine."""
+    run = record.run
+    if not record.of_cluster:
+        return []
+    there = len(run.nodes) or 1
+    nodes = say("{count} nodes" if there != 1 else "1 node", count=there)
+    if run.nodes_wanted:
+        nodes = say("{nodes} of {wanted} asked for", nodes=nodes, wanted=run.nodes_wanted)
+    gone = [say("{count} lost", count=len(record.lost))] if record.lost else []
+    gone += [say("{count} left out", count=len(record.left_out))] if record.left_out else []
+    networks = Counter(filter(None, map(_network, record.machines.values()))).most_common(1)
+    interfaces = ", ".join(dict.fromkeys(filter(None, run.interfaces)))
+    safe = say(SECURED.get(run.secured or "", "nobody recorded how they are secured"))
+    return [
+        say(", ").join([nodes, *gone]),
+        *one_host_told(record, say),
+        *(say("network of a node: {network}", network=network) for network, _ in networks),
+        *([say("ranks meet over {interfaces}", interfaces=interfaces)] if interfaces else []),
+        say("messages: {transport}, {safe}", transport=run.transport, safe=safe),
+    ]
+
+
+def _network(machine: HostFound) -> str:
+    """ "8 x ConnectX-7 400 Gb/sec" """
+    ports = machine.get("network_ports")
+    known = [port for port in ports if isinstance(port, dict)] if isinstance(ports, list) else []
+    kinds = Counter(" ".join(str(port[key]) for key in ("adapter", "rate") if port.get(key)) for port in known)
+    return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()) if kind)
+
+
+def to_look_at(record: Record) -> dict[int, str]:
+    """The nodes that somebody has to look at, by their numbers, and why in a word: those that reject the run, then
+    those that checks name most often."""
+    numbers = {host: node for node, host in record.hosts.items()}
+    found: dict[int, str] = {
+        numbers[host]: each.state for each in unaccepted(record) if each.rejects for host in each.hosts
+    }
+    for where, _ in times_named(accused_nodes(record).values()).most_common():
+        found.setdefault(where.node, "left out" if where.node in record.left_out else NAMED)
+    return found
+
+
+def _gap(record: Record, kind: GapKind, node: int, what: str) -> Gap:
+    found = {each.index: each.serial for each in record.run.nodes}
+    if serial := found.get(node):
+        what = Said("{what}; serial of the machine: {serial}", what=what, serial=serial)
+    return Gap(kind, (record.hosts[node],), what)
+
+
+def _between(record: Record, between: Sequence[Group]) -> dict[str, BetweenHosts]:
+    named, said = accused_nodes(record), _said(record, between)
+    return {
+        host: BetweenHosts(
+            {group.title: _state(record, node, group, named) for group in between}, tuple(said[node][:MOST_SAID])
+        )
+        for node, host in record.hosts.items()
+    }
+
+
+def _state(record: Record, node: int, group: Group, named: Mapping[str, Accused]) -> str:
+    """Of a node, by checks between nodes. Where nobody is named who could be, it may be any."""
+    state = gpu_grid.cell(Place(node, "node"), group, named, record.hosts).state
+    if state == "failed":
+        return state
+    if node in record.lost or node in record.left_out or not group.checks:
+        return "not run"
+    nobody = any(check in named and not (named[check].named or named[check].is_explained) for check in group.checks)
+    return "unclear" if nobody and state in ("ok", "") else state
+
+
+def _said(record: Record, between: Sequence[Group]) -> dict[int, list[str]]:
+    """What checks between nodes, and what was seen while they ran, say of each node."""
+    ours = {check for group in between for check in group.checks}
+    name = partial(wording.place, hosts=record.hosts)
+    found: dict[int, list[str]] = defaultdict(list)
+    explained: set[tuple[int, str]] = set()  # by a check that also says what makes its figures miss
+    for fault in sorted(told(record), key=lambda fault: fault.code in FIGURES):
+        if fault.code != "node_lost" and (fault.check in ours or fault.watched):
+            for node in dict.fromkeys(part.node for at in fault.subjects for part in at.parts if part.is_on_node):
+                if fault.code not in FIGURES:
+                    explained.add((node, fault.check))
+                elif (node, fault.check) in explained:
+                    continue
+                found[node].append(Said("{kind}: {what}", kind=Said(fault.kind.message), what=fault.told(name)))
+    return found
