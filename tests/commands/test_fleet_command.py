@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import cli
-from pytest_gpufleet.commands import hosts_file
+from pytest_gpufleet.commands.fleet import read_hosts
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.safe_files import sha256
 from tests import runs
@@ -176,7 +176,7 @@ def test_the_terminal_names_verdict_and_hosts(reports: Path, capsys: pytest.Capt
 )
 def test_hosts_are_read(tmp_path: Path, text: str, names: list[str]) -> None:
     (tmp_path / "hosts").write_text(text)
-    assert list(hosts_file.read(tmp_path / "hosts")) == names
+    assert list(read_hosts(tmp_path / "hosts")) == names
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,12 @@ def test_hosts_are_read(tmp_path: Path, text: str, names: list[str]) -> None:
 def test_what_names_no_host_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(Refused):
-        hosts_file.read(tmp_path / "hosts")
+        read_hosts(tmp_path / "hosts")
 
 
 def test_a_file_of_hosts_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused):
-        hosts_file.read(tmp_path / "hosts")
+        read_hosts(tmp_path / "hosts")
 
 
 def test_pages_of_several_runs_are_in_the_language_that_is_asked_for_and_terminal_and_json_are_not(

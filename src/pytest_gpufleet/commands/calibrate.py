@@ -6,9 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, tell
+from pytest_gpufleet.commands.command import Command, check_is_new, check_output, tell, write
 from pytest_gpufleet.commands.recorded import all_checked
-from pytest_gpufleet.commands.writing import check_is_new, check_output, write
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.calibration import CannotCalibrate, calibrate, profile_text, too_few

@@ -8,9 +8,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from pytest_gpufleet import safe_files
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,3 +72,33 @@ class Command:
     details: str = ""
     statuses: str = ""
     passes_on: bool = False
+
+
+SIGNED_BY = "signed-by-"  # how the files of a signature begin
+
+
+def check_output(output: Path | None, inputs: Iterable[Path | None] = ()) -> None:
+    """Refused if `output` is a file that only a run itself writes, or one of the `inputs` of a command."""
+    if output is None:
+        return
+    target = output.resolve()
+    # A judgement in the place of a report that is missing would be taken for it.
+    left = target.name in (EVIDENCE, SUMMARY, REPORT, JUNIT) or target.name.startswith(SIGNED_BY)
+    if left and any((target.parent / name).exists() for name in (EVIDENCE, SUMMARY)):
+        raise Refused(f"{output} belongs to the run in {target.parent} and is left as it is: name another file")
+    if target.exists() and any(path is not None and path.exists() and path.samefile(target) for path in inputs):
+        raise Refused(f"{output} is what this command reads and is left as it is: name another file")
+
+
+def check_is_new(output: Path | None) -> None:
+    """Refused if `output` is there already."""
+    if output is not None and output.is_file():
+        raise Refused(f"{output} is there already and is left as it is: name another file, or remove it")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that was asked for. Refused if that cannot be done."""
+    try:
+        safe_files.write_text(path, text)
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror}") from None

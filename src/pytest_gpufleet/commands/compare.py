@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpufleet.commands.command import Command, new_console, printing, tell
+from pytest_gpufleet.commands.command import Command, check_output, new_console, printing, tell, write
 from pytest_gpufleet.commands.recorded import all_checked
-from pytest_gpufleet.commands.writing import check_output, write
 from pytest_gpufleet.model.language import LANGUAGES, Say
 from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.run.folder import RunFolder

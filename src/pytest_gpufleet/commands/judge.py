@@ -7,10 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, print_lines, tell
-from pytest_gpufleet.commands.recorded import checked
-from pytest_gpufleet.commands.several import Done, check_one, for_each
-from pytest_gpufleet.commands.writing import check_output, write
+from pytest_gpufleet.commands.command import Command, check_output, print_lines, tell, write
+from pytest_gpufleet.commands.recorded import Done, check_one, checked, for_each
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.limit import GRADES, Grade

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.commands.command import Command, new_console
-from pytest_gpufleet.commands.writing import check_output
+from pytest_gpufleet.commands.command import Command, check_output, new_console
 from pytest_gpufleet.hardware import local_node, telemetry
 from pytest_gpufleet.hardware.node import Node
 from pytest_gpufleet.model.endings import Refused

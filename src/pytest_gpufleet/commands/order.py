@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, tell
+from pytest_gpufleet.commands.command import Command, check_is_new, check_output, tell, write
 from pytest_gpufleet.commands.recorded import checked
-from pytest_gpufleet.commands.writing import check_is_new, check_output, write
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict import orders

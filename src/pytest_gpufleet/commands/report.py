@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from pytest_gpufleet.commands import signatures
-from pytest_gpufleet.commands.command import Command, tell
-from pytest_gpufleet.commands.recorded import checked
-from pytest_gpufleet.commands.several import Done, check_one, for_each
-from pytest_gpufleet.commands.writing import check_output, write
+from pytest_gpufleet.commands.command import Command, check_output, tell, write
+from pytest_gpufleet.commands.recorded import Done, check_one, checked, for_each
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.language import LANGUAGES, Language
 from pytest_gpufleet.report.banner import stamp

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.commands.writing import SIGNED_BY
+from pytest_gpufleet.commands.command import SIGNED_BY
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.folder import SUMMARY, RunFolder
 
