@@ -1,11 +1,15 @@
 """The shipped suite itself: a rehearsal of all of it, and what it finds on machines that are broken on purpose."""
 
 import re
+import runpy
+from collections import defaultdict
 from xml.etree import ElementTree
 
 import pynvml
 import pytest
 
+from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.suite import shipped
 from tests.conftest import ACCEPTANCE, ROOT
 
 FOLDER = "--fleet-dir=runs"
@@ -160,7 +164,7 @@ def test_trainings_tell_their_losses(rehearsal):
         told.setdefault(each.check.rsplit("::", 1)[-1], []).append(each.curve)
     for check, places in {
         "test_phase_2_loss_falls": ["cpu0", "cpu1"],
-        "test_loss_follows_fp32[bf16]": ["cpu0", "cpu0", "cpu1", "cpu1"],
+        "test_loss_follows_fp32": ["cpu0", "cpu0", "cpu1", "cpu1"],
         "test_all_train_as_one_gpu[ddp]": ["world"],
         "test_each_gpu_alone": ["cpu0", "cpu1"],
         "test_throughput_and_scaling[amp]": ["world"],  # alone is that of the check before
@@ -168,6 +172,20 @@ def test_trainings_tell_their_losses(rehearsal):
     }.items():
         assert sorted(str(curve.place) for curve in told[check]) == places, check
         assert all(curve.losses[-1] < curve.losses[0] for curve in told[check]), check
+
+
+def test_checks_measure_what_the_manifest_says(rehearsal):
+    make_checks = runpy.run_path(str(ROOT / "docs" / "make_checks.py"))
+    measured, required = defaultdict(set), defaultdict(set)
+    for finding in rehearsal.record.findings:
+        name = finding.check.rpartition("/")[2].partition("[")[0]
+        if finding.measurement.metric in METRICS:
+            measured[name].add(finding.measurement.metric)
+            required[name] |= {finding.measurement.metric} if finding.required else set()
+    assert len(measured) > 15
+    assert measured == {name: set(shipped().checks[name].metrics(several=True)) for name in measured}
+    collected = make_checks["collected"]()
+    assert required == {name: set(make_checks["judged"](collected[name]).required) for name in measured}
 
 
 def test_report_is_one_file_with_figures_and_a_place_to_sign(rehearsal):
@@ -253,7 +271,8 @@ def test_a_planted_fault_is_found_and_the_rank_named(run_pytest, fault, ranks, f
 
 
 def test_without_a_fault_the_same_checks_pass(run_pytest):
-    nodes = [ACCEPTANCE / f"{EXACT}::{EXACT_TEST}", ACCEPTANCE / f"{TRAINING}::{PHASE_3}"]
+    exact = [f"{EXACT}::{EXACT_TEST}[all_reduce-{operation}]" for operation in ("sum", "max", "min")]
+    nodes = [ACCEPTANCE / node for node in (*exact, f"{TRAINING}::{PHASE_3}")]
     run = run_pytest(
         *nodes, "--rehearse=3", FOLDER, "-p", "faulty", files={"faulty.py": FAULT}, PYTHONPATH=".", FAULT="none"
     )
