@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 
@@ -27,12 +26,11 @@ from pytest_gpufleet import (
     scaling_efficiency,
 )
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.probes.training.batch_size import FILLED, fill_memory, throughput_by_batch
-from pytest_gpufleet.probes.training.batches_on_gpus import throughput_on_gpus
+from pytest_gpufleet.probes.training.full_memory import fill_memory
 from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
 from pytest_gpufleet.probes.training.loop import train_throughput
-from pytest_gpufleet.probes.training.method_comparison import in_words, throughput_by
-from pytest_gpufleet.probes.training.recipes import Workload
+from pytest_gpufleet.probes.training.recipes import Workload, fitting
+from pytest_gpufleet.probes.training.sweep import Way, throughput_of
 
 pytestmark = pytest.mark.chapter("ResNet-50", "How fast is real training, on one GPU and on all?")
 
@@ -43,9 +41,11 @@ SEARCHING_SECONDS = 900
 
 since_ampere = pytest.mark.needs(capability=(8, 0))
 PHOTOS = Size(256, rehearsal=16)
+# The sweep: methods at one batch of each GPU, batches by DDP, and batches a step of the smallest of these.
 METHODS = Size(("dp", "ddp", "fsdp"), rehearsal=("ddp", "fsdp"))  # DataParallel is for GPUs only
-BATCHES = Size((64, 128, 256, 512), rehearsal=(2, 4))  # of each GPU
-ACCUMULATED = Size((1, 2, 4, 8), rehearsal=(1, 2))  # batches a step, of the smallest of these
+BATCH = Size(256, rehearsal=4)
+BATCHES = Size((64, 128, 256, 512, 1024), rehearsal=(2, 4))
+ACCUMULATED = Size((1, 2, 4, 8), rehearsal=(1, 2))
 FULL_MEMORY_SECONDS = 20
 RETURNED = 0.99  # of the memory that was free before: libraries may have taken a little more
 
@@ -155,72 +155,35 @@ def test_training_fed_by_a_data_loader(
 
 
 @pytest.mark.level("burnin")
-@pytest.mark.needs(ranks=2, capability=(8, 0))
-@pytest.mark.figures("solo_train_throughput", "train_throughput", "scaling_efficiency", "train_memory", peers=None)
-def test_data_parallel_ddp_and_fsdp(nccl_group: World, judge: Judge, resnet: Workload) -> None:
-    """DataParallel, DDP and FSDP at the same global batch, on 1, 2, 4 ... GPUs: throughput, memory and efficiency
+@pytest.mark.figures(
+    "solo_train_throughput", "train_memory", of_several=("train_throughput", "scaling_efficiency"), peers=None
+)
+def test_training_sweep(nccl_group: World, judge: Judge, resnet: Workload) -> None:
+    """ResNet-50 by method, number of GPUs, batch and accumulated gradients: throughput, efficiency and memory
 
-    For information: what these GPUs make of each way to train on several of them. No shipped limit applies to it.
+    For information: what these GPUs make of DataParallel, DDP and FSDP at the same batch, of small and large batches,
+    and of gradients that are accumulated over several batches, on each GPU alone and on 2, 4 ... of them. Small batches
+    lose to the all_reduce of the gradients and to the host, and large ones hide both. With gradients accumulated there
+    is one all_reduce for several batches. No shipped limit applies to it.
     """
-    recipe, places = "bf16", nccl_group.places
-    alone, *_ = measure_all(nccl_group, throughput_by, "ddp", recipe, resnet)
-    compared = {
-        (method, count): measure_all(
-            nccl_group.subset([0] if method == "dp" else range(count)),
-            partial(throughput_by, method=method, recipe=recipe, workload=resnet, places=places[:count]),
-        )
-        for method in METHODS.on(nccl_group)
-        for count in several(nccl_group)
-    }
-    of_all = {method: figures for (method, count), figures in compared.items() if count == nccl_group.size}
-    throughput = {method: figures[0].values[WORLD] for method, figures in of_all.items()}
-    memory = {method: figure.values for method, figures in of_all.items() for figure in figures[1:]}
-    about = {"in_short": in_words(throughput, memory)}
-    for fast, *others in compared.values():
-        told = replace(fast, details={**fast.details, **about}) if fast is next(iter(of_all.values()))[0] else fast
-        judge(told, *others, scaling_efficiency(alone, fast), required=False)
-    judge(alone, required=False)
-
-
-@pytest.mark.level("burnin")
-@pytest.mark.needs(ranks=2)
-@pytest.mark.figures("solo_train_throughput", "train_throughput", "scaling_efficiency", peers=None)
-@pytest.mark.parametrize("way", ["by batch", "accumulated"])
-def test_throughput_by_batch_and_gpus(nccl_group: World, judge: Judge, resnet: Workload, way: str) -> None:
-    """ResNet-50 throughput and efficiency by batch size, and with accumulated gradients, on 1, 2, 4 ... GPUs
-
-    For information: a table with a row for each batch and a column for each number of GPUs, and the time of an epoch
-    of ImageNet. Small batches lose to the all_reduce of the gradients and to the host, and large ones hide both. With
-    gradients accumulated over several batches there is one all_reduce for all of them. No shipped limit applies to it.
-    """
-    batches = BATCHES.on(nccl_group)
-    several_a_step = {"batches": batches[:1], "accumulated": ACCUMULATED.on(nccl_group)}
-    work: dict[str, Any] = several_a_step if way == "accumulated" else {"batches": batches}
-    measured = partial(throughput_on_gpus, recipe="amp", workload=resnet, **work)
-    alone = measure_all(nccl_group, measured, together=False, timeout=SEARCHING_SECONDS)
-    judge(*alone, required=False)
-    for count in several(nccl_group):
-        every = measure_all(nccl_group.subset(range(count)), measured, timeout=SEARCHING_SECONDS)
-        judge(*every, *map(scaling_efficiency, alone, every), required=False)
-
-
-@pytest.mark.level("burnin")
-@pytest.mark.figures("train_throughput", "train_memory")
-def test_batch_sizes(nccl_group: World, judge: Judge, resnet: Workload) -> None:
-    """ResNet-50 throughput by batch size, up to the largest that fits into the memory of one GPU
-
-    For information: beyond some batch more of it brings no more throughput. No shipped limit applies to it.
-    """
-    judge(
-        *measure_all(nccl_group.subset([0]), throughput_by_batch, "amp", resnet, timeout=SEARCHING_SECONDS),
-        required=False,
-    )
+    recipe = "bf16" if has_bf16(nccl_group.gpus) else "fp32"
+    trained = partial(measure_all, timeout=SEARCHING_SECONDS, recipe=recipe, workload=resnet)
+    alone: dict[tuple[int, int], Measurement] = {}
+    for way in ways(nccl_group, resnet, recipe):
+        work = way.batch, way.accumulated
+        if work not in alone:
+            alone[work], *memory = trained(nccl_group, throughput_of, way)
+            judge(alone[work], *memory, required=False)
+        for count in several(nccl_group):
+            ranks = nccl_group.subset([0] if way.method == "dp" else range(count))
+            together, *memory = trained(ranks, throughput_of, way, places=nccl_group.places[:count])
+            judge(together, *memory, scaling_efficiency(alone[work], together), required=False)
 
 
 @pytest.mark.level("burnin")
 @pytest.mark.needs(gpus=True)
 @pytest.mark.fresh_world  # DataParallel has left something of rank 0 on every GPU
-@pytest.mark.figures("train_memory")
+@pytest.mark.figures("train_throughput", "train_memory")
 def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: Workload) -> None:
     """Training with 95 % of every GPU's memory in use: it goes on, and the memory is free again afterwards
 
@@ -231,11 +194,14 @@ def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: Worklo
     every = nccl_group.run(fill_memory, "tf32", resnet, seconds=FULL_MEMORY_SECONDS, timeout=SEARCHING_SECONDS)
     by_place = dict(zip(nccl_group.places, every, strict=True))
     used: dict[Where, float] = {place: each.used / GiB for place, each in by_place.items()}
+    conditions = {**every[0].training.conditions(nccl_group.size), "method": "ddp", "accumulated": 1}
     steps = {"steps": every[0].steps}
     judge(
-        Measurement("train_memory", used, every[0].training.conditions(nccl_group.size), details=steps), required=False
+        Measurement("train_throughput", {WORLD: every[0].rate}, conditions, details=steps),
+        Measurement("train_memory", used, conditions, details=steps),
+        required=False,
     )
-    unfilled = {place: each for place, each in by_place.items() if each.used < FILLED * each.total}
+    unfilled = {place: each for place, each in by_place.items() if not each.full}
     held = {place: each for place, each in by_place.items() if each.free_after < RETURNED * each.free_before}
     expect_none(
         [
@@ -245,15 +211,33 @@ def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: Worklo
     )
 
 
+def ways(world: World, resnet: Workload, recipe: str) -> list[Way]:
+    """The ways of the sweep, each once. Batches for which a GPU has too little memory are left out."""
+    usual = resnet.batch or BATCH.on(world)
+    smallest, *larger = BATCHES.on(world)
+    found = [
+        *(Way("ddp", batch) for batch in (smallest, *larger)),
+        *(Way("ddp", smallest, batches) for batches in ACCUMULATED.on(world)),
+        *(Way(method, usual) for method in METHODS.on(world)),
+    ]
+    most = min((fitting(recipe, resnet.model, gpu.memory_bytes) for gpu in world.gpus), default=math.inf)
+    return [way for way in dict.fromkeys(found) if way.batch <= most]
+
+
 def several(world: World) -> list[int]:
-    """2, 4, ... and all GPUs."""
-    return [*(count for count in SOME_GPUS if count < world.size), world.size]
+    """2, 4, ... and all GPUs; none of one."""
+    return [*(count for count in SOME_GPUS if count < world.size), *([world.size] if world.size > 1 else [])]
+
+
+def has_bf16(gpus: Sequence[Gpu]) -> bool:
+    """Whether all have bf16 and TF32, which came with the same GPUs."""
+    known = [gpu.compute_capability >= (8, 0) for gpu in gpus if gpu.compute_capability]
+    return bool(known) and all(known)
 
 
 def longer(gpus: Sequence[Gpu]) -> tuple[str, ...]:
     """The recipes for which level standard has no time: they use the same parts of a GPU as tf32 and amp."""
-    has_tf32 = [gpu.compute_capability >= (8, 0) for gpu in gpus if gpu.compute_capability]
-    return ("bf16", "fp32") if has_tf32 and all(has_tf32) else ("bf16",)
+    return ("bf16", "fp32") if has_bf16(gpus) else ("bf16",)
 
 
 def _scaling(

@@ -108,31 +108,30 @@ def test_only_a_limit_for_other_work_judges_it(tmp_path):
 
 @pytest.fixture(scope="module")
 def thorough(run_pytest):
-    return run_pytest(RESNET, *OPTIONS, "--fleet-level=burnin", "-k", "peak or fsdp or sizes or gpus or full_memory")
+    return run_pytest(RESNET, *OPTIONS, "--fleet-level=burnin", "-k", "peak or sweep or full_memory")
 
 
 def test_thorough_checks_are_rehearsed(thorough):
     assert thorough.outcomes == {
         "test_peak_throughput_and_scaling": "passed",
-        "test_data_parallel_ddp_and_fsdp": "passed",
-        "test_throughput_by_batch_and_gpus[by batch]": "passed",
-        "test_throughput_by_batch_and_gpus[accumulated]": "passed",
-        "test_batch_sizes": "passed",
+        "test_training_sweep": "passed",
         "test_training_in_full_memory": "not applicable",
     }, thorough.text
 
 
-def test_what_is_for_information_says_so(thorough):
-    found = {}
-    for finding in thorough.record.findings:
-        found.setdefault(finding.measurement.conditions.get("workload"), []).append(finding)
-    assert found.keys() == {None, "comparison", "sweep", "accumulation"}
-    assert not any(finding.required for kind, some in found.items() if kind for finding in some)
-    methods = [finding.measurement.conditions["method"] for finding in found["comparison"]]
-    # Throughput and efficiency, and each alone; a CPU has no DataParallel.
-    assert methods == ["ddp", "ddp", "fsdp", "fsdp", "ddp"]
-    assert "trains fastest" in found["comparison"][0].measurement.details["in_short"]
-    one = [each.measurement for each in found["sweep"] if each.check.endswith("test_batch_sizes")]
-    assert [each.conditions["batch"] for each in one] == [16, 32]
-    together = [each.measurement for each in found["accumulation"] if each.measurement.metric == "train_throughput"]
-    assert [each.conditions["accumulated"] for each in together] == [1, 2]
+def test_the_sweep_is_for_information(thorough):
+    swept = [each for each in thorough.record.findings if each.measurement.conditions.get("workload")]
+    assert {each.measurement.conditions["workload"] for each in swept} == {"sweep"}
+    assert not any(each.required for each in swept)
+    figures = [(each.measurement.metric, each.measurement.conditions) for each in swept]
+    alone, together, efficiency = (
+        [
+            (each["batch"], each["accumulated"], each.get("method"), each["ranks"])
+            for name, each in figures
+            if name == metric
+        ]
+        for metric in ("solo_train_throughput", "train_throughput", "scaling_efficiency")
+    )
+    assert alone == [(2, 1, None, 1), (4, 1, None, 1), (2, 2, None, 1)]
+    # A CPU has no DataParallel.
+    assert together == [(2, 1, "ddp", 2), (4, 1, "ddp", 2), (2, 2, "ddp", 2), (4, 1, "fsdp", 2)] == efficiency

@@ -6,10 +6,9 @@ import sys
 import pytest
 import torch
 
-from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import measure, measure_all
-from pytest_gpufleet.probes.training import batch_size, cuda_graph, loader, loop, method_comparison
+from pytest_gpufleet.probes.training import cuda_graph, full_memory, loader, loop, sweep
 from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
 from pytest_gpufleet.probes.training.replicas import differences
 from pytest_gpufleet.run.run import Run
@@ -91,39 +90,30 @@ def test_peak_is_faster_than_amp_and_its_memory_comes_back(group):
     assert all(now > 0.98 * then for then, now in zip(before, after, strict=True))
 
 
-def test_the_largest_batch_is_found_without_losing_a_rank(group):
+def test_full_memory_is_found_without_losing_a_rank(group):
     pids = group.run(process)
-    one = group.subset([0])
-    measured = measure_all(one, batch_size.throughput_by_batch, "tf32", Workload(warm_up=1, steps=1))
-    batches = sorted({each.conditions["batch"] for each in measured})
-    used = {each.conditions["batch"]: each.values for each in measured if each.metric == "train_memory"}
-    memory = one.gpus[0].memory_bytes / GiB
-    assert max(used[batches[-1]].values()) > 0.75 * memory
-    assert group.run(process) == pids
-
-
-def test_full_memory(group):
-    for each in group.run(batch_size.fill_memory, "tf32", seconds=10):
-        assert each.used >= batch_size.FILLED * each.total
+    for each in group.run(full_memory.fill_memory, "tf32", seconds=10):
+        assert each.full
         assert each.free_after >= 0.99 * each.free_before
         assert each.steps >= 2
+    assert group.run(process) == pids
 
 
 def test_memory_that_does_not_come_back_shows(group):
     kept = 4 << 30
 
     def leak(rank):
-        genuine, held = batch_size._filling_batch, []
+        genuine, held = full_memory.largest, []
 
         def leaking(*args):
             held.append(torch.empty(kept, dtype=torch.uint8, device=rank.device))
             return genuine(*args)
 
-        batch_size._filling_batch = leaking
+        full_memory.largest = leaking
         try:
-            return batch_size.fill_memory(rank, "tf32", seconds=1)
+            return full_memory.fill_memory(rank, "tf32", seconds=1)
         finally:
-            batch_size._filling_batch = genuine
+            full_memory.largest = genuine
 
     for each in group.run(leak):
         assert each.free_before - each.free_after > 0.9 * kept
@@ -138,7 +128,7 @@ def test_photos_feed_training(group, tmp_path):
 @needs_gpus(2)
 def test_data_parallel_uses_all_gpus(group):
     fast, *memory = measure_all(
-        group.subset([0]), method_comparison.throughput_by, "dp", "bf16", SMALL, places=group.places
+        group.subset([0]), sweep.throughput_of, sweep.Way("dp", 64), "bf16", SMALL, places=group.places
     )
     assert fast.conditions["ranks"] == COUNT
     (used,) = (each.values for each in memory)

@@ -11,7 +11,7 @@ from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.memory.bandwidth import memory_bandwidth
 from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth
-from pytest_gpufleet.probes.training import loop, method_comparison
+from pytest_gpufleet.probes.training import loop, sweep
 from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
 from pytest_gpufleet.probes.training.recipes import Workload
 from pytest_gpufleet.probes.training.transformer_step import token_throughput
@@ -30,7 +30,8 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         measure(nccl_group, loop.train_throughput, "fp32", together=False),
         measure_all(nccl_group, loop.train_throughput, "fp32", communication=True, busy=True),
     )
-    compared = measure(nccl_group, method_comparison.throughput_by, "ddp", "fp32", places=nccl_group.places)
+    way = sweep.Way("ddp", 2)
+    compared = measure(nccl_group, sweep.throughput_of, way, "fp32", places=nccl_group.places)
     copied = [
         *host_copies.host_bandwidth(world, ["host to device"], "one", MiB).values(),
         *host_copies.host_bandwidth(world, ["both"], "all", MiB).values(),
@@ -53,7 +54,7 @@ def test_everything(nccl_group, world, judge, gpu_topology, tmp_path):
         scaling_efficiency(alone, every),
         measure(nccl_group, loop.train_throughput, "fp32", Workload(optimizer="adam")),
         compared,
-        scaling_efficiency(measure(nccl_group, method_comparison.throughput_by, "ddp", "fp32"), compared),
+        scaling_efficiency(measure(nccl_group, sweep.throughput_of, way, "fp32"), compared),
         measure(nccl_group, fed_throughput, str(tmp_path), "fp32"),
         *measure_all(nccl_group, retention_under_load, "bf16", 1024),
         *measure_all(nccl_group, token_throughput, seconds=0.01),

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpufleet import WORLD, Place, measure, measure_all
-from pytest_gpufleet.probes.training import batches_on_gpus, loader, loop, recipes
+from pytest_gpufleet.probes.training import loader, loop, recipes, sweep
 from pytest_gpufleet.probes.training.recipes import Workload, plan
 from pytest_gpufleet.probes.training.replicas import differences
 from pytest_gpufleet.world.engines.processes import look as alive
@@ -58,16 +58,13 @@ def test_peak_trains_as_ddp_does(nccl_group):
 
 
 def accumulated_losses(rank, batches):
-    training, made, genuine = plan("fp32", QUICK, rank.device), [], loop.network
-    loop.network = lambda *args: made.append(genuine(*args)) or made[-1]
-    try:
-        with loop.precision(training.recipe):
-            step = batches_on_gpus.accumulating(rank, training, batches, together=True)
-            step()  # the first has one batch
-            losses = [step().item() for _ in range(5)]
-    finally:
-        loop.network = genuine
-    return losses, differences(rank, dict(made[0].named_parameters()))
+    training = plan("fp32", QUICK, rank.device)
+    with loop.precision(training.recipe):
+        module = loop.module_of(rank, training)
+        step = sweep.accumulating(rank, module, training, batches)
+        step()  # the first has one batch
+        losses = [step().item() for _ in range(5)]
+    return losses, differences(rank, dict(module.named_parameters()))
 
 
 def test_gradients_of_several_batches_are_one_step(nccl_group):

@@ -22,7 +22,7 @@ from pytest_gpufleet.model.vocabulary import BETWEEN_NODES, EXTRAORDINARY, MEASU
 from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
-from pytest_gpufleet.probes.training import method_comparison, recipes, transformer, transformer_step
+from pytest_gpufleet.probes.training import recipes, transformer, transformer_step
 from pytest_gpufleet.verdict.profiles.profile import shipped
 from tests.conftest import INNER
 
@@ -37,7 +37,7 @@ BEFORE = {"burn_peak_power"}  # that this version measures no more
 NOT_TIMED = {"transformer-check", transformer_step.REHEARSAL}
 REHEARSED_MODELS = (recipes.REHEARSAL_MODEL, transformer_step.REHEARSAL)
 # Nobody's limit depends on these.
-FREE = {"image", "sequence"}
+FREE = {"image", "sequence", "accumulated"}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
         ("optimizer", recipes.OPTIMIZERS),
         (
             "method",
-            {*method_comparison.METHODS, *LAUNCHES, *LOOPBACKS}
+            {*METHODS, *LAUNCHES, *LOOPBACKS}
             | {EACH_ALONE, ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN, NO_SYNC},
         ),
         (

@@ -2,6 +2,7 @@
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import scaling_efficiency
-from pytest_gpufleet.probes.training.batch_size import ATTEMPTS, FILLED, fullest, largest, within_memory
+from pytest_gpufleet.probes.training.full_memory import Filled, largest, within_memory
 from pytest_gpufleet.probes.training.loader import bound
-from pytest_gpufleet.probes.training.method_comparison import in_words
+from pytest_gpufleet.probes.training.recipes import Workload, plan
 from tests.conftest import INNER
 
 TRAINING = INNER / "training_on_ranks.py"
@@ -50,7 +51,7 @@ def test_a_figure_of_one_gpu_stands_for_no_other():
         scaling_efficiency(alone, Measurement("train_throughput", {"world": 190.0}, {"ranks": 2}))
 
 
-@pytest.mark.parametrize("most", [1, 16, 17, 100, 999, 1023])
+@pytest.mark.parametrize("most", [16, 17, 100, 999, 2400, 2675])
 def test_the_largest_batch_that_works_is_found(most):
     tried = []
 
@@ -58,26 +59,17 @@ def test_the_largest_batch_that_works_is_found(most):
         tried.append(batch)
         return batch <= most
 
-    found = largest(works, 1, 1024)
-    assert found <= most <= found * (1 + 1 / 16) + 1
-    assert len(tried) <= 10
+    found = largest(works, 16, 2675)
+    assert found <= most <= found * (1 + 1 / 64) + 1
+    assert len(tried) <= 13
 
 
-@pytest.mark.parametrize("image", [0.004, 0.006])  # what an image really takes, of a memory of 1; 0.005 is expected
-def test_the_batch_that_fills_the_memory_is_found(image):
-    tried = []
-
-    def share_in_use(batch):
-        tried.append(batch)
-        return batch * image if batch * image <= 1 else None
-
-    found = fullest(share_in_use, first=190, most=10_000, an_image=0.005)
-    assert FILLED <= found * image <= 1
-    assert len(tried) <= ATTEMPTS
-
-
-def test_no_batch_is_larger_than_kernels_can_count():
-    assert fullest(lambda batch: 0.001 * batch, first=90, most=100, an_image=0.001) == 100
+@pytest.mark.parametrize(
+    ("batch", "used", "full"), [(2400, 96, True), (2400, 94, False), (2675, 80, True)], ids=["full", "not", "no larger"]
+)
+def test_memory_is_full_where_no_larger_batch_is_possible(batch, used, full):
+    training = replace(plan("tf32", Workload(batch=batch), torch.device("cpu")), pixels=224)
+    assert Filled(training, 2, 1.0, 100, used, 100, 100).full is full
 
 
 def test_who_holds_up_whom():
@@ -100,17 +92,3 @@ def test_out_of_memory_is_an_answer(error, is_answer):
     with nullcontext() if is_answer else pytest.raises(RuntimeError, match=str(error)):
         assert within_memory(attempt, torch.device("cpu")) is None
     assert within_memory(lambda: 5, torch.device("cpu")) == 5
-
-
-def test_a_comparison_in_words():
-    throughput = {"dp": 4000.0, "ddp": 20000.0, "fsdp": 18000.0}
-    memory = {
-        "dp": {"gpu0": 20.0, "gpu1": 12.0},
-        "ddp": {"gpu0": 12.1, "gpu1": 12.1},
-        "fsdp": {"gpu0": 11.9, "gpu1": 11.8},
-    }
-    assert in_words(throughput, memory) == (
-        "DDP trains fastest; DataParallel reaches 20% of it; FSDP reaches 90% of it. "
-        "FSDP needs the least memory on its fullest GPU (11.9 GiB); "
-        "DataParallel takes 20.0 GiB on the first GPU and 12.0 GiB on the others."
-    )

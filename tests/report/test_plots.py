@@ -14,13 +14,12 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.model.record import Record, read
-from pytest_gpufleet.report.page.method_table import method_comparison
 from pytest_gpufleet.report.plots import draw
 from pytest_gpufleet.report.plots.bars import bars
 from pytest_gpufleet.report.plots.canvas import ticks
 from pytest_gpufleet.report.plots.curves import curves
-from pytest_gpufleet.report.plots.method_bars import method_bars
 from pytest_gpufleet.report.plots.scaling import scaling
+from pytest_gpufleet.report.plots.sweep import sweep
 from tests.conftest import EVIDENCE
 
 Plot = Callable[[list[Finding]], list[tuple[str, str]]]
@@ -40,13 +39,11 @@ def test_curves_have_a_panel_a_collective_with_limits_and_what_was_published(sta
     assert [*drawn] == [
         "Bus bandwidth against message size",
         "Latency of a collective against message size",
-        "Training throughput against batch of each GPU",
     ]
     bandwidth = drawn["Bus bandwidth against message size"]
     panels = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv", "gather", "scatter"}
     assert panels | {"limit", "published for a healthy machine", "1\u2009MiB", "4\u2009GiB"} <= words_in(bandwidth)
     assert "published for a healthy machine" not in words_in(drawn["Latency of a collective against message size"])
-    assert {"16", "1,024"} <= words_in(drawn["Training throughput against batch of each GPU"])
 
 
 def test_a_curve_is_one_line_whether_graphs_or_launches_made_its_points() -> None:
@@ -118,16 +115,13 @@ def test_scaling_of_before_is_held_against_the_first_gpu() -> None:
     assert {"ideal: nothing lost", f"{100 * told:.3g} %"} <= words_in(svg)
 
 
-def test_methods_stand_side_by_side(standard: Record) -> None:
-    methods = method_comparison(standard.findings)
-    assert methods is not None
-    assert [method.name for method in methods.methods] == ["DataParallel", "DDP", "FSDP"]
-    assert methods.methods[1].share == 1.0
-    assert methods.in_short.startswith("DDP trains fastest")
-    words = words_in(method_bars(methods)[1])
-    assert {"DataParallel", "DDP", "FSDP", "images/s", "GiB", "Memory on the fullest GPU"} <= words
-    one = [f for f in standard.findings if f.measurement.conditions.get("method") in (None, "ddp")]
-    assert method_comparison(one) is None
+def test_the_sweep_has_a_panel_for_each_thing_that_differs(standard: Record) -> None:
+    ((_, svg),) = sweep(standard.findings)
+    words = words_in(svg)
+    assert {"method", "DataParallel", "DDP", "FSDP", "batch of each GPU", "1,024", "batches a step", "8"} <= words
+    assert {"1 GPU", "2 GPUs", "8 GPUs", "images/s a GPU"} <= words
+    one = [f for f in standard.findings if f.measurement.conditions.get("method") in (None, "fsdp")]
+    assert "method" not in words_in(sweep(one)[0][1])
 
 
 def test_drawings_are_small_repeatable_described_and_share_no_ids(bad_gpu: Record) -> None:
@@ -153,7 +147,7 @@ def test_ticks_of_sizes_that_lie_close_do_not_overlap() -> None:
     assert ticks([64], 5) == [64]
 
 
-@pytest.mark.parametrize("plot", [curves, bars, scaling, draw])
+@pytest.mark.parametrize("plot", [curves, bars, scaling, sweep, draw])
 def test_nothing_to_draw_draws_nothing(plot: Plot) -> None:
     assert plot([]) == []
     nan = float("nan")

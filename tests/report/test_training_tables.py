@@ -5,6 +5,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.report.page.training_tables import EPOCH_IMAGES, training_tables
+from pytest_gpufleet.report.wording import says
 
 WORK = {"model": "resnet50", "recipe": "amp", "image": 224}
 
@@ -21,8 +22,8 @@ def cells(table):
     }
 
 
-def swept(workload, batch, alone, **rates):
-    conditions = {"batch": batch, "workload": workload}
+def swept(batch, alone, accumulated=None, **rates):
+    conditions = {"batch": batch, "workload": "sweep", **({"accumulated": accumulated} if accumulated else {})}
     found = [finding("solo_train_throughput", alone, ranks=1, **conditions)]
     for name, rate in rates.items():
         ranks = int(name[1:])
@@ -35,9 +36,9 @@ def swept(workload, batch, alone, **rates):
 
 def test_a_row_for_each_batch_and_a_column_for_each_number_of_gpus():
     """The figures are those of the earlier suite: docs/earlier-suite.md."""
-    found = [*swept("sweep", 128, 753.0, n8=4630.0), *swept("sweep", 64, 778.0, n2=1400.0, n8=2657.0)]
+    found = [*swept(128, 753.0, n8=4630.0), *swept(64, 778.0, n2=1400.0, n8=2657.0)]
     (table,) = training_tables(found)
-    assert table.title == "Throughput and efficiency by batch size"
+    assert table.title == "Training by method, batch, accumulated gradients and number of GPUs"
     assert table.columns == ("1 GPU", "2 GPUs", "8 GPUs", "Epoch of ImageNet")
     assert cells(table) == {
         "batch 64": ["778", "1,400 90 %", "2,657 42.7 %", "8 min 2 s"],
@@ -46,24 +47,45 @@ def test_a_row_for_each_batch_and_a_column_for_each_number_of_gpus():
     assert round(EPOCH_IMAGES / 2657) == 8 * 60 + 2
 
 
-def test_what_was_trained_on_one_gpu_only_is_no_row():
-    one = [finding("train_throughput", 800.0, ranks=1, batch=batch, workload="sweep") for batch in (16, 32)]
-    assert training_tables(one) == []
-    (table,) = training_tables([*one, *swept("sweep", 64, 778.0, n8=2657.0)])
-    assert len(table.rows) == 1
+def test_rows_are_in_order_with_as_many_gpus_as_batches_a_step():
+    found = [
+        each
+        for accumulated in (1, 2, 4, 8)
+        for each in swept(64, 700.0 + accumulated, accumulated=accumulated, n2=1400.0, n8=2657.0)
+    ]
+    (table,) = training_tables(found)
+    assert [row.name for row in table.rows] == [
+        "1 batch a step", "2 batches a step", "4 batches a step", "8 batches a step",
+    ]  # fmt: skip
+    assert [row.cells[0].text for row in table.rows] == ["701", "702", "704", "708"]
 
 
-def test_methods_are_held_against_the_same_gpus_alone():
-    found = [finding("solo_train_throughput", 425.0, ranks=1, batch=64, workload="comparison", method="ddp")]
-    for method, rate in (("dp", 1205.0), ("ddp", 1598.0)):
-        conditions = {"ranks": 4, "batch": 64, "workload": "comparison", "method": method}
+def test_of_one_gpu_the_sweep_has_one_column():
+    (table,) = training_tables([*swept(16, 800.0), *swept(32, 900.0)])
+    assert table.columns == ("1 GPU", "Epoch of ImageNet")
+    assert [row.name for row in table.rows] == ["batch 16", "batch 32"]
+
+
+def test_methods_are_held_against_the_same_gpus_alone_and_have_their_memory():
+    found = swept(64, 425.0)
+    for method, rate, memory in (("dp", 1205.0, (25.0, 11.0)), ("ddp", 1598.0, (12.0, 12.0))):
+        conditions = {"ranks": 4, "batch": 64, "workload": "sweep", "method": method}
+        used = dict(zip((gpu(0), gpu(1)), memory, strict=True))
         found.append(finding("train_throughput", rate, **conditions))
         found.append(finding("scaling_efficiency", rate / 1700, **conditions))
+        found.append(Finding("a", Measurement("train_memory", used, {**WORK, **conditions}), "for information"))
     (table,) = training_tables(found)
+    assert table.columns == ("1 GPU", "4 GPUs", "GPU memory", "Epoch of ImageNet")
     assert cells(table) == {
-        "DataParallel": ["425", "1,205 70.9 %", "17 min 43 s"],
-        "DDP": ["425", "1,598 94 %", "13 min 22 s"],
+        "DataParallel": ["425", "1,205 70.9 %", "11 to 25 GiB", "17 min 43 s"],
+        "DDP": ["425", "1,598 94 %", "12 GiB", "13 min 22 s"],
     }
+
+
+def test_a_table_in_chinese_has_no_english_word_of_a_condition():
+    (table,) = training_tables([*swept(64, 700.0, accumulated=1), *swept(64, 750.0, accumulated=2)], says("zh"))
+    assert not any("batches a step" in row.name for row in table.rows)
+    assert "pixels" not in table.shared
 
 
 def test_a_loader_has_a_row_of_its_own_beside_the_same_recipe():
@@ -81,5 +103,5 @@ def test_a_loader_has_a_row_of_its_own_beside_the_same_recipe():
 
 def test_nothing_without_an_efficiency_and_no_epoch_without_a_rate():
     assert training_tables([finding("train_throughput", 100.0, ranks=8, batch=64)]) == []
-    (table,) = training_tables(swept("sweep", 64, 0.0, n8=0.0))
+    (table,) = training_tables(swept(64, 0.0, n8=0.0))
     assert table.rows[0].cells[-1].text == ""

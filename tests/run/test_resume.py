@@ -335,7 +335,7 @@ def test_the_host_is_compared_with_what_it_was_in_the_first_session(died, run_py
 
 def test_losses_go_along_unless_the_check_runs_again(tmp_path):
     (limits := tmp_path / "limits.toml").write_text(LIMITS)
-    done, again = f"{runs.BANDWIDTH}[0]", "acceptance/test_8_resnet50.py::test_batch_sizes"
+    done, again = f"{runs.BANDWIDTH}[0]", "acceptance/test_8_resnet50.py::test_training_sweep"
     curve = {"training": {"model": "resnet50"}, "steps": [1], "losses": [7.1], "place": "gpu0"}
     events = [{"event": "losses", "check": check, "curve": curve} for check in (done, again)]
     first = cut_short(tmp_path / "first", *events, limits=limits)

@@ -118,9 +118,7 @@ CONDITIONS: dict[str, ConditionType] = {
     "port_rate": ConditionType(int, "ports of {} Gb/s"),
     "queue_depth": ConditionType(int, "queue depth {}"),
     "nccl": ConditionType(int, "NCCL {}"),  # as NCCL writes its version: 22809 is 2.28.9
-    "workload": ConditionType(
-        ("custom", "sweep", "full memory", "comparison", "accumulation", "transformer"), "workload {}"
-    ),
+    "workload": ConditionType(("custom", "sweep", "transformer"), "workload {}"),
     "work": ConditionType(("burn-in", "matrix products", "training"), "work {}"),
     "counter": ConditionType(None, leads=True),  # of a network port, as the kernel names it
     "fabric": ConditionType(("nvswitch", "nvlink", "pcie"), "fabric {}"),

@@ -179,7 +179,7 @@ METRICS = {
 }
 
 
-# Work that is trained in several ways beside each other, for information: by batch, by method, by batches a step.
+# Work that is trained in several ways beside each other, for information. Parts of the sweep had names of their own.
 COMPARED_WORK = ("sweep", "comparison", "accumulation")
 # When places of a metric are no peers: because some share a path, or because they differ by design.
 _NO_PEERS: dict[str, Callable[[Mapping[str, Condition], str], bool]] = {

@@ -1,4 +1,4 @@
-"""The ways in which PyTorch trains one network on several GPUs."""
+"""DistributedDataParallel, as the probes of training use it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inspect import signature
 from typing import Any
 
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from pytest_gpufleet.world.rank import Rank
 
@@ -35,9 +35,3 @@ def _bucket_megabytes(rank: Rank) -> int:
     Over PCIe and between nodes, where a reduction takes long, the default, which overlaps them."""
     by_nvlink = rank.gpu is not None and rank.gpu.nvlinks_active and rank.size == rank.local_size
     return 300 if by_nvlink else 25
-
-
-def threaded(rank: Rank, module: nn.Module, gpus: int) -> DataParallel[nn.Module]:
-    """One process for the first `gpus` GPUs, a thread each: parameters are copied to them in every step, and outputs
-    and gradients are gathered on the first. For comparison only: PyTorch advises against it."""
-    return DataParallel(module, device_ids=list(range(gpus)), output_device=rank.device)

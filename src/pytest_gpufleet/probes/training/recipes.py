@@ -158,6 +158,11 @@ def most_images(pixels: int) -> int:
     return (2**31 - 1) // (64 * (pixels // 2) ** 2)
 
 
+def fitting(name: str, model: str, memory: float) -> int:
+    """So many images fit into so many bytes of GPU memory when a model is trained by a recipe, as far as is known."""
+    return int(0.8 * memory / (RECIPES[name].megabytes_per_image * MODELS[model] * 1e6))
+
+
 def plan(name: str, workload: Workload, device: torch.device, kind: str = "", most: int | None = None) -> Plan:
     """The training that a device is given for a recipe. KeyError if there is no such recipe.
 
@@ -168,9 +173,9 @@ def plan(name: str, workload: Workload, device: torch.device, kind: str = "", mo
     if device.type == "cpu":
         recipe, model, pixels = replace(recipe, **REHEARSAL), REHEARSAL_MODEL, REHEARSAL_PIXELS
     else:
-        room = 0.8 * torch.cuda.get_device_properties(device).total_memory
+        room = fitting(name, model, torch.cuda.get_device_properties(device).total_memory)
         batch = recipe.batch
-        while batch * recipe.megabytes_per_image * MODELS[model] * 1e6 > room:
+        while batch > room:
             batch //= 2
         recipe = replace(recipe, batch=batch)
     recipe = replace(recipe, batch=min(recipe.batch, most or recipe.batch))

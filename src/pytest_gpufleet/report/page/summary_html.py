@@ -32,8 +32,7 @@ from pytest_gpufleet.report.page.figure_tables import (
 )
 from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.page.hosts_part import HostsPart
-from pytest_gpufleet.report.page.method_table import MethodComparison, compares_methods, method_comparison
-from pytest_gpufleet.report.page.training_tables import training_tables
+from pytest_gpufleet.report.page.training_tables import is_swept, training_tables
 from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, STEADY
@@ -64,7 +63,6 @@ class Section:
     plots: Plots
     heats: list[HeatTable]
     tables: list[FigureTable]
-    methods: MethodComparison | None
 
     @property
     def settled(self) -> bool:
@@ -185,15 +183,14 @@ def _section(
     say: Say,
     drawn: bool,
 ) -> Section:
-    methods = method_comparison(group.findings, say)
-    findings = [finding for finding in group.findings if not (methods and compares_methods(finding))]
+    # The sweep has one table, of all of its figures.
+    findings = [each for each in group.findings if not (is_swept(each.measurement) and for_information(each))]
     return Section(
         group,
         gpu_grid.check_lines(group, accused, say),
         _drawn(group.findings, hosts, say) if drawn else [],
         heat_tables(findings, hosts, say),
         [*training_tables(group.findings, say), *figure_tables(findings, sources, hosts, say)],
-        methods,
     )
 
 

@@ -1,16 +1,16 @@
-"""Training on 1, 2, 4 ... GPUs: throughput, efficiency and time of an epoch, made of the figures of a run."""
+"""Training by the number of GPUs: throughput, efficiency, memory and time of an epoch, made of the figures of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
-from pytest_gpufleet.model.conditions import EACH_ALONE, METHODS
+from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import Condition
+from pytest_gpufleet.model.metric import COMPARED_WORK, Condition
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.efficiency_losses import Losses, efficiency_losses
@@ -18,16 +18,15 @@ from pytest_gpufleet.report.page.figure_tables import FigureCell, FigureRow, Fig
 
 # Images of ImageNet's training set (ILSVRC 2012): https://image-net.org/download.php
 EPOCH_IMAGES = 1_281_167
-ALONE, TOGETHER, EFFICIENCY, FED = (
-    "solo_train_throughput", "train_throughput", "scaling_efficiency", "loader_throughput",
+ALONE, TOGETHER, EFFICIENCY, FED, MEMORY = (
+    "solo_train_throughput", "train_throughput", "scaling_efficiency", "loader_throughput", "train_memory",
 )  # fmt: skip
+SWEEP = "sweep"
 # A table for each kind of workload.
 TITLES: dict[Condition, str] = {
     "": "Throughput and efficiency by number of GPUs",
     "custom": "Throughput and efficiency by number of GPUs, of work that was asked for",
-    "sweep": "Throughput and efficiency by batch size",
-    "accumulation": "Throughput and efficiency with accumulated gradients",
-    "comparison": "DataParallel, DDP and FSDP by number of GPUs",
+    SWEEP: "Training by method, batch, accumulated gradients and number of GPUs",
 }
 NOTE = (
     "images/s, and below them the efficiency: of what as many GPUs do alone, added up. "
@@ -40,71 +39,98 @@ LOST = (
 )
 TITLE_LOST = "Where efficiency is lost"
 HEADS_LOST = ("Efficiency", "all_reduce of gradients", "Pace of the slowest", "Anything else")
-EPOCH = "Epoch of ImageNet"
+EPOCH, GPU_MEMORY = "Epoch of ImageNet", "GPU memory"
 BY_LOADER, FROM_MEMORY = "fed by a data loader", "images that stay on the GPU"
-METHOD_WORDS = {*METHODS.values()}
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is trained in one way: images/s and efficiency by the number of GPUs; 1: each alone, on average."""
+    """What is trained in one `way`, the conditions of its figures: images/s, efficiency and GiB of each GPU, all by the
+    number of GPUs; 1: each alone, on average. `fed`: by a data loader."""
 
-    name: tuple[str, ...]
-    rates: dict[int, float]
-    efficiencies: dict[int, float]
+    way: dict[str, Condition]
+    fed: bool = False
+    rates: dict[int, float] = field(default_factory=dict)
+    efficiencies: dict[int, float] = field(default_factory=dict)
+    memory: dict[int, list[float]] = field(default_factory=dict)
+
+    def words(self, say: Say) -> list[str]:
+        told = wording.words({key: value for key, value in self.way.items() if key != "workload"}, say)
+        return [*told, say(BY_LOADER)] if self.fed else told
 
 
 def training_tables(findings: Sequence[Finding], say: Say = english) -> list[FigureTable]:
-    """The tables of a group of checks; none where nothing was trained on several GPUs, or no efficiency measured."""
-    measured = [finding.measurement for finding in findings if finding.measurement.values]
+    """The tables of a group of checks; but for the sweep none where no efficiency was measured."""
     tables = []
-    for workload, title in TITLES.items():
-        rows = _rows([one for one in measured if one.conditions.get("workload", "") == workload])
-        if any(row.efficiencies for row in rows):
+    for kind, title in TITLES.items():
+        rows = rows_of(findings, kind)
+        if any(row.efficiencies or kind == SWEEP for row in rows):
             tables.append(_by_gpus(title, rows, say))
     losses = efficiency_losses(findings)
     return [*tables, *([_lost(losses, say)] if losses else [])]
 
 
-def _rows(measured: Sequence[Measurement]) -> list[Row]:
-    """By all that training depends on but the number of GPUs; those that differ by numbers in their order."""
-    rows: dict[tuple[str, ...], Row] = {}
-    order: dict[tuple[str, ...], list[float]] = {}
-    for one in measured:
-        count = one.conditions.get("ranks")
-        if one.metric in (TOGETHER, FED, EFFICIENCY) and isinstance(count, int) and WORLD in one.values:
-            name = (*_words(one), *([BY_LOADER] if one.metric == FED else []))
-            row = rows.setdefault(name, Row(name, {}, {}))
-            order[name] = [value for value in one.conditions.values() if isinstance(value, int) and value != count]
+def is_swept(measurement: Measurement) -> bool:
+    """Whether a figure belongs to the sweep, which was three of them before."""
+    return measurement.conditions.get("workload") in COMPARED_WORK
+
+
+def rows_of(findings: Sequence[Finding], kind: Condition) -> list[Row]:
+    """What was trained of one kind of workload, by all that training depends on but the number of GPUs; by the numbers
+    in which they differ. Of other work than the sweep only what several GPUs did together."""
+    rows: dict[tuple[object, ...], Row] = {}
+    each_alone = []
+    for one in (finding.measurement for finding in findings if finding.measurement.values):
+        count, way = one.conditions.get("ranks"), _way(one)
+        if (SWEEP if is_swept(one) else way.get("workload", "")) != kind or not isinstance(count, int):
+            continue
+        if one.metric in (TOGETHER, FED, EFFICIENCY) and WORLD in one.values:
+            row = rows.setdefault((one.metric == FED, *sorted(way.items())), Row(way, one.metric == FED))
             (row.efficiencies if one.metric == EFFICIENCY else row.rates)[count] = one.values[WORLD]
-    for one in measured:
-        for row in rows.values() if one.metric == ALONE else ():
-            if {*_words(one)} - METHOD_WORDS <= {*row.name} and BY_LOADER not in row.name:
+        elif one.metric in (ALONE, MEMORY):
+            each_alone.append((one, count, way))
+    for one, count, way in each_alone:
+        ours = [row for row in rows.values() if not row.fed and _holds(way, row.way, count)]
+        if not ours and kind == SWEEP:
+            ours = [rows.setdefault((False, *sorted(way.items())), Row(way))]
+        for row in ours:
+            if one.metric == ALONE:
                 row.rates[1] = fmean(one.values.values())
-    return sorted((row for row in rows.values() if max(row.rates, default=1) > 1), key=lambda row: order[row.name])
+            else:
+                row.memory[count] = [*one.values.values()]
+    shown = [row for row in rows.values() if kind == SWEEP or max(row.rates, default=1) > 1]
+    return sorted(shown, key=lambda row: [value for value in row.way.values() if isinstance(value, int)])
 
 
-def _words(measurement: Measurement) -> list[str]:
-    """The conditions of a figure in words, without the number of GPUs."""
-    conditions = dict(measurement.conditions)
-    for name in ("ranks", "workload", *(["method"] if conditions.get("method") == EACH_ALONE else [])):
-        conditions.pop(name, None)
-    return wording.words(conditions)
+def _way(measurement: Measurement) -> dict[str, Condition]:
+    way = {key: value for key, value in measurement.conditions.items() if key != "ranks"}
+    return {key: value for key, value in way.items() if (key, value) != ("method", EACH_ALONE)}
+
+
+def _holds(way: dict[str, Condition], row: dict[str, Condition], count: int) -> bool:
+    """Whether a figure of each GPU is one of a row: that of GPUs alone, whatever trains them together."""
+    return all(row.get(key) == value for key, value in way.items() if count > 1 or key != "method")
 
 
 def _by_gpus(title: str, rows: Sequence[Row], say: Say) -> FigureTable:
     counts = sorted({1, *(count for row in rows for count in row.rates)})
-    shared = set.intersection(*({*row.name} for row in rows)) if len(rows) > 1 else set()
+    memory = any(row.memory for row in rows)
+    names = [row.words(say) for row in rows]
+    shared = set.intersection(*map(set, names)) if len(rows) > 1 else set()
     lines = []
-    for row in rows:
+    for row, words in zip(rows, names, strict=True):
         cells = [_rate(row.rates.get(count), row.efficiencies.get(count)) for count in counts]
+        if memory:
+            used = row.memory[max(row.memory)] if row.memory else []
+            cells.append(FigureCell(wording.span(used, "GiB", 3, say) if used else "", kind="figure"))
         fastest = max(row.rates.values(), default=0.0)
         epoch = wording.duration(EPOCH_IMAGES / fastest) if fastest > 0 else ""
-        name = say(", ").join(say(word) for word in row.name if word not in shared) or say(FROM_MEMORY)
+        name = say(", ").join(word for word in words if word not in shared) or say(FROM_MEMORY)
         lines.append(FigureRow(name, "", (*cells, FigureCell(epoch, kind="figure")), for_information=False))
-    heads = tuple(say("1 GPU" if count == 1 else "{gpus} GPUs", gpus=count) for count in counts)
-    common = say(", ").join(say(word) for word in rows[0].name if word in shared)
-    return FigureTable(title, "", say(NOTE, images=f"{EPOCH_IMAGES:,}"), common, (*heads, EPOCH), tuple(lines))
+    heads = [say("1 GPU" if count == 1 else "{gpus} GPUs", gpus=count) for count in counts]
+    common = say(", ").join(word for word in names[0] if word in shared)
+    columns = (*heads, *([GPU_MEMORY] if memory else []), EPOCH)
+    return FigureTable(title, "", say(NOTE, images=f"{EPOCH_IMAGES:,}"), common, columns, tuple(lines))
 
 
 def _rate(rate: float | None, efficiency: float | None) -> FigureCell:

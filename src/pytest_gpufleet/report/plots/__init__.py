@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import Say, english
-from pytest_gpufleet.model.metric import COMPARED_WORK
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.method_table import compares_methods, method_comparison
+from pytest_gpufleet.report.page.training_tables import is_swept
 from pytest_gpufleet.report.plots.bars import bars
 from pytest_gpufleet.report.plots.collective_pictures import collective_pictures
 from pytest_gpufleet.report.plots.curves import curves
-from pytest_gpufleet.report.plots.method_bars import method_bars
 from pytest_gpufleet.report.plots.scaling import scaling
+from pytest_gpufleet.report.plots.sweep import sweep
 
 MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
 
@@ -23,8 +22,12 @@ def draw(
 ) -> list[tuple[str, str]]:
     """(caption, SVG) of everything that can be drawn of the figures of one group of checks."""
     metrics = [*dict.fromkeys(finding.measurement.metric for finding in findings)][:MOST_METRICS]
-    alone = [each for each in findings if each.measurement.metric in metrics and not compares_methods(each)]
-    usual = [each for each in alone if each.measurement.conditions.get("workload") not in COMPARED_WORK]
-    drawn = [*scaling(usual, say), *bars(usual, hosts, say), *curves(alone, say), *collective_pictures(usual, say)]
-    methods = method_comparison(findings)
-    return [*drawn, method_bars(methods, say)] if methods else drawn
+    some = [each for each in findings if each.measurement.metric in metrics]
+    usual = [each for each in some if not is_swept(each.measurement)]
+    return [
+        *scaling(usual, say),
+        *sweep(some, say),
+        *bars(usual, hosts, say),
+        *curves(usual, say),
+        *collective_pictures(usual, say),
+    ]

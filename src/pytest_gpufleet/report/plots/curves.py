@@ -1,4 +1,4 @@
-"""Figures against a size: bandwidth and latency against bytes, throughput against the batch."""
+"""Figures against a size: bandwidth and latency against bytes or the number of nodes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from pytest_gpufleet.report.plots import canvas
 # What may stand on the horizontal axis, and how many points are worth a curve.
 SIZES: dict[str, tuple[int, str, Callable[[float], str]]] = {
     "bytes": (3, "message size", wording.size),
-    "batch": (3, "batch of each GPU", wording.number),
     "nodes": (2, "number of nodes", wording.number),
 }
 # Conditions that change along a curve.
-ALONG: dict[str, Collection[str]] = {"bytes": ALONG_BYTES, "batch": ("batch",), "nodes": ("nodes", "ranks")}
+ALONG: dict[str, Collection[str]] = {"bytes": ALONG_BYTES, "nodes": ("nodes", "ranks")}
 PANEL = ("collective", "operation", "recipe")  # the first of these that a figure has gives it its panel
 COLUMNS = 3
 HEIGHT = 1.35
