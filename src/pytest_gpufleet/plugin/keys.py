@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpufleet.plugin.screen import Screen
 from pytest_gpufleet.run.run import Run
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 # Of the configuration.
 RUN = pytest.StashKey[Run]()
-SCREEN = pytest.StashKey[Screen]()
 # What is wrong, by the node id of the test that found it, or that ran meanwhile.
 FAULTS: pytest.StashKey[dict[str, list[Fault]]] = pytest.StashKey()
 SUPERVISED: pytest.StashKey[Supervised] = pytest.StashKey()

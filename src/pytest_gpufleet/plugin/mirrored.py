@@ -15,7 +15,7 @@ from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.plugin import compat, listeners, markers, node_arguments, options
 from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
-from pytest_gpufleet.plugin.keys import SCREEN
+from pytest_gpufleet.plugin.screen import SCREEN
 from pytest_gpufleet.plugin.nodes_at_work import nodes_now
 from pytest_gpufleet.verdict.node_verdicts import findings_of, outcome_of_all
 from pytest_gpufleet.world.engines.processes import exit_summary

@@ -27,9 +27,9 @@ from pytest_gpufleet.plugin import (
     telling,
     time_limits,
 )
-from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN, SCREEN
+from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN
 from pytest_gpufleet.plugin.markers import MARKERS
-from pytest_gpufleet.plugin.screen import Screen
+from pytest_gpufleet.plugin.screen import SCREEN, Screen
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 

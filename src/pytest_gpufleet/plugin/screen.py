@@ -93,3 +93,6 @@ class Screen:
         from pytest_gpufleet.report.terminal import progress
 
         return progress.teller(self._stream, seconds, lambda: self._below is not None)
+
+
+SCREEN = pytest.StashKey[Screen]()  # of the configuration

@@ -6,7 +6,8 @@ import pytest
 
 from pytest_gpufleet.model.fault import Faults
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.plugin.keys import RUN, SCREEN
+from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.plugin.screen import SCREEN
 from pytest_gpufleet.probes import burn_in, power_steps
 from pytest_gpufleet.world.world import World
 
