@@ -7,7 +7,7 @@ import pytest
 
 from pytest_gpufleet.hardware.tools import NoAnswer, Untold
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
-from pytest_gpufleet.plugin import dcgm_diagnosis
+from pytest_gpufleet.plugin import endurance
 from tests.hardware.test_dcgm import EIGHT, on_eight, result
 
 
@@ -36,8 +36,8 @@ def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(mo
         run.done.append(f"level {level}")
         return told
 
-    monkeypatch.setattr(dcgm_diagnosis.dcgm, "read", read)
-    found = dcgm_diagnosis.diagnose(run, "test_x")
+    monkeypatch.setattr(endurance.dcgm, "read", read)
+    found = endurance.diagnose(run, "test_x")
     assert run.done == ["ranks are gone", "level 2", "host_fact"]
     assert run.noticed == [("dcgm_remark", "test_x")]
     assert (found.faults, found.unseen) == ((), ())
@@ -45,7 +45,7 @@ def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(mo
 
 def test_it_leaves_gpus_alone_that_are_not_the_runs():
     with pytest.raises(NotApplicable, match="all 8 GPUs of the machine, and this run has 4"):
-        dcgm_diagnosis.diagnose(run := Run(EIGHT[:4]), "test_x")
+        endurance.diagnose(run := Run(EIGHT[:4]), "test_x")
     assert run.done == []
 
 
@@ -61,7 +61,7 @@ def test_it_ends_in_one_sentence_where_there_is_no_result(monkeypatch, why, endi
     def read(level):
         raise why
 
-    monkeypatch.setattr(dcgm_diagnosis.dcgm, "read", read)
+    monkeypatch.setattr(endurance.dcgm, "read", read)
     kind, words = ending
     with pytest.raises(kind, match=words):
-        dcgm_diagnosis.diagnose(Run(), "test_x")
+        endurance.diagnose(Run(), "test_x")

@@ -17,11 +17,11 @@ DEVICES = """
     import os
     from pathlib import Path
     from pytest_gpufleet.hardware import locks
-    from pytest_gpufleet.plugin import host_turns
+    from pytest_gpufleet.plugin import markers
 
     locks.DEVICES = Path(os.environ["DEVICES"])
     if "IMPATIENT" in os.environ:
-        host_turns.GPUS_A_HOST = 0
+        markers.GPUS_A_HOST = 0
 """
 # Says that it is there, and ends when it is told to.
 ALONE = """

@@ -8,7 +8,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.plugin import html_columns
+from pytest_gpufleet.plugin import html_report
 
 HEADER = [
     '<th class="sortable" data-column-type="result">Result</th>',
@@ -26,14 +26,14 @@ ROW = [
 
 def row_of(findings: list[Finding]) -> list[str]:
     cells = list(ROW)
-    html_columns.row(cells, findings)
+    html_report.row(cells, findings)
     return [re.sub("<.*?>", "", cell) for cell in cells[2:5]]
 
 
 def test_header_and_row_grow_alike_after_the_test() -> None:
     header, row = list(HEADER), list(ROW)
-    html_columns.header(header)
-    html_columns.row(row, [])
+    html_report.header(header)
+    html_report.row(row, [])
     assert len(header) == len(row) == 7
     assert [re.sub("<.*?>", "", cell) for cell in header[1:5]] == ["Test", "Measured", "Limit", "Worst place"]
     # pytest-html sorts a column by the word after "col-", which has to be the header's column type.
@@ -63,7 +63,7 @@ def test_value_that_rounds_to_its_limit_is_told_apart(rejected: Record) -> None:
 
 def test_row_without_cells_stays_without() -> None:
     cells: list[str] = []
-    html_columns.row(cells, [])
+    html_report.row(cells, [])
     assert cells == []
 
 
@@ -72,6 +72,6 @@ def test_cells_are_escaped() -> None:
         "a", Measurement("<b>", {"gpu0": 1.0}, {}, definition=Metric("<b>", "<i>", "higher", "<b>")), "not judged"
     )
     cells = list(ROW)
-    html_columns.row(cells, [finding])
+    html_report.row(cells, [finding])
     assert "<b>" not in "".join(cells)
     assert "<i>" not in "".join(cells)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.plugin.launchers import started_by
+from pytest_gpufleet.plugin.options import started_by
 
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Gpu, GpuTopology
-from pytest_gpufleet.plugin.needs import lacking
+from pytest_gpufleet.plugin.markers import lacking
 from tests import runs
 from tests.machines import first_gpus
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.plugin.node_arguments import kept
+from pytest_gpufleet.plugin.mirrored import kept
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.plugin import html_columns
+from pytest_gpufleet.plugin import html_report
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page import several_runs, summary_html
 from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
@@ -83,7 +83,7 @@ def assert_shown_everywhere(figures: Iterator[float]) -> None:
     assert "fleet-verdict" in summary_html.summary(record)
     assert svgs(samples, [place.gpu(index) for index in range(3)], []) is not None
     list(summary_lines.summary_lines(record))
-    html_columns.row(["<td>testId</td>"], record.findings)
+    html_report.row(["<td>testId</td>"], record.findings)
     runs = {"one": record, "other": record}
     several_runs.page(several_runs.compared(compare(runs), 2))
     several_runs.page(several_runs.drifted(drift(runs)))

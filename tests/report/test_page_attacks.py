@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page import drift_section, hosts_part, other_software, rendering, several_runs
+from pytest_gpufleet.plugin import html_report
+from pytest_gpufleet.report.page import drift_section, hosts_part, rendering, several_runs
 from pytest_gpufleet.report.page.standalone import page
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
@@ -170,7 +171,7 @@ def test_addresses_of_extras_are_addresses_and_their_markup_is_text() -> None:
         for kind in ("url", "image", "html", "text")
         for content in ("javascript:x", "\x01JAVA\nscript:x", "data:text/html,x", "https://host/a?b&c", "img/a.png")
     ]
-    shown = [(each["format_type"], each["content"], each["name"]) for each in other_software.extras(given)]
+    shown = [(each["format_type"], each["content"], each["name"]) for each in html_report.extras(given)]
     assert shown[:4] == [
         ("url", "https://host/a?b&amp;c", "&lt;b&gt;"),
         ("url", "img/a.png", "&lt;b&gt;"),
@@ -178,5 +179,5 @@ def test_addresses_of_extras_are_addresses_and_their_markup_is_text() -> None:
         ("image", "img/a.png", "<b>"),
     ]
     assert [content for kind, content, _ in shown if kind == "html"][1] == "JAVA\nscript:x"
-    assert other_software.extras([{"format_type": "html", "content": "<b>", "name": ""}])[0]["content"] == "&lt;b&gt;"
+    assert html_report.extras([{"format_type": "html", "content": "<b>", "name": ""}])[0]["content"] == "&lt;b&gt;"
     assert {name for kind, _, name in shown if kind == "text"} == {"&lt;b&gt;"}

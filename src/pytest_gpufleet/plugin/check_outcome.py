@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet import redaction
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.events import Check, FailedBy, Outcome
 from pytest_gpufleet.model.fault import Fault, Faults
@@ -18,6 +19,24 @@ from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.judgement import LimitMissed
 from pytest_gpufleet.world.failure import RankFailure
+
+
+class SessionEnd:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if not isinstance(excinfo.value, pytest.Session.Interrupted):  # pytest's own, for errors in the collection
+            self._run.interruption.hear()
+        if isinstance(excinfo.value, pytest.exit.Exception):
+            self._run.exited = f"pytest.exit() ended the run: {excinfo.value.msg}"
+
+    @pytest.hookimpl(tryfirst=True)  # before anybody shows it
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        redaction.hide_in(report)
+        if report.failed:
+            self._run.not_imported.append(report.nodeid)
+
 
 MESSAGE_LIMIT = 20_000
 NOT_RUN = "its body was not run"

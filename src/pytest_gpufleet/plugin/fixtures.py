@@ -39,10 +39,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     run = item.config.stash[RUN]
     if run.options.listing or not uses_ranks(item):
         return
-    from pytest_gpufleet.plugin import on_ranks, spmd
+    from pytest_gpufleet.plugin import spmd
     from pytest_gpufleet.world import shipping
 
-    on_ranks.teach_endings()
+    spmd.teach_endings()
     if is_spmd(item):
         spmd.refuse(item)
     if isinstance(item, pytest.Function):
@@ -226,7 +226,7 @@ def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measuremen
 
     It ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse.
     """
-    from pytest_gpufleet.plugin.sustained_load import sustained_load
+    from pytest_gpufleet.plugin.endurance import sustained_load
 
     return partial(sustained_load, request.node)
 
@@ -235,7 +235,7 @@ def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measuremen
 def power_steps(request: pytest.FixtureRequest) -> Callable[[World], list[Measurement]]:
     """power_steps(world) takes all ranks from idle to full load and back together, at 0.1 to 10 Hz, and gives its
     measurements. It ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse."""
-    from pytest_gpufleet.plugin.sustained_load import stepped_load
+    from pytest_gpufleet.plugin.endurance import stepped_load
 
     return partial(stepped_load, request.node)
 
@@ -245,6 +245,6 @@ def dcgm_diagnosis(request: pytest.FixtureRequest) -> Callable[[], Diagnosis]:
     """dcgm_diagnosis(): what NVIDIA's own diagnostic finds (a Diagnosis) at the level of --fleet-dcgm, on all GPUs of
     this machine, which the ranks have left by then. Not applicable where it cannot run."""
     _own_machine(request.config, "dcgm_diagnosis", "the ranks: world.run(...)")
-    from pytest_gpufleet.plugin.dcgm_diagnosis import diagnose
+    from pytest_gpufleet.plugin.endurance import diagnose
 
     return partial(diagnose, request.config.stash[RUN], request.node.nodeid)

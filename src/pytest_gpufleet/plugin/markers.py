@@ -3,10 +3,20 @@ like world, rank, judge and level are those of others too."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from functools import partial
+from typing import TYPE_CHECKING
+
 import pytest
 
 from pytest_gpufleet.plugin import compat
-from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.plugin.keys import KEPT_FROM_TURNS, RUN
+from pytest_gpufleet.run.run import Run
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.model.gpu import GpuTopology
+    from pytest_gpufleet.run.run import Run
+
 
 FIXTURES = "pytest_gpufleet.plugin.fixtures"
 OF_RANKS = ("world", "nccl_group", "rank")  # behind them there are ranks
@@ -54,3 +64,95 @@ def is_between_nodes(item: pytest.Item) -> bool:
     """Whether a test is about several nodes together. All others are about one, and in a run on many each node runs
     them by itself."""
     return any(marker.kwargs.get("nodes", 1) > 1 for marker in item.iter_markers("needs"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    run = item.config.stash[RUN]
+    markers = [*item.iter_markers("needs")]
+    if run.options.listing or not (uses_ranks(item) or (markers and run.options.asked)):
+        return  # without our options and fixtures the marker is somebody else's
+    from pytest_gpufleet.model.endings import not_applicable
+
+    if run.options.asked and (uses_ranks(item) or any(marker.kwargs.get("gpus") for marker in markers)):
+        _need_any(run)
+    for marker in markers:
+        if what := lacking(run.ground.topology, run.ground.size, run.ground.nodes, *marker.args, **marker.kwargs):
+            not_applicable(what)
+        if (wanted := marker.kwargs.get("nodes", 1)) > run.ranks.nodes:
+            pytest.skip(f"needs {wanted} nodes, and {run.ranks.nodes} of {run.ground.nodes} are left")
+
+
+def _need_any(run: Run) -> None:
+    """Where there is no GPU at all, the first test that needs one fails for it, and the others do not run."""
+    from pytest_gpufleet.model.fault import Fault, Faults
+
+    if run.ground.size:
+        return
+    if run.told_absent:
+        pytest.skip("no GPU is here")
+    run.told_absent = True
+    raise Faults((Fault("gpu_missing", (), f"no GPU is here: {run.ground.why}"),))
+
+
+def lacking(
+    topology: GpuTopology,
+    size: int,
+    nodes_here: int,
+    *,
+    gpus: bool = False,
+    capability: tuple[int, int] = (0, 0),
+    ranks: int = 1,
+    nodes: int = 1,
+) -> str:
+    """What is not here, in a sentence; `size` is the number of ranks, on `nodes_here` nodes."""
+    if gpus and not topology.gpus:
+        return "a rehearsal has no GPUs"
+    for gpu in topology.gpus:
+        has = tuple(gpu.compute_capability or capability)
+        if has < capability:
+            wanted, found = (".".join(map(str, each)) for each in (capability, has))
+            return f"needs compute capability {wanted}, GPU {gpu.index} has {found}"
+    if 0 < size < ranks:  # without any, the test's fixtures say what is wrong
+        return f"needs {ranks} ranks, this run has {size}"
+    if nodes_here < nodes:
+        return f"needs {nodes} nodes, this run has {nodes_here}"
+    return ""
+
+
+# Tests that need the host to themselves: on nodes of one run that are one host, and in runs beside each other there,
+# one has its turn after the other.
+
+GPUS_A_HOST = 8  # of HGX: as many nodes of a run may be one host, and each has its turn before the last one
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timer of pytest-timeout: waiting is not the test's own time
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    run, stash = item.config.stash[RUN], item.config.stash
+    if item.get_closest_marker("host_alone") is None or not _takes_turns(run) or KEPT_FROM_TURNS in stash:
+        return (yield)
+    from pytest_gpufleet.hardware import locks
+
+    with locks.taken(partial(_tell, run, item.nodeid), _most_seconds(run)) as kept_by:
+        if kept_by:
+            stash[KEPT_FROM_TURNS] = True  # nobody waits as long for each of the other tests
+            assert run.evidence is not None
+            run.evidence.spoil(f"checks that need this host to themselves had no turn, which was kept by {kept_by}")
+        if run.sampling is not None:
+            run.sampling.end_of_check()  # nor are the GPUs' readings meanwhile those of the test
+        return (yield)
+
+
+def _takes_turns(run: Run) -> bool:
+    """Not the run on many nodes, where each node's own run does; nor CPU ranks, which measure nothing that counts."""
+    return run.evidence is not None and run.options.nodes is None and bool(run.ground.topology.gpus)
+
+
+def _most_seconds(run: Run) -> float:
+    """DCGM's diagnostic is the longest check that takes turns, and has a deadline of its own."""
+    from pytest_gpufleet.hardware import dcgm
+
+    return GPUS_A_HOST * dcgm.SECONDS[run.options.dcgm]
+
+
+def _tell(run: Run, check: str, holder: str) -> None:
+    run.tell(f"{check} needs this host to itself and waits for {holder}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -13,10 +16,13 @@ from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.plugin import compat, listeners, markers, node_arguments, options
+from pytest_gpufleet.nodes.messages import Pulse
+from pytest_gpufleet.plugin import compat, listeners, markers, options
 from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
-from pytest_gpufleet.plugin.screen import SCREEN
-from pytest_gpufleet.plugin.nodes_at_work import nodes_now
+from pytest_gpufleet.plugin.terminal import SCREEN
+from pytest_gpufleet.report.terminal.live_nodes import NodeNow, NodesNow
+from pytest_gpufleet.run.cluster_run import ClusterRun
+from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.verdict.node_verdicts import findings_of, outcome_of_all
 from pytest_gpufleet.world.engines.processes import exit_summary
 
@@ -24,6 +30,113 @@ if TYPE_CHECKING:
     from pytest_gpufleet.run.cluster_run import ClusterRun
     from pytest_gpufleet.run.node_runs import NodeRun
     from pytest_gpufleet.run.run import Run
+
+
+# With which arguments pytest runs on each node of a run on many: those of this run, but for what is about all of them
+# and for what has been done by then.
+
+# What is about the run of all nodes, where files of this machine go, and which tests are run: these are told by name.
+WITH_A_VALUE = (
+    "--nodes", "--gpus", "--fleet-address", "--fleet-dir", "--fleet-keep", "--fleet-deadline", "--fleet-resume",
+    "--fleet-prometheus",
+    "--html", "--junitxml", "--junit-xml", "--rootdir", "-c", "--config-file", "-k", "-m", "--deselect", "--ignore",
+    "--ignore-glob", "--maxfail", "--basetemp", "--pastebin", "--log-file", "--debug", "--report-log",
+)  # fmt: skip
+WITHOUT = (
+    "--fleet-insecure", "--fleet-monitor", "-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first",
+    "--nf", "--new-first", "--sw", "--stepwise", "--sw-skip", "--stepwise-skip", "--sw-reset", "--stepwise-reset",
+    "--pyargs", "--pdb", "--trace", "--rehearse",
+)  # fmt: skip
+
+
+def arguments(config: pytest.Config, options: Options, items: Sequence[pytest.Item]) -> tuple[str, ...]:
+    """`items`: the tests of one machine, in their order."""
+    given = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.getini("addopts")]
+    given += map(str, config.invocation_params.args)
+    ground = f"--rehearse={options.rehearse}" if options.rehearse else f"--gpus={options.gpus}"
+    ini_file = [f"-c={config.inipath}"] if config.inipath else []
+    paths = {str(path) for path in config.option.file_or_dir}
+    return (
+        *kept(given, paths),
+        ground,
+        f"--rootdir={_root(items[0])}",
+        *ini_file,
+        *_cache(config),
+        "-o=addopts=",
+        "--maxfail=0",  # -x may stand in one piece with other letters
+        *(_absolute(item) for item in items),
+    )
+
+
+def kept(given: Sequence[str], paths: Collection[str]) -> Iterator[str]:
+    """`given` without the options above, with their values, and without `paths`."""
+    left_out = False
+    for argument in given:
+        option, equals, _ = argument.partition("=")
+        if left_out:
+            left_out = False
+        elif option in WITH_A_VALUE:
+            left_out = not equals
+        elif option not in WITHOUT and argument not in paths and not _is_short(argument):
+            yield argument
+
+
+def _is_short(argument: str) -> bool:
+    """Whether it is an option of one letter with its value in one piece: -kslow."""
+    return any(len(option) == 2 and argument.startswith(option) for option in WITH_A_VALUE)
+
+
+def _root(item: pytest.Item) -> Path:
+    """The folder from which the path in a node id counts: pytest's own, but for what --pyargs finds elsewhere. Those
+    count from what pytest was told, which on a node is each file by itself."""
+    file = PurePath(item.nodeid.partition("::")[0])
+    counts_from = item.path.parents[len(file.parts) - 1]
+    return counts_from if counts_from / file == item.path else item.config.rootpath
+
+
+def _cache(config: pytest.Config) -> Iterator[str]:
+    """Where pytest's cache is here, whichever folder ids count from: there it would be another file of a package."""
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        yield f"-o=cache_dir={config.rootpath / config.getini('cache_dir')}"
+
+
+def _absolute(item: pytest.Item) -> str:
+    """A node id by the path of its file, whichever folder ids count from."""
+    _, colons, names = item.nodeid.partition("::")
+    return f"{item.path}{colons}{names}"
+
+
+def nodes_now(run: ClusterRun) -> NodesNow:
+    """May be called from any thread."""
+    assert run.evidence is not None
+    record, cluster = run.evidence.record, run.cluster
+    latest = record.started[-1] if record.started else ""
+    check = "" if latest in record.checks else latest
+    late = {own.node for own in run.node_runs.at_work(check)} if check and run.alone else set()
+    gone = {**dict.fromkeys(cluster.left_out, "left out"), **dict.fromkeys(cluster.lost, "lost")}
+    pulses = cluster.pulses
+    nodes = []
+    for node, host in run.ground.hosts.items():
+        pulse = pulses.get(node, Pulse())
+        doing = "" if node in gone else pulse.check or _without_a_check(run, node)
+        wrong = gone.get(node) or _failed(run, node)
+        nodes.append(NodeNow(host, doing, wrong, node in late and node not in gone, pulse.hottest_c, pulse.watts))
+    return NodesNow(check, nodes)
+
+
+def _failed(run: ClusterRun, node: int) -> str:
+    """How many checks of its own run have failed so far."""
+    own = run.node_runs.all.get(node)
+    count = sum(check.outcome == "failed" for check in list(own.record.checks.values())) if own else 0
+    return f"{count} failed" if count else ""
+
+
+def _without_a_check(run: ClusterRun, node: int) -> str:
+    if not run.alone:
+        return "works with the others"
+    own = run.node_runs.all.get(node)
+    return "starts" if own is None or own.at_work else "has done its own checks"
+
 
 Phase = Literal["setup", "call", "teardown"]
 MOST_NAMES = 8  # of hosts in one line
@@ -54,7 +167,7 @@ class Mirrors:
         """Start the nodes' own runs, with what was selected here."""
         mirrored = [item for item in session.items if not markers.is_between_nodes(item)]
         if mirrored and not session.testsfailed:
-            given = node_arguments.arguments(session.config, self._run.options, mirrored)
+            given = arguments(session.config, self._run.options, mirrored)
             with options.refusals():
                 self._run.start_alone(given, [item.nodeid for item in mirrored])
 

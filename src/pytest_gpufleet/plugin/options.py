@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from pytest_gpufleet.model.conditions import CONDITIONS, RESNETS
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.language import LANGUAGES
-from pytest_gpufleet.model.levels import LEVELS
-from pytest_gpufleet.plugin import compat, resnet_options, unfit_options
+from pytest_gpufleet.model.levels import BURN_IN_SECONDS, LEVELS
+from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.run.settings import (
     LONGEST_INTERVAL_SECONDS,
     REHEARSAL_RANKS,
+    SHORTEST_DEADLINE_SECONDS,
     Options,
     dcgm_level,
     duration,
@@ -32,6 +36,111 @@ from pytest_gpufleet.run.settings import (
     seconds,
     whole_number,
 )
+
+if TYPE_CHECKING:
+    import pytest
+
+
+# The launcher, the variable by which it tells how many processes it has started on this node, and of which all.
+# Open MPI: docs.open-mpi.org, "Environment variables that Open MPI sets". MPICH and Intel MPI: Hydra.
+COUNTING = (
+    ("mpirun", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    ("mpirun", "MPI_LOCALNRANKS", "PMI_SIZE"),
+)
+# docs.pytorch.org/docs/stable/elastic/run.html. All of them: schedulers of training jobs set the first two for
+# a process a node.
+OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def started_by(environment: Mapping[str, str], nodes: bool) -> str:
+    """The launcher that has started this process as one of several of which each would make the same run; "" if there
+    is none. `nodes`: the run is one of many nodes, of which a whole cluster has one.
+
+    One task a node is as it should be: each makes a run of its node alone, or, by `ray symmetric-run`, the head's is
+    the only one.
+    """
+    if all(name in environment for name in OF_TORCHRUN):
+        return "torchrun"
+    for launcher, here, everywhere in COUNTING:
+        if _count(environment.get(everywhere if nodes else here)) > 1 or _count(environment.get(here)) > 1:
+            return launcher
+    # Not SLURM_NTASKS_PER_NODE: a batch script has it too, whatever it starts. "8(x16)" or "8(x2),4": man srun.
+    tasks = re.sub(r"\(x\d+\)", "", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if any(_count(each) > 1 for each in tasks.split(",")) or _count(environment.get("SLURM_LOCALID")) > 0:
+        return "srun"
+    return ""
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() else 0
+
+
+NUMBERS = {
+    "--resnet-batch": "images a GPU and step (default: the recipe's, halved until they fit into the memory)",
+    "--resnet-steps": "steps of each sample (default: about a second)",
+    "--resnet-warm-up": "steps before the first sample (default: 8 to 30)",
+    "--resnet-workers": "loader processes a GPU (default: a core each, 16 at most, as far as their batches fit into "
+    "/dev/shm)",
+}
+
+
+def add_resnet(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gpufleet-resnet", "what the ResNet checks of the acceptance suite do")
+    group.addoption("--resnet-model", choices=RESNETS, default="resnet50", help="the network (default: resnet50)")
+    optimizers = CONDITIONS["optimizer"].values
+    group.addoption("--resnet-optimizer", choices=optimizers, default="sgd", help="the optimizer (default: sgd)")
+    for flag, text in NUMBERS.items():
+        group.addoption(flag, type=whole_number, metavar="N", help=text)
+
+
+def check_launcher(options: Options) -> None:
+    """UsageError if others of the same launcher do what this process is about to do."""
+    if launcher := started_by(os.environ, options.nodes is not None):
+        raise pytest.UsageError(
+            f"{launcher} starts pytest several times, and each would take the same GPUs: start it once a node with "
+            "--gpus, or once with --nodes; it starts a process for each GPU itself"
+        )
+
+
+def check_nodes(given: dict[str, Any]) -> None:
+    """UsageError for what does not go together. GPUs of many nodes are not chosen by each for itself."""
+    if given["nodes"] is None:
+        for name, flag in (("address", "--fleet-address"), ("insecure", "--fleet-insecure")):
+            if given[name] is not None:
+                raise pytest.UsageError(f"{flag} is about many nodes: say how many, --nodes N or --nodes all")
+    elif given["rehearse"] and given["nodes"] == "all" and given["address"] is None:
+        raise pytest.UsageError("--nodes all is for a Ray cluster; a rehearsal of this machine has --nodes N")
+    elif not given["rehearse"] and given["gpus"] in (None, "auto"):
+        given["gpus"] = "all"
+
+
+def check_deadline(options: Options, deadline: float) -> None:
+    """UsageError if a run could not do by then what it was asked for."""
+    if deadline < SHORTEST_DEADLINE_SECONDS:
+        raise pytest.UsageError(
+            f"--fleet-deadline {deadline:g}s is too short to start and to write a report: give "
+            f"{SHORTEST_DEADLINE_SECONDS:g}s or more"
+        )
+    usual = BURN_IN_SECONDS if options.level == "burnin" and not options.rehearse else 0
+    burning = options.burn_in or usual
+    if burning + SHORTEST_DEADLINE_SECONDS > deadline:
+        raise pytest.UsageError(
+            f"a burn-in of {burning:g} s does not fit into --fleet-deadline {deadline:g}s, of which "
+            f"{SHORTEST_DEADLINE_SECONDS:g} s are for start and report"
+        )
+
+
+def check_disk_folder(options: Options) -> None:
+    """UsageError if the folder that a drive is to be tested in is none: half an hour later that would be a check that
+    does not apply. In a run on many nodes it is just that: not all of them need to have what one has. A site's ini file
+    names it for all levels, of which one uses it."""
+    from pytest_gpufleet.nodes.suite_process import ONE_OF_MANY
+
+    used = options.disk_folder is not None and options.level == "burnin"
+    if not used or options.nodes is not None or ONE_OF_MANY in os.environ:
+        return
+    if not os.path.isdir(str(options.disk_folder)):  # pathlib's raises for what may not be looked into
+        raise pytest.UsageError(f"--fleet-disk-folder: {options.disk_folder} is no folder: make it, or name another")
 
 
 @dataclass(frozen=True)
@@ -205,7 +314,7 @@ def add(parser: pytest.Parser) -> None:
             kind: Literal["linelist", "string"] = "linelist" if option.many else "string"
             parser.addini(option.name, help, kind, default="")
     compat.takes_no_argument_alone(parser, "--rehearse", str(REHEARSAL_RANKS))
-    resnet_options.add(parser)
+    add_resnet(parser)
 
 
 def from_config(config: pytest.Config) -> Options:
@@ -216,7 +325,7 @@ def from_config(config: pytest.Config) -> Options:
         raise pytest.UsageError(f"--rehearse {path}: no path has this name, and a number of ranks is --rehearse=N")
     if given["gpus"] not in (None, "auto") and given["rehearse"]:
         raise pytest.UsageError("--gpus N and --gpus all run on GPUs, --rehearse on CPUs: give one of them")
-    unfit_options.check_nodes(given)
+    check_nodes(given)
     if given["burn_in"] and given["level"] not in (None, "burnin"):
         raise pytest.UsageError(
             f"--fleet-burn-in is part of level burnin, but --fleet-level {given['level']} was given"
@@ -236,10 +345,10 @@ def from_config(config: pytest.Config) -> Options:
     judged_by = [known[name] for name in ("profile", "order") if name in known]
     options = Options(**known, asked=asked, listing=listing, paths=_paths(config, judged_by))
     if options.makes_a_run:
-        unfit_options.check_launcher(options)
-        unfit_options.check_disk_folder(options)
+        check_launcher(options)
+        check_disk_folder(options)
     if options.deadline is not None and options.makes_a_run:
-        unfit_options.check_deadline(options, options.deadline)
+        check_deadline(options, options.deadline)
     return options
 
 

@@ -16,20 +16,17 @@ import pytest
 from pytest_gpufleet.plugin import (
     compat,
     fixtures,
-    host_turns,
     listeners,
     markers,
-    needs,
-    on_ranks,
     options,
+    spmd,
     suite_by_package,
     supervision,
-    telling,
-    time_limits,
+    terminal,
 )
 from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, ON_RANKS, ONLY_LIMITS, PHASES, RUN
 from pytest_gpufleet.plugin.markers import MARKERS
-from pytest_gpufleet.plugin.screen import SCREEN, Screen
+from pytest_gpufleet.plugin.terminal import SCREEN, Screen
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 
@@ -45,7 +42,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
     pluginmanager.add_hookspecs(hookspecs)
     # Of hooks that are called first, the last one registered is called first.
-    parts = (fixtures, listeners, telling, needs, host_turns, supervision, time_limits, suite_by_package)
+    parts = (fixtures, listeners, terminal, markers, supervision, suite_by_package)
     for module in parts:
         pluginmanager.register(module, f"gpufleet-{module.__name__.rpartition('.')[2].replace('_', '-')}")
 
@@ -56,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     screen = config.stash[SCREEN] = Screen()
     asked, until = options.from_config(config), supervision.until(config)
-    run = config.stash[RUN] = _kind_of_run(asked)(asked, screen.tell, on_ranks.prepare, until)
+    run = config.stash[RUN] = _kind_of_run(asked)(asked, screen.tell, spmd.prepare, until)
     run.hear_fault = partial(listeners.tell_fault, config)
     # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
     config.add_cleanup(run.interruption.pass_on)
@@ -103,8 +100,8 @@ def _refuse_what_spoils_a_run(config: pytest.Config, asked: Options) -> None:
 def _open(config: pytest.Config, run: Run) -> None:
     """Start the run, with all that makes its report."""
     run.ranks.get_ready()  # first: it takes as long as all that is imported and collected here
-    from pytest_gpufleet.plugin import html_report, session_end
-    from pytest_gpufleet.plugin.report_files import ReportFiles
+    from pytest_gpufleet.plugin import check_outcome, html_report
+    from pytest_gpufleet.plugin.html_report import ReportFiles
     from pytest_gpufleet.report.page.rendering import stylesheet
     from pytest_gpufleet.run.opening import open_run
 
@@ -119,7 +116,7 @@ def _open(config: pytest.Config, run: Run) -> None:
     config.pluginmanager.register(report_files, "gpufleet-report-files")
     each = bool(config.getini("generate_report_on_test"))
     config.pluginmanager.register(html_report.HtmlReport(run, run.evidence, page, each), "gpufleet-html")
-    config.pluginmanager.register(session_end.SessionEnd(run), "gpufleet-session-end")
+    config.pluginmanager.register(check_outcome.SessionEnd(run), "gpufleet-session-end")
     if run.options.nodes is not None:
         from pytest_gpufleet.plugin import mirrored
 
