@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from pytest_gpufleet import GiB, Size, World, expect_none, not_applicable
-from pytest_gpufleet.probes.collectives.exactness import KINDS, Delivery, exchange
-from pytest_gpufleet.probes.collectives.large_all_reduce import large_all_reduce
-from pytest_gpufleet.probes.collectives.repeated import stays_exact, two_at_once
+from pytest_gpufleet.probes.collectives.exactness import (
+    KINDS,
+    Delivery,
+    exchange,
+    large_all_reduce,
+    stays_exact,
+    two_at_once,
+)
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.search.wrong_data import who_corrupts
+from pytest_gpufleet.probes.search.collective import who_corrupts
 
 pytestmark = [
     pytest.mark.chapter("Exactness", "Do the GPUs exchange data without changing a single bit?"),

@@ -22,12 +22,10 @@ from pytest_gpufleet import (
     expect_none,
     measure_all,
 )
-from pytest_gpufleet.probes.compute.corruption import dissenters, exact_product
+from pytest_gpufleet.probes.compute.corruption import Turn, dissenters, exact_product, rate_of, soak_figures, soak_turn
 from pytest_gpufleet.probes.compute.rate import PRECISIONS, precisions_of, relative_rate
-from pytest_gpufleet.probes.compute.soak import Turn, rate_of, soak_figures, soak_turn
-from pytest_gpufleet.probes.memory.bandwidth import memory_bandwidth
-from pytest_gpufleet.probes.memory.patterns import PatternTest, hold_patterns
-from pytest_gpufleet.probes.search.slow_alone import one_at_a_time, why_slow
+from pytest_gpufleet.probes.memory import PatternTest, hold_patterns, memory_bandwidth
+from pytest_gpufleet.probes.search.collective import one_at_a_time, why_slow
 
 pytestmark = pytest.mark.chapter("Compute", "Does each GPU compute right, and as fast as it should?")
 of_memory = pytest.mark.chapter("Memory", "Is each GPU's memory sound, and as fast as it should be?")

@@ -11,8 +11,8 @@ from pytest_gpufleet import GpuTopology, Judge, Machine, Measurement, MiB, Size,
 from pytest_gpufleet.probes.links.copying import Copied
 from pytest_gpufleet.probes.links.host_copies import ONE_WAY, HostDirection, host_bandwidth
 from pytest_gpufleet.probes.links.pairs import PairDirection, pair_bandwidth, pair_latency, wrong_data
-from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth
-from pytest_gpufleet.probes.search.slow_pairs import who_slows_pairs
+from pytest_gpufleet.probes.memory import host_memory_bandwidth
+from pytest_gpufleet.probes.search.collective import who_slows_pairs
 from pytest_gpufleet.verdict.host_rules.memory_rules import memory_below_modules
 
 pytestmark = pytest.mark.chapter("Links", "Are the links between the GPUs, and to the host, as fast as they should be?")

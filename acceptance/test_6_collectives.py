@@ -17,10 +17,9 @@ from pytest_gpufleet import (
     measure_all,
     not_applicable,
 )
-from pytest_gpufleet.probes.collectives.launching import launch_time
-from pytest_gpufleet.probes.collectives.speed import collective_latency, fitting, sweep
+from pytest_gpufleet.probes.collectives.speed import collective_latency, fitting, launch_time, sweep
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.search.slow_collective import who_is_slow
+from pytest_gpufleet.probes.search.collective import who_is_slow
 
 pytestmark = [
     pytest.mark.chapter("Collectives", "Do all GPUs together exchange data as fast as they should?"),

@@ -26,11 +26,10 @@ from pytest_gpufleet import (
     scaling_efficiency,
 )
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.probes.training.full_memory import fill_memory
 from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
 from pytest_gpufleet.probes.training.loop import train_throughput
 from pytest_gpufleet.probes.training.recipes import Workload, fitting
-from pytest_gpufleet.probes.training.sweep import Way, throughput_of
+from pytest_gpufleet.probes.training.sweep import Way, fill_memory, throughput_of
 
 pytestmark = pytest.mark.chapter("ResNet-50", "How fast is real training, on one GPU and on all?")
 

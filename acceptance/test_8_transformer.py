@@ -20,9 +20,8 @@ from pytest_gpufleet import (
     not_applicable,
     scaling_efficiency,
 )
-from pytest_gpufleet.probes.training.transformer import SHAPES
+from pytest_gpufleet.probes.training.transformer import SHAPES, token_throughput
 from pytest_gpufleet.probes.training.transformer_exactness import ends_alike, follows_fp32, trains_as_one
-from pytest_gpufleet.probes.training.transformer_step import token_throughput
 from pytest_gpufleet.verdict.peaks import above_peak, model_flops_utilization
 
 pytestmark = [

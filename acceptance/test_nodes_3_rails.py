@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import Judge, MiB, Size, World
-from pytest_gpufleet.probes.nodes.rails import RailsAtOnce, rail_bandwidth
-from pytest_gpufleet.probes.search.slow_between_nodes import who_slows_rails
+from pytest_gpufleet.probes.between_nodes import RailsAtOnce, rail_bandwidth
+from pytest_gpufleet.probes.search.nodes import who_slows_rails
 
 pytestmark = [
     pytest.mark.chapter(

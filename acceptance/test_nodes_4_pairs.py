@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import GiB, Judge, KiB, MiB, Size, World
+from pytest_gpufleet.probes.between_nodes import affordable, groups_of_nodes, pairs_of_nodes
 from pytest_gpufleet.probes.collectives.speed import fitting
-from pytest_gpufleet.probes.nodes.curve import affordable
-from pytest_gpufleet.probes.nodes.node_groups import groups_of_nodes, pairs_of_nodes
-from pytest_gpufleet.probes.search.slow_between_nodes import who_slows_nodes
+from pytest_gpufleet.probes.search.nodes import who_slows_nodes
 
 pytestmark = [
     pytest.mark.chapter("Between nodes: pairs", "Which nodes, or what between them, would slow the others?"),

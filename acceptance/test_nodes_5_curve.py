@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import GiB, Judge, KiB, MiB, Size, World, measure_all
+from pytest_gpufleet.probes.between_nodes import affordable, collective_curve, doubling
 from pytest_gpufleet.probes.collectives.speed import fitting
-from pytest_gpufleet.probes.nodes.curve import affordable, collective_curve, doubling
-from pytest_gpufleet.probes.search.slow_between_nodes import who_slows_nodes
+from pytest_gpufleet.probes.search.nodes import who_slows_nodes
 
 pytestmark = [
     pytest.mark.chapter("Between nodes: scaling", "Do all nodes together exchange data as fast as they should?"),

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from pytest_gpufleet import Size, World, expect_none
-from pytest_gpufleet.probes.collectives.exactness import exchange
-from pytest_gpufleet.probes.collectives.repeated import stays_exact
+from pytest_gpufleet.probes.between_nodes import rails_of
+from pytest_gpufleet.probes.collectives.exactness import exchange, stays_exact
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.nodes.rails import rails_of
-from pytest_gpufleet.probes.search.wrong_data import who_corrupts
+from pytest_gpufleet.probes.search.collective import who_corrupts
 
 pytestmark = [
     pytest.mark.chapter("Between nodes: exactness", "Do nodes exchange data without changing a single bit?"),

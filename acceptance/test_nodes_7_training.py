@@ -15,16 +15,16 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_gpufleet import Rank, World
-from pytest_gpufleet.probes.training.replicas import differences
-from pytest_gpufleet.probes.training.sharding import fully_sharded, held, own_shard
-from pytest_gpufleet.probes.training.small_network import (
+from pytest_gpufleet.probes.training.correctness import (
     batch,
+    differences,
     full_precision,
     known_average,
     known_input,
     known_layer,
     network,
 )
+from pytest_gpufleet.probes.training.methods import fully_sharded, held, own_shard
 
 pytestmark = [
     pytest.mark.chapter("Between nodes: training", "Do nodes train a network together, and come to the same result?"),

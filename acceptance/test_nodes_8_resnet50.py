@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import Judge, Size, World, measure, measure_all, scaling_efficiency
-from pytest_gpufleet.probes.nodes.curve import doubling
+from pytest_gpufleet.probes.between_nodes import doubling
 from pytest_gpufleet.probes.training.loop import train_throughput
 from pytest_gpufleet.probes.training.recipes import Workload
 

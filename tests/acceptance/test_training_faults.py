@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler
 
-from pytest_gpufleet.probes.training import sharding, loop
+from pytest_gpufleet.probes.training import methods, loop
 from pytest_gpufleet.world.engines import local
 
 local.PRELOAD.append(__name__)  # each check that fails costs a world: the next finds all this imported

@@ -55,18 +55,18 @@ def late(nccl_group):
 
 SEARCH = """
 from pytest_gpufleet import MiB
-from pytest_gpufleet.probes.search import slow_collective
+from pytest_gpufleet.probes.search import collective
 
 def test_search(nccl_group, gpu_topology):
-    (found,) = slow_collective.who_is_slow(nccl_group, gpu_topology, "all_reduce", 64 * MiB)
+    (found,) = collective.who_is_slow(nccl_group, gpu_topology, "all_reduce", 64 * MiB)
     assert [place.index for place in found.subjects] == [1], found
 """
 
 
 LEFT_OUT = """
 from pytest_gpufleet import MiB
-from pytest_gpufleet.probes.search.deadline import Deadline
-from pytest_gpufleet.probes.search.topology_file import without_topology_file
+from pytest_gpufleet.probes.search.collective import Deadline
+from pytest_gpufleet.probes.search.collective import without_topology_file
 
 def test_left_out(nccl_group):
     print("FOUND", without_topology_file(nccl_group, "all_reduce", 64 * MiB, Deadline()))
@@ -80,13 +80,13 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpufleet import MiB, WORLD, bus_bandwidth, measure, measure_all
-from pytest_gpufleet.probes.collectives.launching import launch_time
+from pytest_gpufleet.probes.collectives.speed import launch_time
 from pytest_gpufleet.probes.collectives.speed import collective_latency, sweep
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.timing import replays
+from pytest_gpufleet.probes import timing
 
 def cannot_capture(rank):
-    genuine = replays.captured
+    genuine = timing.captured
 
     def captured(do):
         def spoiled():
@@ -96,7 +96,7 @@ def cannot_capture(rank):
         return genuine(spoiled)
 
     if rank.index == 1:
-        replays.captured = captured
+        timing.captured = captured
 
 def is_on_the_usual_stream(rank):
     return torch.cuda.current_stream() == torch.cuda.default_stream()
@@ -104,27 +104,27 @@ def is_on_the_usual_stream(rank):
 def group_with_graphs_ends(rank):
     group = dist.new_group(list(range(rank.size)))
     data = torch.zeros(2, device=rank.device)
-    took = replays.replayed(rank, lambda: dist.all_reduce(data, group=group), 1)
+    took = timing.replayed(rank, lambda: dist.all_reduce(data, group=group), 1)
     dist.destroy_process_group(group)
     return took.seconds[0]
 
 def on_its_own_stream_and_on_the_default_one(rank):
     data = torch.zeros(2, device=rank.device)
-    genuine = replays.seconds
+    genuine = timing.seconds
 
     def seconds(*how):
         with torch.cuda.stream(torch.cuda.default_stream()):
             return genuine(*how)
 
     def latency():
-        return median(replays.replayed(rank, lambda: dist.all_reduce(data, group=rank.group), 3).seconds)
+        return median(timing.replayed(rank, lambda: dist.all_reduce(data, group=rank.group), 3).seconds)
 
     own = latency()
-    replays.seconds = seconds
+    timing.seconds = seconds
     try:
         return own, latency()
     finally:
-        replays.seconds = genuine
+        timing.seconds = genuine
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_graph(nccl_group, name):

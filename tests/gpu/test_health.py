@@ -7,7 +7,7 @@ from tests.gpu.present import GPUS, needs_gpus
 pytestmark = needs_gpus(1)
 
 CLOCKS = """
-from pytest_gpufleet.probes.memory.clocks import clocks_under_load
+from pytest_gpufleet.probes.memory import clocks_under_load
 from pytest_gpufleet.verdict.health_rules import held_clocks
 
 def test_clocks(world, machine):

@@ -16,7 +16,7 @@ MODULE = """
 from itertools import combinations
 
 from pytest_gpufleet import MiB
-from pytest_gpufleet.probes.links import cuda_driver
+from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.pairs import pair_bandwidth, wrong_data
 
 def figures(world, topology, direction):
@@ -67,7 +67,7 @@ import pytest
 from pytest_gpufleet.probes.links import pairs
 
 def plant(rank):
-    from pytest_gpufleet.probes.links.cuda_copier import CudaCopier
+    from pytest_gpufleet.probes.links.copying import CudaCopier
 
     genuine = CudaCopier.seconds
 

@@ -8,9 +8,9 @@ import torch
 
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import measure, measure_all
-from pytest_gpufleet.probes.training import cuda_graph, full_memory, loader, loop, sweep
+from pytest_gpufleet.probes.training import cuda_graph, loader, loop, sweep
+from pytest_gpufleet.probes.training.correctness import differences
 from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
-from pytest_gpufleet.probes.training.replicas import differences
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.world import shipping
@@ -92,7 +92,7 @@ def test_peak_is_faster_than_amp_and_its_memory_comes_back(group):
 
 def test_full_memory_is_found_without_losing_a_rank(group):
     pids = group.run(process)
-    for each in group.run(full_memory.fill_memory, "tf32", seconds=10):
+    for each in group.run(sweep.fill_memory, "tf32", seconds=10):
         assert each.full
         assert each.free_after >= 0.99 * each.free_before
         assert each.steps >= 2
@@ -103,17 +103,17 @@ def test_memory_that_does_not_come_back_shows(group):
     kept = 4 << 30
 
     def leak(rank):
-        genuine, held = full_memory.largest, []
+        genuine, held = sweep.largest, []
 
         def leaking(*args):
             held.append(torch.empty(kept, dtype=torch.uint8, device=rank.device))
             return genuine(*args)
 
-        full_memory.largest = leaking
+        sweep.largest = leaking
         try:
-            return full_memory.fill_memory(rank, "tf32", seconds=1)
+            return sweep.fill_memory(rank, "tf32", seconds=1)
         finally:
-            full_memory.largest = genuine
+            sweep.largest = genuine
 
     for each in group.run(leak):
         assert each.free_before - each.free_after > 0.9 * kept

@@ -2,7 +2,7 @@
 
 import torch
 
-from pytest_gpufleet.probes.training.replicas import differences
+from pytest_gpufleet.probes.training.correctness import differences
 
 
 def lines(rank, odd):

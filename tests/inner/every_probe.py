@@ -5,16 +5,15 @@ import os
 from pytest_gpufleet import MiB, bus_bandwidth, measure, measure_all, scaling_efficiency
 from pytest_gpufleet.hardware import host
 from pytest_gpufleet.probes.collectives import speed
-from pytest_gpufleet.probes.collectives.launching import launch_time
+from pytest_gpufleet.probes.collectives.speed import launch_time
 from pytest_gpufleet.probes.collectives.under_load import retention_under_load
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
-from pytest_gpufleet.probes.memory.bandwidth import memory_bandwidth
-from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth
+from pytest_gpufleet.probes.memory import host_memory_bandwidth, memory_bandwidth
 from pytest_gpufleet.probes.training import loop, sweep
 from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
 from pytest_gpufleet.probes.training.recipes import Workload
-from pytest_gpufleet.probes.training.transformer_step import token_throughput
+from pytest_gpufleet.probes.training.transformer import token_throughput
 
 
 def has_all_of_its_host(rank):

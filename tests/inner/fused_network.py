@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torchvision.models.resnet import Bottleneck
 
-from pytest_gpufleet.probes.training import fused_norm
+from pytest_gpufleet.probes.training import peak
 from pytest_gpufleet.probes.training.cuda_graph import ALIKE
 from pytest_gpufleet.probes.training.recipes import most_images
 
@@ -29,7 +29,7 @@ class Part(nn.Module):
 
 class FusedPart(Part):
     def forward(self, x):
-        pair = fused_norm._MaxPool.apply(fused_norm._norm(self.norm, x, relu=True))
+        pair = peak._MaxPool.apply(peak._norm(self.norm, x, relu=True))
         return self.second(self.first(pair))[0]
 
 
@@ -50,7 +50,7 @@ def parts():
     fused = copy.deepcopy(usual)
     for module in fused.modules():
         if type(module) is Bottleneck:
-            module.__class__ = fused_norm._Bottleneck
+            module.__class__ = peak._Bottleneck
     fused.__class__ = FusedPart
     return usual, fused
 
@@ -79,7 +79,7 @@ def test_forward_backward_and_running_statistics_are_torchs(parts):
 def test_of_equals_the_first_is_taken(parts):
     images = torch.ones(1, 64, 4, 4).contiguous(**CHANNELS_LAST)
     gradients = []
-    for pool in (lambda x: nn.functional.max_pool2d(x, 3, 2, 1), lambda x: fused_norm._MaxPool.apply(x)[0]):
+    for pool in (lambda x: nn.functional.max_pool2d(x, 3, 2, 1), lambda x: peak._MaxPool.apply(x)[0]):
         own = images.clone(**CHANNELS_LAST).requires_grad_()
         pool(own).sum().backward()
         gradients.append(own.grad)
@@ -89,7 +89,7 @@ def test_of_equals_the_first_is_taken(parts):
 def test_nan_is_not_hidden(parts):
     images = torch.randn(2, 64, 8, 8).contiguous(**CHANNELS_LAST)
     images[1, 5, 3, 3] = float("nan")
-    pooled, _ = fused_norm._MaxPool.apply(images)
+    pooled, _ = peak._MaxPool.apply(images)
     assert torch.equal(pooled.isnan(), nn.functional.max_pool2d(images, 3, 2, 1).isnan())
     for part in parts:
         assert part(images).isnan().any()
@@ -101,12 +101,12 @@ def test_the_largest_batch_has_fewer_elements_than_kernels_can_count():
 
 
 def test_kernels_are_held_against_torch_before_they_train(monkeypatch):
-    assert fused_norm.off_torch(torch.device("cpu")) < ALIKE
-    genuine = fused_norm._gradients
+    assert peak.off_torch(torch.device("cpu")) < ALIKE
+    genuine = peak._gradients
 
     def swapped(*args, **options):
         of_x, of_weight, of_bias = genuine(*args, **options)
         return of_x.flip(1), of_weight, of_bias  # as a compiler that mixes up bytes leaves them
 
-    monkeypatch.setattr(fused_norm, "_gradients", swapped)
-    assert fused_norm.off_torch(torch.device("cpu")) > 0.5
+    monkeypatch.setattr(peak, "_gradients", swapped)
+    assert peak.off_torch(torch.device("cpu")) > 0.5

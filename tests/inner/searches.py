@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.place import THIS_NODE, Pair, Place
-from pytest_gpufleet.probes.search import slow_collective
-from pytest_gpufleet.probes.search import topology_file as search_of_a_file
-from pytest_gpufleet.probes.search.deadline import Deadline
+from pytest_gpufleet.probes.search import collective
+from pytest_gpufleet.probes.search import collective as search_of_a_file
+from pytest_gpufleet.probes.search.collective import Deadline
 
 pytestmark = pytest.mark.fresh_world
 
@@ -64,7 +64,7 @@ def fail(rank):
 
 
 def find(group):
-    found = slow_collective.who_is_slow(group, GpuTopology(), "all_reduce", 1 << 16)
+    found = collective.who_is_slow(group, GpuTopology(), "all_reduce", 1 << 16)
     print(*found, sep="\\n")
     return found
 

@@ -78,8 +78,8 @@ def test_last(nccl_group):
 
 @BETWEEN
 def test_rails(nccl_group):
-    from pytest_gpufleet.probes.nodes.rails import rail_bandwidth
-    from pytest_gpufleet.probes.search.slow_between_nodes import who_slows_rails
+    from pytest_gpufleet.probes.between_nodes import rail_bandwidth
+    from pytest_gpufleet.probes.search.nodes import who_slows_rails
 
     nccl_group.run(talk_at, "rails")
     rails = rail_bandwidth(nccl_group, "all", NBYTES, SEED)
@@ -88,8 +88,8 @@ def test_rails(nccl_group):
 
 @BETWEEN
 def test_pairs(nccl_group):
-    from pytest_gpufleet.probes.nodes.node_groups import pairs_of_nodes
-    from pytest_gpufleet.probes.search.slow_between_nodes import who_slows_nodes
+    from pytest_gpufleet.probes.between_nodes import pairs_of_nodes
+    from pytest_gpufleet.probes.search.nodes import who_slows_nodes
 
     nccl_group.run(talk_at, "pairs")
     pairs = pairs_of_nodes(nccl_group, NBYTES, SEED)

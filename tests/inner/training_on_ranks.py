@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from pytest_gpufleet import WORLD, Place, measure, measure_all
 from pytest_gpufleet.probes.training import loader, loop, recipes, sweep
+from pytest_gpufleet.probes.training.correctness import differences
 from pytest_gpufleet.probes.training.recipes import Workload, plan
-from pytest_gpufleet.probes.training.replicas import differences
 from pytest_gpufleet.world.engines.processes import look as alive
 
 QUICK = Workload(batch=4, steps=2, warm_up=1)

@@ -3,8 +3,7 @@
 import pytest
 import torch.distributed as dist
 
-from pytest_gpufleet.probes.collectives.large_all_reduce import large_all_reduce
-from pytest_gpufleet.probes.collectives.repeated import stays_exact, two_at_once
+from pytest_gpufleet.probes.collectives.exactness import large_all_reduce, stays_exact, two_at_once
 
 pytestmark = pytest.mark.fresh_world
 

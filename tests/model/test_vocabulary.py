@@ -22,7 +22,7 @@ from pytest_gpufleet.model.vocabulary import BETWEEN_NODES, EXTRAORDINARY, MEASU
 from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
-from pytest_gpufleet.probes.training import recipes, transformer, transformer_step
+from pytest_gpufleet.probes.training import recipes, transformer
 from pytest_gpufleet.verdict.profiles.profile import shipped
 from tests.conftest import INNER
 
@@ -34,8 +34,8 @@ NOT_HERE = {
     "model_flops_utilization",
 }  # fmt: skip
 BEFORE = {"burn_peak_power"}  # that this version measures no more
-NOT_TIMED = {"transformer-check", transformer_step.REHEARSAL}
-REHEARSED_MODELS = (recipes.REHEARSAL_MODEL, transformer_step.REHEARSAL)
+NOT_TIMED = {"transformer-check", transformer.REHEARSAL}
+REHEARSED_MODELS = (recipes.REHEARSAL_MODEL, transformer.REHEARSAL)
 # Nobody's limit depends on these.
 FREE = {"image", "sequence", "accumulated"}
 

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from pytest_gpufleet import MiB, Rank, Reading, World, measure, measure_all
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.model.place import WORLD, Pair, Place
+from pytest_gpufleet.probes import between_nodes
+from pytest_gpufleet.probes.between_nodes import affordable, collective_curve, doubling
 from pytest_gpufleet.probes.collectives.exactness import LARGE, MOST_NUMBERS, bounded, exchange
-from pytest_gpufleet.probes.nodes import curve, network
-from pytest_gpufleet.probes.nodes.curve import affordable, collective_curve, doubling
-from pytest_gpufleet.probes.search.wrong_data import who_corrupts
-from pytest_gpufleet.probes.training.small_network import known_average, known_input
+from pytest_gpufleet.probes.search.collective import who_corrupts
+from pytest_gpufleet.probes.training.correctness import known_average, known_input
 from tests.several_nodes import ranks_on
 
 FLOATS = [torch.float32]
@@ -67,12 +67,12 @@ def test_the_curve_has_a_figure_for_each_number_of_nodes_and_size(three_nodes: W
 
 
 def has_time_for(rank: Rank, trial: int, seconds: float) -> None:
-    curve.TRIAL, curve.LONGEST_SECONDS = trial, seconds
+    between_nodes.TRIAL, between_nodes.LONGEST_SECONDS = trial, seconds
 
 
 def test_sizes_that_take_too_long_are_left_out_but_for_the_smallest(three_nodes: World) -> None:
     assert affordable(three_nodes, [8, MiB]) == [8, MiB]
-    usual = curve.TRIAL, curve.LONGEST_SECONDS
+    usual = between_nodes.TRIAL, between_nodes.LONGEST_SECONDS
     three_nodes.run(has_time_for, 1024, 1e-9)
     assert affordable(three_nodes, [8, MiB, 8 * MiB]) == [8]
     three_nodes.run(has_time_for, *usual)
@@ -179,8 +179,8 @@ def test_a_network_is_told_by_its_rate_for_each_gpu(
     told = [{"state": "4: ACTIVE", "rate": rate} for rate in ports] + [{"state": "1: DOWN", "rate": "400 Gb/sec"}]
     monkeypatch.setattr(network_ports, "read", lambda: told)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert network.gigabits_for_each_gpu() == gigabits
+    assert between_nodes.gigabits_for_each_gpu() == gigabits
 
 
 def test_cpu_ranks_have_no_network_to_tell_of(three_nodes: World) -> None:
-    assert three_nodes.run(network.conditions) == [{}] * 6
+    assert three_nodes.run(between_nodes.conditions) == [{}] * 6

@@ -12,9 +12,8 @@ import torch.distributed as dist
 
 from pytest_gpufleet import Fault, Measurement, MiB, Rank, World
 from pytest_gpufleet.model.place import Pair, Place, read
-from pytest_gpufleet.probes.nodes.node_groups import groups_of_nodes, pairs_of_nodes, squares
-from pytest_gpufleet.probes.nodes.rails import rail_bandwidth
-from pytest_gpufleet.probes.search.slow_between_nodes import who_slows_nodes, who_slows_rails
+from pytest_gpufleet.probes.between_nodes import groups_of_nodes, pairs_of_nodes, rail_bandwidth, squares
+from pytest_gpufleet.probes.search.nodes import who_slows_nodes, who_slows_rails
 from tests.several_nodes import ranks_on
 
 SMALL, SEED = MiB // 4, 5
@@ -173,7 +172,7 @@ def test_what_was_measured_in_another_way_is_looked_for_among_pairs(
 
 
 def test_a_search_that_fails_leaves_the_miss(four_nodes: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_gpufleet.probes.search.slow_between_nodes.culprits", lambda *_: 1 / 0)
+    monkeypatch.setattr("pytest_gpufleet.probes.search.nodes.culprits", lambda *_: 1 / 0)
     (fault,) = who_slows_nodes(four_nodes, [], SMALL)
     assert fault.what.startswith("the search for the cause failed: ZeroDivisionError")
 

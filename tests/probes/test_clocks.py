@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.probes.memory import clocks
+from pytest_gpufleet.probes import memory
 
-FULL = {clocks.SM: 1980, clocks.MEMORY: 3201}
+FULL = {memory.SM: 1980, memory.MEMORY: 3201}
 
 
 class NotSupported(Exception):
@@ -28,7 +28,7 @@ def driver(monkeypatch):
     nvml.sm, nvml.looks = [1980], []
 
     def clock(handle, which):
-        if which == clocks.MEMORY:
+        if which == memory.MEMORY:
             return FULL[which]
         nvml.looks.append(nvml.sm[min(len(nvml.looks), len(nvml.sm) - 1)])
         return nvml.looks[-1]
@@ -36,13 +36,13 @@ def driver(monkeypatch):
     nvml.nvmlDeviceGetClockInfo = clock
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(clocks, "COPIED_BYTES", 64)
-    monkeypatch.setattr(clocks, "SECONDS", 0.1)
+    monkeypatch.setattr(memory, "COPIED_BYTES", 64)
+    monkeypatch.setattr(memory, "SECONDS", 0.1)
     return nvml
 
 
 def under_load():
-    return clocks.clocks_under_load(SimpleNamespace(gpu=Gpu(0, {"uuid": "GPU-0"}), device=torch.device("cpu")))
+    return memory.clocks_under_load(SimpleNamespace(gpu=Gpu(0, {"uuid": "GPU-0"}), device=torch.device("cpu")))
 
 
 def test_clocks_at_their_maximum_are_looked_at_no_longer(driver):

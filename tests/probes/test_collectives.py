@@ -10,7 +10,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.probes.collectives.speed import buffer_bytes
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.timing.all_ranks import plan
+from pytest_gpufleet.probes.timing import plan
 from pytest_gpufleet.verdict.judgement import judge
 from tests.conftest import INNER
 

@@ -79,7 +79,7 @@ def test_no_batch_is_larger_than_kernels_can_count(monkeypatch):
     ],
 )
 def test_kernels_that_compute_otherwise_than_torch_are_not_used(monkeypatch, off, raised):
-    fused_norm = pytest.importorskip("pytest_gpufleet.probes.training.fused_norm")
+    fused_norm = pytest.importorskip("pytest_gpufleet.probes.training.peak")
     fused = []
     monkeypatch.setenv("TRITON_CACHE_DIR", "as the site says")
     monkeypatch.setattr(cuda_graph, "lacking", lambda: None)

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from pytest_gpufleet.probes.search.slow_collective import of_their_kind, slow_pairs, slow_rank
+from pytest_gpufleet.probes.search.collective import of_their_kind, slow_pairs, slow_rank
 from tests.conftest import INNER
 
 SEARCHES = INNER / "searches.py"

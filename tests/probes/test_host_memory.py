@@ -9,7 +9,7 @@ import pytest
 from pytest_gpufleet.hardware import host
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import numa_node
-from pytest_gpufleet.probes.memory import host_triad
+from pytest_gpufleet.probes import memory
 from pytest_gpufleet.verdict.judgement import judge
 from tests.probes.test_links import machine
 
@@ -18,8 +18,8 @@ TWO_NODES = """
 import threading
 import pytest
 from pytest_gpufleet import MiB
-from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth
-from pytest_gpufleet.probes.memory import host_triad
+from pytest_gpufleet.probes.memory import host_memory_bandwidth
+from pytest_gpufleet.probes import memory
 
 NODES = {0: [0, 1, 4], 2: [2, 3]}
 RATES = {0: 100.0, 1: 20.0, 2: 70.0, 3: 40.0, 4: 90.0}
@@ -32,9 +32,9 @@ def plant(rank):
         def sched_setaffinity(thread, processors):
             (here.processor,) = processors
 
-    host_triad.os, host_triad.host.processors_by_numa_node = System, lambda: NODES
-    host_triad.host.short_of = lambda processors, memory: ""
-    host_triad._rate = lambda *given: RATES[here.processor]
+    memory.os, memory.host.processors_by_numa_node = System, lambda: NODES
+    memory.host.short_of = lambda processors, memory: ""
+    memory._rate = lambda *given: RATES[here.processor]
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_two_nodes(world, ranks):
@@ -48,11 +48,11 @@ def test_two_nodes(world, ranks):
 
 QUOTA = """
 from pytest_gpufleet import MiB
-from pytest_gpufleet.probes.memory.host_triad import host_memory_bandwidth
-from pytest_gpufleet.probes.memory import host_triad
+from pytest_gpufleet.probes.memory import host_memory_bandwidth
+from pytest_gpufleet.probes import memory
 
 def plant(rank):
-    host_triad.host.short_of = lambda processors, memory: "the container has the time of 1 processor"
+    memory.host.short_of = lambda processors, memory: "the container has the time of 1 processor"
 
 def test_quota(world):
     world.run(plant)
@@ -135,11 +135,11 @@ def test_the_thread_that_failed_tells_why(monkeypatch):
         if here.processor == 1:
             raise MemoryError("no more")
 
-    monkeypatch.setattr(host_triad.os, "sched_setaffinity", lambda thread, one: setattr(here, "processor", *one))
-    monkeypatch.setattr(host_triad, "_first_touched", lacks_memory_at_1)
-    monkeypatch.setattr(host_triad, "_rate", lambda *given: 1.0)
+    monkeypatch.setattr(memory.os, "sched_setaffinity", lambda thread, one: setattr(here, "processor", *one))
+    monkeypatch.setattr(memory, "_first_touched", lacks_memory_at_1)
+    monkeypatch.setattr(memory, "_rate", lambda *given: 1.0)
     with pytest.raises(MemoryError, match="no more"):
-        host_triad._triad(rank, 0, [0, 1, 2], 8, 0.0)
+        memory._triad(rank, 0, [0, 1, 2], 8, 0.0)
 
 
 def test_a_container_with_a_quota_shows_no_memory(fleet):

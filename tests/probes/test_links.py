@@ -12,9 +12,9 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import metric_under
 from pytest_gpufleet.model.place import gpu, read
-from pytest_gpufleet.probes.links.starting_line import StartingLine
+from pytest_gpufleet.probes.links.copier import StartingLine
 from pytest_gpufleet.probes.pairing import rounds
-from pytest_gpufleet.probes.search.slow_pairs import who_slows_pairs
+from pytest_gpufleet.probes.search.collective import who_slows_pairs
 from pytest_gpufleet.verdict.judgement import judge
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"

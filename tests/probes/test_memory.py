@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pytest_gpufleet.model.metric import GiB
-from pytest_gpufleet.probes.memory.patterns import ROW, SHARE, _block_bytes, patterns
+from pytest_gpufleet.probes.memory import ROW, SHARE, _block_bytes, patterns
 
 EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"
 HOLDS = "test_memory_holds_patterns"

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.probes.pairing import Pair, rounds, some_rounds
-from pytest_gpufleet.probes.search.node_culprit import (
+from pytest_gpufleet.probes.pairing import IndexPair, rounds, some_rounds
+from pytest_gpufleet.probes.search.nodes import (
     FIRST_ROUNDS,
     MOST_CALLS,
     NOISE,
@@ -21,8 +21,8 @@ from pytest_gpufleet.probes.search.node_culprit import (
     Group,
     culprits,
     narrowed,
+    of_rails,
 )
-from pytest_gpufleet.probes.search.slow_between_nodes import of_rails
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Fabric:
 
     n: int
     bad: Mapping[int, float] = field(default_factory=dict)
-    links: Mapping[Pair, float] = field(default_factory=dict)
+    links: Mapping[IndexPair, float] = field(default_factory=dict)
     racks: Sequence[Collection[int]] = ()
     between: float = 1.0
     crowded: float = 1.0

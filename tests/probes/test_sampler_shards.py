@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from pytest_gpufleet.probes.training.sampler_shards import EPOCHS, sampler_errors
+from pytest_gpufleet.probes.training.correctness import EPOCHS, sampler_errors
 
 
 def shards(ranks, samples, drop_last=False):

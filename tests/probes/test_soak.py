@@ -12,10 +12,9 @@ from pytest_gpufleet.model import place
 from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.probes.compute.corruption import Repetition
+from pytest_gpufleet.probes.compute.corruption import Repetition, Turn, soak_figures
 from pytest_gpufleet.probes.compute.rate import relative_rate
-from pytest_gpufleet.probes.compute.soak import Turn, soak_figures
-from pytest_gpufleet.probes.search.slow_alone import why_slow
+from pytest_gpufleet.probes.search.collective import why_slow
 from pytest_gpufleet.verdict.judgement import judge, unsteady
 from pytest_gpufleet.verdict.profiles.profile import for_gpu
 from tests.machines import recorded

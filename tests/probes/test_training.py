@@ -11,9 +11,9 @@ from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import scaling_efficiency
-from pytest_gpufleet.probes.training.full_memory import Filled, largest, within_memory
 from pytest_gpufleet.probes.training.loader import bound
 from pytest_gpufleet.probes.training.recipes import Workload, plan
+from pytest_gpufleet.probes.training.sweep import Filled, largest, within_memory
 from tests.conftest import INNER
 
 TRAINING = INNER / "training_on_ranks.py"

@@ -12,9 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_gpufleet.model.conditions import TRANSFORMERS
 from pytest_gpufleet.model.metric import GiB
-from pytest_gpufleet.probes.training.transformer import SHAPES, rotated, transformer, turns
+from pytest_gpufleet.probes.training.transformer import SHAPES, fitting_batch, rotated, sequences, transformer, turns
 from pytest_gpufleet.probes.training.transformer_exactness import not_learned, parting, unlike
-from pytest_gpufleet.probes.training.transformer_step import fitting_batch, sequences
 
 CPU, TINY = torch.device("cpu"), SHAPES["transformer-tiny"]
 

@@ -21,7 +21,7 @@ from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD, Where, gpu, numa_node
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.probes.compute.rate import relative_rate
-from pytest_gpufleet.probes.search.slow_pairs import who_slows_pairs
+from pytest_gpufleet.probes.search.collective import who_slows_pairs
 from pytest_gpufleet.verdict.accusations import of_finding
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profiles.profile import for_gpu

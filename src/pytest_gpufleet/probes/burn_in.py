@@ -18,15 +18,15 @@ from pytest_gpufleet.model.conditions import WARMED_THROUGH
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import WORLD, Where
-from pytest_gpufleet.probes.collectives.repeated import stays_exact
+from pytest_gpufleet.probes import memory
+from pytest_gpufleet.probes.collectives.exactness import stays_exact
 from pytest_gpufleet.probes.compute import corruption
 from pytest_gpufleet.probes.compute.rate import heaviest
-from pytest_gpufleet.probes.memory import patterns
-from pytest_gpufleet.probes.timing.all_ranks import agree
+from pytest_gpufleet.probes.timing import agree
+from pytest_gpufleet.probes.training.correctness import differences
 from pytest_gpufleet.probes.training.lap import lap
 from pytest_gpufleet.probes.training.loop import eager, module_of, precision, release, synthetic_batch
 from pytest_gpufleet.probes.training.recipes import Workload, plan
-from pytest_gpufleet.probes.training.replicas import differences
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -170,7 +170,7 @@ def _reductions(rank: Rank, seconds: float) -> tuple[float, str]:
 def _memory(rank: Rank, seconds: float) -> tuple[float, str]:
     """Bytes a second, of all memory that is free."""
     began = time.perf_counter()
-    seen = patterns.hold_patterns(rank, seconds)
+    seen = memory.hold_patterns(rank, seconds)
     return seen.tested * seen.sweeps / (time.perf_counter() - began), seen.trouble
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-Pair = tuple[int, int]
+IndexPair = tuple[int, int]
 
 
-def rounds(n: int) -> list[list[Pair]]:
+def rounds(n: int) -> list[list[IndexPair]]:
     """Every pair of n once, in as few rounds as there can be (a round robin). Of an odd number one rests in each."""
     ring: list[int | None] = [*range(n), *([None] if n % 2 else [])]
     result = []
@@ -20,7 +20,7 @@ def rounds(n: int) -> list[list[Pair]]:
     return result
 
 
-def some_rounds(among: Sequence[int], seed: int, most: int) -> list[list[Pair]]:
+def some_rounds(among: Sequence[int], seed: int, most: int) -> list[list[IndexPair]]:
     """The first `most` rounds of these, mixed as `seed` says: the same for the same seed, and everybody meets somebody
     else in each. Each pair has the lower number first."""
     mixed = sorted(among)

@@ -21,7 +21,7 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.burn_in import AfterTurn, no_trouble
 from pytest_gpufleet.probes.compute import corruption
 from pytest_gpufleet.probes.compute.rate import heaviest, shape_on, strictly
-from pytest_gpufleet.probes.timing.one_gpu import seconds_each
+from pytest_gpufleet.probes.timing import seconds_each
 from pytest_gpufleet.probes.training.loop import release
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World

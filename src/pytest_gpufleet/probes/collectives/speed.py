@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import median
@@ -27,8 +28,7 @@ from pytest_gpufleet.model.metric import Condition, MiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.size import Size
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES, Collective
-from pytest_gpufleet.probes.timing.all_ranks import Timing, timing
-from pytest_gpufleet.probes.timing.replays import replayed
+from pytest_gpufleet.probes.timing import Timing, line_up, replayed, timing
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -141,3 +141,33 @@ def _timing(
     # Random data anew each time: sums in place grow out of all bounds.
     took = timing(rank, launch, samples, before=input.uniform_)
     return took, "eager" if small else ""
+
+
+NAME, NBYTES = "all_reduce", 8
+LAUNCHES = 25  # of a run: far fewer than the thousand that a GPU takes before its host has to wait
+RUNS = 9  # of a sample: what holds a host up now and then spoils some of them, and not their median
+LAUNCH_SAMPLES = 5
+
+
+def launch_time(rank: Rank) -> Reading:
+    """Time in us that this rank's host needs to launch an all_reduce of 8 bytes, while the other ranks do the same; it
+    does not wait for any. The median of five samples. On CPU ranks the whole operation."""
+    data = torch.zeros(NBYTES // 4, device=rank.device)
+
+    def launch() -> None:
+        COLLECTIVES[NAME].run(rank.group, data, data)
+
+    with rank.phase(f"launches of {NAME}"):
+        launch()
+        samples = tuple(median(_each(rank, launch) for _ in range(RUNS)) * 1e6 for _ in range(LAUNCH_SAMPLES))
+    conditions: dict[str, Condition] = {"collective": NAME, "bytes": NBYTES, "ranks": rank.size}
+    return Reading("launch_time", median(samples), conditions, samples)
+
+
+def _each(rank: Rank, launch: Callable[[], object]) -> float:
+    """Seconds of one launch."""
+    line_up(rank)
+    began = time.perf_counter()
+    for _ in range(LAUNCHES):
+        launch()
+    return (time.perf_counter() - began) / LAUNCHES

@@ -27,7 +27,7 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.collectives.exactness import OPERATIONS, bounded, whole_numbers
 from pytest_gpufleet.probes.collectives.speed import nvls
 from pytest_gpufleet.probes.compute.rate import multiplication, operands, shape_on, strictly
-from pytest_gpufleet.probes.timing.all_ranks import agree, line_up
+from pytest_gpufleet.probes.timing import agree, line_up
 from pytest_gpufleet.probes.training.loop import returns_memory
 from pytest_gpufleet.world.rank import Rank
 

@@ -35,7 +35,7 @@ from pytest_gpufleet.probes.compute.rate import (
     precisions_of,
     strictly,
 )
-from pytest_gpufleet.probes.training.small_network import full_precision
+from pytest_gpufleet.probes.training.correctness import full_precision
 from pytest_gpufleet.redaction import variable
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World

@@ -7,8 +7,8 @@ Unlike there it is one shape on all GPUs, so that peers and runs are compared by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from statistics import fmean
 
@@ -19,9 +19,20 @@ from pytest_gpufleet.hardware.telemetry import Watch
 from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
-from pytest_gpufleet.probes.tf32 import products_in_tf32
-from pytest_gpufleet.probes.timing.one_gpu import parts, seconds_each, warm_up
+from pytest_gpufleet.probes.timing import parts, seconds_each, warm_up
 from pytest_gpufleet.world.rank import Rank
+
+
+@contextmanager
+def products_in_tf32(allowed: bool) -> Iterator[None]:
+    """Whatever torch was told before, and is told again afterwards. Convolutions have a switch of their own."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
 
 Shape = tuple[int, int, int]  # m, n, k of an m x k matrix times a k x n matrix
 

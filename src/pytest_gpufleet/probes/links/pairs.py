@@ -28,11 +28,10 @@ from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import METRICS, Metric, metric_under
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.links import copying
-from pytest_gpufleet.probes.links.copier import Copier, Copy, Meet, Memory, Offer
+from pytest_gpufleet.probes.links.copier import Copier, Copy, Meet, Memory, Offer, StartingLine
 from pytest_gpufleet.probes.links.copying import Copied
-from pytest_gpufleet.probes.links.starting_line import StartingLine
 from pytest_gpufleet.probes.measure import together
-from pytest_gpufleet.probes.pairing import Pair, rounds
+from pytest_gpufleet.probes.pairing import IndexPair, rounds
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -86,7 +85,7 @@ def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> list[Fault]:
     return _over_all_pairs(world, topology, _Traffic(writes=False, both_ways=True), nbytes, _once)[2]
 
 
-def turns(n: int, topology: GpuTopology) -> list[list[Pair]]:
+def turns(n: int, topology: GpuTopology) -> list[list[IndexPair]]:
     """Every pair of n ranks once: those of one turn may copy at the same time. Without an NVSwitch pairs can share a
     way (a PCIe switch, a socket, host memory), and what each gets would depend on who else copies."""
     at_once = rounds(n)
@@ -99,9 +98,9 @@ def _over_all_pairs(
     traffic: _Traffic,
     nbytes: int,
     sampled: Sampled,
-) -> tuple[dict[Pair, Samples], dict[Pair, str], list[Fault]]:
+) -> tuple[dict[IndexPair, Samples], dict[IndexPair, str], list[Fault]]:
     """Copy over every pair. For each: what `sampled` made of it, and its kind of link; and faults of the data."""
-    samples: dict[Pair, Samples] = {}
+    samples: dict[IndexPair, Samples] = {}
     faults: list[Fault] = []
     direct = world.run(_reach, world.run(_prepare, nbytes))
     for pairs in turns(world.size, topology):
@@ -131,7 +130,7 @@ def _link(topology: GpuTopology, where: Where, direct: bool) -> str:
     return link if direct else "host"
 
 
-def _place(world: World, pair: Pair) -> Where:
+def _place(world: World, pair: IndexPair) -> Where:
     return place.Pair(*(world.places[index] for index in pair))
 
 
@@ -140,8 +139,8 @@ def _measurements(
     metric: Metric,
     conditions: Mapping[str, str],
     nbytes: int,
-    samples: Mapping[Pair, Samples],
-    links: Mapping[Pair, str],
+    samples: Mapping[IndexPair, Samples],
+    links: Mapping[IndexPair, str],
 ) -> list[Measurement]:
     """The figures of all pairs; those of another kind of link were measured under another condition."""
     by_rank: list[list[Reading]] = [[] for _ in range(world.size)]

@@ -23,8 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pytest_gpufleet.model.endings import not_applicable
-from pytest_gpufleet.probes.capture import captured
-from pytest_gpufleet.probes.timing.all_ranks import everyones
+from pytest_gpufleet.probes.timing import captured, everyones
 from pytest_gpufleet.probes.training.lap import Step
 from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer, most_images
 from pytest_gpufleet.world.rank import Rank
@@ -122,14 +121,14 @@ def _use_kernels(rank: Rank, network: nn.Module, plan: Plan) -> None:
         not_applicable(f"recipe {plan.name} takes batches of up to {most:,} images")
     # Triton's own place is in the home, which may be read-only or not there. This one goes with the rank.
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path(get_temp_dir(), "triton")))
-    from pytest_gpufleet.probes.training import fused_norm
+    from pytest_gpufleet.probes.training import peak
 
-    off = fused_norm.off_torch(rank.device)
+    off = peak.off_torch(rank.device)
     if not any(each <= ALIKE for (each,) in everyones(rank, [off])):  # NaN is not
         not_applicable(f"what Triton compiles here is {off:.1%} off what torch computes")
     if not off <= ALIKE:
         raise ArithmeticError(f"kernels are {off:.1%} off what torch computes here, and right on other GPUs")
-    fused_norm.fuse(network)
+    peak.fuse(network)
 
 
 class _Graph:

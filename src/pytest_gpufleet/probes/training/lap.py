@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_gpufleet.hardware import nvml
+from pytest_gpufleet.hardware.nvml import Nvml
+from pytest_gpufleet.model.gpu import Unavailable
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.timing.all_ranks import everyones, line_up
+from pytest_gpufleet.probes.timing import everyones, line_up
 from pytest_gpufleet.world.rank import Rank
 
 SAMPLES = 3
@@ -77,3 +80,20 @@ def _mark(on_gpu: bool) -> Any:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
+
+
+READING = "utilization_percent"
+
+
+def utilization(rank: Rank, just_done: Lap) -> float | None:
+    """The share of the time in which the GPU ran anything, as NVML has it right after a lap: of its last sample period,
+    a sixth of a second to a second (nvml.h, nvmlUtilization_t). None where NVML does not tell.
+
+    Of a CPU rank the share of a core that it used in the lap.
+    """
+    if rank.gpu is None:
+        return min(1.0, just_done.processor_seconds / just_done.seconds)
+    with nvml.session() as driver:
+        gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)])
+        percent = nvml.read(gpu, 0, [READING])[READING]
+    return None if isinstance(percent, Unavailable) else float(percent) / 100

@@ -18,12 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import Condition, GiB
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.tf32 import products_in_tf32
-from pytest_gpufleet.probes.timing.all_ranks import everyones, line_up
-from pytest_gpufleet.probes.training import cuda_graph, parallel_methods
-from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap, record_losses
+from pytest_gpufleet.probes.compute.rate import products_in_tf32
+from pytest_gpufleet.probes.timing import everyones, line_up
+from pytest_gpufleet.probes.training import cuda_graph, methods
+from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap, record_losses, utilization
 from pytest_gpufleet.probes.training.recipes import REHEARSAL_MODEL, USUAL, Plan, Recipe, Workload, make_optimizer, plan
-from pytest_gpufleet.probes.training.utilization import utilization
 from pytest_gpufleet.world.rank import Rank
 
 # Of how many algorithms cuDNN looks for the fastest, where it does. One H200 (torch 2.11, cuDNN 9.19), amp, of 2 and of
@@ -98,7 +97,7 @@ def module_of(rank: Rank, training: Plan, *, together: bool = True) -> WithLoss 
     own."""
     model = network(training, rank.device).to(memory_format=training.recipe.memory_format)
     module = WithLoss(model, training.recipe)
-    return parallel_methods.distributed(rank, module) if together and rank.size > 1 else module
+    return methods.distributed(rank, module) if together and rank.size > 1 else module
 
 
 def synthetic_batch(rank: Rank, training: Plan) -> tuple[Tensor, Tensor]:

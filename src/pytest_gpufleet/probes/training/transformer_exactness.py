@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.probes.training.correctness import differences, full_precision
 from pytest_gpufleet.probes.training.loop import returns_memory
-from pytest_gpufleet.probes.training.replicas import differences
-from pytest_gpufleet.probes.training.small_network import full_precision
-from pytest_gpufleet.probes.training.transformer import SHAPES, transformer
-from pytest_gpufleet.probes.training.transformer_step import (
+from pytest_gpufleet.probes.training.transformer import (
     ALONE,
     RECIPE,
+    SHAPES,
     must_train,
     optimizer_of,
     sequences,
     step_of,
+    transformer,
     under,
 )
 from pytest_gpufleet.world.rank import Rank

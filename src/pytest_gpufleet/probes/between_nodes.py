@@ -1,0 +1,270 @@
+"""Rails: the GPUs of the same index on all nodes, and the network adapters next to them.
+
+Within a rail nodes meet in pairs, in rounds that a seed mixes, and GPUs of a pair send to each other both ways at the
+same time: what each of them gets is the rate of its adapter, so the figure is the wire's, whatever NCCL's algorithms
+make of larger groups. A rail of one node is worth what it reaches with the best of its partners, which a slow partner
+cannot pull down. With one partner only the figure is that of the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Literal
+
+import torch
+
+from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.hardware.software import steering
+from pytest_gpufleet.model.conditions import ALGORITHMS
+from pytest_gpufleet.model.measurement import Measurement, Reading
+from pytest_gpufleet.model.metric import Condition, MiB
+from pytest_gpufleet.model.place import Pair, Place, Where
+from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
+from pytest_gpufleet.probes.measure import together
+from pytest_gpufleet.probes.pairing import IndexPair, some_rounds
+from pytest_gpufleet.probes.search.collective import swaps
+from pytest_gpufleet.probes.timing import RUN_SECONDS, agree, everyones
+from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import World
+
+# Gb/s of a GPU's part of the network, as nodes are sold: 8x 400, 16x 200 and 32x 100 for 8 GPUs are all 400 for each.
+# Ports for storage come on top, and by themselves make no other kind of node.
+RATES = (25, 50, 100, 200, 400, 800, 1600)
+
+
+def conditions(rank: Rank) -> dict[str, Condition]:
+    """Network, version and algorithm of NCCL, the same on all ranks of the group, which all call it: of the network the
+    most that any node has, since one that has lost a port is held against what it should reach; of the others what all
+    have in common. None of CPU ranks."""
+    if rank.device.type != "cuda":
+        return {}
+    asked = steering().get("NCCL_ALGO", "").lower()
+    mine = [gigabits_for_each_gpu(), nccl_version(), ALGORITHMS.index(asked) if asked in ALGORITHMS else -1]
+    networks, versions, algorithms = zip(*everyones(rank, mine), strict=True)
+    found: dict[str, Condition] = {}
+    if max(networks):
+        found["network"] = int(max(networks))
+    if len({*versions}) == 1:
+        found["nccl"] = int(versions[0])
+    if len({*algorithms}) == 1 and algorithms[0] >= 0:
+        found["algorithm"] = ALGORITHMS[int(algorithms[0])]
+    return found
+
+
+def gigabits_for_each_gpu() -> int:
+    """Of all active InfiniBand, RoCE and EFA ports of this node, one of RATES; 0 without any."""
+    total = sum(map(network_ports.gigabits, network_ports.active(network_ports.read())))
+    return max((rate for rate in RATES if rate * torch.cuda.device_count() <= total), default=0)
+
+
+def nccl_version() -> int:
+    """As nccl.h writes it: 22809 is 2.28.9."""
+    major, minor, patch = torch.cuda.nccl.version()[:3]  # type: ignore[no-untyped-call]
+    return int(10_000 * major + 100 * minor + patch)
+
+
+# Pairs and groups of nodes: what all GPUs of some nodes reach together, while other groups measure theirs.
+#
+# Pairs meet in rounds, mixed by a seed: every node is in one pair at a time, and all pairs of a round are measured at
+# the same time. Up to 16 nodes every pair comes to it; beyond, each node has four partners, whatever the number of
+# nodes.
+
+Group = tuple[int, ...]  # of numbers of nodes
+COLLECTIVE = "all_reduce"  # by which pairs of nodes are published
+EVERY_PAIR = 16  # nodes up to which all pairs are measured: 15 rounds
+ROUNDS = 4  # beyond
+
+
+def ranks_by_node(world: World) -> dict[int, list[int]]:
+    """The ranks of each node of a world, by its number, ascending."""
+    found: dict[int, list[int]] = {node: [] for node in sorted({place.node for place in world.places})}
+    for index, place in enumerate(world.places):
+        found[place.node].append(index)
+    return found
+
+
+def ranks_of(world: World, groups: Iterable[Group]) -> list[list[int]]:
+    """The ranks of each of these groups of nodes."""
+    by_node = ranks_by_node(world)
+    return [sorted(rank for node in group for rank in by_node[node]) for group in groups]
+
+
+def place_of(group: Group, index: int = 0) -> Where:
+    """Of the figures of a pair of nodes, or of group number `index`."""
+    if len(group) == 2:
+        return Pair(*(Place(node, "node") for node in group))
+    return Place(0, "group", index)
+
+
+def pairs_of_nodes(world: World, nbytes: int, seed: int) -> list[Measurement]:
+    """Bus bandwidth of every pair of nodes, or of four rounds of them: all GPUs of both in one all_reduce of `nbytes`.
+    Nodes with other numbers of GPUs have a measurement of their own."""
+    nodes = [*ranks_by_node(world)]
+    rounds = some_rounds(nodes, seed, len(nodes) if len(nodes) <= EVERY_PAIR else ROUNDS)
+    return _measured(world, rounds, nbytes, {"seed": seed, "rounds": len(rounds)})
+
+
+def groups_of_nodes(world: World, nbytes: int) -> list[Measurement]:
+    """Bus bandwidth of groups of about sqrt(N) nodes in the order of their numbers; `details` say which."""
+    rounds = squares([*ranks_by_node(world)])
+    groups = [group for each in rounds for group in each]
+    hosts = world.hosts
+    names = {f"group{index}": ", ".join(hosts[node] for node in group) for index, group in enumerate(groups)}
+    return _measured(world, rounds, nbytes, names)
+
+
+def squares(nodes: Sequence[int]) -> list[list[Group]]:
+    """Groups of about sqrt(N) nodes, all of the same size so that they can be compared. What is left over makes one
+    with nodes of the group before it, in a round of its own."""
+    size = math.ceil(math.sqrt(len(nodes)))
+    whole = len(nodes) // size * size
+    groups = [tuple(nodes[begin : begin + size]) for begin in range(0, whole, size)]
+    return [groups, [tuple(nodes[-size:])]] if whole < len(nodes) else [groups]
+
+
+def _measured(
+    world: World, rounds: Sequence[Sequence[Group]], nbytes: int, details: Mapping[str, Condition]
+) -> list[Measurement]:
+    by_rank: list[list[Reading]] = [[] for _ in range(world.size)]
+    index = 0
+    for groups in rounds:
+        ranks = ranks_of(world, groups)
+        for group, members, readings in zip(groups, ranks, world.each(ranks, group_bandwidth, nbytes), strict=True):
+            for rank, reading in zip(members, readings, strict=True):
+                under = {**reading.conditions, "nodes": len(group)}
+                told = {**reading.details, **details}
+                by_rank[rank].append(replace(reading, place=place_of(group, index), conditions=under, details=told))
+            index += 1
+    return together(world, by_rank)
+
+
+# ---------------------------------------------------------------- on ranks
+
+
+def group_bandwidth(rank: Rank, nbytes: int) -> Reading:
+    """`bus_bandwidth` of an all_reduce, as a figure of a group of nodes."""
+    reading = bus_bandwidth(rank, COLLECTIVE, nbytes)
+    return replace(
+        reading,
+        metric="node_group_busbw",
+        conditions={**reading.conditions, **conditions(rank)},
+        gpu_state=None,
+    )
+
+
+RailsAtOnce = Literal["one", "all"]
+Samples = tuple[float, ...]
+RAIL_ROUNDS = 3  # so that each node has two partners, also of an odd number of nodes, of which one rests in each round
+PARTNERS = 2  # that make the figure one of the node alone
+
+
+@dataclass(frozen=True)
+class Rails:
+    """What rails reach: the `measurement` by rails of nodes, and GB/s of each pair of nodes, by rail."""
+
+    measurement: Measurement
+    pairs: dict[int, dict[IndexPair, float]]
+
+
+def rails_of(world: World) -> list[list[int]]:
+    """The ranks of each rail, one of every node, in the order of the nodes. Rails that a node has not are none."""
+    nodes = ranks_by_node(world).values()
+    return [[ranks[rail] for ranks in nodes] for rail in range(min(map(len, nodes)))]
+
+
+def rail_bandwidth(world: World, at_once: RailsAtOnce, nbytes: int, seed: int) -> Rails:
+    """GB/s of the rails of all nodes, of messages of `nbytes`: of one rail after the other, or of all at once."""
+    rails, nodes = rails_of(world), [*ranks_by_node(world)]
+    rounds = some_rounds(range(len(nodes)), seed, RAIL_ROUNDS)
+    numbers = range(len(rails))
+    turns = [[rail] for rail in numbers] if at_once == "one" else [[*numbers]]
+    samples: dict[int, dict[IndexPair, Samples]] = {}
+    under: dict[str, Condition] = {}
+    for turn in turns:
+        answers = world.each([rails[rail] for rail in turn], rail_pairs, rounds, nbytes)
+        for rail, by_rank in zip(turn, answers, strict=True):
+            samples[rail] = slowest([taken for taken, _ in by_rank])
+            under = by_rank[0][1]
+    told = {"seed": seed, "rounds": len(rounds)}
+    conditions = {"at_once": at_once, "bytes": nbytes, **under}
+    by_place = {where: best for rail in numbers for where, best in _best(rail, nodes, samples[rail]).items()}
+    values = {where: median(best) for where, best in by_place.items()}
+    return Rails(
+        Measurement("rail_bandwidth", values, conditions, by_place, told),
+        {rail: {(nodes[a], nodes[b]): median(each) for (a, b), each in samples[rail].items()} for rail in numbers},
+    )
+
+
+def slowest(by_rank: Sequence[dict[IndexPair, Samples]]) -> dict[IndexPair, Samples]:
+    """The samples of each pair, of the two ranks those of the slower one."""
+    found: dict[IndexPair, Samples] = {}
+    for taken in by_rank:
+        for pair, samples in taken.items():
+            found[pair] = min(samples, found.get(pair, samples), key=median)
+    return found
+
+
+def _best(rail: int, nodes: Sequence[int], pairs: dict[IndexPair, Samples]) -> dict[Where, Samples]:
+    """What the rail of each node reaches with the best of its partners; with a lone one, what the two reach."""
+    found: dict[Where, Samples] = {}
+    for index, node in enumerate(nodes):
+        own = {pair: samples for pair, samples in pairs.items() if index in pair}
+        best = max(own, key=lambda pair: median(own[pair]))
+        if len(own) >= PARTNERS:
+            found[Place(node, "rail", rail)] = own[best]
+        else:
+            found[Pair(*(Place(nodes[end], "rail", rail) for end in best))] = own[best]
+    return found
+
+
+# ---------------------------------------------------------------- on ranks
+
+
+def rail_pairs(
+    rank: Rank, rounds: Sequence[Sequence[IndexPair]], nbytes: int
+) -> tuple[dict[IndexPair, Samples], dict[str, Condition]]:
+    """GB/s of this rank's pairs in some rounds, by indices of the group, and the conditions."""
+    taken = swaps(rank, rounds, nbytes, RUN_SECONDS)
+    if rank.device.type == "cuda":
+        torch.cuda.empty_cache()  # the next check may need all memory
+    rates = {pair: tuple(nbytes / each / 1e9 for each in samples) for pair, samples in taken.items()}
+    return rates, conditions(rank)
+
+
+# Of one operation, which is done nine times for a figure. On sockets, at 4 GB/s, two nodes need 4 s for 8 GiB.
+LONGEST_SECONDS = 1.5
+TRIAL = 64 * MiB
+
+
+def doubling(world: World) -> list[World]:
+    """The first 1, 2, 4 ... nodes of a world, and all of them."""
+    nodes = tuple(ranks_by_node(world))
+    counts = [1 << power for power in range(len(nodes).bit_length()) if 1 << power < len(nodes)]
+    return list(map(world.subset, ranks_of(world, [nodes[:count] for count in (*counts, len(nodes))])))
+
+
+def affordable(world: World, sizes: Sequence[int]) -> list[int]:
+    """Those of these sizes, in bytes, with which nodes are measured. Where nodes have fast ports (InfiniBand, RoCE,
+    EFA), all of them: limits are published for such networks, and a broken one must not escape them. Elsewhere the
+    smallest, and those that all ranks reduce in a time that a check has."""
+    most = world.run(_affordable, max(sizes))[0]
+    return [size for size in sizes if size <= max(most, min(sizes))]
+
+
+def _affordable(rank: Rank, most: int) -> int:
+    if most <= TRIAL or "network" in conditions(rank):
+        return most
+    reading = bus_bandwidth(rank, COLLECTIVE, TRIAL)
+    rate = reading.value * 1e9 / COLLECTIVES[COLLECTIVE].factor(rank.size)  # bytes a second
+    return agree(rank, int(rate * LONGEST_SECONDS))
+
+
+def collective_curve(rank: Rank, name: str, sizes: Sequence[int]) -> list[Reading]:
+    """`bus_bandwidth` of a collective by size; across nodes also under the conditions of their network."""
+    under = conditions(rank) if rank.size > rank.local_size else {}
+    readings = [bus_bandwidth(rank, name, nbytes) for nbytes in sizes]
+    return [replace(reading, conditions={**reading.conditions, **under}) for reading in readings]

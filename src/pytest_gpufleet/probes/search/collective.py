@@ -1,0 +1,468 @@
+"""Who makes a collective slow: what the suite looks for by itself after one was too slow."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_gpufleet.hardware import software
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.place import THIS_NODE, Pair, Place, Where
+from pytest_gpufleet.probes.collectives.exactness import Delivery, exchange
+from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES
+from pytest_gpufleet.probes.compute.rate import product_rate
+from pytest_gpufleet.probes.links.pairs import turns
+from pytest_gpufleet.probes.measure import measure
+from pytest_gpufleet.probes.pairing import IndexPair
+from pytest_gpufleet.probes.timing import agree, line_up, seconds, timing, wait
+from pytest_gpufleet.world.process_group import TIMEOUT
+from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import World
+
+SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """The moment at which a search has to be over."""
+
+    moment: float = field(default_factory=lambda: time.monotonic() + SECONDS)
+
+    def run(self, world: World, probe: Callable[..., Any], *args: Any, **how: Any) -> list[Any]:
+        """`world.run` within the time that is left. TimeoutError before it is over: a call that is cut short ends all
+        ranks."""
+        return self.each(world, [world], probe, *args, **how)[0]
+
+    def each(
+        self, world: World, groups: Sequence[Sequence[int] | World], probe: Callable[..., Any], *args: Any, **how: Any
+    ) -> list[list[Any]]:
+        """`world.each` likewise."""
+        left = self.moment - time.monotonic()
+        if left < SECONDS / 10:
+            raise TimeoutError(f"it was not done within {SECONDS:g} s")
+        return world.each(groups, probe, *args, timeout=left, **how)
+
+
+def failed(error: Exception) -> str:
+    first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"the search for the cause failed: {first_line}"
+
+
+LAUNCHES = 10
+SAMPLES = 3
+LONGEST = 0.5  # seconds of a sample, about: the search is to be over soon on a broken machine too
+
+
+def pair_seconds(rank: Rank, topology: GpuTopology, nbytes: int) -> dict[IndexPair, float]:
+    """The seconds in which this rank and each other one send each other `nbytes`, both ways at the same time; where
+    pairs share no way, others do so meanwhile. The best of some samples: a bad link is never fast."""
+    return {pair: min(taken) for pair, taken in swaps(rank, turns(rank.size, topology), nbytes, LONGEST).items()}
+
+
+def swaps(
+    rank: Rank, rounds: Sequence[Sequence[IndexPair]], nbytes: int, longest: float
+) -> dict[IndexPair, tuple[float, ...]]:
+    """The seconds in which this rank and its partner of each round send each other `nbytes`, both ways at the same
+    time: one figure a sample, of about `longest` seconds. All pairs of a round do so at once; every rank calls it."""
+    sent, received = (torch.zeros(nbytes, dtype=torch.uint8, device=rank.device) for _ in range(2))
+
+    def swap(partner: int) -> None:
+        peer = dist.get_global_rank(rank.group, partner)
+        there, back = dist.P2POp(dist.isend, sent, peer, rank.group), dist.P2POp(dist.irecv, received, peer, rank.group)
+        wait([dist.batch_isend_irecv([there, back])])
+
+    took = {}
+    for pairs in rounds:
+        mine = next((pair for pair in pairs if rank.index in pair), None)
+        if mine is None:
+            timing(rank, list, SAMPLES, longest=longest)  # keeps step with the others
+            continue
+        partner = sum(mine) - rank.index
+        with rank.phase(f"pair with rank {partner} of {nbytes:,} bytes"):
+            took[min(mine), max(mine)] = timing(rank, partial(swap, partner), SAMPLES, longest=longest).seconds
+    return took
+
+
+def launch_seconds(rank: Rank, name: str, nbytes: int) -> tuple[float, float]:
+    """The seconds this rank's host needs to launch a collective, and those until it is done, when all ranks begin
+    together: a rank that comes late has a long first figure, and the others wait for it in their second."""
+    collective, n = COLLECTIVES[name], rank.size
+    total = collective.total(max(1, nbytes // 4), n)
+    input, output = collective.buffers(
+        total, n, rank.index, collective.in_place == "always", lambda count: torch.zeros(count, device=rank.device)
+    )
+    run = partial(collective.run, rank.group, output, input)
+    launched, done = [], []
+    with rank.phase(f"launches of {name} {nbytes:,} bytes"):
+        seconds(rank, run, 1)  # connects the ranks
+        launches = agree(rank, max(3, min(LAUNCHES, int(LONGEST / seconds(rank, run, 1)))))
+        for _ in range(launches):
+            line_up(rank)
+            began = time.perf_counter()
+            works = collective.launch(rank.group, output, input)
+            launched.append(time.perf_counter() - began)
+            wait([works])
+            if rank.device.type == "cuda":
+                torch.cuda.synchronize()
+            done.append(time.perf_counter() - began)
+    return median(launched), median(done)
+
+
+# Whether the file from which NCCL takes the topology of the machine makes a collective slow.
+#
+# Images of clouds set NCCL_TOPO_FILE, since a virtual machine does not show what it consists of. Left over from
+# another machine, or from another size of it, it sends NCCL the wrong way over all links alike.
+
+VARIABLE = "NCCL_TOPO_FILE"
+FASTER = 1.05  # what a search for the slow names anybody from; large messages differ by 1 % from one time to the next
+
+
+def without_topology_file(world: World, collective: str, nbytes: int, deadline: Deadline) -> list[Fault]:
+    """What a collective over all ranks reaches when NCCL_TOPO_FILE is left out, once; nothing where it is not set."""
+    file = software.steering().get(VARIABLE)
+    if not file:
+        return []
+    rates = deadline.run(world, _with_and_without, file, collective, nbytes)
+    given, own = (min(ways) for ways in zip(*rates, strict=True))
+    what = f"without {VARIABLE}={file} {collective} reaches {own:,.4g} GB/s, with it {given:,.4g}"
+    if own > FASTER * given:
+        return [Fault("harmful_variable", (THIS_NODE,), what)]
+    return [Fault("cause_unclear", (), what)]
+
+
+def _with_and_without(rank: Rank, file: str, collective: str, nbytes: int) -> tuple[float, float]:
+    """GB/s of this rank's group, and of a group of the same ranks for which NCCL has no file: it reads the variable
+    again for each communicator (ncclTopoGetSystem), where the C library has it, from nccl.conf too."""
+    given = bus_bandwidth(rank, collective, nbytes).value
+    os.unsetenv(VARIABLE)
+    group = dist.new_group(dist.get_process_group_ranks(rank.group), timeout=TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)
+    own = bus_bandwidth(rank.within(group), collective, nbytes).value
+    os.putenv(VARIABLE, file)
+    dist.destroy_process_group(group)
+    return given, own
+
+
+# Slow is what reaches less than this share of the others: GPUs, and CPU ranks, whose machine does other things too.
+SLOW = {"gpu": 0.95, "cpu": 0.8}
+CLEARLY = 0.8  # what reaches less is slow, however much the others differ among themselves
+LATE_SECONDS = 100e-6  # beyond what the others need; a launch takes 20 to 50 us
+LATE_SHARE = 0.3  # of the time of the whole operation: what comes late matters only from there on
+# NCCL sends at the full rate of an NVLink in large messages only: 8x H200 reached 81 GB/s with 64 MiB, 301 with 256.
+PAIR_BYTES = 256 * MiB
+LAUNCH_BYTES = 1 * GiB
+GROUP_BYTES = 64 * MiB
+
+
+@dataclass(frozen=True)
+class Slow:
+    """The collective over `world` that is slow at S = `nbytes`, and how long its cause may be looked for."""
+
+    world: World
+    topology: GpuTopology
+    collective: str
+    nbytes: int
+    deadline: Deadline = field(default_factory=Deadline)
+
+    @property
+    def share(self) -> float:
+        return SLOW["gpu" if self.world.gpus else "cpu"]
+
+
+Step = Fault | str  # who it is, or, if that is not known, what was seen
+
+
+def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: int) -> list[Fault]:
+    """Who made a collective over `world` slow at S = `nbytes`: a rank that comes late, one with slow links, one link,
+    or no single one.
+
+    Looks at launches, then at all pairs, then leaves out one rank after the other and tries both halves, and stops as
+    soon as it knows. Where it is no single one, the file that tells NCCL the topology is left out once.
+    """
+    slow, clues, ways = Slow(world, topology, collective, nbytes), list[str](), list[Fault]()
+    try:
+        for step in (_late_rank, _slow_links, _left_out):
+            if isinstance(found := step(slow), Fault):
+                return [found]
+            clues.append(found)
+        ways = without_topology_file(world, collective, min(nbytes, LAUNCH_BYTES), slow.deadline)
+    except Exception as error:  # whatever it is, the miss comes first
+        clues.append(failed(error))
+    if steering := [f"{name}={value}" for name, value in software.relevant().items() if name.startswith("NCCL_")]:
+        clues.append(f"variables that steer NCCL are set: {', '.join(steering)}")
+    return [*ways, *(Fault("cause_unclear", (), clue) for clue in clues if clue)]
+
+
+def _late_rank(slow: Slow) -> Step:
+    world, nbytes = slow.world, min(slow.nbytes, LAUNCH_BYTES)
+    times: list[tuple[float, float]] = slow.deadline.run(world, launch_seconds, slow.collective, nbytes)
+    launched = [launch for launch, _ in times]
+    latest = max(range(world.size), key=lambda index: launched[index])
+    usual = median(launched[:latest] + launched[latest + 1 :])
+    late = launched[latest] - usual
+    if late < max(LATE_SECONDS, 2 * usual) or late < LATE_SHARE * times[latest][1]:
+        return ""
+    what = (
+        f"it comes {late * 1e3:.2g} ms late to every {slow.collective}, and all others wait for it: its process needs "
+        f"{launched[latest] * 1e3:.2g} ms to launch one, theirs {usual * 1e3:.2g} ms"
+    )
+    return Fault("rank_comes_late", (world.places[latest],), what)
+
+
+def _slow_links(slow: Slow) -> Step:
+    world = slow.world
+    size = PAIR_BYTES if world.gpus and slow.nbytes >= MiB else slow.nbytes
+    seconds: dict[IndexPair, float] = {}
+    for one in slow.deadline.run(world, pair_seconds, slow.topology, size):
+        for pair, took in one.items():
+            seconds[pair] = max(took, seconds.get(pair, 0.0))
+    rates = {pair: size / took for pair, took in seconds.items()}
+    verb = "reaches" if size >= MiB else "takes"
+    if len(rates) == 1:
+        return f"with two ranks nobody can tell which one it is: their link {verb} {_span(rates.values(), size)}"
+    shares = of_their_kind(rates, {(a, b): _link(slow, a, b) for a, b in rates})
+    if (rank := slow_rank(shares, slow.share)) is not None:
+        with_it, others = _split(rates, rank)
+        theirs = _span(others, size)
+        what = f"every pair with it {verb} {_span(with_it, size)}, all others {theirs}"
+        return Fault("links_slow", (world.places[rank],), what)
+    few = slow_pairs(shares, slow.share)
+    if not few:
+        return f"no single GPU: each of the {len(rates)} pairs {verb} {_span(rates.values(), size)}"
+    fine = _span((rate for pair, rate in rates.items() if pair not in few), size)
+    if len(few) == 1:
+        ends = Pair(*(world.places[index] for index in few[0]))
+        what = f"this pair {verb} {_span([rates[few[0]]], size)}, all others {fine}"
+        return Fault("link_slow", (ends,), what)
+    each = ", ".join(f"{world.places[a]}-{world.places[b]} {_span([rates[a, b]], size)}" for a, b in few)
+    return f"no single GPU: {len(few)} of {len(rates)} pairs are slow ({each}), each other one {verb} {fine}"
+
+
+def _left_out(slow: Slow) -> Step:
+    """Bus bandwidth of the collective without each rank, and of both halves."""
+    world, collective = slow.world, slow.collective
+    if world.size < 3:
+        return ""
+    size, everyone = min(slow.nbytes, GROUP_BYTES), range(world.size)
+
+    def rate(ranks: Iterable[int]) -> float:
+        readings = slow.deadline.run(world.subset([*ranks]), bus_bandwidth, collective, size)
+        return min(max(map(float, reading.samples)) for reading in readings)  # noise only makes slower
+
+    without = {index: rate(set(everyone) - {index}) for index in everyone}
+    best = max(without, key=lambda index: without[index])
+    others = [value for index, value in without.items() if index != best]
+    # The others must agree: with the culprit in the group, it matters little who else is.
+    if _stands_out(others, [without[best]], slow.share) and min(others) > slow.share * max(others):
+        reached = f"without it {collective} reaches {gigabytes([without[best]])}"
+        what = f"{reached}, without any other rank {gigabytes(others)}"
+        return Fault("slows_collectives", (world.places[best],), what)
+    clue = f"without any one rank {collective} reaches {gigabytes(without.values())}"
+    if world.size > 3:
+        halves = [everyone[: world.size // 2], everyone[world.size // 2 :]]
+        rates = [f"ranks {half[0]} to {half[-1]} {gigabytes([rate(half)])}" for half in halves]
+        clue += f", among {' and among '.join(rates)}"
+    return clue
+
+
+def _link(slow: Slow, a: int, b: int) -> str:
+    """The kind of link of two ranks. Only without a switch do pairs differ by design in the number of their NVLinks."""
+    world, topology = slow.world, slow.topology
+    if not world.gpus:
+        return ""
+    if topology.fabric == "nvlink":
+        at = {gpu.place: position for position, gpu in enumerate(topology.gpus)}
+        return topology.links[at[world.places[a]]][at[world.places[b]]]
+    return topology.kind(Pair(world.places[a], world.places[b]))[-1]
+
+
+def of_their_kind(rates: Mapping[IndexPair, float], links: Mapping[IndexPair, str]) -> dict[IndexPair, float]:
+    """Each rate as a share of the median of the pairs with the same kind of link."""
+    usual = {link: median(rate for pair, rate in rates.items() if links[pair] == link) for link in set(links.values())}
+    return {pair: rate / usual[links[pair]] for pair, rate in rates.items()}
+
+
+def _stands_out(slow: Sequence[float], others: Sequence[float], share: float) -> bool:
+    """Whether all of these are slower than each of the others: by more than the others differ, if not by far."""
+    most, least = max(slow), min(others)
+    return most < CLEARLY * least or (most < share * least and least - most > max(others) - least)
+
+
+def slow_rank(rates: Mapping[IndexPair, float], share: float = SLOW["gpu"]) -> int | None:
+    """The rank of which every pair is slower than each pair without it; None if there is none."""
+    for rank in sorted({rank for pair in rates for rank in pair}):
+        with_it, others = _split(rates, rank)
+        if others and _stands_out(with_it, others, share):
+            return rank
+    return None
+
+
+def slow_pairs(rates: Mapping[IndexPair, float], share: float = SLOW["gpu"]) -> list[IndexPair]:
+    """The pairs below the widest gap in the figures, slowest first, if it is wide enough and they are the fewer."""
+    ranked = sorted(rates, key=lambda pair: rates[pair])
+    ratios = [rates[below] / rates[above] for below, above in itertools.pairwise(ranked)]
+    if not ratios or min(ratios) > share:
+        return []
+    slow = ranked[: ratios.index(min(ratios)) + 1]
+    return slow if len(slow) < len(ranked) / 2 else []
+
+
+def _split(rates: Mapping[IndexPair, float], rank: int) -> tuple[list[float], list[float]]:
+    """The figures of the pairs with a rank, and of those without it."""
+    return [rates[pair] for pair in rates if rank in pair], [rates[pair] for pair in rates if rank not in pair]
+
+
+def _span(rates: Iterable[float], size: int) -> str:
+    """Bytes a second in words; of small messages, the time of one."""
+    values = [*rates]
+    return gigabytes(rate / 1e9 for rate in values) if size >= MiB else _range((size / r * 1e6 for r in values), "us")
+
+
+def gigabytes(rates: Iterable[float]) -> str:
+    """ "44.1 to 48.2 GB/s" """
+    return _range(rates, "GB/s")
+
+
+def _range(values: Iterable[float], unit: str) -> str:
+    texts = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in sorted(values)]
+    return f"{texts[0]} {unit}" if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]} {unit}"
+
+
+NOISE = 0.04  # by so much healthy H200 of one board differ at their power limit
+
+
+def one_at_a_time(world: World, all_at_once: Measurement) -> Measurement:
+    """The rates of the slowest and of the fastest GPU of a measurement, each while all others rest."""
+    by_rate = sorted(range(world.size), key=lambda index: all_at_once.values[world.places[index]])
+    precision = all_at_once.conditions["precision"]
+    slow, fast = (measure(world.subset([index]), product_rate, precision) for index in (by_rate[0], by_rate[-1]))
+    return replace(
+        slow,
+        values={**slow.values, **fast.values},
+        samples={**slow.samples, **fast.samples},
+        gpu_states={**slow.gpu_states, **fast.gpu_states},
+    )
+
+
+def why_slow(all_at_once: Measurement, alone: Measurement) -> Fault:
+    """What it means for the slowest GPU of `all_at_once` what it and the fastest one reach alone."""
+    (slow, slow_alone), (_, fast_alone) = alone.values.items()
+    among_all, fastest = all_at_once.values[slow], max(all_at_once.values.values())
+    figures = f"{slow_alone:.4g} {alone.unit} alone and {among_all:.4g} while all GPUs work"
+    behind, behind_alone = 1 - among_all / fastest, 1 - slow_alone / fast_alone
+    if behind > NOISE and behind_alone > behind / 2:
+        return Fault(
+            "slower_than_peers", (slow,), f"it is slow by itself: {figures}, the fastest {fast_alone:.4g} alone"
+        )
+    if slow_alone > among_all * (1 + NOISE):
+        what = f"only while all GPUs work, which share power supplies and cooling: the slowest reaches {figures}"
+        return Fault("cause_unclear", (), what)
+    what = f"no faster while all others rest, so that driver, clocks or power limit are to be looked at: {figures}"
+    return Fault("cause_unclear", (), what)
+
+
+# By so much the slowest pair must differ from the fastest. Pairs of a healthy H200 board differ by 0.03 % in one
+# direction, and by 0.14 % in both (three machines of 4, 2026-11-21).
+DIFFER = 0.005
+
+
+def who_slows_pairs(figures: Sequence[Mapping[Where, float]]) -> Fault:
+    """Which GPU the slow pairs have in common: those nearer to the slowest than to the fastest. `figures`: GB/s by
+    place, for each kind of link."""
+    slow: dict[Where, float] = {}
+    others: dict[Where, float] = {}
+    for values in figures:
+        numbers = [value for value in values.values() if not math.isnan(value)] or [0.0]
+        most, least = max(numbers), min(numbers)
+        enough = (most + least) / 2 if least < (1 - DIFFER) * most else least
+        slow |= {place: value for place, value in values.items() if not value >= enough}
+        others |= {place: value for place, value in values.items() if value >= enough}
+    if not slow:
+        return Fault("cause_unclear", (), "no single GPU: all pairs are about equally slow")
+    common = sorted(set.intersection(*(set(place.parts) for place in slow)))
+    rates = (
+        f"{min(slow.values()):,.4g} to {max(slow.values()):,.4g} GB/s, all others at least {min(others.values()):,.4g}"
+    )
+    if not common:
+        what = f"no single GPU: {', '.join(map(str, slow))} are slow and have none in common ({rates})"
+        return Fault("cause_unclear", (), what)
+    if len(common) == 2:
+        return Fault("link_slow", (Pair(*common),), f"only the way between these two is slow ({rates})")
+    own = [place for place in (*slow, *others) if common[0] in place.parts]
+    what = f"{len(slow)} of the {len(own)} figures of pairs with it are slow ({rates})"
+    return Fault("links_slow", (common[0],), what)
+
+
+SHOWN = 3
+
+
+def who_corrupts(world: World, deliveries: Sequence[Delivery], collective: str, operation: str, **how: Any) -> Fault:
+    """Who corrupted what `exchange` delivered; its story is what was wrong on which rank. Leaves out one rank after the
+    other, or one node of several: if the data are right without one only, it is that one."""
+    subjects, what = _corrupting_part(world, deliveries, collective, operation, how)
+    return Fault("collective_wrong", subjects, what, _story(world, deliveries))
+
+
+def _story(world: World, deliveries: Sequence[Delivery]) -> str:
+    lines = []
+    faults: dict[tuple[str, ...], list[int]] = {}
+    for index, delivery in enumerate(deliveries):
+        if delivery.wrong:
+            faults.setdefault(delivery.wrong, []).append(index)
+    for wrong, ranks in faults.items():
+        names = [world.name_of(index) for index in ranks]
+        lines.append("all ranks alike:" if len(names) == world.size > 1 else f"{'; '.join(names)}:")
+        lines += [f"  {fault}" for fault in wrong[:SHOWN]]
+        if len(wrong) > SHOWN:
+            lines.append(f"  and {len(wrong) - SHOWN} more exchanges; {deliveries[ranks[0]].right} were right")
+    return "\n".join(lines)
+
+
+def _parts(world: World) -> dict[Where, list[int]]:
+    """What may corrupt data: each rank, or, where there are several nodes, each with its ranks."""
+    ranks: dict[Where, list[int]] = {}
+    several = len({place.node for place in world.places}) > 1
+    for index, place in enumerate(world.places):
+        ranks.setdefault(Place(place.node, "node") if several else place, []).append(index)
+    return ranks
+
+
+def _corrupting_part(
+    world: World, deliveries: Sequence[Delivery], collective: str, operation: str, how: Mapping[str, Any]
+) -> tuple[tuple[Where, ...], str]:
+    seen = [index for index, delivery in enumerate(deliveries) if delivery.wrong]
+    if world.size == 2 and len(seen) == 1:
+        return (world.places[seen[0]],), "has wrong data"
+    if world.size == 2:
+        return (), "both ranks have wrong data: nobody can tell whose fault it is"
+    deadline, clean = Deadline(), list[Where]()
+    try:
+        for where, ranks in _parts(world).items():
+            rest = world.subset([other for other in range(world.size) if other not in ranks])
+            again = deadline.run(rest, exchange, collective, operation, **how)
+            if not any(delivery.wrong for delivery in again):
+                clean.append(where)
+    except Exception as error:  # whatever it is, the wrong data come first
+        return (), failed(error)
+    if len(clean) == 1:
+        return (clean[0],), "corrupts data: only without it everything is right"
+    if len(clean) == 2:
+        first, second = (where.parts[0] for where in clean)
+        return (Pair(first, second),), "the link between them corrupts data: without either all are right"
+    if clean:
+        return (), f"it did not happen again in groups without {', '.join(map(str, clean))}"
+    return (), "wrong data whoever is left out: more than one corrupts them, or what lies between them"

@@ -1,0 +1,260 @@
+"""How long operations of all ranks take, one after the other without a gap, as nccl-tests launches them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_gpufleet.world.rank import Rank
+
+# How the allocator of torch is told that a capture is over: from torch 2.8 on, and before.
+END_OF_CAPTURE = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
+
+
+def _let_go_of_random_numbers(device: torch.device) -> None:
+    """A capture that failed leaves the generator of the GPU as if it went on (torch 2.11): nobody gets another random
+    number of it. A copy of its state has nothing of that."""
+    generator = torch.cuda.default_generators[device.index]
+    with suppress(RuntimeError):  # then whoever wants a random number is told
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+def captured(
+    do: Callable[[], object], stream: torch.cuda.Stream | None = None, pool: Any = None
+) -> torch.cuda.CUDAGraph:
+    """`do` as a CUDA graph. It must have run before, on `stream` if one is given: what is set up at a first use cannot
+    be captured. RuntimeError if something in it cannot; the stream of before is current again then."""
+    graph, before, pool = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), pool or torch.cuda.graph_pool_handle()
+    try:
+        # thread_local: NCCL's watchdog, which asks for events in a thread of its own, must not break the capture.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            do()
+    except BaseException:
+        # Until torch 2.12 its allocator takes a capture that failed for one that goes on, and frees no memory any more
+        # (pytorch/pytorch#180395).
+        torch.cuda.set_stream(before)
+        _let_go_of_random_numbers(before.device)
+        for end in filter(None, (getattr(torch._C, name, None) for name in END_OF_CAPTURE)):
+            with suppress(RuntimeError):  # it was told
+                end(before.device_index, pool)
+        raise
+    return graph
+
+
+SAMPLES = 3
+SAMPLE_SECONDS = {"cuda": 0.2, "cpu": 0.002}
+
+
+def seconds_each(device: torch.device, work: Callable[[], object], repeats: int) -> float:
+    """Seconds that one of `repeats` calls takes, back to back: by CUDA events on a GPU, by the clock on a CPU."""
+    if device.type == "cpu":
+        began = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        return (time.perf_counter() - began) / repeats
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    first.record()
+    for _ in range(repeats):
+        work()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) / 1e3 / repeats
+
+
+def warm_up(device: torch.device, work: Callable[[], object], seconds: float) -> None:
+    """Do the work for so long that clock and power have settled."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        seconds_each(device, work, 10)
+
+
+def samples(device: torch.device, work: Callable[[], object]) -> tuple[float, ...]:
+    """Seconds that one call takes, SAMPLES times, each the mean over as many calls as fill SAMPLE_SECONDS."""
+    work()  # the first call may load or choose a kernel
+    repeats = max(1, math.ceil(SAMPLE_SECONDS[device.type] / seconds_each(device, work, 3)))
+    return tuple(seconds_each(device, work, repeats) for _ in range(SAMPLES))
+
+
+def parts(device: torch.device, work: Callable[[], object], seconds: float, count: int) -> list[float]:
+    """Seconds that one call takes in each of `count` equal parts of about `seconds` of work without a gap."""
+    repeats = max(1, math.ceil(seconds / count / seconds_each(device, work, 3)))
+    if device.type == "cpu":
+        return [seconds_each(device, work, repeats) for _ in range(count)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
+    marks[0].record()
+    for mark in marks[1:]:
+        for _ in range(repeats):
+            work()
+        mark.record()
+    marks[-1].synchronize()
+    return [float(a.elapsed_time(b)) / 1e3 / repeats for a, b in itertools.pairwise(marks)]
+
+
+# nccl-tests launches 20 times. Less often what takes long: on a broken machine an operation can take a hundred times as
+# long, and of large messages a few tell as much. Figures of CPU ranks are not judged.
+ITERATIONS = {"cuda": 20, "cpu": 2}
+MIN_ITERATIONS = 2
+RUN_SECONDS = 0.06
+# A sample is the median of several runs. A host holds up a launch now and then for one to five milliseconds (it may be
+# torch's watchdog, which looks at all launches of its rank ten times a second), and all ranks wait for the one that was
+# held up. On eight H200 every third sample of one or two runs of 15 to 25 ms was off, by up to 14 %.
+MIN_RUNS = {"cuda": 3, "cpu": 1}
+MAX_RUNS = 7
+MIN_SECONDS = {"cuda": 0.05, "cpu": 0.001}  # of a sample
+# So operations go ahead of those that are timed, and the GPUs have work for this long while the host is held up.
+AHEAD_SECONDS = 0.005
+MAX_AHEAD = 50
+LONG_SECONDS = 0.15  # of an operation: what disturbs for milliseconds is nothing beside that
+WARM_UP = {"cuda": 5, "cpu": 1}
+WARM_UP_SECONDS = 0.5
+TICK = 0.5e-6  # seconds, of the clock of a GPU: ranks that only keep step with others launch nothing
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds that one operation takes: one figure a sample, the median of `runs` of `iterations` operations."""
+
+    seconds: tuple[float, ...]
+    iterations: int
+    runs: int
+
+
+def timing(
+    rank: Rank,
+    launch: Callable[[], object],
+    samples: int,
+    before: Callable[[], object] = lambda: None,
+    longest: float = RUN_SECONDS,
+) -> Timing:
+    """Time an operation of all ranks. Every rank calls it.
+
+    `launch` starts the operation on the current stream (a CPU rank waits for it); `before` is called ahead of each run,
+    outside its time; `longest` is about how many seconds a run may take, unless two operations take longer.
+    """
+    device = rank.device.type
+    ahead = 0
+
+    def run(iterations: int) -> float:
+        before()
+        return seconds(rank, launch, iterations, ahead)
+
+    run(1)  # connects the ranks and loads the kernels
+    warm_up = agree(rank, min(WARM_UP[device], max(1, int(WARM_UP_SECONDS / run(1)))))
+    iterations, runs, ahead = (agree(rank, number) for number in plan(device, run(warm_up), longest))
+    return Timing(tuple(median(run(iterations) for _ in range(runs)) for _ in range(samples)), iterations, runs)
+
+
+def plan(device: str, each: float, longest: float = RUN_SECONDS) -> tuple[int, int, int]:
+    """How many operations to time in a run, how many runs make a sample, and how many operations to launch ahead of
+    each, where one takes `each` seconds and a run should take `longest` at most."""
+    iterations = max(MIN_ITERATIONS, min(ITERATIONS[device], int(longest / each)))
+    if each > LONG_SECONDS:
+        return iterations, 1, 0
+    fill = math.ceil(MIN_SECONDS[device] / (iterations * each))
+    runs = min(MAX_RUNS, max(MIN_RUNS[device], fill // 2 * 2 + 1))  # odd: one of them is the median
+    return iterations, runs, min(MAX_AHEAD, math.ceil(AHEAD_SECONDS / each))
+
+
+def seconds(rank: Rank, launch: Callable[[], object], iterations: int, ahead: int = 0) -> float:
+    """Seconds that one operation takes, of `iterations` in a row behind `ahead` untimed ones, as this rank sees it: by
+    the clock of the GPU, on which nothing but operations counts, or of the host on CPU ranks."""
+    line_up(rank)
+    if rank.device.type != "cuda":
+        return seconds_each(rank.device, launch, iterations)
+    for _ in range(ahead):
+        launch()
+    each = seconds_each(rank.device, launch, iterations)
+    torch.cuda.synchronize()
+    return max(TICK / iterations, each)
+
+
+def wait(works: Iterable[Iterable[dist.Work]]) -> None:
+    for work in itertools.chain(*works):
+        work.wait()
+
+
+def line_up(rank: Rank) -> None:
+    """All ranks go on from here together."""
+    dist.all_reduce(torch.zeros(1, device=rank.device), group=rank.group)
+    if rank.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def agree(rank: Rank, number: int) -> int:
+    """The smallest number any rank came with: all must launch equally often."""
+    smallest = torch.tensor(number, device=rank.device)
+    dist.all_reduce(smallest, dist.ReduceOp.MIN, group=rank.group)
+    return int(smallest.item())
+
+
+def everyones(rank: Rank, values: Sequence[float]) -> list[list[float]]:
+    """The values of all ranks, by rank."""
+    mine = torch.tensor(values, dtype=torch.float64, device=rank.device)
+    copies = mine.new_empty(rank.size * len(values))
+    dist.all_gather_into_tensor(copies, mine, group=rank.group)
+    return [list(map(float, row)) for row in copies.cpu().view(rank.size, -1)]
+
+
+# How long operations of all ranks take that come from a CUDA graph, as with `nccl-tests -G`: what the GPUs and the
+# links between them need, whatever the host needs to launch them.
+#
+# On two H200 this is what nccl-tests shows, to 3 % (docs/results). A graph must not be launched on the default stream
+# for that: NCCL puts an event between collectives, so that graphs and launches may use one communicator, and there
+# each took 10 us and not 1.
+
+# Two H200 need 0.25 to 0.35 ms for a graph of 50 collectives of up to 32 KiB. From one of 20 each took 2 % more.
+OPERATIONS = 50
+REPLAYS = 5  # of a run
+AHEAD = 3  # replays before those that are timed
+RUNS = 3  # of a sample. What disturbs a machine now and then spoils some of them, and not their median
+
+
+def replayed(rank: Rank, launch: Callable[[], object], samples: int) -> Timing | None:
+    """Time an operation of all ranks, which `launch` starts on the current stream: many of them in a row in one CUDA
+    graph. Every rank calls it.
+
+    None, on all ranks, on CPU ranks and where a GPU cannot capture the operation, as with TORCH_NCCL_BLOCKING_WAIT=1.
+    """
+    if rank.device.type != "cuda":
+        return None
+    seconds(rank, launch, WARM_UP["cuda"])  # connects the ranks and loads the kernels: no capture can
+    graph = _captured_everywhere(rank, launch)
+    if graph is None:
+        return None
+    try:
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+            taken = [
+                median(seconds(rank, graph.replay, REPLAYS, AHEAD) for _ in range(RUNS)) / OPERATIONS
+                for _ in range(samples)
+            ]
+    finally:
+        graph.reset()  # a graph that holds a communicator keeps it from ending
+    return Timing(tuple(taken), OPERATIONS * REPLAYS, RUNS)
+
+
+def _captured_everywhere(rank: Rank, launch: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
+    """A graph of the operations if every rank could make one: ranks that launch otherwise would wait for ever."""
+
+    def operations() -> None:
+        for _ in range(OPERATIONS):
+            launch()
+
+    graph = None
+    try:
+        graph = captured(operations)
+    except RuntimeError as error:
+        print(f"collectives are launched one by one, since they cannot be captured in a CUDA graph: {error}")
+    if agree(rank, graph is not None):
+        return graph
+    if graph is not None:
+        graph.reset()
+    return None

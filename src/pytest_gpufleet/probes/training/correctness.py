@@ -1,0 +1,191 @@
+"""What the checks of training share: a network that learns in a second, and a layer whose gradients are known."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from pytest_gpufleet.probes.compute.rate import products_in_tf32
+from pytest_gpufleet.world.rank import Rank
+
+CLASSES = 4
+IMAGES = 32  # of one rank in one step
+DIGITS, SHARED_DIGITS = 24, 16  # of sums that fp32 holds: with 16, those of 4096 ranks
+
+# One bright quarter for each class.
+_QUARTERS = torch.kron(torch.eye(CLASSES).view(CLASSES, 1, 2, 2), torch.ones(8, 8))
+
+
+def network(rank: Rank) -> nn.Sequential:
+    """A convolution and two linear layers, with the same weights on every rank.
+
+    Made so that results can be compared. Without batch normalization, which depends on how the global batch is cut
+    into ranks; with GELU, since at ReLU's kink a difference in the last bit can become a large one.
+    """
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 64), nn.GELU(), nn.Linear(64, CLASSES)
+    ).to(rank.device)
+
+
+def batch(step: int, ranks: Iterable[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The images (n, 1, 16, 16) and labels (n) that these ranks train on in a step, IMAGES for each rank.
+
+    One quarter of an image is bright, and which one is its label.
+    """
+    images, labels = [], []
+    for rank in ranks:
+        generator = torch.Generator().manual_seed(step * 1000 + rank)
+        label = torch.randint(CLASSES, (IMAGES,), generator=generator)
+        # Not [label], for which torch wakes its threads: that took ranks on busy hosts 20 to 100 ms.
+        quarters = _QUARTERS.index_select(0, label)
+        images.append(torch.rand(IMAGES, 1, 16, 16, generator=generator) + 0.5 * quarters)
+        labels.append(label)
+    return torch.cat(images).to(device), torch.cat(labels).to(device)
+
+
+def known_layer(rank: Rank) -> nn.Linear:
+    """A layer y = w x of 1000 weights, small integers. The gradient of sum(y) is x for each of them."""
+    layer = nn.Linear(1, 1000, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(1000).view(-1, 1) % 7)
+    return layer.to(rank.device)
+
+
+def known_input(rank: Rank) -> Tensor:
+    """An x for which the average of all ranks' gradients is `known_average`: of up to 24 ranks 2**size - 1, in binary
+    one digit for each.
+
+    Exact in fp32 for up to 4096 ranks, in whatever order it is summed and whether each is divided by the size or
+    multiplied by its rounded inverse.
+    """
+    return torch.full((1, 1), float(rank.size * _digit(rank.index, rank.size)), device=rank.device)
+
+
+def known_average(size: int) -> int:
+    """What `known_input` gives on average."""
+    return sum(_digit(index, size) for index in range(size))
+
+
+def _digit(index: int, size: int) -> int:
+    """Of more ranks than fp32 has digits several share one: the sum still lacks it if one of them is lost."""
+    return 1 << (index if size <= DIGITS else index % SHARED_DIGITS)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """fp32 without TF32 and convolutions that repeat to the bit, so that results can be compared."""
+    with products_in_tf32(False), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        yield
+
+
+def differences(rank: Rank, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Where this rank's copy of tensors differs, in any bit, from the copy that most ranks have.
+
+    All ranks call it with tensors of the same names and shapes. One line for each tensor that differs. Where no copy
+    is on more than half of the ranks, as with two ranks that differ, every rank has a line and names another one.
+
+    Ranks send each other digests of their copies, and the copies themselves only where these differ, so that it takes
+    no more memory on thousands of ranks than on two.
+    """
+    lines = []
+    for name, tensor in tensors.items():
+        mine = tensor.detach().flatten().contiguous().view(torch.uint8)
+        digests = _digests(rank, mine)
+        usual, count = Counter(digests).most_common(1)[0]
+        if count == rank.size:
+            continue
+        # Two copies are enough to tell each rank of one that is not its own.
+        first = digests.index(usual)
+        second = next(index for index, digest in enumerate(digests) if digest != usual)
+        copies = {source: _copy_of(rank, mine, source) for source in (first, second)}
+        majority = 2 * count > rank.size
+        own = digests[rank.index]
+        if majority and own == usual:
+            continue
+        other = second if own == usual else first
+        wrong = (mine != copies[other]).nonzero().flatten()
+        element = int(wrong[0]) // tensor.element_size()
+        doubt = "" if majority else f", against rank {other}: no majority says which of them is right"
+        lines.append(f"{name}: {len(wrong)} of {mine.numel()} bytes, first in element {element}{doubt}")
+    return lines
+
+
+def _digests(rank: Rank, mine: Tensor) -> list[bytes]:
+    """SHA-256 of the copy of each rank."""
+    digest = hashlib.sha256(mine.cpu().numpy().data).digest()
+    own = torch.tensor([*digest], dtype=torch.uint8, device=mine.device)
+    gathered = torch.empty(rank.size * own.numel(), dtype=torch.uint8, device=mine.device)
+    dist.all_gather_into_tensor(gathered, own, group=rank.group)
+    return [row.numpy().tobytes() for row in gathered.cpu().view(rank.size, -1)]
+
+
+def _copy_of(rank: Rank, mine: Tensor, source: int) -> Tensor:
+    copy = mine.clone()
+    dist.broadcast(copy, dist.get_global_rank(rank.group, source), group=rank.group)
+    return copy
+
+
+BATCH = 16
+EPOCHS = (0, 1, 0)  # one again: it must come as it came before
+
+Shard = Sequence[int]  # the samples of one rank in one epoch, in the order in which they came
+
+
+def sampler_shards(rank: Rank, samples: int, *, drop_last: bool) -> list[list[int]]:
+    """The samples that a DataLoader with a DistributedSampler gives to this rank in each of EPOCHS, shuffled."""
+    numbered = TensorDataset(torch.arange(samples))
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        numbered, rank.size, rank.index, shuffle=True, drop_last=drop_last
+    )
+    loader = DataLoader(numbered, batch_size=BATCH, sampler=sampler)
+    shards = []
+    for epoch in EPOCHS:
+        sampler.set_epoch(epoch)
+        shards.append([int(sample) for (batch,) in loader for sample in batch])
+    return shards
+
+
+def sampler_errors(by_rank: Sequence[Sequence[Shard]], samples: int, *, drop_last: bool) -> list[str]:
+    """What is wrong with the shards of all ranks, `by_rank[rank][number of EPOCHS]`; empty if nothing is.
+
+    As torch documents the sampler: all ranks get equally many; of a number that does not divide, some samples come
+    twice, or with `drop_last` the tail is left out; every epoch has an order of its own, and one epoch always the same.
+    """
+    errors = []
+    for number, epoch in enumerate(EPOCHS[:2]):
+        shards = [each[number] for each in by_rank]
+        errors += [f"epoch {epoch}: {error}" for error in _of_epoch(shards, samples, drop_last)]
+    for rank, (first, second, again) in enumerate(by_rank):
+        if list(first) == list(second):
+            errors.append(f"rank {rank}: epoch 1 has the samples and the order of epoch 0: set_epoch changes nothing")
+        if list(first) != list(again):
+            errors.append(f"rank {rank}: epoch 0 is another one when it comes again")
+    return errors
+
+
+def _of_epoch(shards: Sequence[Shard], samples: int, drop_last: bool) -> Iterable[str]:
+    ranks = len(shards)
+    size = samples // ranks if drop_last else -(-samples // ranks)
+    for rank, shard in enumerate(shards):
+        if len(shard) != size:
+            yield f"rank {rank} has {len(shard)} samples and not {size}"
+    given = Counter(sample for shard in shards for sample in shard)
+    missing = samples - len(given)
+    left_out = samples - size * ranks if drop_last else 0
+    if missing > left_out:
+        yield f"{missing} of {samples} samples are given to no rank, and {left_out} may be"
+    padding = max(0, size * ranks - samples)
+    for rank, shard in enumerate(shards):
+        for other in range(rank):
+            common = len({*shard} & {*shards[other]})
+            if common > padding:
+                yield f"ranks {other} and {rank} have {common} samples in common, and {padding} may be"
