@@ -20,9 +20,8 @@ from babel.messages.pofile import read_po
 from jinja2 import nodes
 
 from pytest_gpufleet.model import suite
-from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.fault import CODES
-from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.metric import CONDITIONS, METRICS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "pytest_gpufleet"

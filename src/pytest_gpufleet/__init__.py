@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.metric import KiB as KiB
     from pytest_gpufleet.model.metric import Metric as Metric
     from pytest_gpufleet.model.metric import MiB as MiB
+    from pytest_gpufleet.model.metric import Size as Size
     from pytest_gpufleet.model.place import THIS_NODE as THIS_NODE
     from pytest_gpufleet.model.place import WORLD as WORLD
     from pytest_gpufleet.model.place import Pair as Pair
     from pytest_gpufleet.model.place import Place as Place
-    from pytest_gpufleet.model.size import Size as Size
     from pytest_gpufleet.plugin.expectations import at_least as at_least
     from pytest_gpufleet.plugin.expectations import expect as expect
     from pytest_gpufleet.plugin.judging import Judge as Judge

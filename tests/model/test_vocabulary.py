@@ -5,20 +5,22 @@ from typing import get_args
 import pytest
 import torch
 
-from pytest_gpufleet.model.conditions import (
+from pytest_gpufleet.model.metric import (
+    BETWEEN_NODES,
     CONDITIONS,
     EACH_ALONE,
+    EXTRAORDINARY,
     LAUNCHES,
     LINED_UP,
     LOOPBACKS,
+    MEASURED_UNDER,
     METHODS,
+    METRICS,
     NO_SYNC,
     ONE_WINDOW,
     SHARED_SPAN,
     WARMED_THROUGH,
 )
-from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.model.vocabulary import BETWEEN_NODES, EXTRAORDINARY, MEASURED_UNDER
 from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs

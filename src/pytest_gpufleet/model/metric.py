@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pytest_gpufleet.model.codec import Finite
+
+T = TypeVar("T")
+
+
+class HasGpus(Protocol):
+    @property
+    def gpus(self) -> Sequence[object]: ...
+
+
+@dataclass(frozen=True)
+class Size(Generic[T]):
+    """Bytes, seconds, a number of files: `Size(8 * GiB, rehearsal=8 * MiB)`.
+
+    As an argument of a probe it arrives on the ranks as the one that holds there; `on` gives it to the check itself.
+    """
+
+    gpus: T
+    rehearsal: T
+
+    def on(self, world: HasGpus) -> T:
+        return self.gpus if world.gpus else self.rehearsal
+
 
 Condition = str | int | float | bool
 BETTER = ("higher", "lower")
@@ -197,3 +219,192 @@ def metric_under(name: str, conditions: Mapping[str, Condition], fabric: str = "
     """One of METRICS as it is judged under these conditions, on a machine whose GPUs `fabric` connects."""
     alone = name in _NO_PEERS and _NO_PEERS[name](conditions, fabric)
     return replace(METRICS[name], peer_tolerance=None) if alone else METRICS[name]
+
+
+@dataclass(frozen=True)
+class ConditionType:
+    """`values`: the type of the value, or the values there are, of which a limit may name one; None: no limit may.
+
+    A reader is told the `words` of a value, else the value in `form`. `leads`: what is measured is named by it, even
+    where all figures beside each other have it in common.
+    """
+
+    values: type[int] | type[bool] | tuple[str, ...] | None
+    form: str = "{}"
+    words: Mapping[Condition, str] = field(default_factory=dict)
+    leads: bool = False
+
+
+COLLECTIVES = (
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "sendrecv",
+)  # fmt: skip
+DTYPES = (
+    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
+    "int64", "int32", "int8", "uint8", "bool",
+)  # fmt: skip
+DIRECTIONS = (
+    "host to device", "device to host", "host to device both ways", "device to host both ways",
+    "read", "write", "write both ways", "both",
+)  # fmt: skip
+PLAIN: dict[Condition, str] = {each: each for each in ("host to device", "device to host", "read", "write", "both")}
+# One direction while the other is as busy. "both" added the two up, before version 0.3.
+BOTH_WAYS: dict[Condition, str] = {
+    "host to device both ways": "host to device, both ways busy",
+    "device to host both ways": "device to host, both ways busy",
+    "write both ways": "write, both ways busy",
+}
+# How a network adapter sends to itself: by perftest, or by NCCL between two GPUs, one adapter at a time or several.
+LOOPBACKS: dict[Condition, str] = {
+    "ib_write_bw": "by ib_write_bw",
+    "nccl": "by NCCL, one adapter at a time",
+    "nccl at once": "by NCCL, several adapters at once",
+}
+LINKS = ("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host")
+METHODS: dict[Condition, str] = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
+# What several GPUs are held against: what each of them does alone, all at the same time, added up.
+EACH_ALONE = "sum of each alone"
+# Of metrics that were measured in another way before: matrix products of one shape, over one window; what a burn-in
+# retains of the rate of warm GPUs; host links that all begin to copy at the same moment.
+ONE_WINDOW, WARMED_THROUGH, LINED_UP = "one window", "warmed through", "lined up"
+# Products and an all_reduce at once: only the time in which both were under way counts.
+SHARED_SPAN = "shared span"
+# What a GPU does by itself in the steps of DDP that leave communication out (torch's no_sync).
+NO_SYNC = "no_sync"
+# How collectives of a few bytes were launched.
+LAUNCHES: dict[Condition, str] = {"replayed": "in a CUDA graph", "eager": "launched one by one"}
+
+# Those of NCCL, as NCCL_ALGO names them, in lower case.
+ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
+
+RESNETS = ("resnet50", "resnet101", "resnet152")
+TRANSFORMERS = ("transformer-0.1b", "transformer-0.6b", "transformer-1.3b")
+
+# In the order in which a reader wants to hear them.
+CONDITIONS: dict[str, ConditionType] = {
+    "collective": ConditionType(COLLECTIVES, leads=True),
+    "operation": ConditionType(("copy", "triad"), leads=True),
+    "model": ConditionType((*RESNETS, *TRANSFORMERS)),
+    "method": ConditionType(
+        (
+            "ddp",
+            "fsdp",
+            "dp",
+            EACH_ALONE,
+            ONE_WINDOW,
+            WARMED_THROUGH,
+            LINED_UP,
+            SHARED_SPAN,
+            NO_SYNC,
+            "replayed",
+            "eager",
+            *map(str, LOOPBACKS),
+        ),
+        words={
+            **METHODS,
+            **LAUNCHES,
+            **LOOPBACKS,
+            **{way: way for way in (ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN)},
+            EACH_ALONE: f"of the {EACH_ALONE}",
+            NO_SYNC: "by DDP, without communication",
+        },
+    ),
+    "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),
+    "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),
+    "direction": ConditionType(DIRECTIONS, words={**PLAIN, **BOTH_WAYS}, leads=True),
+    "link": ConditionType(LINKS, "over {}", leads=True),
+    "bytes": ConditionType(int),
+    "dtype": ConditionType(DTYPES),
+    "ranks": ConditionType(int, "{} ranks", {1: "1 rank"}),
+    "nodes": ConditionType(int, "{} nodes", {1: "1 node"}),
+    "in_place": ConditionType(bool, words={True: "in place", False: "out of place"}),
+    "at_once": ConditionType(("one", "all"), words={"all": "all GPUs at once", "one": "one GPU at a time"}),
+    "batch": ConditionType(int, "batch {}"),
+    "accumulated": ConditionType(None, "{} batches a step", {1: "1 batch a step"}),  # whose gradients are added up
+    "image": ConditionType(None, "{} pixels"),
+    "sequence": ConditionType(None, "{} tokens"),
+    "optimizer": ConditionType(("sgd", "adam", "adamw")),
+    "nvls": ConditionType(bool, "NVLS {}", {True: "NVLS on", False: "NVLS off"}),
+    "algorithm": ConditionType(ALGORITHMS, "algorithm {}"),  # that NCCL_ALGO asks for
+    "network": ConditionType(int, "{} Gb/s of network a node"),
+    "port_rate": ConditionType(int, "ports of {} Gb/s"),
+    "queue_depth": ConditionType(int, "queue depth {}"),
+    "nccl": ConditionType(int, "NCCL {}"),  # as NCCL writes its version: 22809 is 2.28.9
+    "workload": ConditionType(("custom", "sweep", "transformer"), "workload {}"),
+    "work": ConditionType(("burn-in", "matrix products", "training"), "work {}"),
+    "counter": ConditionType(None, leads=True),  # of a network port, as the kernel names it
+    "fabric": ConditionType(("nvswitch", "nvlink", "pcie"), "fabric {}"),
+    "metric": ConditionType(None, "metric {}", leads=True),  # of which the samples spread
+}
+
+
+# Figures of the data sheet, and what each of them is. A fact is left out where the GPU has no such thing, or where
+# nobody says.
+FACTS = {
+    "memory_gigabytes": "GB",
+    "power_watts": "the default power limit",
+    "pcie_generation": "of a link with 16 lanes",
+    "pcie_width": "lanes, of machines that were ordered with fewer than the GPU has",
+    "nvlinks": "0: it has none",
+    "nvlink_gigabytes_per_second": "GB/s in one direction, all NVLinks of one GPU together",
+    "hbm_terabytes_per_second": "TB/s of its memory, of whatever kind",
+    "peak_tflops_fp64": "TFLOP/s; with tensor cores, where they do fp64",
+    "peak_tflops_fp32": "TFLOP/s without tensor cores",
+    "peak_tflops_tf32": "TFLOP/s, dense",
+    "peak_tflops_fp16": "TFLOP/s, dense",
+    "peak_tflops_bf16": "TFLOP/s, dense",
+    "peak_tflops_fp8": "TFLOP/s, dense",
+}
+
+# What is out of the ordinary is measured under these as well, and only a limit that names them holds for it. A metric
+# that is measured another way than before gets a `method`, so that limits and comparisons never mix the two.
+# What several nodes do together is under `nodes`: limits of one node with as many ranks do not hold for it.
+EXTRAORDINARY = ("optimizer", "workload", "method", "nodes")
+
+# Of figures between nodes: Gb/s of all network ports of a node, and what NCCL makes of them.
+BETWEEN_NODES = ("nodes", "network", "nccl", "algorithm")
+_TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls", "fabric", "method", *BETWEEN_NODES)
+_TRAINING = ("model", "recipe", "ranks", "batch", *EXTRAORDINARY)
+_UNDER_LOAD = ("collective", "precision", "bytes", "ranks", "nvls", "method")
+
+# Of the conditions that the probes give with each metric, those that a limit may name, and the fabric of the machine. A
+# limit that named one that no probe gives could never hold, and nobody would notice.
+MEASURED_UNDER: dict[str, tuple[str, ...]] = {
+    "busbw": _TRANSFER,
+    "collective_latency": _TRANSFER,
+    "node_group_busbw": _TRANSFER,
+    "rail_bandwidth": ("at_once", "bytes", "method", *BETWEEN_NODES[1:]),
+    "nic_bandwidth": ("bytes", "port_rate", "method"),
+    "port_events": (),
+    "launch_time": ("collective", "bytes", "ranks", "method"),
+    "gemm": ("precision", "at_once", "work", "method"),
+    "gemm_relative": ("at_once", "method"),
+    "memory_bandwidth": ("operation", "at_once", "method"),
+    "host_bandwidth": ("direction", "at_once", "method"),
+    "host_memory_bandwidth": ("operation", "method"),
+    "drive_bandwidth": ("bytes", "queue_depth"),
+    "drive_iops": ("bytes", "queue_depth"),
+    "pair_bandwidth": ("direction", "link", "fabric", "method"),
+    "pair_latency": ("link", "fabric", "method"),
+    "train_throughput": _TRAINING,
+    "solo_train_throughput": _TRAINING,
+    "train_memory": _TRAINING,
+    "scaling_efficiency": _TRAINING,
+    "communication_share": _TRAINING,
+    "train_utilization": _TRAINING,
+    "loader_throughput": _TRAINING,
+    "solo_token_throughput": _TRAINING,
+    "token_throughput": _TRAINING,
+    "model_flops_utilization": _TRAINING,
+    "product_retention": _UNDER_LOAD,
+    "reduction_retention": _UNDER_LOAD,
+    "soak_temperature": ("method",),
+    "soak_clock": ("method",),
+    "soak_power": ("method",),
+    "burn_power": ("method",),
+    "burn_peak_power": ("method",),
+    "burn_retention": ("work", "method"),
+    "step_power": ("method",),
+    "power_swing": ("method",),
+    "step_skew": ("method",),
+    "step_retention": ("method",),
+}

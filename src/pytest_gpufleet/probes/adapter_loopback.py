@@ -18,9 +18,8 @@ from typing import Any
 
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.model.measurement import Measurement, Reading
-from pytest_gpufleet.model.metric import Condition, MiB
+from pytest_gpufleet.model.metric import Condition, MiB, Size
 from pytest_gpufleet.model.place import Place, Where
-from pytest_gpufleet.model.size import Size
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.world import process_group
 from pytest_gpufleet.world.failure import RankFailure

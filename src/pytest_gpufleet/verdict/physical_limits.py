@@ -15,8 +15,7 @@ from decimal import ROUND_FLOOR, Context
 from pytest_gpufleet.model.gpu import ClusterTopology, Gpu, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS, Condition, GiB
-from pytest_gpufleet.model.vocabulary import EXTRAORDINARY
+from pytest_gpufleet.model.metric import EXTRAORDINARY, METRICS, Condition, GiB
 from pytest_gpufleet.verdict import peaks
 from pytest_gpufleet.verdict.peaks import NoPeak, Peak
 

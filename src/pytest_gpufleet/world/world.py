@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.metric import Size
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.model.size import Size
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.call import Call, Members, RankSpec, local_sizes
 from pytest_gpufleet.world.pool import Pool

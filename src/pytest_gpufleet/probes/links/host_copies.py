@@ -13,9 +13,8 @@ from typing import Literal
 import torch
 
 from pytest_gpufleet.hardware import nvml
-from pytest_gpufleet.model.conditions import LINED_UP
 from pytest_gpufleet.model.measurement import Measurement, Reading
-from pytest_gpufleet.model.metric import Condition, MiB, metric_under
+from pytest_gpufleet.model.metric import LINED_UP, Condition, MiB, metric_under
 from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.copier import Copier, Copy, Memory, StartingLine
 from pytest_gpufleet.probes.links.copying import Copied

@@ -18,10 +18,9 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_gpufleet.hardware.telemetry import Watch
-from pytest_gpufleet.model.conditions import NO_SYNC
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import GpuState, Reading
-from pytest_gpufleet.model.metric import Condition, GiB
+from pytest_gpufleet.model.metric import NO_SYNC, Condition, GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import lacking
 from pytest_gpufleet.probes.timing import agree, everyones

@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import Say, english
+from pytest_gpufleet.model.metric import MEASURED_UNDER
 from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.model.vocabulary import MEASURED_UNDER
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.plots import canvas
 

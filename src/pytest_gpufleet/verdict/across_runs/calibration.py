@@ -14,10 +14,9 @@ from typing import Any
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.limit import Calibration, Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS, Condition, GiB, KiB, Metric, MiB
+from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, Condition, GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
-from pytest_gpufleet.model.vocabulary import MEASURED_UNDER
 from pytest_gpufleet.verdict.across_runs.recorded_figures import (
     Figure,
     GpuIds,
