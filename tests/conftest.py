@@ -19,7 +19,7 @@ import pytest
 
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.record import Record, read
-from pytest_gpufleet.report.page import summary_html
+from pytest_gpufleet.report.page import report_page
 from tests.forked import Forked, Started, Zygote
 
 ROOT = Path(__file__).parents[1]
@@ -120,13 +120,11 @@ def equal_figures_are_drawn_once() -> Iterator[None]:
 
         return drawing
 
-    figures = once(summary_html._drawn, lambda *shown: shown)
-    telemetry = once(
-        summary_html._telemetry, lambda record, say: (record.telemetry, record.topology, record.spans, say)
-    )
+    figures = once(report_page._drawn, lambda *shown: shown)
+    telemetry = once(report_page._telemetry, lambda record, say: (record.telemetry, record.topology, record.spans, say))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(summary_html, "_drawn", figures)
-        patch.setattr(summary_html, "_telemetry", telemetry)
+        patch.setattr(report_page, "_drawn", figures)
+        patch.setattr(report_page, "_telemetry", telemetry)
         yield
 
 

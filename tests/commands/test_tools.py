@@ -23,7 +23,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import read
-from pytest_gpufleet.report.page import summary_html
+from pytest_gpufleet.report.page import report_page
 from pytest_gpufleet.run import opening, summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.safe_files import sha256
@@ -183,7 +183,7 @@ def test_both_ways_to_the_report_show_the_same(folder: Path, gpufleet: Command) 
     again = folder / "again.html"
     assert gpufleet("report", folder, "-o", again) == (0, f"{again}: REHEARSAL")
     assert (folder / "report.html").read_text() == written
-    fragment = summary_html.summary(read(folder / "evidence.jsonl"), digest)
+    fragment = report_page.summary(read(folder / "evidence.jsonl"), digest)
     # matplotlib's drawings have ids of their own in each process.
     unnamed = [re.sub(r"[mp][0-9a-f]{10}", "", text) for text in (fragment, written, again.read_text())]
     assert unnamed[0] in unnamed[1]

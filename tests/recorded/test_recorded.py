@@ -31,7 +31,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page.standalone import page
+from pytest_gpufleet.report.page.report_page import page
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder

@@ -22,7 +22,7 @@ from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.place import gpu as gpu_place
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.page.summary_html import summary
+from pytest_gpufleet.report.page.report_page import summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.report import standard_run

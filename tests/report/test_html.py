@@ -27,7 +27,7 @@ from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.failures import accused, failures
 from pytest_gpufleet.report.page import machine_section
 from pytest_gpufleet.report.page.rendering import stylesheet
-from pytest_gpufleet.report.page.summary_html import summary
+from pytest_gpufleet.report.page.report_page import summary
 from pytest_gpufleet.verdict.verdict import conclude, remarks
 from tests.report import standard_run
 from tests.report.conftest import written

@@ -10,7 +10,7 @@ import pytest
 from pytest_gpufleet.model.events import HostFound, NodeFound
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page import machine_section
-from pytest_gpufleet.report.page.summary_html import summary
+from pytest_gpufleet.report.page.report_page import summary
 from tests.report.page import Page
 
 GIVEN = {"technician": "J. Roe", "cost_centre": "88", "order": "4711", "remarks": "</style><b>bold</b>"}

@@ -18,7 +18,7 @@ from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.plugin import html_report
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page import several_runs, summary_html
+from pytest_gpufleet.report.page import report_page, several_runs
 from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
 from pytest_gpufleet.report.plots.telemetry_plots import svgs
 from pytest_gpufleet.report.terminal import summary_lines
@@ -80,7 +80,7 @@ def assert_shown_everywhere(figures: Iterator[float]) -> None:
     record = Record(
         run=RunHeader(host="x"), findings=findings(figures), checks=checks, verdict="REJECTED", telemetry=samples
     )
-    assert "fleet-verdict" in summary_html.summary(record)
+    assert "fleet-verdict" in report_page.summary(record)
     assert svgs(samples, [place.gpu(index) for index in range(3)], []) is not None
     list(summary_lines.summary_lines(record))
     html_report.row(["<td>testId</td>"], record.findings)

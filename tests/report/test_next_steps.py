@@ -11,7 +11,7 @@ import pytest
 from pytest_gpufleet.model.events import CommandLine
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import next_steps
-from pytest_gpufleet.report.page.summary_html import summary
+from pytest_gpufleet.report.page.report_page import summary
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from tests.report.page import Page
 

@@ -10,7 +10,7 @@ import pytest
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import hosts
 from pytest_gpufleet.report.hosts import OWN, HostRow
-from pytest_gpufleet.report.page.standalone import page
+from pytest_gpufleet.report.page.report_page import page
 from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns
 from tests.fleets import fleet_of, host_run, rejected, slower
 from tests.node_records import Between, of_nodes

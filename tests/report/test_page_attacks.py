@@ -14,7 +14,7 @@ import pytest
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.plugin import html_report
 from pytest_gpufleet.report.page import drift_section, hosts_part, rendering, several_runs
-from pytest_gpufleet.report.page.standalone import page
+from pytest_gpufleet.report.page.report_page import page
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.model.record import read
-from pytest_gpufleet.report.page import standalone
+from pytest_gpufleet.report.page import report_page
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.safe_files import sha256
 from tests import runs
@@ -276,7 +276,7 @@ def test_a_damaged_summary_gets_one_sentence(folder: Path, capsys: pytest.Captur
 def test_what_no_reader_foresaw_gets_one_sentence_and_leaves_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standalone, "page", lambda *_: {}["unforeseen"])
+    monkeypatch.setattr(report_page, "page", lambda *_: {}["unforeseen"])
     for name in ("summary.json", "report.html"):
         (folder / name).unlink()
     assert cli.main(["report", str(folder)]) == 1

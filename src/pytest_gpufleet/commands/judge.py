@@ -50,7 +50,7 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> Done:
         except profile.FileError as error:
             raise Refused(f"--fleet-profile: {error}") from None
         if given.output:
-            from pytest_gpufleet.report.page.standalone import page
+            from pytest_gpufleet.report.page.report_page import page
 
             runs = folder.own_runs(record)
             reports = folder.reports(runs.values(), given.output.parent)

@@ -34,7 +34,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _again(output: Path | None, language: Language | None, folder: RunFolder) -> Done:
-    from pytest_gpufleet.report.page.standalone import page
+    from pytest_gpufleet.report.page.report_page import page
 
     with folder.of_anybody():
         found = checked(folder)

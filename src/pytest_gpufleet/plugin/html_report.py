@@ -18,7 +18,7 @@ from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.plugin import compat, listeners
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page import rendering, summary_html
+from pytest_gpufleet.report.page import rendering, report_page
 from pytest_gpufleet.report.page.hosts_part import nodes_part
 from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.run import conclusion, opening
@@ -145,7 +145,7 @@ class HtmlReport:
         say = says(record.run.language)
         nodes = nodes_part(record, own, self._run.folder.reports(own.values(), self._run.folder.path), say)
         every_test = EVERY_TEST.format(say("Every test as pytest ran it, with what it printed"))
-        prefix += [summary_html.summary(record, self._evidence.sha256, nodes), every_test]
+        prefix += [report_page.summary(record, self._evidence.sha256, nodes), every_test]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_header(self, cells: list[str]) -> None:

@@ -92,7 +92,7 @@ def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> 
     """What the process of the run has left to do: its verdict, its report, and the lines on the terminal."""
     from pytest_gpufleet import safe_files
     from pytest_gpufleet.report import prometheus
-    from pytest_gpufleet.report.page.standalone import page
+    from pytest_gpufleet.report.page.report_page import page
     from pytest_gpufleet.report.terminal.summary_lines import summary_lines
     from pytest_gpufleet.run import conclusion
     from pytest_gpufleet.run.evidence import Evidence

@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.language import Language, Say
@@ -31,10 +32,12 @@ from pytest_gpufleet.report.page.figure_tables import (
     state,
 )
 from pytest_gpufleet.report.page.heat_tables import HeatTable, heat_tables
-from pytest_gpufleet.report.page.hosts_part import HostsPart
+from pytest_gpufleet.report.page.hosts_part import HostsPart, nodes_part
+from pytest_gpufleet.report.page.rendering import render
 from pytest_gpufleet.report.page.training_tables import is_swept, training_tables
 from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict import basis
+from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns
 from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, STEADY
 
 SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures
@@ -242,3 +245,40 @@ def _telemetry(record: Record, say: Say) -> Plots:
     places = [gpu.place for gpu in record.topology.gpus]
     drawn = telemetry_plots.svgs(record.telemetry, places, record.spans, say)
     return [(caption, Markup(svg)) for caption, svg in drawn]
+
+
+ALONE: NodeRuns = {}
+NOWHERE: Mapping[str, str] = {}
+
+
+def page(
+    record: Record,
+    sha256: str,
+    runs: NodeRuns = ALONE,
+    reports: Mapping[str, str] = NOWHERE,
+    language: Language | None = None,
+) -> str:
+    """A self-contained HTML page: the report as pytest-html's page has it, and a plain table of every check.
+
+    `sha256`: of the whole evidence file. `runs` and `reports`: as `hosts_part.nodes_part` takes them. `language`: that
+    of the run, if none is given.
+    """
+    language = language or record.run.language
+    return render(
+        "page.html.jinja",
+        language,
+        host=record.run.host or "unknown host",
+        fragment=summary(record, sha256, nodes_part(record, runs, reports, says(language)), language),
+        checks=[_row(check) for check in record.checks.values()],
+    )
+
+
+def _row(check: Check) -> tuple[str, ...]:
+    return (
+        check.outcome,
+        wording.SYMBOLS.get(check.outcome, "○"),
+        wording.clean(check.title),
+        wording.clean(check.id),
+        f"{check.seconds:,.1f}",
+        wording.clean(check.message),
+    )
