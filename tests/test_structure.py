@@ -7,6 +7,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest_gpufleet
+
 SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "pytest_gpufleet"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -116,3 +118,7 @@ def test_no_module_and_no_function_is_long():
     }
     assert [name for name, lines in modules.items() if lines > MOST_LINES_OF_A_MODULE] == []
     assert [name for name, lines in functions.items() if lines > MOST_LINES_OF_A_FUNCTION] == []
+
+
+def test_every_public_name_is_where_the_package_says():
+    assert len([getattr(pytest_gpufleet, name) for name in pytest_gpufleet.__all__]) == 35
