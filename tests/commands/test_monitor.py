@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -249,6 +250,9 @@ class Terminal:
             if not more:
                 return
 
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
     def end(self) -> int:
         self.until()
         os.close(self._master)
@@ -288,16 +292,20 @@ def test_a_terminal_that_can_do_nothing_gets_plain_tables() -> None:
 PYTEST = "import os, pytest, sys; os.chdir(sys.argv[1]); sys.exit(pytest.main(sys.argv[2:]))"
 
 
+def with_the_table(folder: Path, body: str, *options: str, rows: int = 24) -> Terminal:
+    """pytest with --fleet-monitor."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_a.py").write_text(body)
+    asked = ("--gpus=4", "--fleet-dir=runs", "--fleet-monitor", "--fleet-interval=0.1", *RECORDED)
+    change = "for gpu in gpus: gpu['power_watts'] = 655.4"
+    return Terminal(PYTEST, str(folder), *asked, *options, rows=rows, PYTHONPATH=str(ROOT), CHANGE=change)
+
+
 @pytest.mark.parametrize(("rows", "seen"), [(24, True), (10, False)], ids=["room for it", "too small"])
 def test_pytest_shows_the_table_while_a_test_runs(tmp_path: Path, rows: int, seen: bool) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_a.py").write_text(
-        "def test_a(): pass\ndef test_b():\n    print('hidden')\n    input_file = open('go')\n    assert 1 == 2\n"
-    )
+    body = "def test_a(): pass\ndef test_b():\n    print('hidden')\n    input_file = open('go')\n    assert 1 == 2\n"
     os.mkfifo(tmp_path / "go")
-    options = ("--gpus=4", "--fleet-dir=runs", "--fleet-monitor", "--fleet-interval=0.1", *RECORDED)
-    change = "for gpu in gpus: gpu['power_watts'] = 655.4"
-    terminal = Terminal(PYTEST, str(tmp_path), *options, rows=rows, PYTHONPATH=str(ROOT), CHANGE=change)
+    terminal = with_the_table(tmp_path, body, rows=rows)
     terminal.until("running: test_a.py::test_b" if seen else "test_a.py ")
     if seen:
         terminal.until("655")
@@ -309,3 +317,56 @@ def test_pytest_shows_the_table_while_a_test_runs(tmp_path: Path, rows: int, see
     assert ("\x1b[?25l" in terminal.text) == seen
     assert terminal.text.rfind("\x1b[?25h") >= terminal.text.rfind("\x1b[?25l"), "the cursor is back"
     assert not seen or "655" not in terminal.text[terminal.text.rindex("\x1b[2K") :], "the table is taken away"
+
+
+def test_a_debugger_in_this_process_has_the_terminal_to_itself(tmp_path: Path) -> None:
+    terminal = with_the_table(tmp_path, "def test_a(): breakpoint()\n")
+    terminal.until("(Pdb) ")
+    assert 0 < terminal.text.index("\x1b[?25h") < terminal.text.index("(Pdb) "), "the cursor is back"
+    terminal.type("c\n")
+    terminal.end()
+    assert "1 passed" in terminal.text
+    assert terminal.text.count("PDB set_trace") == 1
+    assert "\x1b[2K" not in terminal.text.partition("(Pdb) ")[2]
+
+
+def test_there_is_no_table_where_tests_write_themselves(tmp_path: Path) -> None:
+    terminal = with_the_table(tmp_path, "def test_a(): print('seen')\n", "-s")
+    terminal.end()
+    assert "test_a.py seen" in terminal.text
+    assert "\x1b[?25l" not in terminal.text
+
+
+STRESSED = """
+import sys
+from rich.text import Text
+from pytest_gpufleet.report.terminal import live
+
+live.TURN_SECONDS = 0.0001
+with live.Below(sys.stdout, lambda: Text("below 1\\nbelow 2")) as out:
+    for number in range(200):
+        print(f"line {number}", end="", file=out, flush=True)
+        print("", "ends", file=out, flush=True)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("tmux"), reason="tmux, a terminal that can be read, is not installed")
+def test_no_line_is_lost_that_is_written_while_the_table_is_drawn(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(STRESSED)
+
+    def tmux(*arguments: str) -> str:
+        command = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null", *arguments]
+        utf8 = environment(LC_ALL="C.UTF-8")
+        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=utf8).stdout
+
+    wait = "; echo over; exec cat"
+    tmux("new-session", "-d", "-s", "t", "-x", "80", "-y", "24", f"{sys.executable} {script}{wait}")
+    try:
+        deadline = time.monotonic() + DEADLINE
+        screen: list[str] = []
+        while "over" not in screen and time.monotonic() < deadline:
+            screen = tmux("capture-pane", "-p", "-t", "t", "-S", "-1000").split("\n")
+    finally:
+        tmux("kill-server")
+    assert screen[: screen.index("over") + 1] == [*(f"line {number} ends" for number in range(200)), "over"]

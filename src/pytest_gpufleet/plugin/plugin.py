@@ -171,6 +171,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         run.watch(screen.show)
 
 
+def pytest_enter_pdb(config: pytest.Config) -> None:
+    config.stash[SCREEN].leave_to_a_debugger()
+
+
 # ---------------------------------------------------------------- running tests
 
 

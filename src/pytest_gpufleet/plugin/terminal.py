@@ -81,10 +81,17 @@ class Screen:
     ) -> None:
         from pytest_gpufleet.report.terminal.live import Below, has_room
 
-        if has_room(self._stream, lines):
+        captured = config.getoption("capture", "no") == "fd"  # else tests write there too
+        if captured and has_room(self._stream, lines):
             self._below = stack.enter_context(Below(self._stream, shown))
-            stack.callback(setattr, self, "_below", None)
-            stack.enter_context(compat.terminal_replaced(config, self._below))
+            self._replaced = stack.enter_context(ExitStack())
+            self._replaced.callback(setattr, self, "_below", None)
+            self._replaced.enter_context(compat.terminal_replaced(config, self._below))
+
+    def leave_to_a_debugger(self) -> None:
+        if self._below is not None:
+            self._below.leave()
+            self._replaced.close()
 
     def show(self, sample: Sample) -> None:
         """What the table is to show from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 LINES_LEFT = 8  # for the others, at least
+TURN_SECONDS = 1.0
 
 
 class Below:
@@ -25,12 +27,15 @@ class Below:
         self._shown = shown
         self._half = ""  # a line that is not at its end
         self._told: deque[str] = deque()
+        self._lock = threading.RLock()  # rich's own leaves a moment in which another picture costs a line
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._draw, name="gpufleet live lines", daemon=True)
         # Asked of the descriptor: rich asks those of stdin, stdout and stderr, which pytest captures.
         self._console = Console(file=stream, highlight=False, width=self._size().columns, height=self._size().lines)
         self._live = Live(
             get_renderable=self._render,
             console=self._console,
-            refresh_per_second=1,
+            auto_refresh=False,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
@@ -39,27 +44,47 @@ class Below:
 
     def __enter__(self) -> Below:
         self._live.start()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._live.stop()
+        if self._over.is_set():
+            return
+        self._end()
         with suppress(OSError):  # the terminal is gone
+            self._live.stop()
             self._stream.write("".join(f"{text}\n" for text in self._told) + self._half.rpartition("\r")[2])
             self._stream.flush()
 
+    def leave(self) -> None:
+        """Draw nothing any more, and leave what is there: somebody has written below it."""
+        self._end()
+        self._console.show_cursor(True)
+
+    def _end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _draw(self) -> None:
+        while not self._over.wait(TURN_SECONDS):
+            with suppress(OSError):  # the terminal is gone
+                self.flush()
+
     def write(self, text: str) -> int:
-        *lines, self._half = f"{self._half}{text}".split("\n")
-        if lines:
-            self._print_told()
-        for line in lines:
-            self._console.print(Text.from_ansi(line), soft_wrap=True)
+        with self._lock:
+            *lines, self._half = f"{self._half}{text}".split("\n")
+            if lines:
+                self._print_told()
+            for line in lines:
+                self._console.print(Text.from_ansi(line), soft_wrap=True)
         return len(text)
 
     def flush(self) -> None:
-        self._print_told()
-        self._live.refresh()
+        with self._lock:
+            self._print_told()
+            self._live.refresh()
 
     def tell(self, text: str) -> None:
         """A line above, drawn with the next picture; may be called in a handler of a signal."""
