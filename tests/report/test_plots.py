@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -18,8 +17,7 @@ from pytest_gpufleet.report.plots import draw
 from pytest_gpufleet.report.plots.bars import bars
 from pytest_gpufleet.report.plots.canvas import ticks
 from pytest_gpufleet.report.plots.curves import curves
-from pytest_gpufleet.report.plots.scaling import scaling
-from pytest_gpufleet.report.plots.sweep import sweep
+from pytest_gpufleet.report.plots.training_plot import training_plot
 from tests.conftest import EVIDENCE
 
 Plot = Callable[[list[Finding]], list[tuple[str, str]]]
@@ -83,45 +81,33 @@ def test_a_long_title_goes_on_in_a_second_line() -> None:
     assert not any("..." in each for each in words)
 
 
-def test_scaling_says_what_share_of_the_ideal_is_reached(standard: Record) -> None:
-    ((_, svg),) = scaling(standard.findings)
+def test_training_says_what_share_of_each_gpu_alone_is_reached(standard: Record) -> None:
+    ((_, svg),) = training_plot(standard.findings)
     words = words_in(svg)
-    assert {"resnet50, fp32", "resnet50, peak", "what each GPU does alone, added up", "limit", "2", "4", "8"} <= words
-    amp = [f.measurement for f in standard.findings if f.measurement.conditions.get("recipe") == "amp"]
-    eight = next(m for m in amp if m.metric == "train_throughput" and m.conditions["ranks"] == 8)
-    alone = next(m for m in amp if m.metric == "solo_train_throughput")
-    share = eight.values[WORLD] / sum(alone.values.values())
-    assert f"{100 * share:.3g} %" in words
+    assert {"recipe", "fp32", "tf32", "amp", "peak", "1 GPU", "8 GPUs", "images/s a GPU"} <= words
+    (amp,) = (
+        each.measurement.values[WORLD]
+        for each in standard.findings
+        if (each.measurement.metric, each.measurement.conditions.get("recipe")) == ("scaling_efficiency", "amp")
+    )
+    assert f"{100 * amp:.3g} %" in words
 
 
-def test_scaling_takes_what_each_gpu_does_alone_from_the_check_that_measured_it_first(standard: Record) -> None:
-    first = [
-        replace(finding, check="test_each_gpu_alone")
-        if finding.measurement.metric == "solo_train_throughput"
-        else finding
-        for finding in standard.findings
-    ]
-    assert scaling(first) == scaling(standard.findings) != []
-
-
-def test_scaling_of_before_is_held_against_the_first_gpu() -> None:
+def test_training_of_one_recipe_and_of_before_is_drawn() -> None:
     record = read(EVIDENCE / "h200x4-b" / "evidence.jsonl")
-    ((_, svg),) = scaling(record.findings)
-    (told,) = {
-        f.measurement.values[WORLD]
-        for f in record.findings
-        if (f.measurement.metric, f.measurement.conditions.get("ranks")) == ("scaling_efficiency", 2)
-    }
-    assert {"ideal: nothing lost", f"{100 * told:.3g} %"} <= words_in(svg)
+    ((_, svg),) = training_plot(
+        [each for each in record.findings if each.measurement.conditions.get("recipe") == "amp"]
+    )
+    assert {"amp", "1 GPU", "2 GPUs", "4 GPUs"} <= words_in(svg)
 
 
 def test_the_sweep_has_a_panel_for_each_thing_that_differs(standard: Record) -> None:
-    ((_, svg),) = sweep(standard.findings)
+    ((_, svg),) = training_plot(standard.findings)
     words = words_in(svg)
     assert {"method", "DataParallel", "DDP", "FSDP", "batch of each GPU", "1,024", "batches a step", "8"} <= words
     assert {"1 GPU", "2 GPUs", "8 GPUs", "images/s a GPU"} <= words
     one = [f for f in standard.findings if f.measurement.conditions.get("method") in (None, "fsdp")]
-    assert "method" not in words_in(sweep(one)[0][1])
+    assert "method" not in words_in(training_plot(one)[0][1])
 
 
 def test_drawings_are_small_repeatable_described_and_share_no_ids(bad_gpu: Record) -> None:
@@ -147,7 +133,7 @@ def test_ticks_of_sizes_that_lie_close_do_not_overlap() -> None:
     assert ticks([64], 5) == [64]
 
 
-@pytest.mark.parametrize("plot", [curves, bars, scaling, sweep, draw])
+@pytest.mark.parametrize("plot", [curves, bars, training_plot, draw])
 def test_nothing_to_draw_draws_nothing(plot: Plot) -> None:
     assert plot([]) == []
     nan = float("nan")

@@ -187,7 +187,9 @@ def _section(
     drawn: bool,
 ) -> Section:
     # The sweep has one table, of all of its figures.
-    findings = [each for each in group.findings if not (is_swept(each.measurement) and for_information(each))]
+    findings = [
+        each for each in group.findings if not (is_swept(each.measurement.conditions) and for_information(each))
+    ]
     return Section(
         group,
         gpu_grid.check_lines(group, accused, say),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -69,9 +69,9 @@ def training_tables(findings: Sequence[Finding], say: Say = english) -> list[Fig
     return [*tables, *([_lost(losses, say)] if losses else [])]
 
 
-def is_swept(measurement: Measurement) -> bool:
+def is_swept(conditions: Mapping[str, Condition]) -> bool:
     """Whether a figure belongs to the sweep, which was three of them before."""
-    return measurement.conditions.get("workload") in COMPARED_WORK
+    return conditions.get("workload") in COMPARED_WORK
 
 
 def rows_of(findings: Sequence[Finding], kind: Condition) -> list[Row]:
@@ -81,7 +81,7 @@ def rows_of(findings: Sequence[Finding], kind: Condition) -> list[Row]:
     each_alone = []
     for one in (finding.measurement for finding in findings if finding.measurement.values):
         count, way = one.conditions.get("ranks"), _way(one)
-        if (SWEEP if is_swept(one) else way.get("workload", "")) != kind or not isinstance(count, int):
+        if (SWEEP if is_swept(way) else way.get("workload", "")) != kind or not isinstance(count, int):
             continue
         if one.metric in (TOGETHER, FED, EFFICIENCY) and WORLD in one.values:
             row = rows.setdefault((one.metric == FED, *sorted(way.items())), Row(way, one.metric == FED))

@@ -11,8 +11,7 @@ from pytest_gpufleet.report.page.training_tables import is_swept
 from pytest_gpufleet.report.plots.bars import bars
 from pytest_gpufleet.report.plots.collective_pictures import collective_pictures
 from pytest_gpufleet.report.plots.curves import curves
-from pytest_gpufleet.report.plots.scaling import scaling
-from pytest_gpufleet.report.plots.sweep import sweep
+from pytest_gpufleet.report.plots.training_plot import training_plot
 
 MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
 
@@ -23,10 +22,9 @@ def draw(
     """(caption, SVG) of everything that can be drawn of the figures of one group of checks."""
     metrics = [*dict.fromkeys(finding.measurement.metric for finding in findings)][:MOST_METRICS]
     some = [each for each in findings if each.measurement.metric in metrics]
-    usual = [each for each in some if not is_swept(each.measurement)]
+    usual = [each for each in some if not is_swept(each.measurement.conditions)]
     return [
-        *scaling(usual, say),
-        *sweep(some, say),
+        *training_plot(some, say),
         *bars(usual, hosts, say),
         *curves(usual, say),
         *collective_pictures(usual, say),
