@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.events import Check, HostFound, RunHeader
+from pytest_gpufleet.model.events import Check, HostFound, NodeFound, NodeLeftOut, RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
@@ -22,7 +22,7 @@ from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped, titled
 from pytest_gpufleet.report.open_points import not_there_yet
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profiles.profile import Profile
-from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude, remarks
+from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude, missing_places, remarks
 
 CONDITIONS = {"collective": "all_reduce", "ranks": 8}
 SOLO = "solo_train_throughput"
@@ -321,6 +321,56 @@ def test_a_check_that_left_no_figures_shows_nothing(outcome):
     record.findings = [finding for finding in record.findings if finding.check not in lost]
     passed = [f"{titled(SEVERAL)}: passed and left no figure of gemm in [fp16], [bf16]"]
     assert conclude(record)[1][:1] == (passed if outcome == "passed" else conclude(run())[1][:1])
+
+
+PAIRS = "test_5_links.py::test_pair_bandwidth"
+RAILS = "test_nodes_3_rails.py::test_rail_bandwidth"
+
+
+@pytest.mark.parametrize(
+    ("check", "metric", "places", "missing"),
+    [
+        (SEVERAL, "gemm", ["gpu0", "gpu1", "gpu3"], "gpu2"),
+        (SEVERAL, "gemm", ["gpu0", "gpu1", "gpu2", "gpu3"], ""),
+        (SEVERAL, "busbw", ["gpu0"], ""),  # which the check is not there for, such as a search for a cause
+        (PAIRS, "pair_bandwidth", ["gpu0-gpu1", "gpu0-gpu2", "gpu1-gpu2"], "gpu0-gpu3, gpu1-gpu3, gpu2-gpu3"),
+        (PAIRS, "pair_bandwidth", ["gpu0-gpu1", "gpu0-gpu2", "gpu3-gpu0", "gpu1-gpu2", "gpu1-gpu3", "gpu2-gpu3"], ""),
+        ("test_6_collectives.py::test_bus_bandwidth", "busbw", ["world"], ""),
+        ("test_5_links.py::test_host_memory_bandwidth", "host_memory_bandwidth", ["numa0"], ""),
+        ("test_own.py::test_mine", "gemm", ["gpu0"], ""),
+    ],
+)
+def test_a_figure_that_is_missing_for_some_gpus_leaves_a_gap(check, metric, places, missing):
+    record = replace(run(), topology=machine(*["Card"] * 4))
+    case = shipped().cases(check)[0] if check in shipped().checks else check
+    of_this = [each for each in record.findings if (case, metric) == (each.check[11:], each.measurement.metric)]
+    record.findings = [each for each in record.findings if each not in of_this]
+    record.findings += [
+        Finding(f"acceptance/{case}", Measurement(metric, {at: 1.0}, {}), "met", FLOOR) for at in places
+    ]
+    verdict, reasons = conclude(record)
+    assert verdict == ("INCOMPLETE" if missing else "ACCEPTED")
+    assert (reasons[0] == f"{titled(case)}: no figure of {metric} at {missing}") == bool(missing)
+
+
+@pytest.mark.parametrize(
+    ("places", "conditions", "left", "missing"),
+    [
+        (["rail0", "node1/rail0"], {}, (), "node2"),
+        (["rail0-node1/rail0"], {}, (), "node2"),
+        (["rail0", "node1/rail0"], {}, (2,), ""),
+        (["rail0-node1/rail0", "rail0-node2/rail0"], {}, (), ""),
+        (["rail0", "node1/rail0"], {"nodes": 2}, (), ""),
+        (["world"], {}, (), ""),
+    ],
+)
+def test_so_does_one_that_is_missing_for_a_node(places, conditions, left, missing):
+    nodes = tuple(NodeFound(number, f"gf{number}") for number in range(3))
+    record = Record(run=RunHeader(nodes=nodes, transport="local"))
+    record.left_out = {number: NodeLeftOut(node=number, why="it has another driver") for number in left}
+    values = Measurement("rail_bandwidth", dict.fromkeys(places, 48.0), conditions)
+    record.findings.append(Finding(RAILS, values, "met", FLOOR))
+    assert missing_places(record) == ([(RAILS, "rail_bandwidth", missing)] if missing else [])
 
 
 def test_one_gpu_leaves_no_figures_of_several():

@@ -17,7 +17,15 @@ from pytest_gpufleet.verdict.basis import too_low
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, unused_limits
 from pytest_gpufleet.verdict.health_rules import without_telemetry
 from pytest_gpufleet.verdict.node_verdicts import TOLD, unaccepted
-from pytest_gpufleet.verdict.verdict import ALTERED, DEADLINE, left_out, short_burn_in, since_then, without_figures
+from pytest_gpufleet.verdict.verdict import (
+    ALTERED,
+    DEADLINE,
+    left_out,
+    missing_places,
+    short_burn_in,
+    since_then,
+    without_figures,
+)
 
 MOST_FIGURES = 8
 WHOLE_RUN = "The run"
@@ -151,6 +159,9 @@ def _open(record: Record, say: Say) -> Iterator[Open]:
         for metric, cases in metrics.items():
             none = say("it left no {metric}", metric=metric)
             yield from (("without figures", none, group_title(name), titled(case, say=say)) for case in cases)
+    for case, metric, places in missing_places(record):
+        none = say("it left no {metric} at {places}", metric=metric, places=places)
+        yield "without figures", none, group_title(case), titled(case, say=say)
 
 
 def _figure(finding: Finding, say: Say) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from datetime import datetime
+from itertools import combinations
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.language import Say, english, some
+from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.verdict import basis, node_verdicts
@@ -215,6 +217,32 @@ def without_figures(record: Record) -> dict[str, dict[str, list[str]]]:
     return without
 
 
+def missing_places(record: Record) -> list[tuple[str, str, str]]:
+    """Where a figure that a check is there for was measured on a part of the GPUs, of their pairs or of the nodes: the
+    check, the metric and the places without it. What is only shown may be of one GPU alone."""
+    known, gpus = record.suite.checks, {gpu.place for gpu in record.topology.gpus}
+    nodes = {Place(node, "node") for node in record.hosts.keys() - record.lost.keys() - record.left_out.keys()}
+    measured: dict[tuple[str, str], set[Where]] = defaultdict(set)
+    for finding in record.findings:
+        metric, name = finding.measurement.metric, levels.check_name(finding.check)
+        of_all = finding.measurement.conditions.get("nodes", len(nodes)) == len(nodes)
+        if of_all and finding.state != "for information" and name in known and metric in known[name].metrics(True):
+            measured[finding.check, metric] |= finding.measurement.values.keys()
+    found = []
+    for (check, metric), places in measured.items():
+        parts, missing = {part for place in places for part in place.parts}, set[Where]()
+        if record.of_cluster and all(part.is_on_node for part in parts):
+            missing |= nodes - {Place(part.node, "node") for part in parts}
+        elif {part.kind for part in parts} == {"gpu"} and any(isinstance(place, Pair) for place in places):
+            missing |= {Pair(*two) for two in combinations(sorted(gpus), 2)}
+            missing -= {Pair(*sorted(place.parts)) for place in places}
+        elif {part.kind for part in parts} == {"gpu"}:
+            missing |= gpus - places
+        if places and missing:
+            found.append((levels.case_name(check), metric, some(list(map(str, sorted(missing))), MOST_CASES)))
+    return found
+
+
 def _gaps(record: Record, broken: str) -> list[str]:
     not_run = "not run because of the deadline" if broken == DEADLINE else "not run"
     suite = record.suite
@@ -234,6 +262,7 @@ def _gaps(record: Record, broken: str) -> list[str]:
         for metric, cases in metrics.items():
             which = f" in {named(cases)}" if len(suite.cases(name)) > 1 else ""
             gaps.append(f"{titled(name)}: passed and left no figure of {metric}{which}")
+    gaps += [f"{titled(case)}: no figure of {metric} at {places}" for case, metric, places in missing_places(record)]
     skipped = Counter(
         (levels.check_name(check.id), check.message) for check in record.checks.values() if check.outcome == "skipped"
     )
