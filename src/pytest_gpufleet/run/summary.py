@@ -1,6 +1,6 @@
 """What a run came to as one JSON document for machines.
 
-summary.schema.json beside this file is made from these types: `python -m pytest_gpufleet.run.summary`.
+Its JSON Schema is made from these types: `python -m pytest_gpufleet.run.summary` prints it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 import msgspec
@@ -226,8 +225,6 @@ class Stated(msgspec.Struct, frozen=True):
     report_sha256: str = ""
 
 
-FILE = Path(__file__).parent / "summary.schema.json"
-
 P = TypeVar("P", bound=Part)
 
 
@@ -264,7 +261,7 @@ def text(record: Record, sha256: str, report_sha256: str = "") -> str:
 def schema() -> str:
     """The JSON Schema of the file."""
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "summary.json of pytest-gpufleet"}
-    return json.dumps(dialect | msgspec.json.schema(Summary), indent=1) + "\n"
+    return json.dumps(dialect | msgspec.json.schema(Summary), indent=1)
 
 
 def _part(kind: type[P], of: object, **otherwise: Any) -> P:
@@ -317,4 +314,4 @@ def _numbers(values: Mapping[Where, float]) -> dict[str, float | None]:
 
 
 if __name__ == "__main__":
-    FILE.write_text(schema(), encoding="utf-8")
+    print(schema())

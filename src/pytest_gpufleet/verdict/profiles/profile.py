@@ -371,16 +371,9 @@ def _load(path: Path, bases: Iterable[Profile], *, given: bool) -> Profile:
     )
 
 
-# The JSON Schema of profiles, made from the types that they are read with.
-#
-# profile.schema.json beside this file is what this gives: `python -m
-# pytest_gpufleet.verdict.profiles.profile`.
-
-FILE = Path(__file__).parent / "profile.schema.json"
-
-
 def profile_schema() -> dict[str, Any]:
-    """The schema, of the 2020-12 draft. It cannot say that two limits contradict each other: only the loader can."""
+    """The JSON Schema of profiles, of the 2020-12 draft, which this module prints. It cannot say that two limits
+    contradict each other: only the loader can."""
     kinds = [ProfileTable, LimitTable, *(limit_of(METRICS[name]) for name in MEASURED_UNDER)]
     (profile, own, *suites), parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     suite, free = {"enum": list(MEASURED_UNDER)}, {"not": {"enum": list(METRICS)}}
@@ -411,9 +404,5 @@ def _if_metric(metric: dict[str, Any], limit: dict[str, Any]) -> dict[str, Any]:
     return {"if": {"properties": {"metric": metric}, "required": ["metric"]}, "then": limit}
 
 
-def text() -> str:
-    return json.dumps(profile_schema(), indent=1) + "\n"
-
-
 if __name__ == "__main__":
-    FILE.write_text(text(), encoding="utf-8")
+    print(json.dumps(profile_schema(), indent=1))
