@@ -73,7 +73,7 @@ def _process(pid: int) -> str:
 # One at a time on a host: a lock on the driver's control device, held until the process that took it is gone.
 #
 # Whoever has GPUs of a host opens that device, so it is what runs on one host share, as the GPUs' own device files
-# are (gpu_lock.py). Containers share it where their runtime mounts the host's (libnvidia-container does).
+# are. Containers share it where their runtime mounts the host's (libnvidia-container does).
 
 CONTROL = "nvidiactl"
 

@@ -44,7 +44,7 @@ DRIVER = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 24 * 3600), "RAY_ENA
 KNOCK_SECONDS = 30.0  # for a process that imports Ray and asks
 BOOT = (
     "import sys; sys.path[:] = sys.argv[2:]; "
-    "from pytest_gpufleet.nodes import ray_access; ray_access.knock(sys.argv[1])"
+    "from pytest_gpufleet.nodes import ray_transport; ray_transport.knock(sys.argv[1])"
 )
 CONNECT_SECONDS = 5.0
 UP = 1  # IFF_UP, linux/if.h

@@ -104,7 +104,7 @@ TURN_SECONDS = 0.02  # between two looks at whether all have written
 STACK_BYTES = 32 * 1024
 OUTPUT_BYTES = 8 * 1024
 WORKER = "pytest_gpufleet/world/worker/main.py"
-OWN_FRAMES = re.compile(r"pytest_gpufleet/(plugin/spmd|world/worker/progress_board)\.py")
+OWN_FRAMES = re.compile(r"pytest_gpufleet/(plugin/spmd|world/worker/board)\.py")
 
 
 @dataclass(frozen=True)
