@@ -9,18 +9,15 @@ from collections.abc import Sequence
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.commands.accept import ACCEPT
-from pytest_gpufleet.commands.calibrate import CALIBRATE
+from pytest_gpufleet.commands.calibrate import CALIBRATE, ORDER
 from pytest_gpufleet.commands.command import printing, tell
 from pytest_gpufleet.commands.compare import COMPARE
 from pytest_gpufleet.commands.export import EXPORT
 from pytest_gpufleet.commands.fleet import FLEET
-from pytest_gpufleet.commands.judge import JUDGE
+from pytest_gpufleet.commands.judge import JUDGE, REPORT_AGAIN
 from pytest_gpufleet.commands.monitor import MONITOR
-from pytest_gpufleet.commands.order import ORDER
-from pytest_gpufleet.commands.report import REPORT_AGAIN
-from pytest_gpufleet.commands.sign import SIGN
+from pytest_gpufleet.commands.sign import SIGN, VERIFY
 from pytest_gpufleet.commands.snapshot import SNAPSHOT
-from pytest_gpufleet.commands.verify import VERIFY
 from pytest_gpufleet.hardware.node import NoGpus
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.report.wording import capitalised
@@ -56,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog = " ".join(filter(None, (STATUSES, command.statuses)))
         description = f"{capitalised(command.help)}. {command.details}"
         subparser = subparsers.add_parser(name, help=command.help, description=description, epilog=epilog)
-        command.add_arguments(subparser)
+        for names, how in command.arguments:
+            subparser.add_argument(*names, **how)
         subparser.set_defaults(run=command.run, passes_on=command.passes_on)
     given, unknown = parser.parse_known_args(arguments)
     if unknown and not given.passes_on:

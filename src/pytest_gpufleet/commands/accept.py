@@ -32,7 +32,6 @@ def _run(given: argparse.Namespace) -> int:
 
 ACCEPT = Command(
     "run the acceptance suite on the GPUs of this machine",
-    lambda parser: None,
     _run,
     details="Any option of pytest may follow, and checks of your own: `gpufleet accept --gpus 8 checks/`. Without "
     "--gpus, --rehearse or --nodes it is --gpus auto. `pytest --help` has all options.",

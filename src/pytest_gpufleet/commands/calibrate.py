@@ -1,57 +1,88 @@
-"""`gpufleet calibrate`: limits from known-good runs."""
+"""`gpufleet calibrate` and `gpufleet order`: what runs on machines that are right say of others like them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, check_is_new, check_output, tell, write
-from pytest_gpufleet.commands.recorded import all_checked
+from pytest_gpufleet.commands import command
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.verdict import orders
 from pytest_gpufleet.verdict.across_runs.calibration import CannotCalibrate, calibrate, profile_text, too_few
+from pytest_gpufleet.verdict.orders import order_text
 from pytest_gpufleet.verdict.profiles import profile
+from pytest_gpufleet.verdict.toml_table import FileError
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folders", type=RunFolder.of, nargs="+", metavar="DIR", help="the folders of known-good runs")
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="the profile to write, a TOML file"
-    )
-    parser.add_argument(
-        "--replace-shipped", action="store_true",
-        help="also write limits where weaker shipped ones hold (default: only where none holds)",
-    )  # fmt: skip
-
-
-def _run(given: argparse.Namespace) -> int:
-    check_output(given.output)
-    check_is_new(given.output)
-    found = all_checked(given.folders)
+def _calibrate(given: argparse.Namespace) -> int:
+    command.check_output(given.output, new=True)
+    found = command.all_checked(given.folders)
     runs = {name: run.record for name, run in found.items()}
     sums = {name: run.digest for name, run in found.items()}
     try:
         limits = calibrate(runs, replace_shipped=given.replace_shipped)
     except CannotCalibrate as error:
         raise Refused(f"no profile can be made of these runs: {error}") from None
-    write(given.output, profile_text(limits, runs, sums))
+    command.write(given.output, profile_text(limits, runs, sums))
     try:
         written = profile.load(given.output)
     except profile.FileError as error:
         raise Refused(f"the profile was written but is not valid; please report this: {error}") from None
-    tell(f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile")
+    command.tell(
+        f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile"
+    )
     if limits.kept:
-        tell(f"{given.output}: for {limits.kept} figures the shipped limits hold on (--replace-shipped)")
+        command.tell(f"{given.output}: for {limits.kept} figures the shipped limits hold on (--replace-shipped)")
     if problem := too_few(runs):
-        tell(f"{given.output}: {problem}", file=sys.stderr)
+        command.tell(f"{given.output}: {problem}", file=sys.stderr)
     return 0
 
 
-CALIBRATE = Command(
+CALIBRATE = command.Command(
     "write a profile with limits from runs on machines that are known to be good",
-    _arguments,
-    _run,
+    _calibrate,
+    (
+        command.folders("the folders of known-good runs"),
+        command.output("the profile to write, a TOML file", required=True),
+        command.argument(
+            "--replace-shipped",
+            action="store_true",
+            help="also write limits where weaker shipped ones hold (default: only where none holds)",
+        ),
+    ),
     "A limit is what 99.9 % of the GPUs of such machines reach, with a confidence of 95 %. It refuses runs that were "
     "not clean, and runs that differ in GPU model, in software, or by more than 10 % in a figure.",
+)
+
+
+def _order(given: argparse.Namespace) -> int:
+    command.check_output(given.output, new=True)
+    with given.folder.of_anybody():
+        record = command.checked(given.folder).record
+        if record.of_cluster:
+            raise Refused(f"{given.folder} is of several nodes: give the folder of one of them, in its nodes/")
+        if not record.topology.gpus:
+            raise Refused(f"{given.folder} has no GPUs: an order comes from a run on a whole machine")
+        command.write(given.output, order_text(record, given.folder.name))
+    try:
+        orders.load(given.output)
+    except FileError as error:
+        raise Refused(f"the order was written but is not valid; please report this: {error}") from None
+    command.tell(
+        f"{given.output}: what {record.run.host} has; compare it with what was bought, and use it with --fleet-order"
+    )
+    if record.verdict != "ACCEPTED":
+        came_to = record.verdict or "did not come to its end"
+        command.tell(f"that run: {came_to}; what is wrong with the machine may stand in its order")
+    return 0
+
+
+ORDER = command.Command(
+    "write what a machine that is right has, to hold others against it with --fleet-order",
+    _order,
+    (
+        command.folder("the folder of a run on a machine that is right"),
+        command.output("the order to write, a TOML file", required=True),
+    ),
+    "It is read from the evidence of a run; an existing file is left as it is.",
 )

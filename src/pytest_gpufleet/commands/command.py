@@ -1,20 +1,27 @@
-"""What a subcommand of `gpufleet` is."""
+"""What a subcommand of `gpufleet` is, and the runs that subcommands read: each is checked first."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pytest_gpufleet import safe_files
+from pytest_gpufleet.commands import signatures
+from pytest_gpufleet.commands.signatures import SIGNED_BY, Signers
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY
+from pytest_gpufleet.run import integrity
+from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY, RunFolder
+from pytest_gpufleet.run.integrity import Checked
+from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +65,34 @@ def print_lines(lines: Iterable[tuple[str, Mapping[str, bool]]]) -> None:
         console.print(Text(text, style=" ".join(markup)))
 
 
+Argument = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def argument(*names: str, **how: Any) -> Argument:
+    """As add_argument of argparse takes it."""
+    return names, how
+
+
+def folder(help: str = "the folder of a run") -> Argument:
+    return argument("folder", type=RunFolder.of, metavar="DIR", help=help)
+
+
+def folders(help: str, name: str = "folders") -> Argument:
+    return argument(name, type=RunFolder.of, nargs="+", metavar="DIR", help=help)
+
+
+def file(*names: str, help: str, metavar: str = "FILE", required: bool = False) -> Argument:
+    return argument(*names, type=Path, metavar=metavar, help=help, required=required)
+
+
+def output(help: str, required: bool = False, metavar: str = "FILE") -> Argument:
+    return file("-o", "--output", help=help, required=required, metavar=metavar)
+
+
+def as_json(help: str = "no summary, but one JSON object") -> Argument:
+    return argument("--json", action="store_true", help=help)
+
+
 @dataclass(frozen=True)
 class Command:
     """A subcommand: what its help says, its arguments, and what it does; `run` gives the exit status.
@@ -67,18 +102,16 @@ class Command:
     """
 
     help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    arguments: tuple[Argument, ...] = ()
     details: str = ""
     statuses: str = ""
     passes_on: bool = False
 
 
-SIGNED_BY = "signed-by-"  # how the files of a signature begin
-
-
-def check_output(output: Path | None, inputs: Iterable[Path | None] = ()) -> None:
-    """Refused if `output` is a file that only a run itself writes, or one of the `inputs` of a command."""
+def check_output(output: Path | None, inputs: Iterable[Path | None] = (), new: bool = False) -> None:
+    """Refused if `output` is a file that only a run itself writes, or one of the `inputs` of a command, or there
+    already where it has to be `new`."""
     if output is None:
         return
     target = output.resolve()
@@ -88,11 +121,7 @@ def check_output(output: Path | None, inputs: Iterable[Path | None] = ()) -> Non
         raise Refused(f"{output} belongs to the run in {target.parent} and is left as it is: name another file")
     if target.exists() and any(path is not None and path.exists() and path.samefile(target) for path in inputs):
         raise Refused(f"{output} is what this command reads and is left as it is: name another file")
-
-
-def check_is_new(output: Path | None) -> None:
-    """Refused if `output` is there already."""
-    if output is not None and output.is_file():
+    if new and output.is_file():
         raise Refused(f"{output} is there already and is left as it is: name another file, or remove it")
 
 
@@ -102,3 +131,75 @@ def write(path: Path, text: str) -> None:
         safe_files.write_text(path, text)
     except OSError as error:
         raise Refused(f"{path} cannot be written: {error.strerror}") from None
+
+
+def examined(folder: RunFolder, signers: Signers | None = None, nodes: bool = True) -> tuple[Checked, list[str]]:
+    """The run in a folder, and what is to be said of it. Refused if its files do not belong together, or if a signature
+    is not good. `nodes`: of one on many also the nodes' own."""
+    found = integrity.check(folder, nodes)
+    missing = [f"{name} is missing, as after a run that was killed" for name in found.missing]
+    return found, [*missing, *signatures.check(folder, signers)]
+
+
+def checked(folder: RunFolder, nodes: bool = True) -> Checked:
+    """The run in a folder. What is to be said of it goes to standard error."""
+    found, said = examined(folder, nodes=nodes)
+    for line in said:
+        tell(f"{folder}: {line}", sys.stderr)
+    return found
+
+
+def all_checked(folders: Sequence[RunFolder]) -> dict[str, Checked]:
+    """Several runs by a name for each: its folder's, or the path where that is not clear enough."""
+    short = [folder.name for folder in folders]
+    names = short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+    if len({folder.path.resolve() for folder in folders}) < len(folders):
+        raise Refused("the same folder is given twice")
+    return {name: checked(folder) for name, folder in zip(names, folders, strict=True)}
+
+
+# The best first. Whatever else a run ended with is as bad as a rejection.
+STATUSES = (EXIT_STATUS["ACCEPTED"], EXIT_STATUS["INCOMPLETE"], EXIT_STATUS["REJECTED"])
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of one folder: its exit status, what programs are told of it, and what shows it to people."""
+
+    status: int
+    document: Mapping[str, Any]
+    show: Callable[[], None]
+
+
+def for_each(folders: Sequence[RunFolder], work: Callable[[RunFolder], Done], as_json: bool) -> int:
+    """The worst exit status. A folder that cannot be used is told, has status 1, and does not stop the others."""
+    statuses, documents = [], []
+    for folder in folders:
+        try:
+            done = work(folder)
+        except Refused as error:
+            tell_why = partial(tell, f"gpufleet: {error}", sys.stderr)
+            done = Done(1, {"error": str(error)}, tell_why)
+        statuses.append(done.status)
+        if as_json:
+            documents.append({"folder": str(folder), "exit_status": done.status, **done.document})
+            continue
+        with printing():
+            if len(folders) > 1:
+                tell(f"{folder}:")
+            done.show()
+    status = max(statuses, key=_badness)
+    if as_json:
+        with printing():
+            print(json.dumps({"exit_status": status, "runs": documents}))
+    return status
+
+
+def _badness(status: int) -> int:
+    return STATUSES.index(status) if status in STATUSES else len(STATUSES)
+
+
+def check_one(folders: Sequence[RunFolder], output: Path | None) -> None:
+    """Refused if several folders were given, and one file to write."""
+    if output is not None and len(folders) > 1:
+        raise Refused(f"-o {output} is one file, and {len(folders)} folders were given: name one")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpufleet.commands.command import Command, check_output, new_console, printing, tell, write
-from pytest_gpufleet.commands.recorded import all_checked
+from pytest_gpufleet.commands import command
 from pytest_gpufleet.model.language import LANGUAGES, Say
 from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.run.folder import RunFolder
@@ -21,47 +19,29 @@ if TYPE_CHECKING:
 FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("first", type=RunFolder.of, metavar="DIR", help="the folder of a run")
-    parser.add_argument(
-        "others", type=RunFolder.of, nargs="+", metavar="DIR", help="the folders of those to compare it with"
-    )
-    parser.add_argument(
-        "--same-machine", action="store_true",
-        help="hold each GPU of the last run, by its UUID, against its own earlier runs, and name what got worse",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="no tables, but one JSON object")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the comparison as HTML")
-    parser.add_argument("--language", choices=LANGUAGES, default="en", help="of that page (default: en)")
-    parser.add_argument(
-        "--csv", type=Path, metavar="FILE",
-        help="write the figures as CSV, a row for each value of each run; with --same-machine those that got worse",
-    )  # fmt: skip
-
-
 def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.page.several_runs import page, screen
 
-    check_output(given.output)
-    check_output(given.csv)
-    runs = {name: run.record for name, run in all_checked([given.first, *given.others]).items()}
+    command.check_output(given.output)
+    command.check_output(given.csv)
+    runs = {name: run.record for name, run in command.all_checked([given.first, *given.others]).items()}
     shown, whole, document, rows = (_over_time if given.same_machine else _side_by_side)(runs, says(given.language))
     if given.output:
-        write(given.output, page(whole, given.language))
+        command.write(given.output, page(whole, given.language))
     if given.csv:
-        write(given.csv, rows)
-    console = new_console(highlight=False)
+        command.write(given.csv, rows)
+    console = command.new_console(highlight=False)
     if not console.is_terminal:
         console.width = FILE_COLUMNS
-    with printing():
+    with command.printing():
         if given.json:
             print(json.dumps(document))
         else:
             console.print(screen(shown))
             if given.output:
-                tell(f"report: {given.output}")
+                command.tell(f"report: {given.output}")
             if given.csv:
-                tell(f"figures: {given.csv}")
+                command.tell(f"figures: {given.csv}")
     return 1 if whole.bad else 0
 
 
@@ -90,10 +70,25 @@ def _over_time(runs: Mapping[str, Record], say: Say) -> Told:
     return shown, whole, comparison_data.of_drift(found), comparison_data.values_over_time(found)
 
 
-COMPARE = Command(
+COMPARE = command.Command(
     "set runs side by side: one node over time, or many nodes of one GPU model, and name the outliers",
-    _arguments,
     _run,
+    (
+        command.argument("first", type=RunFolder.of, metavar="DIR", help="the folder of a run"),
+        command.folders("the folders of those to compare it with", "others"),
+        command.argument(
+            "--same-machine",
+            action="store_true",
+            help="hold each GPU of the last run, by its UUID, against its own earlier runs, and name what got worse",
+        ),
+        command.as_json("no tables, but one JSON object"),
+        command.output("write the comparison as HTML"),
+        command.argument("--language", choices=LANGUAGES, default="en", help="of that page (default: en)"),
+        command.file(
+            "--csv",
+            help="write the figures as CSV, a row for each value of each run; with --same-machine those that got worse",
+        ),
+    ),
     "An outlier is worse than the median of the same place over all runs by more than 3 % and by more than three "
     "standard deviations; of two runs, the second is held against the first.",
     "1 also if there is an outlier, if something got worse, or if there is nothing to compare.",

@@ -6,21 +6,11 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, tell
-from pytest_gpufleet.commands.recorded import checked
+from pytest_gpufleet.commands.command import Command, argument, checked, folder, output, tell
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.run.folder import RunFolder
 
 # By format the library that it needs, which is also the name of the extra that installs it.
 NEEDS = {"tensorboard": "tensorboard", "swanlab": "swanlab", "csv": ""}
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=RunFolder.of, metavar="DIR", help="the folder of a run")
-    parser.add_argument("--to", choices=NEEDS, required=True, help="what it is for")
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an empty one, to write to"
-    )
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -56,7 +46,11 @@ def _make(folder: Path) -> None:
 
 EXPORT = Command(
     "write figures, curves and telemetry of a run for TensorBoard, SwanLab or as CSV",
-    _arguments,
     _run,
+    (
+        folder(),
+        argument("--to", choices=NEEDS, required=True, help="what it is for"),
+        output("a new folder, or an empty one, to write to", required=True, metavar="FOLDER"),
+    ),
     "It works offline, from the evidence alone.",
 )

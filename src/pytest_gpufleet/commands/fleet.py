@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, check_is_new, check_output, print_lines, printing, tell, write
-from pytest_gpufleet.commands.recorded import checked
+from pytest_gpufleet.commands import command
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.language import LANGUAGES
 from pytest_gpufleet.model.record import Record, read
@@ -69,22 +68,10 @@ def _numbers(text: str, where: str) -> Iterator[str]:
         yield f"{number:0{len(found[1])}}"
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folders", type=RunFolder.of, nargs="+", metavar="DIR", help="the folders of the hosts' runs")
-    parser.add_argument(
-        "--expect", type=Path, metavar="FILE",
-        help="the hosts that there have to be: a name on each line, ranges as in node-[001,003-007], remarks behind #",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="no summary, but one JSON object")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report of the fleet as HTML")
-    parser.add_argument("--language", choices=LANGUAGES, default="en", help="of that report (default: en)")
-
-
 def _run(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.terminal.summary_lines import fleet_lines
 
-    check_output(given.output, [given.expect])
-    check_is_new(given.output)
+    command.check_output(given.output, [given.expect], new=True)
     expected = read_hosts(given.expect) if given.expect else None
     found = _Found()
     for folder in _once(folder for folder in given.folders if not folder.path.is_file()):
@@ -94,16 +81,16 @@ def _run(given: argparse.Namespace) -> int:
         from pytest_gpufleet.report.page.hosts_part import page
 
         reports = RunFolder(Path()).reports(fleet.hosts, given.output.parent)
-        write(given.output, page(fleet, reports, given.language))
-    with printing():
+        command.write(given.output, page(fleet, reports, given.language))
+    with command.printing():
         if given.json:
             from pytest_gpufleet.report import hosts
 
             print(json.dumps(hosts.document(fleet)))
         else:
-            print_lines(fleet_lines(fleet))
+            command.print_lines(fleet_lines(fleet))
             if given.output:
-                tell(f"report: {given.output}")
+                command.tell(f"report: {given.output}")
     return fleet.exit_status
 
 
@@ -122,7 +109,7 @@ class _Found:
         have, and its name: nodes that are processes of one machine have no other."""
         try:
             with folder.of_anybody():
-                run = checked(folder, nodes=False)
+                run = command.checked(folder, nodes=False)
                 record, digest = run.record, run.digest
                 if stated and stated != digest:
                     raise Refused(f"{folder}: its evidence is not that of which the run over all nodes tells")
@@ -162,10 +149,20 @@ def _host_of(folder: RunFolder) -> str:
     return record.run.host
 
 
-FLEET = Command(
+FLEET = command.Command(
     "merge the runs of many hosts, made by any launcher, into the report of one fleet",
-    _arguments,
     _run,
+    (
+        command.folders("the folders of the hosts' runs"),
+        command.file(
+            "--expect",
+            help="the hosts that there have to be: a name on each line, ranges as in "
+            "node-[001,003-007], remarks behind #",
+        ),
+        command.as_json(),
+        command.output("write the report of the fleet as HTML"),
+        command.argument("--language", choices=LANGUAGES, default="en", help="of that report (default: en)"),
+    ),
     "The fleet is REJECTED if a host is, if hosts are not alike, or if a GPU is worse than its peers on all hosts; "
     "INCOMPLETE if a host is missing, was not expected or is incomplete.",
     "Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE.",

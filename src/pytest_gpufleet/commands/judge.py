@@ -1,47 +1,34 @@
-"""`gpufleet judge`: recorded figures held against other limits."""
+"""`gpufleet judge` and `gpufleet report`: a run held against other limits, and its report made again."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, check_output, print_lines, tell, write
-from pytest_gpufleet.commands.recorded import Done, check_one, checked, for_each
+from pytest_gpufleet.commands import command, signatures
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.language import LANGUAGES, Language
 from pytest_gpufleet.model.limit import GRADES, Grade
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report.banner import stamp
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.profiles import profile
+from pytest_gpufleet.verdict.verdict import ended
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folders", type=RunFolder.of, nargs="+", metavar="DIR", help="the folders of runs")
-    parser.add_argument(
-        "--fleet-profile", type=Path, metavar="PATH",
-        help="limits from this TOML file (default: the shipped ones for this GPU model)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--fleet-basis", choices=GRADES, metavar="GRADE",
-        help=f"what limits have to be at least: {', '.join(GRADES)} (default: what the run asked for)",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="no summary, but one JSON object")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write a report of this judgement as HTML, of one folder"
-    )
+def _judge_all(given: argparse.Namespace) -> int:
+    command.check_output(given.output, [given.fleet_profile])
+    command.check_one(given.folders, given.output)
+    return command.for_each(given.folders, partial(_judge, given), given.json)
 
 
-def _run(given: argparse.Namespace) -> int:
-    check_output(given.output, [given.fleet_profile])
-    check_one(given.folders, given.output)
-    return for_each(given.folders, partial(_judge, given), given.json)
-
-
-def _judge(given: argparse.Namespace, folder: RunFolder) -> Done:
+def _judge(given: argparse.Namespace, folder: RunFolder) -> command.Done:
     from pytest_gpufleet.report.terminal import summary_lines
 
     with folder.of_anybody():
@@ -54,23 +41,23 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> Done:
 
             runs = folder.own_runs(record)
             reports = folder.reports(runs.values(), given.output.parent)
-            write(given.output, page(record, folder.digest(), runs, reports))
+            command.write(given.output, page(record, folder.digest(), runs, reports))
         document = {"summary": codec.plain(summary.summary(record, folder.digest()))}
         lines = summary_lines.summary_lines(record)
 
     def show() -> None:
-        print_lines(lines)
+        command.print_lines(lines)
         if given.output:
-            tell(f"report: {given.output}")
+            command.tell(f"report: {given.output}")
 
     assert record.exit_status is not None
-    return Done(record.exit_status, document, show)
+    return command.Done(record.exit_status, document, show)
 
 
 def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record:
     """A run by the limits of a given file, or the shipped ones; of one on many nodes first each node's own. Refused if
     the evidence of a node is not what the run over all tells of. FileError of a file that is bad or does not fit."""
-    record = checked(folder, nodes=False).record
+    record = command.checked(folder, nodes=False).record
     own = {}
     for number, end in record.finished.items():
         if end.sha256:
@@ -82,10 +69,62 @@ def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record
     return judge_again(record, limits, basis, own)
 
 
-JUDGE = Command(
+JUDGE = command.Command(
     "hold the figures that a run recorded against other limits, without the machine",
-    _arguments,
-    _run,
+    _judge_all,
+    (
+        command.folders("the folders of runs"),
+        command.file(
+            "--fleet-profile",
+            metavar="PATH",
+            help="limits from this TOML file (default: the shipped ones for this GPU model)",
+        ),
+        command.argument(
+            "--fleet-basis",
+            choices=GRADES,
+            metavar="GRADE",
+            help=f"what limits have to be at least: {', '.join(GRADES)} (default: what the run asked for)",
+        ),
+        command.as_json(),
+        command.output("write a report of this judgement as HTML, of one folder"),
+    ),
     "What a check compared itself, like the number of GPUs, is not judged again.",
     "Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE; of several runs the worst.",
+)
+
+
+def _make_again(given: argparse.Namespace) -> int:
+    command.check_output(given.output)
+    command.check_one(given.folders, given.output)
+    return command.for_each(given.folders, partial(_again, given.output, given.language), given.json)
+
+
+def _again(output: Path | None, language: Language | None, folder: RunFolder) -> command.Done:
+    from pytest_gpufleet.report.page.report_page import page
+
+    with folder.of_anybody():
+        found = command.checked(folder)
+        record, digest = ended(found.record), found.digest
+        runs = folder.own_runs(record)
+        reports = folder.reports(runs.values(), (output or folder.report).parent)
+        html = page(record, digest, runs, reports, language)
+    if output is None and (signed := signatures.names(folder)):
+        raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
+    document = summary.text(record, digest, hashlib.sha256(html.encode()).hexdigest())
+    files = {output: html} if output else {folder.report: html, folder.summary: document}
+    for path, text in files.items():
+        command.write(path, text)
+    told = {"verdict": record.verdict, "files": [str(path) for path in files]}
+    return command.Done(0, told, partial(command.tell, f"{output or folder.report}: {stamp(record).word}"))
+
+
+REPORT_AGAIN = command.Command(
+    "write report.html and summary.json of a run again from its evidence alone, also of a run that died",
+    _make_again,
+    (
+        command.folders("the folders of runs"),
+        command.as_json("no lines, but one JSON object"),
+        command.argument("--language", choices=LANGUAGES, help="of the report (default: that of the run)"),
+        command.output("write the report there, and nothing else, of one folder"),
+    ),
 )

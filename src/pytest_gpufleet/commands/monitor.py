@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.commands.command import Command, check_output, new_console
+from pytest_gpufleet.commands.command import Command, argument, as_json, check_output, file, new_console
 from pytest_gpufleet.hardware import local_node, telemetry
 from pytest_gpufleet.hardware.node import Node
 from pytest_gpufleet.model.endings import Refused
@@ -24,19 +24,6 @@ from pytest_gpufleet.run.settings import seconds
 SILENCE_SECONDS = 30.0  # after which a driver that gives no sample is taken for dead
 
 Show = Callable[[Sample], None]
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--once", action="store_true", help="show one sample and end")
-    parser.add_argument("--json", action="store_true", help="no table, but a JSON object a sample, each on its line")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="append a row for each GPU and sample to FILE")
-    parser.add_argument(
-        "--interval", type=seconds, default=1.0, metavar="SECONDS", help="between two samples (default: 1)"
-    )
-    parser.add_argument(
-        "--fleet-dir", type=Path, default=Path("reports"), metavar="DIR",
-        help="where runs leave their evidence, which names the running test (default: reports)",
-    )  # fmt: skip
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -135,4 +122,20 @@ def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
         yield show
 
 
-MONITOR = Command("show what all GPUs do, once a second", _arguments, _run)
+MONITOR = Command(
+    "show what all GPUs do, once a second",
+    _run,
+    (
+        argument("--once", action="store_true", help="show one sample and end"),
+        as_json("no table, but a JSON object a sample, each on its line"),
+        file("--csv", help="append a row for each GPU and sample to FILE"),
+        argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="between two samples (default: 1)"),
+        argument(
+            "--fleet-dir",
+            type=Path,
+            default=Path("reports"),
+            metavar="DIR",
+            help="where runs leave their evidence, which names the running test (default: reports)",
+        ),
+    ),
+)

@@ -1,31 +1,19 @@
-"""`gpufleet sign`: a signature over a run."""
+"""`gpufleet sign` and `gpufleet verify`: a signature over a run, and whether its files belong together."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from pytest_gpufleet import __version__
 from pytest_gpufleet.commands import signatures
-from pytest_gpufleet.commands.command import Command, printing, tell
-from pytest_gpufleet.commands.recorded import examined
+from pytest_gpufleet.commands.command import Command, argument, examined, file, folder, printing, tell
+from pytest_gpufleet.commands.signatures import Signers
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
-from pytest_gpufleet.verdict.verdict import DIED
+from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY
+from pytest_gpufleet.verdict.verdict import DIED, ended
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=RunFolder.of, metavar="DIR", help="the folder of a run")
-    parser.add_argument(
-        "--key", type=Path, required=True, metavar="FILE",
-        help="an OpenSSH key: the private one, or the public one of a key that ssh-agent holds",
-    )  # fmt: skip
-    parser.add_argument(
-        "--as", required=True, dest="name", metavar="NAME",
-        help="who signs, as the list of allowed signers has it, like ann@example.com",
-    )  # fmt: skip
-
-
-def _run(given: argparse.Namespace) -> int:
+def _sign(given: argparse.Namespace) -> int:
     folder, name = given.folder, given.name
     found, _ = examined(folder)
     run = found.record.run
@@ -45,8 +33,61 @@ def _run(given: argparse.Namespace) -> int:
 
 SIGN = Command(
     "sign a run with an OpenSSH key",
-    _arguments,
-    _run,
+    _sign,
+    (
+        folder(),
+        file(
+            "--key",
+            required=True,
+            help="an OpenSSH key: the private one, or the public one of a key that ssh-agent holds",
+        ),
+        argument(
+            "--as",
+            required=True,
+            dest="name",
+            metavar="NAME",
+            help="who signs, as the list of allowed signers has it, like ann@example.com",
+        ),
+    ),
     "It signs summary.json, which has the SHA-256 of the evidence and of the report, and writes signed-by-NAME.sig "
     "into the folder of the run, beside the signatures of others. `gpufleet verify --allowed-signers` checks them.",
+)
+
+
+def _verify(given: argparse.Namespace) -> int:
+    folder = given.folder
+    if given.revoked_keys and not given.allowed_signers:
+        raise Refused("--revoked-keys is about signatures, which only --allowed-signers checks")
+    signers = Signers(given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
+    found, said = examined(folder, signers)
+    record = ended(found.record)
+    with printing():
+        verdict = record.verdict if found.record.verdict else f"{record.verdict}; {DIED}"
+        whose = f" of the run and of {len(record.finished)} nodes" if record.of_cluster else ""
+        files = [name for name in (EVIDENCE, SUMMARY, REPORT) if name not in found.missing]
+        held = f"{' and '.join(files)}{whose} belong together" if len(files) > 1 else f"{EVIDENCE}{whose} stands alone"
+        tell(f"{folder}: {held}, SHA-256 {found.digest}: {verdict}")
+        if (made_by := record.run.plugin) != __version__:
+            said.append(f"made by pytest-gpufleet {made_by}, so its verdict and its summary were not derived again")
+        for line in said:
+            tell(f"{folder}: {line}")
+    return 0
+
+
+VERIFY = Command(
+    "check that evidence, report and summary of a run belong together, and its signatures",
+    _verify,
+    (
+        folder(),
+        file(
+            "--allowed-signers",
+            help="check signatures: who may sign, with which keys, as ssh-keygen(1) has it; one signature must be "
+            "there",
+        ),
+        file("--revoked-keys", help="keys that no longer count: public keys, or a KRL of OpenSSH"),
+    ),
+    "Every command that reads a run does so first. This shows whether a file was changed or mixed up later. It cannot "
+    "show who wrote them: for that, check who signed them with --allowed-signers, or compare the SHA-256 with the one "
+    "on the signed paper.",
+    "1 also if anything differs, or if a signature is not good.",
 )

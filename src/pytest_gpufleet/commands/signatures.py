@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.commands.command import SIGNED_BY
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run.folder import SUMMARY, RunFolder
 
 NAMESPACE = "pytest-gpufleet"  # a signature of something else, like a git commit, is none of a run
 SECONDS = 30.0  # for what waits for nobody
-ENDING = ".sig"
+SIGNED_BY, ENDING = "signed-by-", ".sig"  # how the files of signatures begin and end
 MOST_BYTES = 64 << 10  # the signature of a FIDO key with its certificate is much shorter
 # What can stand in a file of allowed signers as a principal, means nothing there as a pattern, and is a file name.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._+-]{0,99}")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpufleet.commands.command import Command
+from pytest_gpufleet.commands.command import Command, argument
 from pytest_gpufleet.hardware import local_node
 from pytest_gpufleet.hardware.node import take
 from pytest_gpufleet.model import codec
@@ -17,12 +17,6 @@ from pytest_gpufleet.model import codec
 NO_CLUSTER = "0" * 32
 WITH_SERIALS = ("memory_modules", "nvme")  # facts of the host: parts that have one each
 SCHEMA = 3  # 1 had no topology, 2 the facts of GPUs beside it
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--anonymous", action="store_true", help="aliases instead of serials, UUIDs and the host's name"
-    )
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -59,4 +53,8 @@ def _numbered(parts: Any) -> Any:
     return [{**part, "serial": part["serial"] and f"{number:013d}"} for number, part in enumerate(parts)]
 
 
-SNAPSHOT = Command("print everything the inventory reads, as one JSON document, secrets hidden", _arguments, _run)
+SNAPSHOT = Command(
+    "print everything the inventory reads, as one JSON document, secrets hidden",
+    _run,
+    (argument("--anonymous", action="store_true", help="aliases instead of serials, UUIDs and the host's name"),),
+)
