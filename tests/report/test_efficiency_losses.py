@@ -57,15 +57,14 @@ def busbw(collective, **conditions):
 def test_a_picture_of_each_collective_that_was_measured():
     ((caption, svg),) = collective_pictures([busbw("all_reduce", bytes=8), busbw("broadcast", bytes=8)])
     assert "not the way that NCCL takes" in caption
-    assert all(name in svg for name in ("broadcast", "all_reduce as a ring", "all_reduce as a tree"))
+    assert all(name in svg for name in ("broadcast", "all_reduce"))
     assert "all_gather" not in svg
     assert collective_pictures([]) == []
     assert collective_pictures([busbw("all_reduce", nodes=2)]) == []
 
 
 def test_who_gives_to_whom():
-    arrows = {name: {*way(3)} for name, (way, _) in PICTURES.items()}
-    assert arrows["broadcast"] == {(0, 1), (0, 2)}
-    assert arrows["gather"] == {(1, 0), (2, 0)}
-    assert arrows["sendrecv"] == {(0, 1), (1, 2), (2, 0)}
-    assert arrows["all_to_all"] == {(a, b) for a in range(3) for b in range(3) if a != b}
+    assert PICTURES["broadcast"][0] == {(0, 1), (0, 2), (0, 3)}
+    assert PICTURES["gather"][0] == {(1, 0), (2, 0), (3, 0)}
+    assert PICTURES["sendrecv"][0] == {(0, 1), (1, 2), (2, 3), (3, 0)}
+    assert len(PICTURES["all_to_all"][0]) == 12
