@@ -6,15 +6,17 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pytest_gpufleet.hardware import nvml
 from pytest_gpufleet.hardware.nvml import Nvml
 from pytest_gpufleet.model.gpu import Unavailable
+from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.timing import everyones, line_up
@@ -97,3 +99,31 @@ def utilization(rank: Rank, just_done: Lap) -> float | None:
         gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)])
         percent = nvml.read(gpu, 0, [READING])[READING]
     return None if isinstance(percent, Unavailable) else float(percent) / 100
+
+
+def without_communication(module: nn.Module, step: Step) -> Step:
+    """The same step without communication, after which ranks differ; itself where ranks do not train together."""
+    if not isinstance(module, DistributedDataParallel):
+        return step
+
+    def alone() -> Tensor:
+        with module.no_sync():
+            return step()
+
+    return alone
+
+
+def communication_share(
+    rank: Rank, conditions: Mapping[str, Condition], usual: Sequence[Lap], quiet: Sequence[Lap]
+) -> Reading:
+    """What the slowest rank's step is longer with communication than without, as a part of it, lap by lap."""
+    every = everyones(rank, [each.mean for each in (*usual, *quiet)])
+    slowest = [max(column) for column in zip(*every, strict=True)]
+    with_it, without = slowest[: len(usual)], slowest[len(usual) :]
+    shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in zip(with_it, without, strict=True))
+    details = {"step": f"{ms(median(with_it))} with communication, {ms(median(without))} without"}
+    return Reading("communication_share", median(shares), conditions, shares, WORLD, details)
+
+
+def ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g} ms"

@@ -21,7 +21,17 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import products_in_tf32
 from pytest_gpufleet.probes.timing import everyones, line_up
 from pytest_gpufleet.probes.training import cuda_graph, methods
-from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap, record_losses, utilization
+from pytest_gpufleet.probes.training.lap import (
+    SAMPLES,
+    Lap,
+    Step,
+    communication_share,
+    lap,
+    ms,
+    record_losses,
+    utilization,
+    without_communication,
+)
 from pytest_gpufleet.probes.training.recipes import REHEARSAL_MODEL, USUAL, Plan, Recipe, Workload, make_optimizer, plan
 from pytest_gpufleet.world.rank import Rank
 
@@ -145,15 +155,12 @@ def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]
     if training.recipe.graph:
         return cuda_graph.steps(rank, network(training, rank.device), training, images, labels, together=together)
     module = module_of(rank, training, together=together)
-    step = eager(module, training, rank.device)
-    if not isinstance(module, DistributedDataParallel):
-        return (lambda: step(images, labels),) * 2
+    fed = eager(module, training, rank.device)
 
-    def alone() -> Tensor:
-        with module.no_sync():
-            return step(images, labels)
+    def step() -> Tensor:
+        return fed(images, labels)
 
-    return lambda: step(images, labels), alone
+    return step, without_communication(module, step)
 
 
 @returns_memory
@@ -192,7 +199,7 @@ def train_throughput(
         place=WORLD if together else None,
         details=_details(rank, training, laps),
     )
-    share = [_communication_share(rank, training, laps)] if communication else []
+    share = [communication_share(rank, throughput.conditions, laps.usual, laps.quiet)] if communication else []
     return [throughput, *share, *(_utilization(training.conditions(ranks), laps) if busy else [])]
 
 
@@ -211,7 +218,7 @@ class Laps:
 def _laps(rank: Rank, training: Plan, together: bool, communication: bool, busy: bool) -> Laps:
     step, alone = steps_of(rank, training, together=together)
     course = [lap(rank, step, each, together=together) for each in (1, training.recipe.warm_up)]
-    usual, quiet, shares, count = [], [], [], training.recipe.steps
+    usual, without, shares, count = [], [], [], training.recipe.steps
     if communication:
         course.append(lap(rank, alone, 1))
     if rank.size > 1:
@@ -222,29 +229,14 @@ def _laps(rank: Rank, training: Plan, together: bool, communication: bool, busy:
         if busy:
             shares.append(utilization(rank, usual[-1]))
         if communication:
-            quiet.append(lap(rank, alone, count))
-            course.append(quiet[-1])
-    return Laps(course[0], usual, quiet, shares, course)
+            without.append(lap(rank, alone, count))
+            course.append(without[-1])
+    return Laps(course[0], usual, without, shares, course)
 
 
 def _utilization(conditions: Mapping[str, Condition], laps: Laps) -> list[Reading]:
     samples = tuple(share for share in laps.busy if share is not None)
     return [Reading("train_utilization", median(samples), conditions, samples)] if samples else []
-
-
-def _communication_share(rank: Rank, training: Plan, laps: Laps) -> Reading:
-    every = everyones(rank, [each.mean for each in (*laps.usual, *laps.quiet)])
-    slowest = [max(column) for column in zip(*every, strict=True)]
-    with_it, without = slowest[:SAMPLES], slowest[SAMPLES:]
-    shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in zip(with_it, without, strict=True))
-    return Reading(
-        metric="communication_share",
-        value=median(shares),
-        samples=shares,
-        conditions=training.conditions(rank.size),
-        place=WORLD,
-        details={"step": f"{_ms(median(with_it))} with communication, {_ms(median(without))} without"},
-    )
 
 
 @contextmanager
@@ -271,12 +263,12 @@ def _details(rank: Rank, training: Plan, laps: Laps) -> dict[str, Condition]:
     slowest = max(every, key=lambda each: each[2])
     details: dict[str, Condition] = {
         "computed": f"in {training.recipe}",
-        "step": f"{_ms(median(each[0] for each in every))}, 95 % within {_ms(max(each[1] for each in every))}",
+        "step": f"{ms(median(each[0] for each in every))}, 95 % within {ms(max(each[1] for each in every))}",
     }
     if rank.size > 1:
         alone = " without communication" if laps.quiet else ""
         who = f"{'GPU' if rank.gpu is not None else 'rank'} {slowest[4]:.0f}"
-        details["slowest"] = f"{who} with {_ms(slowest[2])}{alone}, median {_ms(median(each[2] for each in every))}"
+        details["slowest"] = f"{who} with {ms(slowest[2])}{alone}, median {ms(median(each[2] for each in every))}"
     before, after = (fmean(each[column] for each in every) for column in (5, 6))
     details["loss"] = f"{before:.3g} at first, {after:.3g} in the end"
     if memory:
@@ -284,7 +276,3 @@ def _details(rank: Rank, training: Plan, laps: Laps) -> dict[str, Condition]:
         details["convolutions"] = tried if training.recipe.searched else "as cuDNN's heuristics choose"
         details["memory"] = f"{max(each[3] for each in every) / GiB:.1f} GiB a GPU"
     return details
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.4g} ms"

@@ -15,7 +15,6 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 from pytest_gpufleet.hardware.telemetry import Watch
 from pytest_gpufleet.model.endings import not_applicable
@@ -23,9 +22,17 @@ from pytest_gpufleet.model.measurement import GpuState, Reading
 from pytest_gpufleet.model.metric import NO_SYNC, Condition, GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import lacking
-from pytest_gpufleet.probes.timing import agree, everyones
+from pytest_gpufleet.probes.timing import agree
 from pytest_gpufleet.probes.training import methods
-from pytest_gpufleet.probes.training.lap import SAMPLES, Lap, Step, lap, record_losses
+from pytest_gpufleet.probes.training.lap import (
+    SAMPLES,
+    Lap,
+    Step,
+    communication_share,
+    lap,
+    record_losses,
+    without_communication,
+)
 from pytest_gpufleet.probes.training.loop import returns_memory
 from pytest_gpufleet.probes.training.methods import fully_sharded
 from pytest_gpufleet.world.rank import Rank
@@ -329,7 +336,7 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
             sequences(training.shape, training.batch, 1 + rank.index, rank.device),
         )
         first = lap(rank, step, 1, together=together)
-        samples_of = [step] if method != "ddp" else [step, _quiet(module, step)]
+        samples_of = [step] if method != "ddp" else [step, without_communication(module, step)]
         tried = lap(rank, step, 2)
         count, warm_up = _counts(rank, tried, seconds / SAMPLES / len(samples_of))
         warm = lap(rank, step, warm_up, together=together)
@@ -342,19 +349,8 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
     readings = [_throughput(rank, training, method, first, usual, watch.state)]
     for each in quiet:
         readings.append(_throughput(rank, training, NO_SYNC, first, each, watch.state))
-        readings.append(_communication_share(rank, conditions, usual, each))
+        readings.append(communication_share(rank, conditions, usual, each))
     return readings
-
-
-def _quiet(module: nn.Module, step: Step) -> Step:
-    """The same step without communication, after which ranks differ."""
-    assert isinstance(module, DistributedDataParallel)
-
-    def quiet() -> Tensor:
-        with module.no_sync():
-            return step()
-
-    return quiet
 
 
 def _counts(rank: Rank, tried: Lap, seconds: float) -> tuple[int, int]:
@@ -397,14 +393,3 @@ def _details(rank: Rank, training: Training, first: Lap, laps: Sequence[Lap], ra
     if rank.device.type == "cuda":
         details["memory"] = f"{torch.cuda.max_memory_allocated() / GiB:.1f} GiB a GPU"
     return details
-
-
-def _communication_share(
-    rank: Rank, conditions: dict[str, Condition], usual: Sequence[Lap], quiet: Sequence[Lap]
-) -> Reading:
-    """What the slowest rank's step is longer with communication than without."""
-    every = everyones(rank, [each.mean for each in (*usual, *quiet)])
-    slowest = [max(column) for column in zip(*every, strict=True)]
-    pairs = zip(slowest[: len(usual)], slowest[len(usual) :], strict=True)
-    shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in pairs)
-    return Reading("communication_share", median(shares), conditions, shares, WORLD)
