@@ -24,7 +24,7 @@ from pytest_gpufleet import (
     not_applicable,
 )
 from pytest_gpufleet.model.machine import Order
-from pytest_gpufleet.plugin.expectations import Wanted, expect_host, ports_in_use
+from pytest_gpufleet.plugin.assertions import Wanted, expect_host, ports_in_use
 from pytest_gpufleet.probes.links.host_copies import pcie_generation_under_load
 from pytest_gpufleet.probes.memory import clocks_under_load
 from pytest_gpufleet.verdict.health_rules import held_clocks

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_gpufleet import GpuTopology, Machine
 from pytest_gpufleet.model.machine import Order
-from pytest_gpufleet.plugin.expectations import expect_as_ordered
+from pytest_gpufleet.plugin.assertions import expect_as_ordered
 from pytest_gpufleet.verdict.orders import ORDER_LINES
 
 pytestmark = [

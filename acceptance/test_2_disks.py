@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Judge, expect_none
-from pytest_gpufleet.plugin.expectations import of_host, require_answers
+from pytest_gpufleet.plugin.assertions import of_host, require_answers
 from pytest_gpufleet.probes.disk_reads import read_drive
 from pytest_gpufleet.verdict.host_rules.disk_rules import sick_drives
 

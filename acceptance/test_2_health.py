@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import Machine, expect_none
-from pytest_gpufleet.plugin.expectations import grave_xids, require_told
+from pytest_gpufleet.plugin.assertions import grave_xids, require_told
 from pytest_gpufleet.verdict.health_rules import recorded_errors
 
 pytestmark = [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Fault, Machine, expect_none, not_applicable, not_judged
-from pytest_gpufleet.plugin.expectations import grave_host_messages, of_host
+from pytest_gpufleet.plugin.assertions import grave_host_messages, of_host
 from pytest_gpufleet.verdict.host_rules.bmc_rules import (
     cleared_since,
     fan_ills,

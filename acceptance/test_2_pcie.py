@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Machine, expect_none, not_applicable
-from pytest_gpufleet.plugin.expectations import of_host, ports_in_use
+from pytest_gpufleet.plugin.assertions import of_host, ports_in_use
 from pytest_gpufleet.verdict.host_rules.gpudirect_rules import (
     adapters_by_gpu,
     adapters_far,

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpufleet import Judge, Machine, World, expect_none, not_applicable
 from pytest_gpufleet.hardware.network_ports import fastest_ports
-from pytest_gpufleet.plugin.expectations import of_host, require_answers
+from pytest_gpufleet.plugin.assertions import of_host, require_answers
 from pytest_gpufleet.probes.adapter_loopback import (
     LOOPBACK_BYTES,
     LOOPBACK_INTERFACE,

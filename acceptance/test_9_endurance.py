@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Fault, Gpu, Judge, Machine, Measurement, World, expect_none, not_applicable
-from pytest_gpufleet.plugin.expectations import of_host, ports_in_use, require_any
+from pytest_gpufleet.plugin.assertions import of_host, ports_in_use, require_any
 from pytest_gpufleet.verdict.health_rules import corrected_errors, corrected_rows
 from pytest_gpufleet.verdict.host_rules.memory_rules import memory_errors_grown
 from pytest_gpufleet.verdict.link_rules import link_errors, pcie_errors

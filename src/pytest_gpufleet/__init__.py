@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.place import WORLD as WORLD
     from pytest_gpufleet.model.place import Pair as Pair
     from pytest_gpufleet.model.place import Place as Place
-    from pytest_gpufleet.plugin.expectations import at_least as at_least
-    from pytest_gpufleet.plugin.expectations import expect as expect
-    from pytest_gpufleet.plugin.judging import Judge as Judge
+    from pytest_gpufleet.plugin.assertions import Judge as Judge
+    from pytest_gpufleet.plugin.assertions import at_least as at_least
+    from pytest_gpufleet.plugin.assertions import expect as expect
     from pytest_gpufleet.probes.collectives.speed import bus_bandwidth as bus_bandwidth
     from pytest_gpufleet.probes.measure import measure as measure
     from pytest_gpufleet.probes.measure import measure_all as measure_all
@@ -58,8 +58,7 @@ _NAMES = {
     "model.measurement": ("GpuState", "Measurement", "Reading"),
     "model.metric": ("GiB", "KiB", "Metric", "MiB", "Size"),
     "model.place": ("THIS_NODE", "WORLD", "Pair", "Place"),
-    "plugin.expectations": ("at_least", "expect"),
-    "plugin.judging": ("Judge",),
+    "plugin.assertions": ("Judge", "at_least", "expect"),
     "probes.collectives.speed": ("bus_bandwidth",),
     "probes.measure": ("measure", "measure_all", "scaling_efficiency"),
     "verdict.judgement": ("LimitMissed",),

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from pytest_gpufleet.model.gpu import READINGS, Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.report.terminal.gpu_table import AROUND, table
+from pytest_gpufleet.report.terminal.live import AROUND, table
 from pytest_gpufleet.report.terminal.progress import RunningCheck
 from tests.conftest import RECORDED, ROOT, as_on_a_terminal
 

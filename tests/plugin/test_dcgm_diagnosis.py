@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_gpufleet.hardware import dcgm
 from pytest_gpufleet.hardware.tools import NoAnswer, Untold
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
-from pytest_gpufleet.plugin import endurance
+from pytest_gpufleet.plugin import fixtures
 from tests.hardware.test_dcgm import EIGHT, on_eight, result
 
 
@@ -36,8 +37,8 @@ def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(mo
         run.done.append(f"level {level}")
         return told
 
-    monkeypatch.setattr(endurance.dcgm, "read", read)
-    found = endurance.diagnose(run, "test_x")
+    monkeypatch.setattr(dcgm, "read", read)
+    found = fixtures.diagnose(run, "test_x")
     assert run.done == ["ranks are gone", "level 2", "host_fact"]
     assert run.noticed == [("dcgm_remark", "test_x")]
     assert (found.faults, found.unseen) == ((), ())
@@ -45,7 +46,7 @@ def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(mo
 
 def test_it_leaves_gpus_alone_that_are_not_the_runs():
     with pytest.raises(NotApplicable, match="all 8 GPUs of the machine, and this run has 4"):
-        endurance.diagnose(run := Run(EIGHT[:4]), "test_x")
+        fixtures.diagnose(run := Run(EIGHT[:4]), "test_x")
     assert run.done == []
 
 
@@ -61,7 +62,7 @@ def test_it_ends_in_one_sentence_where_there_is_no_result(monkeypatch, why, endi
     def read(level):
         raise why
 
-    monkeypatch.setattr(endurance.dcgm, "read", read)
+    monkeypatch.setattr(dcgm, "read", read)
     kind, words = ending
     with pytest.raises(kind, match=words):
-        endurance.diagnose(Run(), "test_x")
+        fixtures.diagnose(Run(), "test_x")

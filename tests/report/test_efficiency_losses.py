@@ -5,8 +5,7 @@ import pytest
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, gpu
-from pytest_gpufleet.report.efficiency_losses import efficiency_losses
-from pytest_gpufleet.report.page.training_tables import training_tables
+from pytest_gpufleet.report.page.training_tables import efficiency_losses, training_tables
 from pytest_gpufleet.report.plots.collective_pictures import PICTURES, collective_pictures
 
 WORK = {"model": "resnet50", "recipe": "amp", "batch": 256, "image": 224}

@@ -1,6 +1,6 @@
 """What the lowest lines of a terminal tell of the nodes of a run."""
 
-from pytest_gpufleet.report.terminal.live_nodes import NodeNow, NodesNow, lines
+from pytest_gpufleet.report.terminal.live import NodeNow, NodesNow, lines
 
 CHECK = "acceptance/test_5_links.py::test_pairs"
 

@@ -8,7 +8,7 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.log_catalogue import TABLE, Logged, recognised
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import THIS_NODE, gpu
-from pytest_gpufleet.plugin.expectations import grave_host_messages
+from pytest_gpufleet.plugin.assertions import grave_host_messages
 from pytest_gpufleet.verdict.accusations import explaining
 from pytest_gpufleet.verdict.host_rules.log_rules import remarks, shown_before, shown_during, told_before, told_during
 

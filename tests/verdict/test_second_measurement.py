@@ -11,8 +11,8 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.place import gpu
-from pytest_gpufleet.plugin import judging
-from pytest_gpufleet.plugin.judging import Judge
+from pytest_gpufleet.plugin import assertions
+from pytest_gpufleet.plugin.assertions import Judge
 from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
 from pytest_gpufleet.verdict.judgement import ALONG, judge, unsteady, why_again
 from pytest_gpufleet.verdict.profiles.profile import for_gpu
@@ -64,7 +64,7 @@ def test_a_product_is_its_own_heavy_load():
 @pytest.fixture
 def run(monkeypatch):
     pauses = []
-    monkeypatch.setattr(judging, "time", SimpleNamespace(sleep=pauses.append))  # not for threads of other tests
+    monkeypatch.setattr(assertions, "time", SimpleNamespace(sleep=pauses.append))  # not for threads of other tests
     found = SimpleNamespace(recorded=[], pauses=pauses, stash={})
     ground = SimpleNamespace(topology=MACHINE)
     run = SimpleNamespace(
@@ -84,7 +84,7 @@ def run(monkeypatch):
 def test_both_are_on_record_and_the_second_counts(run, second, missed):
     run.judge(measured(4000.0, HOT), again=lambda: [measured(second, HOT)])
     first, last = (codec.typed(event["finding"], Finding) for event in run.recorded)
-    assert run.pauses == [judging.PAUSE_SECONDS]
+    assert run.pauses == [assertions.PAUSE_SECONDS]
     assert (first.state, first.missed) == ("for information", (gpu(0),))
     assert "gpu0 had 80 C, and slows down at 89" in first.reason
     assert last.state == ("missed" if missed else "met")

@@ -50,24 +50,24 @@ Told = tuple["SeveralRuns", "SeveralRuns", dict[str, Any], str]
 
 def _side_by_side(runs: Mapping[str, Record], say: Say) -> Told:
     """What the terminal shows, what the page shows, and the same for programs and for spreadsheets."""
-    from pytest_gpufleet.report import comparison_data
+    from pytest_gpufleet.report import exports
     from pytest_gpufleet.report.page.several_runs import MOST_COLUMNS, compared
     from pytest_gpufleet.verdict.across_runs.run_comparison import compare
 
     comparison = compare(runs)
     shown, whole = compared(comparison, MOST_COLUMNS), compared(comparison, len(runs), say)
-    return shown, whole, comparison_data.of_comparison(comparison), comparison_data.values_compared(comparison)
+    return shown, whole, exports.of_comparison(comparison), exports.values_compared(comparison)
 
 
 def _over_time(runs: Mapping[str, Record], say: Say) -> Told:
     """The same for one machine."""
-    from pytest_gpufleet.report import comparison_data
+    from pytest_gpufleet.report import exports
     from pytest_gpufleet.report.page.several_runs import drifted
     from pytest_gpufleet.verdict.across_runs.drift import drift
 
     found = drift(runs)
     shown, whole = drifted(found), drifted(found, say)
-    return shown, whole, comparison_data.of_drift(found), comparison_data.values_over_time(found)
+    return shown, whole, exports.of_drift(found), exports.values_over_time(found)
 
 
 COMPARE = command.Command(

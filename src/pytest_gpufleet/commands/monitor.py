@@ -71,7 +71,7 @@ def _tables(topology: GpuTopology, running: Callable[[], str], given: argparse.N
     """On a terminal one table that changes, elsewhere (and for --once) one below the other."""
     from rich.live import Live
 
-    from pytest_gpufleet.report.terminal.gpu_table import table
+    from pytest_gpufleet.report.terminal.live import table
 
     console = new_console()
     if given.once or not console.is_terminal or console.is_dumb_terminal:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.endings import Refused, not_applicable, not_judged
 from pytest_gpufleet.plugin.keys import RUN
 from pytest_gpufleet.plugin.markers import is_spmd, uses_ranks
+from pytest_gpufleet.plugin.terminal import SCREEN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.machine import Machine, Order
     from pytest_gpufleet.model.measurement import Measurement
-    from pytest_gpufleet.plugin.judging import Judge
+    from pytest_gpufleet.plugin.assertions import Judge
+    from pytest_gpufleet.probes.burn_in import AfterTurn
     from pytest_gpufleet.run.ground import OwnMachine
     from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
@@ -192,7 +194,7 @@ def judge(request: pytest.FixtureRequest) -> Generator[Judge]:
     with LimitMissed when its body has ended, if anything missed. With required=False a figure without a limit is only
     shown and leaves the verdict alone; so are those of `shown`. on_miss() looks for the cause when one missed; what it
     says comes first in the failure."""
-    from pytest_gpufleet.plugin.judging import Judge, limit_missed
+    from pytest_gpufleet.plugin.assertions import Judge, limit_missed
 
     yield Judge(request.node)
     # Missed where no body could fail for it: while fixtures are torn down.
@@ -226,18 +228,35 @@ def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measuremen
 
     It ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse.
     """
-    from pytest_gpufleet.plugin.endurance import sustained_load
+    from pytest_gpufleet.probes.burn_in import burn_in
 
-    return partial(sustained_load, request.node)
+    seconds = request.config.stash[RUN].burn_in_seconds
+    return lambda world: burn_in(world, seconds, _after_turn(request.node, seconds))
 
 
 @pytest.fixture
 def power_steps(request: pytest.FixtureRequest) -> Callable[[World], list[Measurement]]:
     """power_steps(world) takes all ranks from idle to full load and back together, at 0.1 to 10 Hz, and gives its
     measurements. It ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse."""
-    from pytest_gpufleet.plugin.endurance import stepped_load
+    from pytest_gpufleet.probes.power_steps import duration, power_steps
 
-    return partial(stepped_load, request.node)
+    return lambda world: power_steps(world, _after_turn(request.node, duration(world)))
+
+
+def _after_turn(item: pytest.Item, seconds: float) -> AfterTurn:
+    """What is done between turns of a load that takes so many seconds: tell how far it is, and raise at a fault."""
+    from pytest_gpufleet.model.fault import Faults
+
+    run, check = item.config.stash[RUN], item.nodeid
+    sampling, tell = run.sampling, item.config.stash[SCREEN].progress(seconds)
+
+    def after_turn(doing: str, done: float, resident: list[int]) -> None:
+        run.record_event("progress", check=check, done=round(done), of=seconds, doing=doing, resident=resident)
+        tell(done, sampling.latest if sampling else None)
+        if faults := run.check_health(check):
+            raise Faults(faults)
+
+    return after_turn
 
 
 @pytest.fixture
@@ -245,6 +264,29 @@ def dcgm_diagnosis(request: pytest.FixtureRequest) -> Callable[[], Diagnosis]:
     """dcgm_diagnosis(): what NVIDIA's own diagnostic finds (a Diagnosis) at the level of --fleet-dcgm, on all GPUs of
     this machine, which the ranks have left by then. Not applicable where it cannot run."""
     _own_machine(request.config, "dcgm_diagnosis", "the ranks: world.run(...)")
-    from pytest_gpufleet.plugin.endurance import diagnose
-
     return partial(diagnose, request.config.stash[RUN], request.node.nodeid)
+
+
+def diagnose(run: Run, check: str) -> Diagnosis:
+    """What it finds. What it printed is on record from then on, and so is what is only shown. It takes all GPUs of the
+    machine, so in a run on some of them it is not applicable: somebody else may work on the others."""
+    from pytest_gpufleet.hardware import dcgm
+    from pytest_gpufleet.hardware.tools import NoAnswer, Untold
+    from pytest_gpufleet.redaction import throughout
+    from pytest_gpufleet.verdict.host_rules.dcgm_rules import diagnosed
+
+    gpus, present = run.ground.topology.gpus, run.ground.gpus_present
+    if present > len(gpus):
+        not_applicable(f"DCGM's diagnostic takes all {present} GPUs of the machine, and this run has {len(gpus)}")
+    if (pool := run.ranks.in_use) is not None:
+        pool.stop()  # a process that holds memory of a GPU is in its way; the next check gets new ranks
+    try:
+        told = throughout(dcgm.read(run.options.dcgm))
+    except NoAnswer as why:
+        not_judged(f"{why}: it hangs, or a GPU does")
+    except Untold as why:
+        not_applicable(str(why))
+    run.record_event("host_fact", fact="dcgm", value=told)
+    found = diagnosed(told, gpus)
+    run.notice(replace(fault, check=check) for fault in found.shown)
+    return found

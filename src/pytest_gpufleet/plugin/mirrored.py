@@ -20,7 +20,7 @@ from pytest_gpufleet.nodes.messages import Pulse
 from pytest_gpufleet.plugin import compat, listeners, markers, options
 from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
 from pytest_gpufleet.plugin.terminal import SCREEN
-from pytest_gpufleet.report.terminal.live_nodes import NodeNow, NodesNow
+from pytest_gpufleet.report.terminal.live import NodeNow, NodesNow
 from pytest_gpufleet.run.cluster_run import ClusterRun
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.verdict.node_verdicts import findings_of, outcome_of_all

@@ -20,7 +20,6 @@ from pytest_gpufleet.plugin import (
     markers,
     options,
     spmd,
-    suite_by_package,
     supervision,
     terminal,
 )
@@ -38,11 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    from pytest_gpufleet.plugin import hookspecs
-
-    pluginmanager.add_hookspecs(hookspecs)
+    pluginmanager.add_hookspecs(listeners.Hooks)
     # Of hooks that are called first, the last one registered is called first.
-    parts = (fixtures, listeners, terminal, markers, supervision, suite_by_package)
+    parts = (fixtures, listeners, terminal, markers, supervision)
     for module in parts:
         pluginmanager.register(module, f"gpufleet-{module.__name__.rpartition('.')[2].replace('_', '-')}")
 
@@ -136,6 +133,7 @@ def pytest_metadata(metadata: dict[str, Any], config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, int | None]:
     """No hook that ends the session its own way makes a 0 of what the verdict is."""
+    options.run_suite_by_package(config)
     try:
         status = yield
     except SystemExit as ended:
@@ -236,7 +234,7 @@ def _limit_missed(item: pytest.Item) -> BaseException | None:
     """The failure that judge() owes a test, once."""
     if MISSED not in item.stash:
         return None
-    from pytest_gpufleet.plugin.judging import limit_missed
+    from pytest_gpufleet.plugin.assertions import limit_missed
 
     return limit_missed(item)
 

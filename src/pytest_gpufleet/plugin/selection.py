@@ -8,8 +8,9 @@ from types import ModuleType
 import pytest
 
 from pytest_gpufleet.model import levels, suite
-from pytest_gpufleet.plugin import compat, markers, suite_by_package
+from pytest_gpufleet.plugin import compat, markers
 from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.plugin.options import path_of
 from pytest_gpufleet.run.settings import Options
 
 
@@ -46,7 +47,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def _only_the_suite(config: pytest.Config) -> bool:
     """Of other files, whatever pytest is told to collect of them, the first that is seen is enough."""
-    paths = [suite_by_package.path_of(config, argument) for argument in config.args]
+    paths = [path_of(config, argument) for argument in config.args]
     files = (file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path]))
     first = next(files, None)
     return first is not None and suite.belongs(first) and all(map(suite.belongs, files))

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.measurement import Sample
-    from pytest_gpufleet.report.terminal.live import Below
-    from pytest_gpufleet.report.terminal.live_nodes import NodesNow
+    from pytest_gpufleet.report.terminal.live import Below, NodesNow
 
 
 class Screen:
@@ -56,7 +55,7 @@ class Screen:
 
     def draw(self, topology: GpuTopology, reports: Path, config: pytest.Config, stack: ExitStack) -> None:
         """Keep a table of all GPUs below everything else, until `stack` is closed."""
-        from pytest_gpufleet.report.terminal.gpu_table import AROUND, table
+        from pytest_gpufleet.report.terminal.live import AROUND, table
         from pytest_gpufleet.report.terminal.progress import RunningCheck
 
         running = RunningCheck(reports)
@@ -67,7 +66,7 @@ class Screen:
         """Keep a line on what is waited for below everything else, with `rows` of nodes, until `stack` is closed."""
         from rich.text import Text
 
-        from pytest_gpufleet.report.terminal.live_nodes import MOST_ROWS, lines
+        from pytest_gpufleet.report.terminal.live import MOST_ROWS, lines
 
         rows = min(rows, MOST_ROWS)
 

@@ -15,7 +15,7 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import Said, Say, english
 from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report import comparison_data, gpu_grid, wording
+from pytest_gpufleet.report import exports, gpu_grid, wording
 from pytest_gpufleet.report.failures import Accused, accused, accused_nodes, times_named
 from pytest_gpufleet.report.gpu_grid import Group, group_title, groups
 from pytest_gpufleet.verdict import basis
@@ -181,7 +181,7 @@ def document(fleet: Fleet) -> dict[str, Any]:
         "hosts": [_host(row.run, row) for row in host_rows(fleet) if row.run],
         "gaps": [{"kind": gap.kind, "hosts": list(gap.hosts), "what": gap.what} for gap in fleet.gaps],
         "unusable": [{"folder": each.folder, "host": each.host, "why": each.why} for each in fleet.unusable],
-        "differences": [comparison_data.difference(each) for each in fleet.differences],
+        "differences": [exports.difference(each) for each in fleet.differences],
         "slower_than_peers": [_slow(each, fleet.hosts) for each in fleet.slow],
         "odd_hosts": [_odd(each, fleet.hosts) for each in fleet.odd],
         "faults": [_fault(fault, fleet.hosts) for fault in fleet.faults],
@@ -207,13 +207,13 @@ def _host(run: HostRun, row: HostRow) -> dict[str, Any]:
 
 
 def _figure(found: SlowPlaces | OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
-    return {"host": hosts[found.node].host, **comparison_data.of_figure(found.figure)}
+    return {"host": hosts[found.node].host, **exports.of_figure(found.figure)}
 
 
 def _slow(slow: SlowPlaces, hosts: Sequence[HostRun]) -> dict[str, Any]:
     return {
         **_figure(slow, hosts),
-        "values": {str(place): comparison_data.number(value) for place, value in slow.values.items()},
+        "values": {str(place): exports.number(value) for place, value in slow.values.items()},
         "worse": {str(place): fraction for place, fraction in slow.worse.items()},
         "everywhere": slow.everywhere,
         "peers": slow.peers,
@@ -223,8 +223,8 @@ def _slow(slow: SlowPlaces, hosts: Sequence[HostRun]) -> dict[str, Any]:
 def _odd(odd: OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
     return {
         **_figure(odd, hosts),
-        "value": comparison_data.number(odd.value),
-        "reference": comparison_data.number(odd.reference),
+        "value": exports.number(odd.value),
+        "reference": exports.number(odd.reference),
         "worse": odd.worse,
     }
 

@@ -56,6 +56,8 @@ Hosts = Mapping[int, str]  # the names of the nodes of a run, by their numbers
 ALONE: Hosts = {}
 # A figure is named by these even if all beside it have them in common.
 LEADING = {name for name, condition in CONDITIONS.items() if condition.leads}
+# What changes along a curve: small messages are launched in CUDA graphs, large ones one by one.
+ALONG = {"bytes": ("bytes", "method"), "nodes": ("nodes", "ranks")}
 SIGNS = {"min": "≥", "max": "≤"}
 
 # Colour codes first, as whole sequences; then every control character that is not white space, those that turn the

@@ -41,8 +41,6 @@ FEWEST_SIZES = 3
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
 Column = TypeVar("Column")
 LIKE_PEERS = "like the peers"
-# What changes along a curve of message sizes: small ones are launched in CUDA graphs, large ones one by one.
-ALONG_BYTES = ("bytes", "method")
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ def _by_gpu(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts,
 
 def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts, say: Say) -> list[FigureTable]:
     """A column for each message size; every figure has a limit of its own, or none."""
-    shared, names = wording.shared_and_own(findings, ALONG_BYTES, say)
+    shared, names = wording.shared_and_own(findings, wording.ALONG["bytes"], say)
     lines: dict[str, dict[float, Finding]] = {}
     for finding, name in zip(findings, names, strict=True):
         line, size = lines.setdefault(name, {}), _nbytes(finding)

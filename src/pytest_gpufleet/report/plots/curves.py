@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.lines import Line2D
@@ -13,7 +13,7 @@ from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.page.figure_tables import ALONG_BYTES, for_information
+from pytest_gpufleet.report.page.figure_tables import for_information
 from pytest_gpufleet.report.plots import canvas
 
 # What may stand on the horizontal axis, and how many points are worth a curve.
@@ -21,8 +21,6 @@ SIZES: dict[str, tuple[int, str, Callable[[float], str]]] = {
     "bytes": (3, "message size", wording.size),
     "nodes": (2, "number of nodes", wording.number),
 }
-# Conditions that change along a curve.
-ALONG: dict[str, Collection[str]] = {"bytes": ALONG_BYTES, "nodes": ("nodes", "ranks")}
 PANEL = ("collective", "operation", "recipe")  # the first of these that a figure has gives it its panel
 COLUMNS = 3
 HEIGHT = 1.35
@@ -80,7 +78,7 @@ def _panel(finding: Finding) -> str:
 
 def _line_names(findings: Sequence[Finding], key: str, say: Say = english) -> list[str]:
     """What tells the line of each finding from others of its panel."""
-    _, names = wording.shared_and_own(findings, without=ALONG[key], say=say)
+    _, names = wording.shared_and_own(findings, without=wording.ALONG[key], say=say)
     told_already = [{_panel(finding), *_of_nodes(finding, say)} for finding in findings]
     return [
         say(", ").join(part for part in name.split(say(", ")) if part not in told)

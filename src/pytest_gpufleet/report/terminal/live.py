@@ -1,18 +1,137 @@
-"""What goes on, at the bottom of a terminal, while pytest writes above it."""
+"""What goes on, at the bottom of a terminal, while pytest writes above it: a table of all GPUs, or lines on nodes."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Callable
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
+
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, clock_events
+from pytest_gpufleet.model.language import some
+from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.report import wording
+
+AROUND = 4  # lines: above the rows of GPUs two of heads and one of the machine, below them one of the run
+ABSENT = "n/a"
+# How clock-event reasons are shown, by their most alarming one; a power cap is what full load looks like.
+ALARMING = ("hw", "sw thermal")
+CALM = {"none": "dim", "gpu idle": "dim", "sw power cap": "yellow"}
+
+Readings = Mapping[str, Any]  # of one GPU, by the names of READINGS
+Cell = tuple[str, str]  # the text and its style
+
+
+def _of(value: float | None, most: float | None = None) -> str:
+    return ABSENT if value is None else f"{value:.0f}" + (f"/{most:.0f}" if most else "")
+
+
+def _memory(gpu: Gpu, now: Readings) -> Cell:
+    used = now.get("memory_used_bytes")
+    return _of(None if used is None else used / 2**30, gpu.memory_bytes / 2**30), "cyan"
+
+
+def _reasons(gpu: Gpu, now: Readings) -> Cell:
+    if not any(value is not None for value in now.values()):
+        return "does not answer", "bold red"
+    mask = now.get("clock_event_reasons")
+    if mask is None:
+        return ABSENT, "dim"
+    words = clock_events(mask) or ["none"]
+    return ", ".join(words), "bold red" if words[0].startswith(ALARMING) else CALM.get(words[0], "")
+
+
+# In the order in which they are shown, with the heads in two lines.
+COLUMNS: dict[str, Callable[[Gpu, Readings], Cell]] = {
+    "\nGPU": lambda gpu, now: (str(gpu.index), "bold"),
+    "Load\n%": lambda gpu, now: (_of(now.get("utilization_percent")), "green"),
+    "Memory\nGiB": _memory,
+    "Temp C\nGPU": lambda gpu, now: (_of(now.get("temperature_c")), ""),
+    "Temp C\nmem": lambda gpu, now: (_of(now.get("memory_temperature_c")), ""),
+    "Power W\nof max": lambda gpu, now: (_of(now.get("power_watts"), gpu.power_limit_watts), "magenta"),
+    "SM\nMHz": lambda gpu, now: (_of(now.get("sm_clock_mhz")), ""),
+    "Clock event\nreasons": _reasons,
+}
+
+
+def table(sample: Sample, topology: GpuTopology, running: str = "") -> RenderableType:
+    """All GPUs as they are in `sample`, in as many lines for each sample, whatever the width. `running` is the check
+    that a run is at."""
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for title in COLUMNS:
+        grid.add_column(title, no_wrap=True, overflow="crop")
+    for index, gpu in enumerate(topology.gpus):
+        now = sample.gpus[index] if index < len(sample.gpus) else {}
+        grid.add_row(*(_text(*cell(gpu, now)) for cell in COLUMNS.values()))
+    models = Counter(gpu.name for gpu in topology.gpus)
+    title = ", ".join(f"{count} x {name}" for name, count in models.items())
+    clock = time.strftime("%H:%M:%S", time.localtime(sample.time))
+    return Group(
+        _text(f"{clock}, {title}, driver {topology.driver or ABSENT}", "bold"),
+        grid,
+        _text(f"running: {running}" if running else "no run is on", "" if running else "dim"),
+    )
+
+
+def _text(content: str, style: str = "") -> Text:
+    return Text(wording.clean(content), style, no_wrap=True, overflow="crop")
+
+
+MOST_ROWS = 20
+MOST_NAMES = 6  # of nodes that are waited for
+
+
+@dataclass(frozen=True)
+class NodeNow:
+    """`wrong`: what is not fine with it, in a word or two. `waited_for`: all others have done what it is at. None for
+    what nobody has told."""
+
+    host: str
+    doing: str
+    wrong: str = ""
+    waited_for: bool = False
+    hottest_c: float | None = None
+    watts: float | None = None
+
+
+@dataclass(frozen=True)
+class NodesNow:
+    """`check`: that the run over all nodes is at, "" if it is at none."""
+
+    check: str
+    nodes: Sequence[NodeNow]
+
+
+def lines(now: NodesNow, rows: int) -> list[str]:
+    """One on the check and who is waited for, and below it `rows` nodes, first those that are not fine, then those
+    that are waited for."""
+    late = [node.host for node in now.nodes if node.waited_for]
+    waiting = f", waiting for {some(late, MOST_NAMES)}" if late else ""
+    shown = sorted(now.nodes, key=lambda node: (not node.wrong, not node.waited_for))
+    if len(shown) > rows > 0:
+        shown = shown[: rows - 1]
+    told = [f"{now.check or 'no check is on'}{waiting}", *(map(_row, shown) if rows else ())]
+    if rows and len(shown) < len(now.nodes):
+        wrong = sum(bool(node.wrong) for node in now.nodes) - sum(bool(node.wrong) for node in shown)
+        told.append(f"and {len(now.nodes) - len(shown)} more nodes, {f'{wrong} of them' if wrong else 'none'} not fine")
+    return [wording.clean(line) for line in told]
+
+
+def _row(node: NodeNow) -> str:
+    hottest = "" if node.hottest_c is None else f"{node.hottest_c:.0f} C"
+    power = "" if node.watts is None else f"{node.watts:.0f} W"
+    return f"{node.host:<16} {node.wrong:<9} {hottest:>5} {power:>8}  {node.doing}"
+
 
 LINES_LEFT = 8  # for the others, at least
 TURN_SECONDS = 1.0
