@@ -24,13 +24,10 @@ from pytest_gpufleet import (
     not_applicable,
 )
 from pytest_gpufleet.model.machine import Order
-from pytest_gpufleet.plugin.assertions import Wanted, expect_host, ports_in_use
+from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes.links.host_copies import pcie_generation_under_load
 from pytest_gpufleet.probes.memory import clocks_under_load
-from pytest_gpufleet.verdict.health_rules import held_clocks
-from pytest_gpufleet.verdict.link_rules import fabric_ills, pcie_lanes, unreadable
-from pytest_gpufleet.verdict.orders import ports_down
-from pytest_gpufleet.verdict.port_rules import ports_behind_slow_pcie
+from pytest_gpufleet.verdict import health_rules, link_rules, orders, port_rules
 
 pytestmark = [
     pytest.mark.chapter("Inventory", "Is everything there that was ordered, and set up as it should be?"),
@@ -150,7 +147,9 @@ def test_pcie_width_is_full(machine: Machine, gpu_profile: Profile | None) -> No
     expect(
         machine.gpus, "pcie_width", lambda gpu: at_least(ordered or gpu["pcie_width_max"]), code="pcie_width_reduced"
     )
-    expect(machine.gpus, "pcie_width", lambda gpu: at_least(ordered or pcie_lanes(gpu)), code="pcie_slot_narrow")
+    expect(
+        machine.gpus, "pcie_width", lambda gpu: at_least(ordered or link_rules.pcie_lanes(gpu)), code="pcie_slot_narrow"
+    )
 
 
 @needs_gpus
@@ -188,7 +187,7 @@ def test_nvlinks_are_up(machine: Machine, gpu_profile: Profile | None, gpu_topol
     if bridged and most == 0:
         not_applicable("no bridge connects the NVLinks of these GPUs")
     # Of those that need a bridge some may lead nowhere, as on the H100 NVL, and nobody can say which.
-    as_others = Wanted(f"{most} active links, as others have", lambda states: sum(states) in (0, most))
+    as_others = assertions.Wanted(f"{most} active links, as others have", lambda states: sum(states) in (0, most))
 
     def wanted(gpu: Gpu) -> Any:
         return as_others if bridged else [1] * (count or len(gpu["nvlink_states"]))
@@ -212,7 +211,7 @@ def test_nvlinks_are_equally_fast(machine: Machine, gpu_profile: Profile | None)
     facts = gpu_profile.facts if gpu_profile else {}
     links = facts.get("nvlinks") or max(1, *(len(gpu["nvlink_speeds"]) for gpu in gpus))
     rated = facts.get("nvlink_gigabytes_per_second", 0) / links
-    as_rated = Wanted(
+    as_rated = assertions.Wanted(
         f"{rated:g} GB/s a link, as of this model",
         lambda speeds: all(not 0 < speed < ROUNDED * rated for speed in speeds),
     )
@@ -231,7 +230,7 @@ def test_fabric_is_ready(machine: Machine) -> None:
     if all(gpu["fabric"] == {"state": 0, "status": 0} for gpu in machine.gpus):
         not_applicable("these GPUs are in no NVSwitch fabric")
     expect(machine.gpus, "fabric", {"state": 3, "status": 0}, code="fabric_not_ready")
-    expect_none(fabric_ills(machine.gpus))
+    expect_none(link_rules.fabric_ills(machine.gpus))
 
 
 @needs_gpus
@@ -336,7 +335,9 @@ def test_clocks_are_full_under_load(machine: Machine, world: World) -> None:
     expect_none(
         world.faults("fact_unreadable", ["" if told else "its clocks under load cannot be read" for told in seen])
     )
-    expect_none(fault for gpu, told in zip(machine.gpus, seen, strict=True) for fault in held_clocks(gpu, told))
+    expect_none(
+        fault for gpu, told in zip(machine.gpus, seen, strict=True) for fault in health_rules.held_clocks(gpu, told)
+    )
 
 
 @needs_gpus
@@ -354,7 +355,7 @@ def test_inforom_is_valid(machine: Machine) -> None:
 
     A corrupted InfoROM loses serial numbers and error history, or gives texts that nobody can read: replace the GPU.
     """
-    expect_none(fault for gpu in machine.gpus for fault in unreadable(gpu, ("serial", "uuid", "pci_bus_id")))
+    expect_none(fault for gpu in machine.gpus for fault in link_rules.unreadable(gpu, ("serial", "uuid", "pci_bus_id")))
     expect(machine.gpus, "inforom_valid", True, code="inforom_invalid")
 
 
@@ -365,7 +366,7 @@ def test_shared_memory_is_large_enough(machine: Machine) -> None:
     NCCL and data loaders exchange data through it; with the 64 MiB that containers get by default they fail or crawl.
     Start containers with --ipc=host or --shm-size=16g.
     """
-    expect_host(machine, "shared_memory_bytes", at_least(8 * GiB), code="shared_memory_small")
+    assertions.expect_host(machine, "shared_memory_bytes", at_least(8 * GiB), code="shared_memory_small")
 
 
 @needs_gpus
@@ -374,7 +375,7 @@ def test_memory_may_be_locked(machine: Machine) -> None:
 
     RDMA and pinned buffers fail under a limit: --ulimit memlock=-1 for containers, limits.conf on the host.
     """
-    expect_host(machine, "locked_memory_limit", "unlimited", code="locked_memory_limited")
+    assertions.expect_host(machine, "locked_memory_limit", "unlimited", code="locked_memory_limited")
 
 
 @needs_gpus
@@ -384,8 +385,8 @@ def test_files_may_be_opened(machine: Machine) -> None:
     Data loaders and NCCL pass memory and connections along as open files. Raise `ulimit -Hn`: --ulimit nofile=1048576
     for containers, limits.conf on the host.
     """
-    enough = Wanted(f"at least {OPEN_FILES:,}", lambda limit: limit == "unlimited" or limit >= OPEN_FILES)
-    expect_host(machine, "open_files_hard_limit", enough, code="open_files_limited")
+    enough = assertions.Wanted(f"at least {OPEN_FILES:,}", lambda limit: limit == "unlimited" or limit >= OPEN_FILES)
+    assertions.expect_host(machine, "open_files_hard_limit", enough, code="open_files_limited")
 
 
 @needs_gpus
@@ -397,8 +398,10 @@ def test_processors_run_at_full_clock(machine: Machine) -> None:
     say "powersave" if their energy preference is performance or balance_performance.
     """
     preference = machine.host.get("cpu_energy_preference")
-    fast = Wanted("performance", lambda governor: governor == "performance" or preference in ENERGY_PREFERENCES)
-    expect_host(machine, "cpu_governor", fast, code="processors_slowed")
+    fast = assertions.Wanted(
+        "performance", lambda governor: governor == "performance" or preference in ENERGY_PREFERENCES
+    )
+    assertions.expect_host(machine, "cpu_governor", fast, code="processors_slowed")
 
 
 @needs_gpus
@@ -413,7 +416,7 @@ def test_processors_near_each_gpu_may_be_used(machine: Machine) -> None:
     def usable(words: list[int]) -> bool:
         return any(words[n // 64] >> n % 64 & 1 for n in allowed if n // 64 < len(words))
 
-    near = Wanted(f"a set with one of the processors {allowed}, which this process may use", usable)
+    near = assertions.Wanted(f"a set with one of the processors {allowed}, which this process may use", usable)
     expect(machine.gpus, "cpu_affinity", near, code="processors_far")
 
 
@@ -426,9 +429,9 @@ def test_network_ports_are_active(machine: Machine, fleet_order: Order | None) -
     and place on the adapter. Where all of a kind are down, nobody has plugged them in, and they are left out, unless
     the order (--fleet-order) says that they are in use.
     """
-    expect_none(ports_down(fleet_order, machine.host["network_ports"] or ()))
+    expect_none(orders.ports_down(fleet_order, machine.host["network_ports"] or ()))
     kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for port in ports_in_use(machine):
+    for port in assertions.ports_in_use(machine):
         kinds.setdefault(tuple(port.get(key) for key in ("adapter", "link_layer", "function")), []).append(port)
     used = [ports for ports in kinds.values() if any("ACTIVE" in port["state"] for port in ports)]
     wrong = []
@@ -450,10 +453,10 @@ def test_network_ports_have_full_pcie(machine: Machine) -> None:
     transfers between machines tells of it. Reseat it and clean its contacts; a slot that has less than the port needs
     is the wrong one. Where all slots of the machine are of a generation too slow for its ports, it was built so.
     """
-    ports = ports_in_use(machine)
+    ports = assertions.ports_in_use(machine)
     if not any(port.get("pcie", {}).get("lanes") for port in ports if "ACTIVE" in port["state"]):
         not_applicable("no active network port tells its PCIe link, as where a virtual machine hides it")
-    expect_none(ports_behind_slow_pcie(ports))
+    expect_none(port_rules.ports_behind_slow_pcie(ports))
 
 
 @pytest.mark.spmd

@@ -6,8 +6,8 @@ import pytest
 
 from pytest_gpufleet import GpuTopology, Machine
 from pytest_gpufleet.model.machine import Order
-from pytest_gpufleet.plugin.assertions import expect_as_ordered
-from pytest_gpufleet.verdict.orders import ORDER_LINES
+from pytest_gpufleet.plugin import assertions
+from pytest_gpufleet.verdict import orders
 
 pytestmark = [
     pytest.mark.chapter("Order", "Is this the machine that was bought?"),
@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("line", ORDER_LINES)
+@pytest.mark.parametrize("line", orders.ORDER_LINES)
 def test_as_ordered(machine: Machine, gpu_topology: GpuTopology, fleet_order: Order | None, line: str) -> None:
     """Each line of the order (--fleet-order) is met
 
@@ -27,4 +27,4 @@ def test_as_ordered(machine: Machine, gpu_topology: GpuTopology, fleet_order: Or
     not tell leaves the verdict INCOMPLETE: run as root (memory modules), on the host instead of a virtual machine or
     container, or leave the line out.
     """
-    expect_as_ordered(machine, gpu_topology, fleet_order, line)
+    assertions.expect_as_ordered(machine, gpu_topology, fleet_order, line)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Judge, expect_none
-from pytest_gpufleet.plugin.assertions import of_host, require_answers
+from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes.disk_reads import read_drive
-from pytest_gpufleet.verdict.host_rules.disk_rules import sick_drives
+from pytest_gpufleet.verdict.host_rules import disk_rules
 
 pytestmark = [
     pytest.mark.chapter("Disks", "Are the host's drives healthy, and do they give back what is written?"),
@@ -29,9 +29,9 @@ def test_drives_are_healthy(host_now: Callable[[str], Any]) -> None:
     named; of a hot one look at the cooling first. Wear of a few per cent and many unsafe shutdowns are no fault. Of a
     drive that does not answer nothing is judged: look into the kernel log.
     """
-    drives = of_host(host_now, "disk_health")
-    expect_none(sick_drives(drives))
-    require_answers(drives)
+    drives = assertions.of_host(host_now, "disk_health")
+    expect_none(disk_rules.sick_drives(drives))
+    assertions.require_answers(drives)
 
 
 @pytest.mark.level("burnin")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import Machine, expect_none
-from pytest_gpufleet.plugin.assertions import grave_xids, require_told
-from pytest_gpufleet.verdict.health_rules import recorded_errors
+from pytest_gpufleet.plugin import assertions
+from pytest_gpufleet.verdict import health_rules
 
 pytestmark = [
     pytest.mark.chapter("Health", "Does any GPU, or the kernel, report an error?"),
@@ -23,8 +23,8 @@ def test_no_memory_error_is_recorded(machine: Machine) -> None:
     for its replacement. A counter that the GPU has and that cannot be read proves nothing: see the kernel log, whether
     this user may use `nvidia-smi -q`, and whether nvidia-ml-py is as old as the driver.
     """
-    expect_none(error for gpu in machine.gpus for error in recorded_errors(gpu))
-    require_told(machine.gpus)
+    expect_none(error for gpu in machine.gpus for error in health_rules.recorded_errors(gpu))
+    assertions.require_told(machine.gpus)
 
 
 def test_no_grave_xid_in_the_kernel_log(machine: Machine) -> None:
@@ -35,4 +35,4 @@ def test_no_grave_xid_in_the_kernel_log(machine: Machine) -> None:
     counts too: that GPU has failed since. GPUs that are only hidden from this run are left out. Errors of NVSwitches
     are SXids. All GPUs share the NVSwitches, so every one that calls itself fatal fails this test.
     """
-    expect_none(grave_xids(machine))
+    expect_none(assertions.grave_xids(machine))

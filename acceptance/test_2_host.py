@@ -9,20 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Fault, Machine, expect_none, not_applicable, not_judged
-from pytest_gpufleet.plugin.assertions import grave_host_messages, of_host
-from pytest_gpufleet.verdict.host_rules.bmc_rules import (
-    cleared_since,
-    fan_ills,
-    is_inlet,
-    log_full,
-    logged_errors,
-    logged_since,
-    power_ills,
-    supplies_lost,
-    temperature_ills,
-)
-from pytest_gpufleet.verdict.host_rules.memory_rules import filled_slots, recorded_memory_errors, unfit_modules
-from pytest_gpufleet.verdict.host_rules.processor_rules import nodes_with_less_memory, offline_processors, slow_clock
+from pytest_gpufleet.plugin import assertions
+from pytest_gpufleet.verdict.host_rules import bmc_rules, memory_rules, processor_rules
 
 Now = Callable[[str], Any]
 Notice = Callable[[Iterable[Fault]], None]
@@ -45,7 +33,7 @@ def test_no_grave_message_of_the_host_in_the_kernel_log(machine: Machine) -> Non
     beside the verdict and fail nothing; while the run goes on, stalls and full memory fail the check in which they
     come. What a container with a memory limit of its own met is only shown.
     """
-    expect_none(grave_host_messages(machine))
+    expect_none(assertions.grave_host_messages(machine))
 
 
 def test_every_socket_has_as_much_memory(machine: Machine) -> None:
@@ -55,12 +43,12 @@ def test_every_socket_has_as_much_memory(machine: Machine) -> None:
     to it work with less memory and slower. Compare `dmidecode -t memory` and `numactl --hardware` with the order, and
     reseat or replace the module that is not listed. A virtual machine has the memory that its host gives it.
     """
-    setup = of_host(machine.host.get, "processor_setup")
+    setup = assertions.of_host(machine.host.get, "processor_setup")
     if setup["virtual"]:
         not_applicable("this is a virtual machine: its host decides how much memory each of its NUMA nodes has")
     if len(setup["numa_memory"]) < 2:
         not_applicable("this system shows one NUMA node, which has no other one to be like")
-    expect_none(nodes_with_less_memory(setup))
+    expect_none(processor_rules.nodes_with_less_memory(setup))
 
 
 def test_memory_modules_are_alike(machine: Machine) -> None:
@@ -71,11 +59,11 @@ def test_memory_modules_are_alike(machine: Machine) -> None:
     the module. That all of them run below their rating is usual with two on a channel. Only root may read this, and a
     virtual machine does not show it.
     """
-    modules = of_host(machine.host.get, "memory_modules")
-    setup = of_host(machine.host.get, "processor_setup")
-    if setup["virtual"] or not setup["sockets"] or not filled_slots(modules):
+    modules = assertions.of_host(machine.host.get, "memory_modules")
+    setup = assertions.of_host(machine.host.get, "processor_setup")
+    if setup["virtual"] or not setup["sockets"] or not memory_rules.filled_slots(modules):
         not_applicable("the firmware does not tell kind and speed of real memory modules, as in a virtual machine")
-    expect_none(unfit_modules(modules, setup["sockets"]))
+    expect_none(memory_rules.unfit_modules(modules, setup["sockets"]))
 
 
 def test_host_memory_had_few_errors(machine: Machine) -> None:
@@ -85,7 +73,7 @@ def test_host_memory_had_few_errors(machine: Machine) -> None:
     module that is named is bad or badly seated: reseat it, and replace it if the errors come back. `edac-util -v` or
     `ras-mc-ctl --error-count` show the counters.
     """
-    expect_none(recorded_memory_errors(of_host(machine.host.get, "memory_errors")))
+    expect_none(memory_rules.recorded_memory_errors(assertions.of_host(machine.host.get, "memory_errors")))
 
 
 def test_clock_source_is_fast(machine: Machine) -> None:
@@ -95,10 +83,10 @@ def test_clock_source_is_fast(machine: Machine) -> None:
     for unstable, each look takes fifty times as long (hpet, acpi_pm). `dmesg | grep -i clocksource` says why; it is
     often the firmware, or a BIOS setting.
     """
-    setup = of_host(machine.host.get, "processor_setup")
+    setup = assertions.of_host(machine.host.get, "processor_setup")
     if setup["clock_source"] is None:
         not_applicable("this system does not tell its clock source")
-    expect_none(slow_clock(setup))
+    expect_none(processor_rules.slow_clock(setup))
 
 
 def test_processors_are_online(machine: Machine) -> None:
@@ -108,7 +96,7 @@ def test_processors_are_online(machine: Machine) -> None:
     processors than others have. Bring them back: `echo 1 > /sys/devices/system/cpu/cpuN/online`. Second threads that
     are all off (SMT) are left as they are.
     """
-    expect_none(offline_processors(of_host(machine.host.get, "processor_setup")))
+    expect_none(processor_rules.offline_processors(assertions.of_host(machine.host.get, "processor_setup")))
 
 
 # ---------------------------------------------------------------- power and cooling
@@ -128,10 +116,10 @@ def test_power_supplies_are_sound(asked_once: Now) -> None:
     it down, or GPUs are slowed down by the power brake. A bay that is empty shows as redundancy that is lost. Look at
     cable and socket of the one that is named, then replace it; `ipmitool sdr type "Power Supply"` shows all.
     """
-    bmc = of_host(asked_once, "bmc")
+    bmc = assertions.of_host(asked_once, "bmc")
     if not bmc["power"]:
         not_applicable("the BMC has no sensor of power supplies")
-    expect_none(power_ills(bmc))
+    expect_none(bmc_rules.power_ills(bmc))
 
 
 @pytest.mark.level("standard")
@@ -142,10 +130,10 @@ def test_fans_are_sound(asked_once: Now) -> None:
     own; a fan without a reading is taken for one that is not there. Replace the one that is named, and look for what
     blocks it; `ipmitool sdr type Fan` shows all.
     """
-    bmc = of_host(asked_once, "bmc")
+    bmc = assertions.of_host(asked_once, "bmc")
     if not bmc["fans"]:
         not_applicable("the BMC has no sensor of fans, as where water or the rack cools the machine")
-    expect_none(fan_ills(bmc))
+    expect_none(bmc_rules.fan_ills(bmc))
 
 
 @pytest.mark.level("standard")
@@ -156,11 +144,11 @@ def test_air_comes_in_cool(asked_once: Now) -> None:
     cooling of the room and the rack, at blanking panels and at what blocks the air. A part that is too hot: look at its
     heat sink and at fans and ducts near it. `ipmitool sdr type Temperature` shows all.
     """
-    bmc = of_host(asked_once, "bmc")
-    if not any(sensor["status"] != "ns" for sensor in bmc["temperatures"] if is_inlet(sensor)):
-        expect_none(temperature_ills(bmc))
+    bmc = assertions.of_host(asked_once, "bmc")
+    if not any(sensor["status"] != "ns" for sensor in bmc["temperatures"] if bmc_rules.is_inlet(sensor)):
+        expect_none(bmc_rules.temperature_ills(bmc))
         not_applicable("no sensor of the BMC that has a reading is called inlet, intake or ambient")
-    expect_none(temperature_ills(bmc))
+    expect_none(bmc_rules.temperature_ills(bmc))
 
 
 @pytest.mark.level("standard")
@@ -172,11 +160,11 @@ def test_bmc_logged_no_grave_error(asked_once: Now, notice: Notice) -> None:
     shows the log. Mend what is named, then save and clear the log (`ipmitool sel save FILE`, `ipmitool sel clear`).
     A log that is full is read as it is, and told beside the verdict: what happened since it was full is not in it.
     """
-    bmc = of_host(asked_once, "bmc")
+    bmc = assertions.of_host(asked_once, "bmc")
     if bmc["log"] is None:
         not_applicable(f"the BMC's log cannot be read: {bmc['log_untold']}")
-    notice(log_full(bmc["log"]))
-    expect_none(logged_errors(bmc["log"]))
+    notice(bmc_rules.log_full(bmc["log"]))
+    expect_none(bmc_rules.logged_errors(bmc["log"]))
 
 
 @pytest.mark.level("standard")
@@ -193,16 +181,17 @@ def test_bmc_logged_nothing_during_the_run(host_before: Now, host_now: Now, noti
     """
     if host_before("bmc") is None:
         not_applicable("nobody asked the BMC when this run began")
-    before, now = of_host(host_before, "bmc"), of_host(host_now, "bmc", told_before=True)
+    before, now = assertions.of_host(host_before, "bmc"), assertions.of_host(host_now, "bmc", told_before=True)
     logs = before["log"], now["log"]
-    news = logged_since(*logs) if all(logs) else []
-    expect_none([*power_ills(now), *fan_ills(now), *temperature_ills(now), *supplies_lost(before, now), *news])
+    news = bmc_rules.logged_since(*logs) if all(logs) else []
+    found = [*bmc_rules.power_ills(now), *bmc_rules.fan_ills(now), *bmc_rules.temperature_ills(now)]
+    expect_none([*found, *bmc_rules.supplies_lost(before, now), *news])
     if before["log"] is None:
         not_applicable(f"the BMC's log cannot be read: {before['log_untold']}")
     if now["log"] is None:
         not_judged(f"the BMC's log cannot be read any more: {now['log_untold']}")
-    notice(log_full(now["log"]))
-    if cleared_since(*logs):
+    notice(bmc_rules.log_full(now["log"]))
+    if bmc_rules.cleared_since(*logs):
         not_judged("the BMC's log was cleared while this run lasted")
     if now["log"]["full"] and now["log"]["events"] == before["log"]["events"]:
         not_applicable(

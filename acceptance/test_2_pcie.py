@@ -8,21 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Machine, expect_none, not_applicable
-from pytest_gpufleet.plugin.assertions import of_host, ports_in_use
-from pytest_gpufleet.verdict.host_rules.gpudirect_rules import (
-    adapters_by_gpu,
-    adapters_far,
-    built_for_gpudirect,
-    gpudirect_ills,
-    redirecting_ports,
-)
-from pytest_gpufleet.verdict.host_rules.pcie_rules import (
-    counts_errors,
-    path_errors,
-    reduced_links,
-    tells_links,
-    uncorrected_errors,
-)
+from pytest_gpufleet.plugin import assertions
+from pytest_gpufleet.verdict.host_rules import gpudirect_rules, pcie_rules
 
 pytestmark = [
     pytest.mark.chapter("PCIe", "Are all links whole, and can network adapters reach the memory of GPUs?"),
@@ -43,10 +30,10 @@ def test_links_to_the_root_are_full(machine: Machine) -> None:
     (`lspci -tv` shows where they are); if it stays, the retimer, the switch board or the slot is bad. The links of GPUs
     and of network adapters themselves are judged by `test_pcie_width_is_full` and `test_network_ports_have_full_pcie`.
     """
-    devices = of_host(machine.host.get, "pci_devices")
-    if not tells_links(devices):
+    devices = assertions.of_host(machine.host.get, "pci_devices")
+    if not pcie_rules.tells_links(devices):
         not_applicable("no PCIe switch, drive or port tells its link here, as where a virtual machine hides them")
-    expect_none(reduced_links(devices, machine.gpus))
+    expect_none(pcie_rules.reduced_links(devices, machine.gpus))
 
 
 def test_no_uncorrected_pcie_error_is_recorded(machine: Machine) -> None:
@@ -58,10 +45,10 @@ def test_no_uncorrected_pcie_error_is_recorded(machine: Machine) -> None:
     clears the counters; if they come back, replace what is between. Requests to devices that are not there (UnsupReq)
     are left out, for a system makes them at boot.
     """
-    devices = of_host(machine.host.get, "pci_devices")
-    if not counts_errors(devices):
+    devices = assertions.of_host(machine.host.get, "pci_devices")
+    if not pcie_rules.counts_errors(devices):
         not_applicable(NO_ERRORS_TOLD)
-    expect_none(uncorrected_errors(devices, machine.gpus))
+    expect_none(pcie_rules.uncorrected_errors(devices, machine.gpus))
 
 
 @pytest.mark.at_the_end
@@ -73,10 +60,13 @@ def test_pcie_paths_stayed_clean(machine: Machine, host_now: Callable[[str], Any
     the PCIe specification allows a link, one wrong bit in 10^12. The two ends of the link are named (`lspci -tv`):
     reseat what is there, look at riser, cable and retimer; errors that come back in another slot belong to the device.
     """
-    before, now = of_host(machine.host.get, "pci_devices"), of_host(host_now, "pci_devices", told_before=True)
-    if not counts_errors(before) and not counts_errors(now):
+    before, now = (
+        assertions.of_host(machine.host.get, "pci_devices"),
+        assertions.of_host(host_now, "pci_devices", told_before=True),
+    )
+    if not pcie_rules.counts_errors(before) and not pcie_rules.counts_errors(now):
         not_applicable(NO_ERRORS_TOLD)
-    expect_none(path_errors(before, now, machine.gpus, machine.seconds_ago))
+    expect_none(pcie_rules.path_errors(before, now, machine.gpus, machine.seconds_ago))
 
 
 def test_adapters_are_next_to_gpus(machine: Machine) -> None:
@@ -86,9 +76,9 @@ def test_adapters_are_next_to_gpus(machine: Machine) -> None:
     rail is slow. The adapter is in the wrong slot, has no link, or is gone: compare `nvidia-smi topo -m` (PIX or PXB
     is near) with another machine of this kind. Machines that were built without such pairs are left as they are.
     """
-    devices, ports = of_host(machine.host.get, "pci_devices"), ports_in_use(machine)
+    devices, ports = assertions.of_host(machine.host.get, "pci_devices"), assertions.ports_in_use(machine)
     pairs(machine, devices, ports)
-    expect_none(adapters_far(machine.gpus, devices, ports))
+    expect_none(gpudirect_rules.adapters_far(machine.gpus, devices, ports))
 
 
 def test_gpudirect_rdma_can_work(machine: Machine) -> None:
@@ -99,11 +89,11 @@ def test_gpudirect_rdma_can_work(machine: Machine) -> None:
     or newer needs none), and boot with `iommu=pt`: an IOMMU that translates the addresses of a GPU and its adapter
     makes them meet at the processor instead of at the switch.
     """
-    ports, devices = ports_in_use(machine), of_host(machine.host.get, "pci_devices")
-    if not built_for_gpudirect(machine.gpus, devices, ports):
+    ports, devices = assertions.ports_in_use(machine), assertions.of_host(machine.host.get, "pci_devices")
+    if not gpudirect_rules.built_for_gpudirect(machine.gpus, devices, ports):
         not_applicable("no GPU shares a PCIe switch with a network adapter in use here, and there are fewer than GPUs")
-    ways, kernel = of_host(machine.host.get, "gpudirect"), of_host(machine.host.get, "kernel")
-    expect_none(gpudirect_ills(machine.gpus, devices, ports, ways, kernel))
+    ways, kernel = assertions.of_host(machine.host.get, "gpudirect"), assertions.of_host(machine.host.get, "kernel")
+    expect_none(gpudirect_rules.gpudirect_ills(machine.gpus, devices, ports, ways, kernel))
 
 
 @pytest.mark.level("standard")
@@ -115,12 +105,14 @@ def test_switches_let_adapters_reach_gpus(machine: Machine, host_now: Callable[[
     BIOS, or at every boot: `setpci -s ADDRESS ECAP_ACS+0x6.w=0000`. On a host of virtual machines it has to stay on,
     with address translation by the adapters (ATS) and DirectTrans+ at the ports.
     """
-    ports, devices = ports_in_use(machine), of_host(machine.host.get, "pci_devices")
+    ports, devices = assertions.ports_in_use(machine), assertions.of_host(machine.host.get, "pci_devices")
     pairs(machine, devices, ports)
-    expect_none(redirecting_ports(machine.gpus, devices, ports, of_host(host_now, "pcie_acs")))
+    expect_none(
+        gpudirect_rules.redirecting_ports(machine.gpus, devices, ports, assertions.of_host(host_now, "pcie_acs"))
+    )
 
 
 def pairs(machine: Machine, devices: Mapping[str, Any], ports: Sequence[Mapping[str, Any]]) -> None:
     """End the check where no GPU has an adapter under its switch."""
-    if not any(adapters_by_gpu(machine.gpus, devices, ports).values()):
+    if not any(gpudirect_rules.adapters_by_gpu(machine.gpus, devices, ports).values()):
         not_applicable("no GPU shares a PCIe switch with a network adapter in use here, as in a virtual machine")

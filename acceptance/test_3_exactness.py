@@ -9,14 +9,7 @@ import pytest
 import torch
 
 from pytest_gpufleet import GiB, Size, World, expect_none, not_applicable
-from pytest_gpufleet.probes.collectives.exactness import (
-    KINDS,
-    Delivery,
-    exchange,
-    large_all_reduce,
-    stays_exact,
-    two_at_once,
-)
+from pytest_gpufleet.probes.collectives import exactness
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.search.collective import who_corrupts
 
@@ -36,9 +29,9 @@ SECONDS = {"standard": Size(3.0, rehearsal=0.1), "burnin": Size(60.0, rehearsal=
 LARGEST = Size(8 * GiB, rehearsal=4 * 10_007)
 
 
-def deliver(group: World, collective: str, operation: str = "", **how: Any) -> Sequence[Delivery]:
+def deliver(group: World, collective: str, operation: str = "", **how: Any) -> Sequence[exactness.Delivery]:
     """Exchange data and fail with the culprit if any are wrong; what each rank got."""
-    deliveries: Sequence[Delivery] = group.run(exchange, collective, operation, **how)
+    deliveries: Sequence[exactness.Delivery] = group.run(exactness.exchange, collective, operation, **how)
     for reason in deliveries[0].refused:
         print(f"{collective} {operation} is not offered with {reason}")
     if any(delivery.wrong for delivery in deliveries):
@@ -46,7 +39,9 @@ def deliver(group: World, collective: str, operation: str = "", **how: Any) -> S
     return deliveries
 
 
-@pytest.mark.parametrize(("collective", "operation"), KINDS, ids=["-".join(filter(None, kind)) for kind in KINDS])
+@pytest.mark.parametrize(
+    ("collective", "operation"), exactness.KINDS, ids=["-".join(filter(None, kind)) for kind in exactness.KINDS]
+)
 def test_collective_is_exact(nccl_group: World, collective: str, operation: str) -> None:
     """Every element of a collective's result is exactly right
 
@@ -93,7 +88,7 @@ def test_two_collectives_at_once_are_exact(nccl_group: World) -> None:
     Training overlaps them all the time. If each alone is exact (the checks above), suspect the driver or NCCL, and a
     GPU only if it is always the same one.
     """
-    nccl_group.faultless(two_at_once, code="collective_wrong")
+    nccl_group.faultless(exactness.two_at_once, code="collective_wrong")
 
 
 @pytest.mark.level("standard")
@@ -104,7 +99,7 @@ def test_largest_all_reduce_is_exact(nccl_group: World) -> None:
     here, and right in the checks of smaller ones: suspect NCCL and the driver first, then the GPU that is named.
     """
     halves = [gpu.memory_bytes // 2 for gpu in nccl_group.gpus]
-    nccl_group.faultless(large_all_reduce, min([LARGEST.on(nccl_group), *halves]), code="collective_wrong")
+    nccl_group.faultless(exactness.large_all_reduce, min([LARGEST.on(nccl_group), *halves]), code="collective_wrong")
 
 
 @pytest.mark.level("standard")
@@ -114,6 +109,6 @@ def test_all_reduce_stays_exact(nccl_group: World, fleet_level: str) -> None:
     Finds what goes wrong rarely: a link or a GPU that corrupts one transfer in a thousand. Look for NVLink and ECC
     errors of the GPUs that are named; if all are, one of them spoils everybody's sum.
     """
-    answers = nccl_group.run(stays_exact, SECONDS[fleet_level])
+    answers = nccl_group.run(exactness.stays_exact, SECONDS[fleet_level])
     print(f"{answers[0][0]:,} all_reduces")
     expect_none(nccl_group.faults("collective_wrong", [wrong for _, wrong in answers]))

@@ -22,10 +22,10 @@ from pytest_gpufleet import (
     expect_none,
     measure_all,
 )
-from pytest_gpufleet.probes.compute.corruption import Turn, dissenters, exact_product, rate_of, soak_figures, soak_turn
+from pytest_gpufleet.probes.compute import corruption
 from pytest_gpufleet.probes.compute.rate import PRECISIONS, precisions_of, relative_rate
 from pytest_gpufleet.probes.memory import PatternTest, hold_patterns, memory_bandwidth
-from pytest_gpufleet.probes.search.collective import one_at_a_time, why_slow
+from pytest_gpufleet.probes.search import collective
 
 pytestmark = pytest.mark.chapter("Compute", "Does each GPU compute right, and as fast as it should?")
 of_memory = pytest.mark.chapter("Memory", "Is each GPU's memory sound, and as fast as it should be?")
@@ -58,7 +58,7 @@ def test_matrix_product_is_exact(world: World, precision: str) -> None:
     The right result is known beforehand, and every precision can hold it. A GPU that gets it wrong computes wrongly
     from the start. If all GPUs do, the driver or the CUDA libraries are at fault; if one does, replace it.
     """
-    world.faultless(exact_product, precision, code="product_wrong")
+    world.faultless(corruption.exact_product, precision, code="product_wrong")
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +69,18 @@ def precisions(world: World) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def soaked(world: World, precisions: list[str]) -> Callable[[str], list[Turn]]:
+def soaked(world: World, precisions: list[str]) -> Callable[[str], list[corruption.Turn]]:
     """soaked(precision): what each GPU did in its turn of the soak. The check that asks for a turn first has the GPUs
     work for it; the others look at what came of it."""
     seconds = SOAK_SECONDS.on(world) / len(precisions)
-    return cache(lambda precision: world.run(soak_turn, precision, seconds))
+    return cache(lambda precision: world.run(corruption.soak_turn, precision, seconds))
 
 
 @pytest.mark.level("standard")
 @pytest.mark.figures("soak_temperature", "soak_clock", "soak_power")
-def test_soak(world: World, judge: Judge, soaked: Callable[[str], list[Turn]], precisions: list[str]) -> None:
+def test_soak(
+    world: World, judge: Judge, soaked: Callable[[str], list[corruption.Turn]], precisions: list[str]
+) -> None:
     """All GPUs work at full load for a minute, and none becomes hotter or slower, or draws less power, than its peers
 
     Short checks end before bad cooling shows. A GPU that is hotter than its peers has a dried-out thermal paste, a cold
@@ -87,12 +89,14 @@ def test_soak(world: World, judge: Judge, soaked: Callable[[str], list[Turn]], p
     cables and at the power supplies. A slowdown by heat that the driver tells of fails this check too.
     """
     turns = [soaked(precision) for precision in precisions]
-    judge(*soak_figures(world, turns[-1]), required=False)
+    judge(*corruption.soak_figures(world, turns[-1]), required=False)
 
 
 @pytest.mark.level("standard")
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_products_repeat_bit_for_bit(world: World, soaked: Callable[[str], list[Turn]], precision: str) -> None:
+def test_products_repeat_bit_for_bit(
+    world: World, soaked: Callable[[str], list[corruption.Turn]], precision: str
+) -> None:
     """No silent data corruption: the same product always gives the same bits, and the same on all GPUs
 
     In the soak each GPU computes one product for seconds; each result is compared with its first, and the first with
@@ -101,7 +105,7 @@ def test_products_repeat_bit_for_bit(world: World, soaked: Callable[[str], list[
     the GPU that is named in any case.
     """
     repetitions = [turn.repetition for turn in soaked(precision)]
-    unlike = dissenters(repetitions)
+    unlike = corruption.dissenters(repetitions)
     expect_none(
         [
             *world.faults("product_changes", [each.trouble for each in repetitions]),
@@ -117,7 +121,7 @@ def test_matrix_product_is_fast(
     world: World,
     judge: Judge,
     gpu_profile: Profile | None,
-    soaked: Callable[[str], list[Turn]],
+    soaked: Callable[[str], list[corruption.Turn]],
     precision: str,
 ) -> None:
     """Matrix products are as fast as on a healthy GPU, with all GPUs under full load
@@ -128,7 +132,7 @@ def test_matrix_product_is_fast(
     is hotter, gets less power, or somebody else uses it; compare `nvidia-smi -q -d CLOCK,TEMPERATURE,POWER,PERFORMANCE`
     of that GPU with the others', look at its heat sink and fans.
     """
-    rate = rate_of(world, soaked(precision))
+    rate = corruption.rate_of(world, soaked(precision))
     usual = precision == usual_precision(world.gpus)
     judge(beside_the_peak(rate, gpu_profile), required=usual, on_miss=lambda: slow_alone(world, judge, rate))
 
@@ -137,16 +141,16 @@ def slow_alone(world: World, judge: Judge, rate: Measurement) -> str | Fault:
     """What the slowest GPU does while all others rest, for the record too."""
     if world.size == 1:
         return ""
-    alone = one_at_a_time(world, rate)
+    alone = collective.one_at_a_time(world, rate)
     judge(alone, required=False)
-    return why_slow(rate, alone)
+    return collective.why_slow(rate, alone)
 
 
 @pytest.mark.level("standard")
 @pytest.mark.needs(ranks=2)
 @pytest.mark.figures("gemm_relative")
 def test_gpus_are_equally_fast(
-    world: World, judge: Judge, soaked: Callable[[str], list[Turn]], precisions: list[str]
+    world: World, judge: Judge, soaked: Callable[[str], list[corruption.Turn]], precisions: list[str]
 ) -> None:
     """No GPU is slower than its peers over all precisions
 
@@ -155,7 +159,7 @@ def test_gpus_are_equally_fast(
     out. What is left is the chip or its power supply: compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` of that GPU
     with the others' under load.
     """
-    judge(relative_rate([rate_of(world, soaked(precision)) for precision in precisions]), required=False)
+    judge(relative_rate([corruption.rate_of(world, soaked(precision)) for precision in precisions]), required=False)
 
 
 @of_memory

@@ -8,17 +8,16 @@ from functools import cache, partial
 import pytest
 
 from pytest_gpufleet import GpuTopology, Judge, Machine, Measurement, MiB, Size, World, expect_none
+from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.links.copying import Copied
-from pytest_gpufleet.probes.links.host_copies import ONE_WAY, HostDirection, host_bandwidth
-from pytest_gpufleet.probes.links.pairs import PairDirection, pair_bandwidth, pair_latency, wrong_data
 from pytest_gpufleet.probes.memory import host_memory_bandwidth
 from pytest_gpufleet.probes.search.collective import who_slows_pairs
-from pytest_gpufleet.verdict.host_rules.memory_rules import memory_below_modules
+from pytest_gpufleet.verdict.host_rules import memory_rules
 
 pytestmark = pytest.mark.chapter("Links", "Are the links between the GPUs, and to the host, as fast as they should be?")
 between_gpus = pytest.mark.needs(ranks=2)
 
-DIRECTIONS: tuple[HostDirection, ...] = (*ONE_WAY, "both")
+DIRECTIONS: tuple[host_copies.HostDirection, ...] = (*host_copies.ONE_WAY, "both")
 ONE_DIRECTION = "for one direction at a time"
 BUFFER = Size(512 * MiB, rehearsal=MiB)
 # Half of nvbandwidth's, which takes as long to pin as to copy; at 55 GB/s a copy of it lasts 5 ms, its launch 0.005.
@@ -30,16 +29,16 @@ SMALL_BUFFER = Size(16 * MiB, rehearsal=MiB)
 
 
 @pytest.fixture(scope="module")
-def each_copies(world: World) -> Callable[[], dict[HostDirection, Copied]]:
+def each_copies(world: World) -> Callable[[], dict[host_copies.HostDirection, Copied]]:
     """each_copies(): what crosses the link of each GPU while the others rest, in every direction; measured once,
     whichever check asks first."""
-    return cache(partial(host_bandwidth, world, DIRECTIONS, "one", HOST_BUFFER.on(world)))
+    return cache(partial(host_copies.host_bandwidth, world, DIRECTIONS, "one", HOST_BUFFER.on(world)))
 
 
 @pytest.fixture(scope="module")
-def all_copy(world: World) -> Callable[[], dict[HostDirection, Copied]]:
+def all_copy(world: World) -> Callable[[], dict[host_copies.HostDirection, Copied]]:
     """all_copy(): the same while all copy."""
-    return cache(partial(host_bandwidth, world, DIRECTIONS, "all", HOST_BUFFER.on(world)))
+    return cache(partial(host_copies.host_bandwidth, world, DIRECTIONS, "all", HOST_BUFFER.on(world)))
 
 
 def figures(copied: Copied) -> Sequence[Measurement]:
@@ -56,7 +55,7 @@ def test_data_crosses_every_pair_unharmed(world: World, gpu_topology: GpuTopolog
     and programs on this machine go wrong silently. Look at the NVLink errors of the two GPUs that are named
     (`nvidia-smi nvlink -e`) and for XIDs in the kernel log; over PCIe suspect IOMMU and ACS settings first.
     """
-    expect_none(wrong_data(world, gpu_topology, SMALL_BUFFER.on(world)))
+    expect_none(pairs.wrong_data(world, gpu_topology, SMALL_BUFFER.on(world)))
 
 
 @pytest.mark.level("standard")
@@ -64,7 +63,10 @@ def test_data_crosses_every_pair_unharmed(world: World, gpu_topology: GpuTopolog
 @pytest.mark.figures("host_bandwidth", required=("host_bandwidth",), of=ONE_DIRECTION, peers=ONE_DIRECTION)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_host_bandwidth_of_each_gpu(
-    world: World, judge: Judge, each_copies: Callable[[], dict[HostDirection, Copied]], direction: HostDirection
+    world: World,
+    judge: Judge,
+    each_copies: Callable[[], dict[host_copies.HostDirection, Copied]],
+    direction: host_copies.HostDirection,
 ) -> None:
     """Bandwidth between host memory and each GPU, while the others rest
 
@@ -75,9 +77,9 @@ def test_host_bandwidth_of_each_gpu(
     """
 
     def again() -> Sequence[Measurement]:
-        return figures(host_bandwidth(world, [direction], "one", HOST_BUFFER.on(world))[direction])
+        return figures(host_copies.host_bandwidth(world, [direction], "one", HOST_BUFFER.on(world))[direction])
 
-    judge(*figures(each_copies()[direction]), required=direction in ONE_WAY, again=again)
+    judge(*figures(each_copies()[direction]), required=direction in host_copies.ONE_WAY, again=again)
 
 
 @between_gpus
@@ -86,7 +88,7 @@ def test_host_bandwidth_of_each_gpu(
 @pytest.mark.figures("host_bandwidth", peers="at the same NUMA node, where the machine shows which these are")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_host_bandwidth_of_all_gpus(
-    judge: Judge, all_copy: Callable[[], dict[HostDirection, Copied]], direction: HostDirection
+    judge: Judge, all_copy: Callable[[], dict[host_copies.HostDirection, Copied]], direction: host_copies.HostDirection
 ) -> None:
     """Bandwidth between host memory and each GPU, all at the same time
 
@@ -115,7 +117,8 @@ def test_host_memory_bandwidth(world: World, judge: Judge, machine: Machine) -> 
     measured = host_memory_bandwidth(world, ARRAY.on(world), TRIAD_SECONDS.on(world))
     judge(*measured, required=False)
     if machine.gpus:  # a rehearsal moves next to nothing
-        expect_none(memory_below_modules([value for each in measured for value in each.values.values()], machine.host))
+        values = [value for each in measured for value in each.values.values()]
+        expect_none(memory_rules.memory_below_modules(values, machine.host))
 
 
 @between_gpus
@@ -123,7 +126,7 @@ def test_host_memory_bandwidth(world: World, judge: Judge, machine: Machine) -> 
 @pytest.mark.host_alone
 @pytest.mark.figures("pair_bandwidth", required=("pair_bandwidth",), of="when a GPU reads")
 @pytest.mark.parametrize("direction", ["read", "write", "both"])
-def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, direction: PairDirection) -> None:
+def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, direction: pairs.PairDirection) -> None:
     """Bandwidth between the GPUs of every pair
 
     Every collective runs at the pace of the slowest link on its way. A link can be slow in one direction, so each has a
@@ -132,7 +135,7 @@ def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, d
     over NVLink; look at `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`, and at the fabric manager on machines with
     an NVSwitch.
     """
-    measurements = figures(pair_bandwidth(world, gpu_topology, direction, BUFFER.on(world)))
+    measurements = figures(pairs.pair_bandwidth(world, gpu_topology, direction, BUFFER.on(world)))
     judge(
         *measurements,
         required=direction == "read",  # the one direction for which figures are published
@@ -150,4 +153,4 @@ def test_pair_latency(world: World, judge: Judge, gpu_topology: GpuTopology) -> 
     Shown, not judged: it tells which pairs are near each other. A pair that takes many times as long as others with the
     same kind of link goes a way that it should not.
     """
-    judge(*figures(pair_latency(world, gpu_topology)), required=False)
+    judge(*figures(pairs.pair_latency(world, gpu_topology)), required=False)

@@ -17,7 +17,7 @@ from pytest_gpufleet import (
     measure_all,
     not_applicable,
 )
-from pytest_gpufleet.probes.collectives.speed import collective_latency, fitting, launch_time, sweep
+from pytest_gpufleet.probes.collectives import speed
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.search.collective import who_is_slow
 
@@ -52,7 +52,7 @@ def test_latency(nccl_group: World, judge: Judge, gpu_topology: GpuTopology, fle
     need: traffic goes through the memory of the host and not over NVLink (`nvidia-smi topo -m`, NCCL_* variables left
     in the environment), or the clocks of a GPU are low.
     """
-    measurements = measure_all(nccl_group, sweep, collective_latency, collective, SMALL[fleet_level])
+    measurements = measure_all(nccl_group, speed.sweep, speed.collective_latency, collective, SMALL[fleet_level])
     judge(
         *measurements,
         required=False,
@@ -71,7 +71,7 @@ def test_launch_time(nccl_group: World, judge: Judge) -> None:
     processors sleep deeply (`cpupower frequency-info`, `cpupower idle-info`: choose the governor "performance", and
     switch off deep C-states).
     """
-    judge(measure(nccl_group, launch_time), required=False)
+    judge(measure(nccl_group, speed.launch_time), required=False)
 
 
 @pytest.mark.figures("busbw")
@@ -82,12 +82,12 @@ def test_bandwidth_curve(nccl_group: World, judge: Judge, fleet_level: str, coll
     For the curves in the report: on a healthy machine they rise without a dip. Where one bends, NCCL changes its
     algorithm or protocol. These figures are judged only where somebody wrote down a limit for them.
     """
-    fit = fitting(nccl_group, collective, CURVE[fleet_level])
+    fit = speed.fitting(nccl_group, collective, CURVE[fleet_level])
     both_ways = fleet_level == "burnin" and COLLECTIVES[collective].in_place == "also"
     measurements = [
         measurement
         for in_place in ([False, True] if both_ways else [None])
-        for measurement in measure_all(nccl_group, sweep, bus_bandwidth, collective, fit, in_place=in_place)
+        for measurement in measure_all(nccl_group, speed.sweep, bus_bandwidth, collective, fit, in_place=in_place)
     ]
     judge(*measurements, required=False)
 
@@ -106,7 +106,7 @@ def test_bus_bandwidth(
     on machines with an NVSwitch, NCCL_* variables left in the environment: the report lists them), or one GPU has lost
     links. Low for large sizes only: a link runs at reduced speed. NCCL_DEBUG=INFO shows which way NCCL takes.
     """
-    fit = fitting(nccl_group, collective, [size])
+    fit = speed.fitting(nccl_group, collective, [size])
     if not fit:
         not_applicable(f"buffers for {size.gpus // MiB:,} MiB do not fit into the memory of this GPU model")
     judge(

@@ -9,16 +9,11 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Judge, Machine, World, expect_none, not_applicable
-from pytest_gpufleet.hardware.network_ports import fastest_ports
-from pytest_gpufleet.plugin.assertions import of_host, require_answers
-from pytest_gpufleet.probes.adapter_loopback import (
-    LOOPBACK_BYTES,
-    LOOPBACK_INTERFACE,
-    adapter_bandwidth,
-    adapters_in_loopback,
-)
-from pytest_gpufleet.verdict.host_rules.optics_rules import links_with_errors, module_faults
-from pytest_gpufleet.verdict.port_rules import adapters_that_fail, slow_adapters
+from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.plugin import assertions
+from pytest_gpufleet.probes import adapter_loopback
+from pytest_gpufleet.verdict import port_rules
+from pytest_gpufleet.verdict.host_rules import optics_rules
 
 pytestmark = [
     pytest.mark.chapter("Network adapters", "Are adapters, cables and transceivers fast and free of errors?"),
@@ -37,9 +32,9 @@ def test_transceivers_are_well(host_now: Callable[[str], Any]) -> None:
     little light: clean the connectors, look for a bent fibre, exchange the cable. Too hot: look at the airflow through
     its cage. Copper cables have no light, and pass with what they have. Needs `mlxlink` (MFT) or `mstlink`, and root.
     """
-    ports = of_host(host_now, "optics")
-    expect_none(module_faults(ports))
-    require_answers(ports)
+    ports = assertions.of_host(host_now, "optics")
+    expect_none(optics_rules.module_faults(ports))
+    assertions.require_answers(ports)
 
 
 @needs_gpus
@@ -52,9 +47,9 @@ def test_links_have_few_bit_errors(host_now: Callable[[str], Any]) -> None:
     connectors at both ends, then exchange the cable, then look at the switch port: `mlxlink -d mlx5_0 -c`. Rates are
     judged once a link was up for 125 minutes. It needs `mlxlink` (MFT) or `mstlink`, and root.
     """
-    ports = of_host(host_now, "optics")
-    expect_none(links_with_errors(ports))
-    require_answers(ports)
+    ports = assertions.of_host(host_now, "optics")
+    expect_none(optics_rules.links_with_errors(ports))
+    assertions.require_answers(ports)
 
 
 @pytest.mark.host_alone
@@ -68,12 +63,14 @@ def test_adapters_write_to_themselves(machine: Machine, judge: Judge, host_now: 
     Low for one: look at its PCIe link (`lspci -vv`), reseat or exchange it. Low for all: IOMMU and ACS, or processors
     that save power. perftest from 23.07 on has to be installed.
     """
-    ports = of_host(host_now, "rdma_writes")
+    ports = assertions.of_host(host_now, "rdma_writes")
     wrote = [port for port in ports if "why" not in port]
     figures = {port["port"]: [port["gigabits"] / 8] for port in wrote}
-    written = adapter_bandwidth(figures, machine.host["network_ports"] or (), "ib_write_bw", wrote[0]["bytes"])
-    judge(written, on_miss=partial(slow_adapters, written))
-    expect_none(adapters_that_fail(ports))
+    written = adapter_loopback.adapter_bandwidth(
+        figures, machine.host["network_ports"] or (), "ib_write_bw", wrote[0]["bytes"]
+    )
+    judge(written, on_miss=partial(port_rules.slow_adapters, written))
+    expect_none(port_rules.adapters_that_fail(ports))
 
 
 @pytest.mark.level("burnin")
@@ -90,16 +87,16 @@ def test_gpus_reach_each_other_through_each_adapter(machine: Machine, world: Wor
     (nvidia-peermem or dma-buf), IOMMU and ACS, NCCL_* variables. Ranks are started anew for it, so it is part of level
     burnin. A rehearsal sends through the loopback interface.
     """
-    every = machine.host["network_ports"] or () if world.gpus else [LOOPBACK_INTERFACE]
-    ports = fastest_ports(every) if world.gpus else every
+    every = machine.host["network_ports"] or () if world.gpus else [adapter_loopback.LOOPBACK_INTERFACE]
+    ports = network_ports.fastest_ports(every) if world.gpus else every
     if not ports:
         not_applicable("no InfiniBand or RoCE port is active")
-    found = adapters_in_loopback(world, ports)
+    found = adapter_loopback.adapters_in_loopback(world, ports)
     for figures, method in ((found.alone, "nccl"), (found.at_once, "nccl at once")):
         if figures:
-            sent = adapter_bandwidth(figures, every, method, LOOPBACK_BYTES.on(world))
-            judge(sent, on_miss=partial(slow_adapters, sent))
+            sent = adapter_loopback.adapter_bandwidth(figures, every, method, adapter_loopback.LOOPBACK_BYTES.on(world))
+            judge(sent, on_miss=partial(port_rules.slow_adapters, sent))
     uncounted = [{"port": name, "why": "its counters did not grow by what was sent"} for name in found.unseen]
-    expect_none(adapters_that_fail([*found.failed, *(uncounted if found.alone else ())]))
+    expect_none(port_rules.adapters_that_fail([*found.failed, *(uncounted if found.alone else ())]))
     if not found.alone:
         not_applicable(f"the counters of {', '.join(found.unseen)} did not grow by what was sent: nobody knows its way")

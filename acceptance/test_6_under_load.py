@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import Judge, MiB, Size, World, expect_none, measure_all
-from pytest_gpufleet.probes.collectives.under_load import retention_under_load, wrong_under_load
+from pytest_gpufleet.probes.collectives import under_load
 from pytest_gpufleet.probes.compute.rate import PRECISIONS
 
 pytestmark = [
@@ -31,7 +31,7 @@ def test_both_stay_exact(nccl_group: World, precision: str) -> None:
     mistakes then. A product that is wrong: replace the GPU that is named. A sum that is wrong: look for NVLink and ECC
     errors of the GPUs that are named; if all are, one of them spoils everybody's sum.
     """
-    every = nccl_group.run(wrong_under_load, precision, NBYTES)
+    every = nccl_group.run(under_load.wrong_under_load, precision, NBYTES)
     products = [f"elements of products: {each.products:,}" if each.products else "" for each in every]
     sums = [f"elements of sums: {each.sums:,}" if each.sums else "" for each in every]
     expect_none([*nccl_group.faults("product_changes", products), *nccl_group.faults("collective_wrong", sums)])
@@ -47,4 +47,4 @@ def test_what_each_keeps(nccl_group: World, judge: Judge, precision: str) -> Non
     it, or its links keep the SMs busy for longer: compare `nvidia-smi -q -d CLOCK,POWER,PERFORMANCE` of that GPU with
     the others' in this check, and look at its NVLinks.
     """
-    judge(*measure_all(nccl_group, retention_under_load, precision, NBYTES), required=False)
+    judge(*measure_all(nccl_group, under_load.retention_under_load, precision, NBYTES), required=False)

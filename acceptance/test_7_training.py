@@ -18,17 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_gpufleet import Rank, World
-from pytest_gpufleet.probes.training.correctness import (
-    batch,
-    differences,
-    full_precision,
-    known_input,
-    known_layer,
-    network,
-    sampler_errors,
-    sampler_shards,
-)
-from pytest_gpufleet.probes.training.methods import fully_sharded, held, own_shard
+from pytest_gpufleet.probes.training import correctness, methods
 
 pytestmark = [
     pytest.mark.chapter("Training", "Do the GPUs train a network together, and come to the same result?"),
@@ -54,7 +44,7 @@ def train_epoch(rank: Rank, model: DDP, optimizer: torch.optim.Optimizer, epoch:
     """Train on this rank's own images, with a step of the optimizer every `accumulate` batches; the mean loss."""
     total = 0.0
     for index in range(BATCHES):
-        images, labels = batch(epoch * BATCHES + index, [rank.index], rank.device)
+        images, labels = correctness.batch(epoch * BATCHES + index, [rank.index], rank.device)
         if index % accumulate == 0:
             optimizer.zero_grad()
         last = (index + 1) % accumulate == 0
@@ -98,8 +88,8 @@ def test_phase_1_gradients_are_averaged(rank: Rank, nccl_group: dist.ProcessGrou
     gradient got lost is 0. If it is wrong, the collective tests above say which collective or GPU is to blame; if those
     pass, torch and NCCL do not fit together.
     """
-    model = DDP(known_layer(rank), process_group=nccl_group)
-    model(known_input(rank)).sum().backward()
+    model = DDP(correctness.known_layer(rank), process_group=nccl_group)
+    model(correctness.known_input(rank)).sum().backward()
     assert (model.module.weight.grad == 2**rank.size - 1).all()
 
 
@@ -110,7 +100,7 @@ def test_gradients_accumulate_without_communication(rank: Rank, nccl_group: dist
     Large batches are made of small ones this way. If it is wrong while gradients are averaged right without no_sync,
     it is torch that is broken, not a GPU: install another version.
     """
-    model, x = DDP(known_layer(rank), process_group=nccl_group), known_input(rank)
+    model, x = DDP(correctness.known_layer(rank), process_group=nccl_group), correctness.known_input(rank)
     with model.no_sync():
         for _ in range(3):
             model(x).sum().backward()
@@ -131,11 +121,11 @@ def test_unused_parameters_are_found(rank: Rank, nccl_group: dist.ProcessGroup) 
         def forward(self, x: Tensor, branch: int) -> Any:
             return self[branch](x)
 
-    branches = Branches(known_layer(rank) for _ in range(3))
+    branches = Branches(correctness.known_layer(rank) for _ in range(3))
     model = DDP(branches, process_group=nccl_group, find_unused_parameters=True)
     for step in range(2):
         model.zero_grad()
-        model(known_input(rank), (rank.index + step) % 2).sum().backward()
+        model(correctness.known_input(rank), (rank.index + step) % 2).sum().backward()
         for branch, layer in enumerate(branches):
             expected = sum(2**r for r in range(rank.size) if (r + step) % 2 == branch)
             if expected:
@@ -169,8 +159,8 @@ def test_every_rank_has_its_own_shard(nccl_group: World, drop_last: bool) -> Non
     samples as few come twice as it takes to give all ranks equally many, or with drop_last as few are left out. Wrong
     shards are no defect of a GPU: the ranks have different versions of torch or different seeds. Install torch anew.
     """
-    shards = nccl_group.run(sampler_shards, SAMPLES, drop_last=drop_last)
-    errors = sampler_errors(shards, SAMPLES, drop_last=drop_last)
+    shards = nccl_group.run(correctness.sampler_shards, SAMPLES, drop_last=drop_last)
+    errors = correctness.sampler_errors(shards, SAMPLES, drop_last=drop_last)
     assert not errors, "; ".join(errors)
 
 
@@ -184,7 +174,7 @@ def test_phase_2_loss_falls(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
     The whole chain of forward, backward, communication and optimizer works on this GPU. A loss that stays or becomes
     NaN on one GPU only points to that GPU's arithmetic or memory.
     """
-    model = DDP(network(rank), process_group=nccl_group)
+    model = DDP(correctness.network(rank), process_group=nccl_group)
     optimizer = sgd(model)
     losses = [train_epoch(rank, model, optimizer, epoch) for epoch in range(EPOCHS)]
     by_step = {(epoch + 1) * BATCHES: loss for epoch, loss in enumerate(losses)}
@@ -201,7 +191,7 @@ def test_phase_3_ranks_stay_identical(rank: Rank, nccl_group: dist.ProcessGroup,
     that is named differs from the majority: its GPU is the suspect. With two ranks both are named, and the tests of
     each GPU and the comparison with one GPU below say more.
     """
-    model = DDP(network(rank), process_group=nccl_group)
+    model = DDP(correctness.network(rank), process_group=nccl_group)
     optimizer = sgd(model)
     for epoch in range(EPOCHS):
         train_epoch(rank, model, optimizer, epoch, accumulate)
@@ -210,7 +200,7 @@ def test_phase_3_ranks_stay_identical(rank: Rank, nccl_group: dist.ProcessGroup,
             copies[f"weight {name}"] = parameter
             copies[f"gradient {name}"] = parameter.grad
             copies[f"momentum {name}"] = optimizer.state[parameter]["momentum_buffer"]
-        assert differences(rank, copies) == [], f"not as on the other ranks after epoch {epoch}"
+        assert correctness.differences(rank, copies) == [], f"not as on the other ranks after epoch {epoch}"
 
 
 # ---------------------------------------------------------------- FSDP
@@ -223,8 +213,8 @@ def test_fsdp_is_exact(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
     Each rank keeps a part of the weights, which are known beforehand for each step. The rank that is named holds a
     wrong weight (suspect its GPU's memory) or received wrong ones from the others (its links).
     """
-    weight = known_layer(rank).weight.detach()
-    model, x = fully_sharded(rank, known_layer(rank)), known_input(rank)
+    weight = correctness.known_layer(rank).weight.detach()
+    model, x = methods.fully_sharded(rank, correctness.known_layer(rank)), correctness.known_input(rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for step in range(5):
         y = model(x)
@@ -233,7 +223,8 @@ def test_fsdp_is_exact(rank: Rank, nccl_group: dist.ProcessGroup) -> None:
         y.sum().backward()
         optimizer.step()
         weight -= 2**rank.size - 1
-        assert torch.equal(held(model.get_parameter("weight")), own_shard(rank, weight)), f"own shard after step {step}"
+        shard = methods.held(model.get_parameter("weight"))
+        assert torch.equal(shard, methods.own_shard(rank, weight)), f"own shard after step {step}"
 
 
 @pytest.mark.spmd
@@ -246,13 +237,14 @@ def test_ddp_and_fsdp_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup
     Every GPU also trains the whole batch alone, and compares. The GPU that is named when no other is computes or keeps
     something wrong. If all are named, one of them computes wrong gradients for all: look at the tests of each GPU.
     """
-    one = network(rank)
-    ddp = DDP(network(rank), process_group=nccl_group)
-    fsdp = fully_sharded(rank, network(rank), dtype)
+    one = correctness.network(rank)
+    ddp = DDP(correctness.network(rank), process_group=nccl_group)
+    fsdp = methods.fully_sharded(rank, correctness.network(rank), dtype)
     sgd_one, sgd_ddp, sgd_fsdp = sgd(one), sgd(ddp), sgd(fsdp)
     for step in range(STEPS):
-        everyones, own = batch(step, range(rank.size), rank.device), batch(step, [rank.index], rank.device)
-        with full_precision():
+        everyones = correctness.batch(step, range(rank.size), rank.device)
+        own = correctness.batch(step, [rank.index], rank.device)
+        with correctness.full_precision():
             losses = torch.stack([
                 train_step(one, sgd_one, *everyones, dtype),
                 train_step(ddp, sgd_ddp, *own, dtype),
@@ -263,8 +255,8 @@ def test_ddp_and_fsdp_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup
         assert_close(torch.stack(others), loss.expand(2), dtype, f"losses of DDP and FSDP in step {step}")
         for name, weight in one.named_parameters():
             assert_close(ddp.module.get_parameter(name), weight, dtype, f"DDP: {name} after step {step}")
-            shard = held(fsdp.get_parameter(name))
-            assert_close(shard, own_shard(rank, weight), dtype, f"FSDP: own shard of {name} after step {step}")
+            shard = methods.held(fsdp.get_parameter(name))
+            assert_close(shard, methods.own_shard(rank, weight), dtype, f"FSDP: own shard of {name} after step {step}")
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -276,10 +268,10 @@ def train_and_save(rank: Rank, folder: str) -> tuple[dict[str, Tensor], list[flo
     """Train with FSDP and save a checkpoint; the weights in it, and the losses of the steps that follow."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    model = fully_sharded(rank, network(rank))
+    model = methods.fully_sharded(rank, correctness.network(rank))
     optimizer = sgd(model)
     for step in range(5):
-        train_step(model, optimizer, *batch(step, [rank.index], rank.device))
+        train_step(model, optimizer, *correctness.batch(step, [rank.index], rank.device))
     save(checkpoint(model, optimizer), checkpoint_id=folder, process_group=rank.group)
     sharded: dict[str, Any] = dict(model.named_parameters())
     weights = {name: parameter.full_tensor().detach().clone() for name, parameter in sharded.items()}
@@ -290,13 +282,14 @@ def load_and_go_on(rank: Rank, folder: str, weights: dict[str, Tensor], losses: 
     from torch.distributed.checkpoint.state_dict import set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    model = fully_sharded(rank, network(rank))
+    model = methods.fully_sharded(rank, correctness.network(rank))
     optimizer = sgd(model)
     state = checkpoint(model, optimizer)
     load(state, checkpoint_id=folder, process_group=rank.group)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for name, parameter in model.named_parameters():
-        assert torch.equal(held(parameter).cpu(), own_shard(rank, weights[name])), f"loaded shard of {name}"
+        shard = methods.own_shard(rank, weights[name])
+        assert torch.equal(methods.held(parameter).cpu(), shard), f"loaded shard of {name}"
     assert next_losses(rank, model, optimizer) == pytest.approx(losses, rel=TOLERANCES[torch.float32])
 
 
@@ -308,8 +301,8 @@ def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 def next_losses(rank: Rank, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
     """The losses of three steps in which all ranks train on the same images, so that their number does not matter."""
-    with full_precision():
-        return [train_step(model, optimizer, *batch(STEPS + i, [0], rank.device)).item() for i in range(3)]
+    with correctness.full_precision():
+        return [train_step(model, optimizer, *correctness.batch(STEPS + i, [0], rank.device)).item() for i in range(3)]
 
 
 def test_checkpoint_loads_on_fewer_ranks(nccl_group: World) -> None:
@@ -335,11 +328,11 @@ def test_overflow_on_one_rank_skips_the_step_on_all(rank: Rank, nccl_group: dist
     Mixed precision with float16 relies on it. If one rank makes a step that others skip, their weights part for good.
     Wrong while the other checks of training pass: torch is broken, not a GPU.
     """
-    layer, x = known_layer(rank), known_input(rank)
-    model = DDP(layer, process_group=nccl_group) if kind == "DDP" else fully_sharded(rank, layer)
+    layer, x = correctness.known_layer(rank), correctness.known_input(rank)
+    model = DDP(layer, process_group=nccl_group) if kind == "DDP" else methods.fully_sharded(rank, layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler(rank.device.type, init_scale=2.0**16)
-    weight = held(layer.weight).clone()
+    weight = methods.held(layer.weight).clone()
     for culprit in range(rank.size):
         factors = torch.ones(1000, device=rank.device)
         if rank.index == culprit:
@@ -349,7 +342,7 @@ def test_overflow_on_one_rank_skips_the_step_on_all(rank: Rank, nccl_group: dist
         scaler.update()
         optimizer.zero_grad()
         assert scaler.get_scale() == 2.0 ** (15 - culprit), f"rank {culprit} overflowed"
-        assert torch.equal(held(layer.weight), weight), f"rank {culprit} overflowed"
+        assert torch.equal(methods.held(layer.weight), weight), f"rank {culprit} overflowed"
     scaler.scale(model(x).sum()).backward()
     scaler.step(optimizer)
-    assert torch.equal(held(layer.weight), weight - (2**rank.size - 1))
+    assert torch.equal(methods.held(layer.weight), weight - (2**rank.size - 1))

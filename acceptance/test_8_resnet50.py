@@ -26,10 +26,8 @@ from pytest_gpufleet import (
     scaling_efficiency,
 )
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.probes.training.loader import fed_throughput, write_photos
+from pytest_gpufleet.probes.training import loader, recipes, sweep
 from pytest_gpufleet.probes.training.loop import train_throughput
-from pytest_gpufleet.probes.training.recipes import Workload, fitting
-from pytest_gpufleet.probes.training.sweep import Way, fill_memory, throughput_of
 
 pytestmark = pytest.mark.chapter("ResNet-50", "How fast is real training, on one GPU and on all?")
 
@@ -50,10 +48,10 @@ RETURNED = 0.99  # of the memory that was free before: libraries may have taken 
 
 
 @pytest.fixture(scope="module")
-def resnet(pytestconfig: pytest.Config) -> Workload:
+def resnet(pytestconfig: pytest.Config) -> recipes.Workload:
     """What was asked of these checks. A figure of work that is not the usual one needs a limit that names it, so that
     easier work buys no acceptance."""
-    return Workload(
+    return recipes.Workload(
         model=pytestconfig.getoption("resnet_model"),
         batch=pytestconfig.getoption("resnet_batch"),
         steps=pytestconfig.getoption("resnet_steps"),
@@ -63,7 +61,7 @@ def resnet(pytestconfig: pytest.Config) -> Workload:
 
 
 @pytest.fixture(scope="module")
-def alone(nccl_group: World, resnet: Workload) -> Callable[..., Measurement]:
+def alone(nccl_group: World, resnet: recipes.Workload) -> Callable[..., Measurement]:
     """alone(recipe): what each GPU reaches by itself, all at the same time; measured once, whichever check asks
     first."""
     return cache(partial(measure, nccl_group, train_throughput, workload=resnet, together=False))
@@ -96,7 +94,7 @@ def test_throughput_and_scaling(
     nccl_group: World,
     judge: Judge,
     fleet_level: str,
-    resnet: Workload,
+    resnet: recipes.Workload,
     alone: Callable[..., Measurement],
     recipe: str,
 ) -> None:
@@ -122,7 +120,7 @@ def test_throughput_and_scaling(
     of_several=("solo_train_throughput", "scaling_efficiency", "communication_share"),
 )
 def test_peak_throughput_and_scaling(
-    nccl_group: World, judge: Judge, resnet: Workload, alone: Callable[..., Measurement]
+    nccl_group: World, judge: Judge, resnet: recipes.Workload, alone: Callable[..., Measurement]
 ) -> None:
     """ResNet-50 as fast as it can be trained: 16-bit weights, kernels of our own, the whole step one CUDA graph
 
@@ -138,7 +136,7 @@ def test_peak_throughput_and_scaling(
 @pytest.mark.host_alone
 @pytest.mark.figures("loader_throughput")
 def test_training_fed_by_a_data_loader(
-    nccl_group: World, judge: Judge, resnet: Workload, pytestconfig: pytest.Config
+    nccl_group: World, judge: Judge, resnet: recipes.Workload, pytestconfig: pytest.Config
 ) -> None:
     """ResNet-50 on JPEG files: whether the host decodes them as fast as the GPUs could train
 
@@ -149,15 +147,15 @@ def test_training_fed_by_a_data_loader(
     """
     workers = pytestconfig.getoption("resnet_workers")
     with TemporaryDirectory(prefix="gpufleet-photos-") as folder:
-        write_photos(Path(folder), PHOTOS.on(nccl_group))
-        judge(measure(nccl_group, fed_throughput, folder, "amp", resnet, workers=workers), required=False)
+        loader.write_photos(Path(folder), PHOTOS.on(nccl_group))
+        judge(measure(nccl_group, loader.fed_throughput, folder, "amp", resnet, workers=workers), required=False)
 
 
 @pytest.mark.level("burnin")
 @pytest.mark.figures(
     "solo_train_throughput", "train_memory", of_several=("train_throughput", "scaling_efficiency"), peers=None
 )
-def test_training_sweep(nccl_group: World, judge: Judge, resnet: Workload) -> None:
+def test_training_sweep(nccl_group: World, judge: Judge, resnet: recipes.Workload) -> None:
     """ResNet-50 by method, number of GPUs, batch and accumulated gradients: throughput, efficiency and memory
 
     For information: what these GPUs make of DataParallel, DDP and FSDP at the same batch, of small and large batches,
@@ -171,11 +169,11 @@ def test_training_sweep(nccl_group: World, judge: Judge, resnet: Workload) -> No
     for way in ways(nccl_group, resnet, recipe):
         work = way.batch, way.accumulated
         if work not in alone:
-            alone[work], *memory = trained(nccl_group, throughput_of, way)
+            alone[work], *memory = trained(nccl_group, sweep.throughput_of, way)
             judge(alone[work], *memory, required=False)
         for count in several(nccl_group):
             ranks = nccl_group.subset([0] if way.method == "dp" else range(count))
-            together, *memory = trained(ranks, throughput_of, way, places=nccl_group.places[:count])
+            together, *memory = trained(ranks, sweep.throughput_of, way, places=nccl_group.places[:count])
             judge(together, *memory, scaling_efficiency(alone[work], together), required=False)
 
 
@@ -183,14 +181,14 @@ def test_training_sweep(nccl_group: World, judge: Judge, resnet: Workload) -> No
 @pytest.mark.needs(gpus=True)
 @pytest.mark.fresh_world  # DataParallel has left something of rank 0 on every GPU
 @pytest.mark.figures("train_throughput", "train_memory")
-def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: Workload) -> None:
+def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: recipes.Workload) -> None:
     """Training with 95 % of every GPU's memory in use: it goes on, and the memory is free again afterwards
 
     Memory that small jobs never reach is used here, by real work. Out of memory in the midst of it means that something
     else took memory meanwhile. Memory that does not come back is held by a process that should not be there:
     `nvidia-smi` lists them.
     """
-    every = nccl_group.run(fill_memory, "tf32", resnet, seconds=FULL_MEMORY_SECONDS, timeout=SEARCHING_SECONDS)
+    every = nccl_group.run(sweep.fill_memory, "tf32", resnet, seconds=FULL_MEMORY_SECONDS, timeout=SEARCHING_SECONDS)
     by_place = dict(zip(nccl_group.places, every, strict=True))
     used: dict[Where, float] = {place: each.used / GiB for place, each in by_place.items()}
     conditions = {**every[0].training.conditions(nccl_group.size), "method": "ddp", "accumulated": 1}
@@ -210,16 +208,16 @@ def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: Worklo
     )
 
 
-def ways(world: World, resnet: Workload, recipe: str) -> list[Way]:
+def ways(world: World, resnet: recipes.Workload, recipe: str) -> list[sweep.Way]:
     """The ways of the sweep, each once. Batches for which a GPU has too little memory are left out."""
     usual = resnet.batch or BATCH.on(world)
     smallest, *larger = BATCHES.on(world)
     found = [
-        *(Way("ddp", batch) for batch in (smallest, *larger)),
-        *(Way("ddp", smallest, batches) for batches in ACCUMULATED.on(world)),
-        *(Way(method, usual) for method in METHODS.on(world)),
+        *(sweep.Way("ddp", batch) for batch in (smallest, *larger)),
+        *(sweep.Way("ddp", smallest, batches) for batches in ACCUMULATED.on(world)),
+        *(sweep.Way(method, usual) for method in METHODS.on(world)),
     ]
-    most = min((fitting(recipe, resnet.model, gpu.memory_bytes) for gpu in world.gpus), default=math.inf)
+    most = min((recipes.fitting(recipe, resnet.model, gpu.memory_bytes) for gpu in world.gpus), default=math.inf)
     return [way for way in dict.fromkeys(found) if way.batch <= most]
 
 
@@ -241,7 +239,7 @@ def longer(gpus: Sequence[Gpu]) -> tuple[str, ...]:
 
 def _scaling(
     nccl_group: World,
-    resnet: Workload,
+    resnet: recipes.Workload,
     recipe: str,
     some_gpus: Iterable[int],
     alone: Callable[..., Measurement],

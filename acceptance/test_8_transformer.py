@@ -20,9 +20,8 @@ from pytest_gpufleet import (
     not_applicable,
     scaling_efficiency,
 )
-from pytest_gpufleet.probes.training.transformer import SHAPES, token_throughput
-from pytest_gpufleet.probes.training.transformer_exactness import ends_alike, follows_fp32, trains_as_one
-from pytest_gpufleet.verdict.peaks import above_peak, model_flops_utilization
+from pytest_gpufleet.probes.training import transformer, transformer_exactness
+from pytest_gpufleet.verdict import peaks
 
 pytestmark = [
     pytest.mark.chapter("Transformer", "Is a language model trained right, and how fast?"),
@@ -38,7 +37,7 @@ LONG_SECONDS = Size(15.0, rehearsal=0.05)
 def alone(nccl_group: World) -> Callable[[str], Measurement]:
     """alone(model): what each GPU reaches by itself, all at the same time, until the GPUs are warm; measured
     once, whichever check asks first."""
-    return cache(lambda model: measure(nccl_group, token_throughput, model=model, seconds=LONG_SECONDS))
+    return cache(lambda model: measure(nccl_group, transformer.token_throughput, model=model, seconds=LONG_SECONDS))
 
 
 def test_loss_follows_fp32(nccl_group: World) -> None:
@@ -49,7 +48,7 @@ def test_loss_follows_fp32(nccl_group: World) -> None:
     in attention or in products of such shapes: replace it. If all are named, torch, cuBLAS and driver do not fit
     together: try another version of torch.
     """
-    nccl_group.faultless(follows_fp32, code="training_wrong")
+    nccl_group.faultless(transformer_exactness.follows_fp32, code="training_wrong")
 
 
 @pytest.mark.needs(ranks=2)
@@ -63,7 +62,7 @@ def test_all_train_as_one_gpu(nccl_group: World, fleet_level: str, method: str) 
     """
     if method == "fsdp" and fleet_level != "burnin":
         not_applicable("fsdp is part of level burnin")
-    nccl_group.faultless(trains_as_one, method, code="training_wrong")
+    nccl_group.faultless(transformer_exactness.trains_as_one, method, code="training_wrong")
 
 
 @pytest.mark.needs(ranks=2)
@@ -74,7 +73,7 @@ def test_ranks_end_alike(nccl_group: World) -> None:
     to drift apart. The GPU that is named differs from most: it is the suspect. With two GPUs both are named, and the
     checks of each GPU say more.
     """
-    nccl_group.faultless(ends_alike, code="replicas_differ")
+    nccl_group.faultless(transformer_exactness.ends_alike, code="replicas_differ")
 
 
 @pytest.mark.figures("solo_token_throughput", of_several=("token_throughput", "communication_share"))
@@ -89,7 +88,7 @@ def test_speed(nccl_group: World, judge: Judge, gpu_topology: GpuTopology) -> No
     all_reduce. Nobody publishes figures of this model: they are for comparison with machines of its kind.
     """
     method = "ddp" if nccl_group.size > 1 else ""
-    measured = measure_all(nccl_group, token_throughput, method, seconds=SECONDS)
+    measured = measure_all(nccl_group, transformer.token_throughput, method, seconds=SECONDS)
     shares = [each for each in measured if each.metric == "communication_share"]
     _judge([each for each in measured if each not in shares], judge, gpu_topology, shown=shares)
 
@@ -124,7 +123,7 @@ def test_ddp_and_fsdp(
     takes less memory and communicates more: slow under FSDP alone are all_gather and reduce_scatter.
     """
     model = "transformer-0.6b"
-    together, *others = measure_all(nccl_group, token_throughput, method, model, seconds=LONG_SECONDS)
+    together, *others = measure_all(nccl_group, transformer.token_throughput, method, model, seconds=LONG_SECONDS)
     figures = [together, alone(model)]
     _judge(figures, judge, gpu_topology, scaling_efficiency(figures[1], together), shown=others)
 
@@ -145,14 +144,16 @@ def _utilization(figures: Sequence[Measurement], topology: GpuTopology) -> list[
     return [
         mfu
         for tokens in figures
-        for mfu in model_flops_utilization(tokens, SHAPES[str(tokens.conditions["model"])].flop_a_token, topology)
+        for mfu in peaks.model_flops_utilization(tokens, _shape(tokens).flop_a_token, topology)
     ]
 
 
 def _impossible(figures: Sequence[Measurement], topology: GpuTopology) -> list[Fault]:
     """MFU has a limit that no GPU gets over."""
     return [
-        fault
-        for tokens in figures
-        for fault in above_peak(tokens, SHAPES[str(tokens.conditions["model"])].least_flop_a_token, topology)
+        fault for tokens in figures for fault in peaks.above_peak(tokens, _shape(tokens).least_flop_a_token, topology)
     ]
+
+
+def _shape(tokens: Measurement) -> transformer.Shape:
+    return transformer.SHAPES[str(tokens.conditions["model"])]

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Fault, Gpu, Judge, Machine, Measurement, World, expect_none, not_applicable
-from pytest_gpufleet.plugin.assertions import of_host, ports_in_use, require_any
-from pytest_gpufleet.verdict.health_rules import corrected_errors, corrected_rows
-from pytest_gpufleet.verdict.host_rules.memory_rules import memory_errors_grown
-from pytest_gpufleet.verdict.link_rules import link_errors, pcie_errors
-from pytest_gpufleet.verdict.port_rules import port_errors
+from pytest_gpufleet.plugin import assertions
+from pytest_gpufleet.verdict import health_rules, link_rules, port_rules
+from pytest_gpufleet.verdict.host_rules import memory_rules
 
 Now = Callable[[str], list[Any]]
 Rule = Callable[[Gpu, Any, float], Iterable[Fault]]
@@ -63,7 +61,7 @@ def test_nvlinks_stayed_clean(machine: Machine, machine_now: Now) -> None:
     `nvidia-smi nvlink -e` shows the counters. Reset the GPU that is named; if it comes back, the GPU or the switch
     board is bad.
     """
-    expect_clean(machine, machine_now, "nvlink_errors", link_errors)
+    expect_clean(machine, machine_now, "nvlink_errors", link_rules.link_errors)
 
 
 @pytest.mark.at_the_end
@@ -76,7 +74,7 @@ def test_pcie_links_stayed_clean(machine: Machine, machine_now: Now) -> None:
     the whole run. `nvidia-smi -q` shows the counter ("Replays Since Reset"). Reseat the GPU that is named, and its
     riser or cable; if replays come back, try it in another slot: they stay with the GPU or with the slot that is bad.
     """
-    expect_clean(machine, machine_now, "pcie_replays", pcie_errors)
+    expect_clean(machine, machine_now, "pcie_replays", link_rules.pcie_errors)
 
 
 @pytest.mark.at_the_end
@@ -88,8 +86,8 @@ def test_memory_errors_stayed_rare(machine: Machine, machine_now: Now) -> None:
     for them within one run, come before errors that nobody can correct. `nvidia-smi -q -d ECC,ROW_REMAPPER` shows the
     counters. Reset the GPU that is named and run again; if they come back, replace it.
     """
-    expect_clean(machine, machine_now, "ecc_corrected", corrected_errors)
-    expect_clean(machine, machine_now, "remapped_rows", corrected_rows)
+    expect_clean(machine, machine_now, "ecc_corrected", health_rules.corrected_errors)
+    expect_clean(machine, machine_now, "remapped_rows", health_rules.corrected_rows)
 
 
 @pytest.mark.at_the_end
@@ -100,11 +98,11 @@ def test_network_ports_stayed_clean(machine: Machine, host_now: Callable[[str], 
     A link that goes down or has errors although it is hardly used fails under load. Look at cable, transceiver and
     switch port of the one that is named: `ibstat`, `perfquery`, `mlxlink`.
     """
-    before = ports_in_use(machine)
+    before = assertions.ports_in_use(machine)
     in_use = [port for port in before if "ACTIVE" in port["state"]]
     if not any(port.get("errors") for port in in_use):
         not_applicable("no active network port counts errors, as where a virtual machine hides them")
-    expect_none(port_errors(before, host_now("network_ports") or (), machine.seconds_ago))
+    expect_none(port_rules.port_errors(before, host_now("network_ports") or (), machine.seconds_ago))
 
 
 @pytest.mark.at_the_end
@@ -115,13 +113,13 @@ def test_host_memory_errors_stayed_rare(machine: Machine, host_now: Callable[[st
     A module that has errors under load only has none when the run begins. Reseat the one that is named, and replace it
     if they come back: `edac-util -v`, `ras-mc-ctl --error-count`.
     """
-    before = of_host(machine.host.get, "memory_errors")
-    now = of_host(host_now, "memory_errors", told_before=True)
-    expect_none(memory_errors_grown(before, now, machine.seconds_ago))
+    before = assertions.of_host(machine.host.get, "memory_errors")
+    now = assertions.of_host(host_now, "memory_errors", told_before=True)
+    expect_none(memory_rules.memory_errors_grown(before, now, machine.seconds_ago))
 
 
 def expect_clean(machine: Machine, machine_now: Now, counter: str, rule: Rule) -> None:
     """No GPU's counter has grown by more than the rule allows since the beginning of the run."""
-    require_any(machine.gpus, counter)
+    assertions.require_any(machine.gpus, counter)
     readings = zip(machine.gpus, machine_now(counter), strict=True)
     expect_none(fault for before, now in readings for fault in rule(before, now, machine.seconds_ago))

@@ -7,14 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from pytest_gpufleet import expect_none, not_applicable
-from pytest_gpufleet.verdict.fleet.fleet_peers import (
-    clocks_apart,
-    fingerprints_in_common,
-    nodes_compute_otherwise,
-    nodes_unlike_others,
-    slower_than_other_nodes,
-)
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun
+from pytest_gpufleet.verdict.fleet import fleet_peers, host_runs
 
 pytestmark = [
     pytest.mark.chapter("Nodes alike", "Is every node like the others, and as good as they are?"),
@@ -23,7 +16,7 @@ pytestmark = [
 ]
 
 
-def test_nodes_are_alike(node_runs: Mapping[int, HostRun]) -> None:
+def test_nodes_are_alike(node_runs: Mapping[int, host_runs.HostRun]) -> None:
     """All nodes have the same hardware, firmware, software, environment and limits
 
     A node with another driver, firmware, NCCL or network plugin hangs or slows down all others, and passes every check
@@ -31,21 +24,21 @@ def test_nodes_are_alike(node_runs: Mapping[int, HostRun]) -> None:
     (`ulimit -a`), the variables of its environment. Nodes with other software or firmware take no part in the checks
     between nodes. Where no more than half of the nodes agree, nobody can say who differs, and none is left out.
     """
-    expect_none(nodes_unlike_others(node_runs))
+    expect_none(fleet_peers.nodes_unlike_others(node_runs))
 
 
-def test_no_node_is_slower_than_the_others(node_runs: Mapping[int, HostRun]) -> None:
+def test_no_node_is_slower_than_the_others(node_runs: Mapping[int, host_runs.HostRun]) -> None:
     """No GPU, link or host is slower than its peers on all nodes
 
     A node that is slow everywhere has no peer at home that shows it, and may still meet its limits; jobs on many nodes
     run at its pace. Look at what its GPUs have in common: clocks, power limit, cooling, BIOS settings, memory modules
     (`dmidecode -t memory`), and what else runs there.
     """
-    expect_none(slower_than_other_nodes(node_runs))
+    expect_none(fleet_peers.slower_than_other_nodes(node_runs))
 
 
 @pytest.mark.level("standard")
-def test_nodes_compute_the_same_bits(node_runs: Mapping[int, HostRun]) -> None:
+def test_nodes_compute_the_same_bits(node_runs: Mapping[int, host_runs.HostRun]) -> None:
     """GPUs of one model with the same libraries compute the same bits on all nodes
 
     Each node's own run has hashed what its GPUs compute of fixed data. A node on which all GPUs agree on wrong bits
@@ -53,9 +46,9 @@ def test_nodes_compute_the_same_bits(node_runs: Mapping[int, HostRun]) -> None:
     the others' (`pip list`, LD_PRELOAD); if they are the same, its GPUs, or what they share, are bad. Of two nodes
     nobody can say which is wrong: add a third. Nodes with other GPUs or versions are not compared.
     """
-    if not fingerprints_in_common(node_runs):
+    if not fleet_peers.fingerprints_in_common(node_runs):
         not_applicable("no two nodes have fingerprints of the same GPU model and libraries")
-    expect_none(nodes_compute_otherwise(node_runs))
+    expect_none(fleet_peers.nodes_compute_otherwise(node_runs))
 
 
 def test_clocks_agree(clocks_ahead: Mapping[int, float]) -> None:
@@ -65,4 +58,4 @@ def test_clocks_agree(clocks_ahead: Mapping[int, float]) -> None:
     Look at `chronyc tracking` or `timedatectl` of the node that is named, and whether it reaches its time server. By
     the network's own delays clocks seem up to some milliseconds apart; 50 ms are allowed.
     """
-    expect_none(clocks_apart(clocks_ahead))
+    expect_none(fleet_peers.clocks_apart(clocks_ahead))

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpufleet import Judge, Machine, Measurement, Place, expect_none, not_applicable
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.verdict.port_rules import port_errors, port_traffic
+from pytest_gpufleet.verdict import port_rules
 
 pytestmark = [
     pytest.mark.chapter("Ports", "Did the network between the nodes stay free of errors?"),
@@ -38,7 +38,7 @@ def test_ports_stayed_clean(machines: Sequence[Machine], hosts_now: Callable[[st
         replace(fault, subjects=(Place(machine.node, "node"),))
         for machine in machines
         if machine.node in now
-        for fault in port_errors(ports(machine), now[machine.node] or (), machine.seconds_ago)
+        for fault in port_rules.port_errors(ports(machine), now[machine.node] or (), machine.seconds_ago)
     )
 
 
@@ -54,7 +54,7 @@ def test_what_ports_waited_for(
     """
     now = hosts_now("network_ports")
     grown: dict[Where, dict[str, int]] = {
-        Place(machine.node, "node"): port_traffic(ports(machine), now[machine.node] or ())
+        Place(machine.node, "node"): port_rules.port_traffic(ports(machine), now[machine.node] or ())
         for machine in machines
         if machine.node in now
     }

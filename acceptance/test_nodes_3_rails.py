@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import Judge, MiB, Size, World
-from pytest_gpufleet.probes.between_nodes import RailsAtOnce, rail_bandwidth
+from pytest_gpufleet.probes import between_nodes
 from pytest_gpufleet.probes.search.nodes import who_slows_rails
 
 pytestmark = [
@@ -23,7 +23,7 @@ SEED = 16  # by which nodes meet: the same nodes meet in every run
 
 @pytest.mark.figures("rail_bandwidth", peers="which are all rails of all nodes with such GPUs")
 @pytest.mark.parametrize("at_once", ["one", "all"])
-def test_rail_bandwidth(nccl_group: World, judge: Judge, at_once: RailsAtOnce) -> None:
+def test_rail_bandwidth(nccl_group: World, judge: Judge, at_once: between_nodes.RailsAtOnce) -> None:
     """Bandwidth of each rail of each node: of one rail after the other, and of all rails at once
 
     GPUs of the same index on two nodes send to each other, both ways at the same time, through the network adapter next
@@ -34,6 +34,6 @@ def test_rail_bandwidth(nccl_group: World, judge: Judge, at_once: RailsAtOnce) -
     adapters share a PCIe switch or an uplink. Two nodes alone cannot tell which of them it is.
     """
     nbytes = MESSAGE.on(nccl_group)
-    rails = rail_bandwidth(nccl_group, at_once, nbytes, SEED)
+    rails = between_nodes.rail_bandwidth(nccl_group, at_once, nbytes, SEED)
     # Nobody publishes what the rail of a node must reach: it is held against its peers.
     judge(rails.measurement, required=False, on_miss=lambda: who_slows_rails(nccl_group, rails, nbytes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import GiB, Judge, KiB, MiB, Size, World
-from pytest_gpufleet.probes.between_nodes import affordable, groups_of_nodes, pairs_of_nodes
+from pytest_gpufleet.probes import between_nodes
 from pytest_gpufleet.probes.collectives.speed import fitting
 from pytest_gpufleet.probes.search.nodes import who_slows_nodes
 
@@ -32,7 +32,7 @@ def test_pairs_of_nodes(nccl_group: World, judge: Judge) -> None:
     `node_group_busbw` in a profile of your own. Two nodes alone cannot tell which of them it is.
     """
     nbytes = largest(nccl_group)
-    pairs = pairs_of_nodes(nccl_group, nbytes, SEED)
+    pairs = between_nodes.pairs_of_nodes(nccl_group, nbytes, SEED)
     judge(*pairs, required=False, on_miss=lambda: who_slows_nodes(nccl_group, pairs, nbytes))
 
 
@@ -47,11 +47,11 @@ def test_groups_of_nodes(nccl_group: World, judge: Judge) -> None:
     """
     nbytes = largest(nccl_group)
     judge(
-        *groups_of_nodes(nccl_group, nbytes),
+        *between_nodes.groups_of_nodes(nccl_group, nbytes),
         required=False,
         on_miss=lambda: who_slows_nodes(nccl_group, [], nbytes),
     )
 
 
 def largest(nccl_group: World) -> int:
-    return affordable(nccl_group, fitting(nccl_group, "all_reduce", SIZES))[-1]
+    return between_nodes.affordable(nccl_group, fitting(nccl_group, "all_reduce", SIZES))[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpufleet import GiB, Judge, KiB, MiB, Size, World, measure_all
-from pytest_gpufleet.probes.between_nodes import affordable, collective_curve, doubling
+from pytest_gpufleet.probes import between_nodes
 from pytest_gpufleet.probes.collectives.speed import fitting
 from pytest_gpufleet.probes.search.nodes import who_slows_nodes
 
@@ -29,7 +29,9 @@ def test_collectives_over_nodes(nccl_group: World, judge: Judge, collective: str
     for the cause, and the first line says what it found. Without one: look at routing and congestion control, which
     only many nodes load, and at the algorithm that NCCL chose (NCCL_DEBUG=INFO).
     """
-    sizes = affordable(nccl_group, fitting(nccl_group, collective, SIZES))
-    nodes = [some for some in doubling(nccl_group) if some.size > 1]
-    measurements = [each for some in nodes for each in measure_all(some, collective_curve, collective, sizes)]
+    sizes = between_nodes.affordable(nccl_group, fitting(nccl_group, collective, SIZES))
+    nodes = [some for some in between_nodes.doubling(nccl_group) if some.size > 1]
+    measurements = [
+        each for some in nodes for each in measure_all(some, between_nodes.collective_curve, collective, sizes)
+    ]
     judge(*measurements, required=False, on_miss=lambda: who_slows_nodes(nccl_group, [], sizes[-1]))

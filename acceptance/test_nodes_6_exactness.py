@@ -7,7 +7,7 @@ import torch
 
 from pytest_gpufleet import Size, World, expect_none
 from pytest_gpufleet.probes.between_nodes import rails_of
-from pytest_gpufleet.probes.collectives.exactness import exchange, stays_exact
+from pytest_gpufleet.probes.collectives import exactness
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.search.collective import who_corrupts
 
@@ -30,7 +30,7 @@ def test_collective_of_all_nodes_is_exact(nccl_group: World, collective: str) ->
     Look at the errors of its ports (`perfquery`, `mlxlink`), at its PCIe errors, and at IOMMU and ACS settings.
     """
     operation = "sum" if COLLECTIVES[collective].reduces else ""
-    deliveries = nccl_group.run(exchange, collective, operation, dtypes=DTYPES)
+    deliveries = nccl_group.run(exactness.exchange, collective, operation, dtypes=DTYPES)
     if any(delivery.wrong for delivery in deliveries):
         expect_none([who_corrupts(nccl_group, deliveries, collective, operation, dtypes=DTYPES)])
 
@@ -43,7 +43,7 @@ def test_rails_are_exact(nccl_group: World) -> None:
     network adapters next to those GPUs, and at the switch of that rail.
     """
     rails = [nccl_group.subset(ranks) for ranks in rails_of(nccl_group)]
-    by_rail = nccl_group.each(rails, exchange, "all_reduce", "sum", dtypes=[torch.float32])
+    by_rail = nccl_group.each(rails, exactness.exchange, "all_reduce", "sum", dtypes=[torch.float32])
     expect_none(
         who_corrupts(rail, deliveries, "all_reduce", "sum", dtypes=[torch.float32])
         for rail, deliveries in zip(rails, by_rail, strict=True)
@@ -58,6 +58,6 @@ def test_all_reduce_of_all_nodes_stays_exact(nccl_group: World, fleet_level: str
     Finds what goes wrong rarely: an adapter or a cable that corrupts one transfer in a thousand. If all GPUs are named,
     one of them spoils everybody's sum: look at the errors that the ports of each node have counted.
     """
-    answers = nccl_group.run(stays_exact, SECONDS[fleet_level])
+    answers = nccl_group.run(exactness.stays_exact, SECONDS[fleet_level])
     print(f"{answers[0][0]:,} all_reduces")
     expect_none(nccl_group.faults("collective_wrong", [wrong for _, wrong in answers]))

@@ -15,16 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_gpufleet import Rank, World
-from pytest_gpufleet.probes.training.correctness import (
-    batch,
-    differences,
-    full_precision,
-    known_average,
-    known_input,
-    known_layer,
-    network,
-)
-from pytest_gpufleet.probes.training.methods import fully_sharded, held, own_shard
+from pytest_gpufleet.probes.training import correctness, methods
 
 pytestmark = [
     pytest.mark.chapter("Between nodes: training", "Do nodes train a network together, and come to the same result?"),
@@ -58,16 +49,16 @@ def test_gradients_of_all_nodes_are_exact(rank: Rank, nccl_group: dist.ProcessGr
     every node alone: see the exactness of collectives between nodes. If those are exact, torch and NCCL do not fit
     together, or differ between nodes.
     """
-    average, x = known_average(rank.size), known_input(rank)
-    ddp = DDP(known_layer(rank), process_group=nccl_group)
+    average, x = correctness.known_average(rank.size), correctness.known_input(rank)
+    ddp = DDP(correctness.known_layer(rank), process_group=nccl_group)
     ddp(x).sum().backward()
     assert (ddp.module.weight.grad == average).all(), "DDP"
-    weight = known_layer(rank).weight.detach() - average
-    fsdp = fully_sharded(rank, known_layer(rank))
+    weight = correctness.known_layer(rank).weight.detach() - average
+    fsdp = methods.fully_sharded(rank, correctness.known_layer(rank))
     optimizer = torch.optim.SGD(fsdp.parameters(), lr=1.0)
     fsdp(x).sum().backward()
     optimizer.step()
-    assert torch.equal(held(fsdp.get_parameter("weight")), own_shard(rank, weight)), "FSDP: own shard"
+    assert torch.equal(methods.held(fsdp.get_parameter("weight")), methods.own_shard(rank, weight)), "FSDP: own shard"
 
 
 @pytest.mark.spmd
@@ -78,18 +69,19 @@ def test_nodes_train_as_one_gpu(rank: Rank, nccl_group: dist.ProcessGroup) -> No
     is named when no other is computes, keeps or receives something wrong. If all GPUs of a node are named, look at what
     lies between it and the others, and whether its versions of torch, CUDA and cuDNN are those of the others.
     """
-    one, ddp = network(rank), DDP(network(rank), process_group=nccl_group)
+    one, ddp = correctness.network(rank), DDP(correctness.network(rank), process_group=nccl_group)
     sgd_one, sgd_ddp = sgd(one), sgd(ddp)
     for step in range(STEPS):
-        everyones, own = batch(step, range(rank.size), rank.device), batch(step, [rank.index], rank.device)
-        with full_precision():
+        everyones = correctness.batch(step, range(rank.size), rank.device)
+        own = correctness.batch(step, [rank.index], rank.device)
+        with correctness.full_precision():
             losses = torch.stack([train_step(one, sgd_one, *everyones), train_step(ddp, sgd_ddp, *own)])
         dist.all_reduce(losses, group=nccl_group)
         torch.testing.assert_close(losses[1], losses[0], rtol=TOLERANCE, atol=TOLERANCE, msg=f"loss of step {step}")
     trained = dict(ddp.module.named_parameters())
     for name, weight in one.named_parameters():
         torch.testing.assert_close(trained[name], weight, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
-    assert differences(rank, trained) == [], "not as on the other ranks"
+    assert correctness.differences(rank, trained) == [], "not as on the other ranks"
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -104,10 +96,10 @@ def train_and_save(rank: Rank) -> tuple[Files, dict[str, Tensor], list[float]]:
     the first rank also the weights in it."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    model = fully_sharded(rank, network(rank))
+    model = methods.fully_sharded(rank, correctness.network(rank))
     optimizer = sgd(model)
     for step in range(STEPS):
-        train_step(model, optimizer, *batch(step, [rank.index], rank.device))
+        train_step(model, optimizer, *correctness.batch(step, [rank.index], rank.device))
     with TemporaryDirectory(prefix="gpufleet-checkpoint-") as folder:  # of this rank: nodes may share none
         save(checkpoint(model, optimizer), checkpoint_id=folder, process_group=rank.group)
         files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
@@ -120,7 +112,7 @@ def load_and_go_on(rank: Rank, files: Files, weights: dict[str, Tensor], losses:
     from torch.distributed.checkpoint.state_dict import set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    model = fully_sharded(rank, network(rank))
+    model = methods.fully_sharded(rank, correctness.network(rank))
     optimizer = sgd(model)
     state = checkpoint(model, optimizer)
     with ExitStack() as stack:
@@ -130,7 +122,8 @@ def load_and_go_on(rank: Rank, files: Files, weights: dict[str, Tensor], losses:
         load(state, checkpoint_id=str(folder), process_group=rank.group)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for name, parameter in model.named_parameters():
-        assert torch.equal(held(parameter).cpu(), own_shard(rank, weights[name])), f"loaded shard of {name}"
+        shard = methods.own_shard(rank, weights[name])
+        assert torch.equal(methods.held(parameter).cpu(), shard), f"loaded shard of {name}"
     assert next_losses(rank, model, optimizer) == pytest.approx(losses, rel=TOLERANCE)
 
 
@@ -142,8 +135,8 @@ def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 def next_losses(rank: Rank, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
     """The losses of three steps in which all ranks train on the same images, so that their number does not matter."""
-    with full_precision():
-        return [train_step(model, optimizer, *batch(STEPS + i, [0], rank.device)).item() for i in range(3)]
+    with correctness.full_precision():
+        return [train_step(model, optimizer, *correctness.batch(STEPS + i, [0], rank.device)).item() for i in range(3)]
 
 
 def test_checkpoint_of_all_nodes_loads_on_one_fewer(nccl_group: World) -> None:

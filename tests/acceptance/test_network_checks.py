@@ -2,12 +2,11 @@
 
 import pytest
 
-from pytest_gpufleet.probes.adapter_loopback import Loopback
+from pytest_gpufleet.probes import adapter_loopback
 from pytest_gpufleet.verdict.judgement import judge
 from tests.acceptance.checks import outcomes, ranks_answer
 from tests.machines import recorded
 
-CHECKS = __import__("test_6_network")
 MODULES, LINKS = "test_transceivers_are_well", "test_links_have_few_bit_errors"
 # As hardware/optics.py reads it of a healthy 400G module.
 OPTICS = """
@@ -99,7 +98,7 @@ def test_an_adapter_through_which_nothing_goes():
 
 def through_adapters(monkeypatch, **found):
     """How the check ends whose ranks found this."""
-    monkeypatch.setattr(CHECKS, "adapters_in_loopback", lambda world, ports: Loopback(**found))
+    monkeypatch.setattr(adapter_loopback, "adapters_in_loopback", lambda *_: adapter_loopback.Loopback(**found))
     world = ranks_answer([None] * 4, to="nothing")
     world.gpus = ["GPU"] * 4
     more = {"world": world, "judge": lambda measurement, on_miss: None}
