@@ -293,7 +293,7 @@ def test_check_of_somebody_else_has_a_group_of_its_own(record_of: Callable[..., 
 
 
 def test_matplotlib_waits_for_a_report() -> None:
-    modules = ("report.page.summary_html", "report.terminal.summary_lines", "plugin.html_columns")
+    modules = ("report.page.report_page", "report.terminal.summary_lines", "plugin.html_report")
     imports = ", ".join(f"pytest_gpufleet.{module}" for module in modules)
     code = f"import sys, {imports}; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

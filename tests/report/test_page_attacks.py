@@ -13,7 +13,7 @@ import pytest
 
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.plugin import html_report
-from pytest_gpufleet.report.page import drift_section, hosts_part, rendering, several_runs
+from pytest_gpufleet.report.page import hosts_part, rendering, several_runs
 from pytest_gpufleet.report.page.report_page import page
 from pytest_gpufleet.verdict.across_runs.drift import drift
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare
@@ -107,7 +107,7 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(
     pages = {"report": page(record, PAYLOAD)}
     twins = {f"a{PAYLOAD}": record, f"b{PAYLOAD}": record}
     pages["compared"] = several_runs.page(several_runs.compared(compare(twins), 2))
-    pages["over time"] = several_runs.page(drift_section.drifted(drift(twins)))
+    pages["over time"] = several_runs.page(several_runs.drifted(drift(twins)))
     hosts = [HostRun(f"a{PAYLOAD}", PAYLOAD, kept(record, [])), HostRun("b", "", kept(poisoned("h200x4-a"), []))]
     fleet = judge_fleet(hosts, [Unusable(PAYLOAD, PAYLOAD, PAYLOAD)], [PAYLOAD])
     pages["fleet"] = hosts_part.page(fleet, {hosts[0].folder: "a/report.html"})
