@@ -118,9 +118,9 @@ def synthetic_batch(rank: Rank, training: Plan) -> tuple[Tensor, Tensor]:
     return images.contiguous(memory_format=training.recipe.memory_format), labels
 
 
-def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: bool = True) -> FedStep:
+def eager(module: nn.Module, training: Plan, device: torch.device) -> FedStep:
     """Forward, backward and optimizer as PyTorch runs them, one operation after the other."""
-    optimizer, scaler = optimization(module, training, device, fused=fused)
+    optimizer, scaler = optimization(module, training, device)
 
     def step(images: Tensor, labels: Tensor) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
