@@ -94,14 +94,17 @@ def _hide(found: re.Match[str]) -> str:
 
 
 def throughout(value: Any) -> Any:
-    """JSON with every text in it redacted."""
-    match value:
-        case str():
-            return redacted(value)
-        case list() | tuple():
-            return [throughout(each) for each in value]
-        case dict():
-            return {key: throughout(each) for key, each in value.items()}
+    """The same value, with every text in it redacted: JSON, or what pytest shows of a test, of whose tracebacks the
+    parts that it prints one by one."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(throughout, value))
+    if isinstance(value, dict):
+        return {key: throughout(each) for key, each in value.items()}
+    if type(value).__module__.startswith("_pytest."):
+        for name, part in vars(value).items():
+            setattr(value, name, throughout(part))
     return value
 
 
@@ -109,19 +112,7 @@ def hide_in(report: Any) -> None:
     """Redact pytest's report of a test or a collection: what everybody shows of it, and what it keeps as it was."""
     for name in ("longrepr", "sections", "user_properties", "wasxfail"):
         if value := getattr(report, name, None):
-            setattr(report, name, _everywhere(value))
-
-
-def _everywhere(value: Any) -> Any:
-    """The same value, with every text in it redacted: of a traceback the parts that pytest prints one by one."""
-    if isinstance(value, str):
-        return redacted(value)
-    if isinstance(value, list | tuple):
-        return type(value)(map(_everywhere, value))
-    if type(value).__module__.startswith("_pytest."):
-        for name, part in vars(value).items():
-            setattr(value, name, _everywhere(part))
-    return value
+            setattr(report, name, throughout(value))
 
 
 def variable(name: str, value: str) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_gpufleet.hardware import local_node
-from pytest_gpufleet.hardware.node import NoGpus
+from pytest_gpufleet.hardware.nvml import NoGpus
 
 
 def _read():

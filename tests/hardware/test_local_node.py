@@ -1,8 +1,7 @@
 """This machine as a node. The driver is a stand-in, the kernel log a file."""
 
 from pytest_gpufleet.hardware.fact_tables import CALLS
-from pytest_gpufleet.hardware.local_node import LocalNode
-from pytest_gpufleet.hardware.node import take
+from pytest_gpufleet.hardware.local_node import LocalNode, take
 from pytest_gpufleet.hardware.nvml import FactError
 from pytest_gpufleet.model.gpu import COUNTERS, NAMES, SLOW_COUNTERS, Gpu, GpuTopology, Unavailable
 from pytest_gpufleet.model.log_catalogue import Logged, Xid

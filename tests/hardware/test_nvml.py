@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_gpufleet.hardware import host, local_node, nvml
-from pytest_gpufleet.hardware.node import NoGpus
+from pytest_gpufleet.hardware.nvml import NoGpus
 from pytest_gpufleet.model import place
 from tests.hardware.fake_nvml import ANSWERS, FakeNvml, linked, plain, switched
 

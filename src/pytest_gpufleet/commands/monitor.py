@@ -15,7 +15,7 @@ from typing import Any
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.commands.command import Command, argument, as_json, check_output, file, new_console
 from pytest_gpufleet.hardware import local_node, telemetry
-from pytest_gpufleet.hardware.node import Node
+from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.gpu import READINGS, GpuTopology, clock_events
 from pytest_gpufleet.model.measurement import Sample
@@ -46,7 +46,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _samples(node: Node, interval: float) -> Iterator[Iterator[Sample]]:
+def _samples(node: LocalNode, interval: float) -> Iterator[Iterator[Sample]]:
     """One sample after the other. This thread only waits for them, so that Ctrl-C works even where a driver hangs."""
     taken: queue.SimpleQueue[Sample] = queue.SimpleQueue()
     sampler = telemetry.Sampler(node, interval, taken.put)

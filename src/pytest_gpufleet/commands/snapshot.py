@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_gpufleet.commands.command import Command, argument
 from pytest_gpufleet.hardware import local_node
-from pytest_gpufleet.hardware.node import take
+from pytest_gpufleet.hardware.local_node import take
 from pytest_gpufleet.model import codec
 
 NO_CLUSTER = "0" * 32

@@ -8,7 +8,8 @@ kind of sensor. `sdr type` and `sel elist` print the same in 1.8.18 and 1.8.19, 
 from __future__ import annotations
 
 import os
-from datetime import date, datetime
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,30 +65,27 @@ def read(root: Path = Path("/"), run: RunTool = output) -> dict[str, Any]:
 
 def _sensors(printed: str) -> list[dict[str, str]]:
     """Of lines like "PSU1 Status | E0h | ok | 10.1 | Presence detected"."""
-    rows = [[field.strip() for field in line.split("|")] for line in printed.splitlines()]
     return [
         {"name": name, "entity": entity, "status": status, "reading": reading}
-        for name, _, status, entity, reading in (row for row in rows if len(row) == 5)
+        for name, _, status, entity, reading in (row for row in _rows(printed, "|") if len(row) == 5)
     ]
 
 
+def _rows(printed: str, between: str) -> list[list[str]]:
+    return [[field.strip() for field in line.split(between)] for line in printed.splitlines()]
+
+
 def _log(run: RunTool) -> dict[str, Any]:
-    told = dict(_key_value(line) for line in run("ipmitool", "sel", "info").splitlines() if ":" in line)
+    told = {row[0]: row[1] for row in _rows(run("ipmitool", "sel", "info"), ":") if len(row) == 2}
     full = told.get("Overflow") == "true" or told.get("Percent Used") == "100%"
     printed = run("ipmitool", "sel", "elist", "last", str(NEWEST), seconds=LOG_SECONDS)
     clock = run("ipmitool", "sel", "time", "get").split()
     return {"today": _day(clock[0]) if clock else None, "full": full, "events": _events(printed)}
 
 
-def _key_value(line: str) -> tuple[str, str]:
-    key, _, value = line.partition(":")
-    return key.strip(), value.strip()
-
-
 def _events(printed: str) -> list[dict[str, Any]]:
     """Of lines like "7 | 09/08/2021 | 06:34:15 | Power Supply #0x3b | Failure detected | Asserted", behind which a
     reading may stand. Records of vendors have fewer columns and are left out."""
-    rows = [[field.strip() for field in line.split("|")] for line in printed.splitlines()]
     return [
         {
             "id": row[0],
@@ -97,19 +95,14 @@ def _events(printed: str) -> list[dict[str, Any]]:
             "what": row[4],
             "asserted": row[5] == "Asserted",
         }
-        for row in rows
+        for row in _rows(printed, "|")
         if len(row) >= 6 and row[5] in ("Asserted", "Deasserted")
     ]
 
 
 def _day(told: str) -> str | None:
     """As ISO 8601 has it; None for "Pre-Init" and the like."""
-    found = (_date(told, form) for form in DATES)
-    return next((day.isoformat() for day in found if day), None)
-
-
-def _date(told: str, form: str) -> date | None:
-    try:
-        return datetime.strptime(told, form).date()
-    except ValueError:
-        return None
+    for form in DATES:
+        with suppress(ValueError):
+            return datetime.strptime(told, form).date().isoformat()
+    return None

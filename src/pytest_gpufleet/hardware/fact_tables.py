@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,15 +201,18 @@ def _slowdown_ns(nvml: Any, handle: Any) -> dict[str, int]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _ecc_corrected(nvml: Any, handle: Any) -> dict[str, int]:
-    """Not every model tells both places, or knows of both."""
+def _each_that_is_here(
+    nvml: Any, numbers: Mapping[str, int], ask: Callable[[int], Any], *errors: str
+) -> dict[str, Any]:
+    """By name what the driver says to each of these numbers, without those that it does not know, by these errors or
+    those of NOT_HERE. Raises the last of these if it knows none."""
     told: dict[str, int] = {}
     missing: Exception | None = None
-    for name, place in ECC_PLACES.items():
+    for name, number in numbers.items():
         try:
-            told[name] = nvml.nvmlDeviceGetMemoryErrorCounter(handle, ECC_CORRECTED, ECC_VOLATILE, place)
+            told[name] = ask(number)
         except nvml.NVMLError as error:
-            if not named(error, *NOT_HERE, "InvalidArgument"):
+            if not named(error, *NOT_HERE, *errors):
                 raise
             missing = error
     if missing and not told:
@@ -216,9 +220,10 @@ def _ecc_corrected(nvml: Any, handle: Any) -> dict[str, int]:
     return told
 
 
-def _gsp_firmware(nvml: Any, handle: Any) -> str:
-    version = nvml.nvmlDeviceGetGspFirmwareVersion(handle)
-    return version.decode() if isinstance(version, bytes) else str(version)  # the one text that pynvml 13 leaves bytes
+def _ecc_corrected(nvml: Any, handle: Any) -> dict[str, int]:
+    """Not every model tells both places, or knows of both."""
+    ask = partial(nvml.nvmlDeviceGetMemoryErrorCounter, handle, ECC_CORRECTED, ECC_VOLATILE)
+    return _each_that_is_here(nvml, ECC_PLACES, ask, "InvalidArgument")
 
 
 def _inforom(nvml: Any, handle: Any) -> bool:
@@ -233,18 +238,8 @@ def _inforom(nvml: Any, handle: Any) -> bool:
 
 def _temperature_limits(nvml: Any, handle: Any) -> dict[str, int | None]:
     """In degrees Celsius; None for a threshold that this device does not have. NotSupported if it has none."""
-    limits: dict[str, int | None] = {}
-    missing: Exception | None = None
-    for name, number in THRESHOLDS.items():
-        try:
-            limits[name] = nvml.nvmlDeviceGetTemperatureThreshold(handle, number)
-        except nvml.NVMLError as error:
-            if not named(error, *NOT_HERE):
-                raise
-            limits[name], missing = None, error
-    if missing and not any(limits.values()):
-        raise missing
-    return limits
+    told = _each_that_is_here(nvml, THRESHOLDS, partial(nvml.nvmlDeviceGetTemperatureThreshold, handle))
+    return {name: told.get(name) for name in THRESHOLDS}
 
 
 def _clock_event_reasons(nvml: Any, handle: Any) -> int:
@@ -272,7 +267,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "serial": lambda n, h: n.nvmlDeviceGetSerial(h),
     "board_part_number": lambda n, h: n.nvmlDeviceGetBoardPartNumber(h),
     "vbios": lambda n, h: n.nvmlDeviceGetVbiosVersion(h),
-    "gsp_firmware": _gsp_firmware,
+    "gsp_firmware": lambda n, h: n.nvmlDeviceGetGspFirmwareVersion(h),
     "inforom_version": lambda n, h: n.nvmlDeviceGetInforomImageVersion(h),
     "inforom_valid": _inforom,
     "pci_bus_id": lambda n, h: n.nvmlDeviceGetPciInfo(h).busId,

@@ -16,11 +16,14 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from pytest_gpufleet.hardware.node import GpuTaken
 from pytest_gpufleet.hardware.nvml import in_thread
 from pytest_gpufleet.model.gpu import Gpu
 
 DEVICES = Path("/dev")
+
+
+class GpuTaken(Exception):
+    """Another process holds a GPU; the text says which GPU, and who."""
 
 
 def lock(gpus: Iterable[Gpu]) -> ExitStack:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from pytest_gpufleet.hardware import tools
 from pytest_gpufleet.hardware.fact_tables import CALLS, NOT_HERE, named, text
-from pytest_gpufleet.hardware.node import NoGpus
 from pytest_gpufleet.hardware.software import driver_problems, software
 from pytest_gpufleet.model.gpu import CONSTANTS, Gpu, GpuTopology, Unavailable
 from pytest_gpufleet.model.language import some
@@ -68,6 +67,15 @@ NO_NVML = {
 
 ANSWER_SECONDS = 20.0
 T = TypeVar("T")
+
+
+class NoGpus(Exception):
+    """A node has no GPU to run on; the text says why in one sentence. `signs`: what speaks for NVIDIA hardware all the
+    same, in a few words each."""
+
+    def __init__(self, why: str, signs: Sequence[str] = ()) -> None:
+        super().__init__(why)
+        self.signs = signs
 
 
 class FactError(Exception):
@@ -143,7 +151,7 @@ class Nvml:
                 return
 
     def present(self) -> tuple[str, ...]:
-        """As Node.present."""
+        """As LocalNode.present."""
         return tuple(map(self._address, range(_ask(self._nvml, "nvmlDeviceGetCount") or 0)))
 
     def _address(self, index: int) -> str:

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from pytest_gpufleet.hardware import nvml
-from pytest_gpufleet.hardware.node import Node, NoGpus
-from pytest_gpufleet.hardware.nvml import Nvml
+from pytest_gpufleet.hardware.local_node import LocalNode
+from pytest_gpufleet.hardware.nvml import NoGpus, Nvml
 from pytest_gpufleet.model.gpu import Gpu, Unavailable, clock_events
 from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
 
@@ -87,7 +87,7 @@ class Sampler:
     when there was no sample for LONGEST_GAP.
     """
 
-    def __init__(self, node: Node, interval_seconds: float, on_sample: Callable[[Sample], None]) -> None:
+    def __init__(self, node: LocalNode, interval_seconds: float, on_sample: Callable[[Sample], None]) -> None:
         self.trouble = ""
         self._node = node
         self._interval = interval_seconds

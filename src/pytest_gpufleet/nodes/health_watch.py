@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 
-from pytest_gpufleet.hardware.node import Node
+from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import COUNTERS, Gpu
 from pytest_gpufleet.model.log_catalogue import OF_CRASHES, OF_PROCESSES, Xid
@@ -21,7 +21,7 @@ class Guard:
     """Reads counters, clock events and the kernel log of a node before and after each test. What its log held at first
     (node.take) is for the health checks to judge."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: LocalNode) -> None:
         self._node = node
         self.unread = ""  # why lines of the kernel log since the last time were not seen
         self.noticed: list[Fault] = []  # what the kernel told of the host since the last time, and condemns nothing

@@ -13,7 +13,9 @@ from typing import Any
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware import host, local_node
-from pytest_gpufleet.hardware.node import GpuTaken, Node, NoGpus
+from pytest_gpufleet.hardware.local_node import LocalNode
+from pytest_gpufleet.hardware.locks import GpuTaken
+from pytest_gpufleet.hardware.nvml import NoGpus
 from pytest_gpufleet.hardware.telemetry import Sampler
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.nodes import messages as say
@@ -42,7 +44,7 @@ def opened(settings: AgentSettings) -> Iterator[OwnNode]:
 class OwnNode:
     """Not for two threads at a time, but for `readings`."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: LocalNode) -> None:
         self._node = node
         self._locks: ExitStack | None = None  # freed with this process
         self._sampler: Sampler | None = None

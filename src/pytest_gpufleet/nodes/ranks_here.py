@@ -7,14 +7,14 @@ import os
 import pickle
 import resource
 import selectors
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 from pytest_gpufleet.nodes.messages import RankAnswered, RankDied
 from pytest_gpufleet.world.call import RankSpec, nothing
-from pytest_gpufleet.world.engines.protocol import Answer, Death, Engine, Trace
+from pytest_gpufleet.world.engines.local import LocalEngine
+from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 
 RAYLET = "raylet"  # the process of Ray on each node, from which all of its workers come
 # What Ray gives its workers (seen in 2.60): OMP_NUM_THREADS=1 slows all that a rank computes on its CPU, and the rest
@@ -61,18 +61,10 @@ def of_network(interface: str, local_index: int, environment: Mapping[str, str])
     }
 
 
-class WatchedEngine(Engine, Protocol):
-    def get_ready(self, prepare: Callable[[], None]) -> None:
-        """Begin with what ranks need before they start."""
-
-    def watch(self, selector: selectors.BaseSelector) -> None:
-        """Register all by which something may happen that `wait` tells."""
-
-
 class RanksHere:
     """What goes wrong with starting and sending is the death of the ranks that it was for, and raises nothing."""
 
-    def __init__(self, engine: WatchedEngine) -> None:
+    def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
         self._numbers: tuple[int, ...] = ()  # among all ranks, of each that was started here
         self._died: list[RankDied] = []

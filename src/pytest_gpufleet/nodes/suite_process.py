@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,8 +18,6 @@ from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.events import LONGEST_LINE, STARTED_BY
 from pytest_gpufleet.nodes.messages import RunSuite, SuiteEnded, SuiteNews
 from pytest_gpufleet.world.engines import processes
-
-OPENED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -37,27 +35,11 @@ def sizes(folder: Path) -> dict[str, int]:
 def part(folder: Path, name: str, offset: int, most: int) -> bytes:
     """`most` bytes of a regular file from `offset` on; fewer at its end. OSError if it cannot be read, or if its name
     leads out of the folder, be it by a link."""
-    descriptor = _opened(folder, PurePosixPath(name))
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{name} is not a regular file")
-        return os.pread(descriptor, most, offset)
-    finally:
-        os.close(descriptor)
-
-
-def _opened(folder: Path, name: PurePosixPath) -> int:
-    """Folder by folder, so that none on the way can be a link."""
-    if name.is_absolute() or not name.parts or ".." in name.parts:
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()) or path.resolve() == folder.resolve():
         raise OSError(f"{name} is not the name of a file below the folder of a run")
-    descriptor = os.open(folder, OPENED | os.O_DIRECTORY)
-    for number, part in enumerate(name.parts, 1):
-        outer = descriptor
-        try:
-            descriptor = os.open(part, OPENED | (os.O_DIRECTORY if number < len(name.parts) else 0), dir_fd=outer)
-        finally:
-            os.close(outer)
-    return descriptor
+    with safe_files.open_regular(path) as file:
+        return os.pread(file.fileno(), most, offset)
 
 
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it

@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from pytest_gpufleet.hardware import host, local_node
-from pytest_gpufleet.hardware.node import Node, NoGpus, take
+from pytest_gpufleet.hardware.local_node import LocalNode, take
+from pytest_gpufleet.hardware.nvml import NoGpus
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.gpu import GpuTopology, check_name
@@ -87,7 +88,7 @@ class Ground:
 class OwnMachine(Ground):
     """The machine of this process."""
 
-    node: Node
+    node: LocalNode
     rehearsal_ranks: int = 0
 
     @property

@@ -20,7 +20,7 @@ from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.run.settings import Options
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.hardware.node import Node
+    from pytest_gpufleet.hardware.local_node import LocalNode
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.gpu import Gpu
@@ -174,7 +174,7 @@ class Run:
 
     def lock(self) -> None:
         """Make the GPUs of this run its own, until this process is gone. Refused if somebody else has one."""
-        from pytest_gpufleet.hardware.node import GpuTaken
+        from pytest_gpufleet.hardware.locks import GpuTaken
 
         if self._locks is None:
             try:
@@ -421,7 +421,7 @@ class Sampling:
     """Telemetry of a run: sampled from its begin to its end, on record. `hear(sample)` is called with each sample, by a
     thread of its own."""
 
-    def __init__(self, run: Run, node: Node, hear: Callable[[Sample], None]) -> None:
+    def __init__(self, run: Run, node: LocalNode, hear: Callable[[Sample], None]) -> None:
         from pytest_gpufleet.hardware.telemetry import Activity, Sampler
 
         self._run = run

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any, Literal
 
@@ -170,11 +171,15 @@ def last_collectives(dumps: Mapping[int, str]) -> dict[int, tuple[str, int]]:
     All of one process group, the last that any rank used, since every group counts for itself.
     """
     entries = {rank: _collectives(dump) for rank, dump in dumps.items()}
-    newest = max((entry for each in entries.values() for entry in each), key=_created, default={})
-    group = newest.get("process_group")
-    return {
-        rank: _read([entry for entry in each if entry.get("process_group") == group]) for rank, each in entries.items()
-    }
+    everything = (entry for each in entries.values() for entry in each)
+    newest = max(everything, key=lambda entry: int(entry.get("time_created_ns", 0)), default={})
+    last: dict[int, tuple[str, int]] = dict.fromkeys(entries, ("", 0))
+    for rank, each in entries.items():
+        for entry in each:
+            if entry.get("process_group") == newest.get("process_group"):
+                what = f"{entry.get('profiling_name')}, {entry.get('state')}"
+                last[rank] = what, int(entry.get("collective_seq_id", 0))
+    return last
 
 
 def _collectives(dump: str) -> list[dict[str, Any]]:
@@ -183,17 +188,6 @@ def _collectives(dump: str) -> list[dict[str, Any]]:
     except ValueError:  # there is none, or it was cut off
         return []
     return [entry for entry in entries if not entry.get("is_p2p")]
-
-
-def _created(entry: Mapping[str, Any]) -> int:
-    return int(entry.get("time_created_ns", 0))
-
-
-def _read(entries: list[dict[str, Any]]) -> tuple[str, int]:
-    if not entries:
-        return "", 0
-    last = entries[-1]
-    return f"{last.get('profiling_name')}, {last.get('state')}", int(last.get("collective_seq_id", 0))
 
 
 # After the first failure the other ranks get this long to tell their own story before they are killed.
@@ -292,30 +286,19 @@ def diagnose(engine: Engine, specs: Sequence[RankSpec], call: Call, answers: Ans
 
 
 def _report(spec: RankSpec, answers: Answers, traces: Mapping[int, Trace]) -> RankReport:
-    if death := answers.deaths.get(spec.index):
-        return _of_the_dead(spec, death, traces[spec.index])
-    if outcome := answers.outcomes.get(spec.index):
-        return _of_an_answer(spec, outcome)
+    story = partial(RankReport, spec.index, spec.name)
+    if (outcome := answers.outcomes.get(spec.index)) and spec.index not in answers.deaths:
+        if outcome.kind != "raised":
+            return story("returned", "", output=outcome.output)
+        return story(
+            "raised", _summary(outcome),
+            seconds=outcome.seconds, phase=outcome.phase, traceback=outcome.traceback, output=outcome.output,
+        )  # fmt: skip
     trace = traces[spec.index]
-    return RankReport(
-        spec.index, spec.name, "running", trace.state,
-        phase=trace.phase, phase_seconds=trace.seconds, stack=trace.stack, output=trace.output,
-    )  # fmt: skip
-
-
-def _of_the_dead(spec: RankSpec, death: Death, trace: Trace) -> RankReport:
-    return RankReport(
-        spec.index, spec.name, "died", death.reason, phase=trace.phase, stack=trace.stack, output=trace.output
-    )
-
-
-def _of_an_answer(spec: RankSpec, outcome: Outcome) -> RankReport:
-    if outcome.kind != "raised":
-        return RankReport(spec.index, spec.name, "returned", "", output=outcome.output)
-    return RankReport(
-        spec.index, spec.name, "raised", _summary(outcome),
-        seconds=outcome.seconds, phase=outcome.phase, traceback=outcome.traceback, output=outcome.output,
-    )  # fmt: skip
+    seen = partial(story, phase=trace.phase, stack=trace.stack, output=trace.output)
+    if death := answers.deaths.get(spec.index):
+        return seen("died", death.reason)
+    return seen("running", trace.state, phase_seconds=trace.seconds)
 
 
 @dataclass(frozen=True)
