@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pytest_gpufleet.model import codec
@@ -62,64 +62,6 @@ class Lost:
     why: str
 
 
-@dataclass
-class Roll:
-    """All by the number of the node.
-
-    `names`: every node on which an agent was started. `strangers`: lost ones whose first message this version cannot
-    read. `clocks_ahead`: by how many seconds a node's clock is ahead of this one's. `left_out`: why. `fenced`: lost and
-    back, or left out: an agent is there that takes no part. `gone`: nothing reaches them any more.
-    """
-
-    names: dict[int, str] = field(default_factory=dict)
-    hellos: dict[int, Hello] = field(default_factory=dict)
-    strangers: dict[int, Greeting] = field(default_factory=dict)
-    pulses: dict[int, Pulse] = field(default_factory=dict)
-    clocks_ahead: dict[int, float] = field(default_factory=dict)
-    lost: dict[int, Lost] = field(default_factory=dict)
-    left_out: dict[int, str] = field(default_factory=dict)
-    fenced: set[int] = field(default_factory=set)
-    gone: set[int] = field(default_factory=set)
-
-    def takes_part(self, node: int) -> bool:
-        return node in self.names and node not in self.lost and node not in self.left_out
-
-    @property
-    def alive(self) -> tuple[int, ...]:
-        """Those that take part and have said Hello."""
-        return tuple(sorted(filter(self.takes_part, self.hellos)))
-
-    @property
-    def starting(self) -> set[int]:
-        """Those of which nothing is known yet."""
-        return self.names.keys() - self.hellos.keys() - self.lost.keys()
-
-    @property
-    def listening(self) -> set[int]:
-        """Those whose agent hears what it is told, as far as one knows."""
-        return self.names.keys() - self.gone - (self.lost.keys() - self.fenced)
-
-    def lose(self, node: int, why: str) -> Lost | None:
-        """None if it took no part any more."""
-        if not self.takes_part(node):
-            return None
-        self.lost[node] = Lost(self.names[node], why)
-        return self.lost[node]
-
-    def hello(self, node: int, hello: Hello) -> None:
-        self.hellos[node] = hello
-
-    def stranger(self, node: int, message: bytes) -> None:
-        """What it sent cannot be read. If that was its Hello, note what it says in every version."""
-        with suppress(ValueError):
-            self.strangers[node] = codec.unpacked(message, Greeting)
-
-    def pulse(self, node: int, pulse: Pulse) -> None:
-        """The longer a pulse is on its way, the more its clock seems to be behind: the fastest one counts."""
-        self.pulses[node] = pulse
-        self.clocks_ahead[node] = max(self.clocks_ahead.get(node, float("-inf")), pulse.clock - time.time())
-
-
 BEAT_SECONDS = 1.0
 # A cable that is put back after 5 s costs nothing. Ray 2.60 itself, as it is set, needs 64 s to see that one is out.
 LOST_AFTER_SECONDS = 10.0
@@ -158,8 +100,17 @@ class Cluster:
         self._beat_seconds = beat_seconds
         self._clock = clock
         self._presence = Presence(lost_after, beat_seconds)
-        self._changed = threading.Condition()  # guards everything below
-        self._roll = Roll()
+        self._changed = threading.Condition()  # guards what follows
+        # All by the number of the node. Each of these is replaced and never changed, so that any thread may read it.
+        self.names: Mapping[int, str] = {}  # every node on which an agent was started
+        self.hellos: Mapping[int, Hello] = {}
+        self.strangers: Mapping[int, Greeting] = {}  # lost ones whose first message this version cannot read
+        self.pulses: Mapping[int, Pulse] = {}  # the last of each
+        self.clocks_ahead: Mapping[int, float] = {}  # seconds that its clock is ahead of this one's
+        self.lost: Mapping[int, Lost] = {}
+        self.left_out: Mapping[int, str] = {}  # and why
+        self._fenced: set[int] = set()  # lost and back, or left out: an agent is there that takes no part
+        self._gone: set[int] = set()  # nothing reaches them any more
         self._rank_news: list[tuple[int, RankNews]] = []
         self._suite_news: list[tuple[int, SuiteNews]] = []
         self._numbers = itertools.count()
@@ -168,8 +119,8 @@ class Cluster:
         self._closing = self._over = False
         self._thread = threading.Thread(target=self._listen, name="gpufleet nodes", daemon=True)
         self._routes: dict[type[say.Message], Callable[[int, Any], None]] = {
-            say.Hello: self._roll.hello,
-            say.Pulse: self._roll.pulse,
+            say.Hello: self._hello,
+            say.Pulse: self._pulse,
             say.RankAnswered: lambda node, news: self._rank_news.append((node, news)),
             say.RankDied: lambda node, news: self._rank_news.append((node, news)),
             say.SuiteNews: lambda node, news: self._suite_news.append((node, news)),
@@ -181,73 +132,46 @@ class Cluster:
     def start(self, timeout: float) -> None:
         """Start an agent on every node that the transport has, and wait until each has said Hello or is lost: at the
         latest after `timeout` seconds. Refused if there is no node."""
-        self._roll.names.update(self.transport.start())
+        self.names = self.transport.start()
         self._thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: not self._roll.starting, timeout)
-            for node in self._roll.starting:
+            self._changed.wait_for(lambda: not self._starting, timeout)
+            for node in self._starting:
                 self._lose(node, f"its agent has not started within {timeout:g} s")
 
     # ------------------------------------------------------------ who is there
 
-    @property
-    def names(self) -> Mapping[int, str]:
-        """All nodes on which an agent was started, by number."""
-        return self._roll.names
+    def takes_part(self, node: int) -> bool:
+        return node in self.names and node not in self.lost and node not in self.left_out
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """The nodes that take part."""
-        with self._changed:
-            return self._roll.alive
+        """The nodes that take part and have said Hello."""
+        return tuple(sorted(filter(self.takes_part, self.hellos)))
 
     @property
-    def hellos(self) -> Mapping[int, say.Hello]:
-        with self._changed:
-            return dict(self._roll.hellos)
+    def _starting(self) -> set[int]:
+        """Those of which nothing is known yet."""
+        return self.names.keys() - self.hellos.keys() - self.lost.keys()
 
     @property
-    def lost(self) -> Mapping[int, Lost]:
-        with self._changed:
-            return dict(self._roll.lost)
-
-    @property
-    def left_out(self) -> Mapping[int, str]:
-        """The nodes that were left out, and why."""
-        with self._changed:
-            return dict(self._roll.left_out)
-
-    @property
-    def strangers(self) -> Mapping[int, say.Greeting]:
-        """Lost nodes that have another version installed, whose Hello this one cannot read."""
-        with self._changed:
-            return dict(self._roll.strangers)
-
-    @property
-    def pulses(self) -> Mapping[int, say.Pulse]:
-        """The last of each node that has sent any."""
-        with self._changed:
-            return dict(self._roll.pulses)
-
-    @property
-    def clocks_ahead(self) -> Mapping[int, float]:
-        """By how many seconds the clock of each node is ahead of this one's; behind if negative."""
-        with self._changed:
-            return dict(self._roll.clocks_ahead)
+    def _listening(self) -> set[int]:
+        """Those whose agent hears what it is told, as far as one knows."""
+        return self.names.keys() - self._gone - (self.lost.keys() - self._fenced)
 
     # ------------------------------------------------------------ telling and asking
 
     def send(self, node: int, message: say.ToAgent) -> None:
         """To a node that takes part; else nothing is sent."""
-        if self._roll.takes_part(node):
+        if self.takes_part(node):
             self.transport.send(node, codec.packed(message))
 
     def ask_each(self, questions: Mapping[int, say.Asked], timeout: float = 10.0) -> dict[int, Any]:
         """What each node answers to its own question, as the type that belongs to it, or the Trouble why it did not.
         Nodes that do not take part can be asked too, if they are still there."""
         with self._changed:
-            there = [node for node in questions if node not in self._roll.gone]
-            may_be_back = self._roll.lost.keys() & there
+            there = [node for node in questions if node not in self._gone]
+            may_be_back = self.lost.keys() & there
             numbers = {node: next(self._numbers) for node in there}
             self._asked.update(dict.fromkeys(numbers.values()))
         for node, number in numbers.items():
@@ -257,8 +181,8 @@ class Cluster:
             def settled() -> bool:
                 while there and (
                     self._asked[numbers[there[-1]]]
-                    or there[-1] in self._roll.gone
-                    or there[-1] in self._roll.lost.keys() - may_be_back
+                    or there[-1] in self._gone
+                    or there[-1] in self.lost.keys() - may_be_back
                 ):
                     there.pop()
                 return not there
@@ -295,8 +219,8 @@ class Cluster:
     def leave_out(self, node: int, why: str) -> None:
         """Go on without a node that is there. Nothing for one that is lost."""
         with self._changed:
-            if self._roll.takes_part(node):
-                self._roll.left_out[node] = why
+            if self.takes_part(node):
+                self.left_out = {**self.left_out, node: why}
                 self._presence.forget(node)
                 self._fence(node)
 
@@ -306,10 +230,10 @@ class Cluster:
         until = time.monotonic() + timeout
         with self._changed:
             self._closing = True
-            for node in self._roll.names.keys() - self._roll.gone:
+            for node in self.names.keys() - self._gone:
                 self.transport.send(node, codec.packed(say.End("the run is over")))
             if self._thread.is_alive():
-                self._changed.wait_for(lambda: not self._roll.listening, timeout / 2)
+                self._changed.wait_for(lambda: not self._listening, timeout / 2)
             self._over = True
         if self._thread.is_alive():
             self._thread.join(self._beat_seconds + JOIN_SECONDS)
@@ -319,12 +243,12 @@ class Cluster:
 
     def _listen(self) -> None:
         try:
-            while not self._over and (self._roll.listening or not self._closing):
+            while not self._over and (self._listening or not self._closing):
                 self._turn()
         except Exception as error:  # or everybody would wait for nodes that nobody listens to
             with self._changed:
-                for node in self._roll.names:
-                    self._roll.gone.add(node)
+                for node in self.names:
+                    self._gone.add(node)
                     self._lose(node, f"the controller cannot listen to it any more: {error!r}")
 
     def _turn(self) -> None:
@@ -342,7 +266,7 @@ class Cluster:
         with self._changed:
             for node in self._presence.lost():
                 self._lose(node, f"nothing was heard of it for {self._presence.silence(node):.0f} s")
-            expected = self._roll.listening
+            expected = self._listening
         for node in expected:
             self.transport.send(node, BEAT, later=True)
         self._next_beat = self._clock() + self._beat_seconds
@@ -350,42 +274,54 @@ class Cluster:
     def _take_in(self, event: Arrived | Gone) -> None:
         node = event.node
         if isinstance(event, Gone):
-            self._roll.gone.add(node)
+            self._gone.add(node)
             self._lose(node, event.why)
             return
         try:
             message = codec.unpacked(event.message, say.FromAgent)
         except ValueError as error:
-            self._roll.stranger(node, event.message)
+            with suppress(ValueError):  # if that was its Hello, it says something in every version
+                self.strangers = {**self.strangers, node: codec.unpacked(event.message, Greeting)}
             self._lose(node, f"its agent sent what this version cannot read: {error}")
             return
-        if not self._roll.takes_part(node):
-            if node not in self._roll.fenced and not self._closing:
+        if not self.takes_part(node):
+            if node not in self._fenced and not self._closing:
                 self._fence(node)
             if isinstance(message, OF_THE_FENCED):
                 self._routes[type(message)](node, message)
             return
         self._routes[type(message)](node, message)
-        if node in self._roll.hellos and node not in self._roll.lost:
+        if node in self.hellos and node not in self.lost:
             self._presence.heard([node])
 
+    def _hello(self, node: int, hello: Hello) -> None:
+        self.hellos = {**self.hellos, node: hello}
+
+    def _pulse(self, node: int, pulse: Pulse) -> None:
+        """The longer a pulse is on its way, the more its clock seems to be behind: the fastest one counts."""
+        self.pulses = {**self.pulses, node: pulse}
+        ahead = max(self.clocks_ahead.get(node, float("-inf")), pulse.clock - time.time())
+        self.clocks_ahead = {**self.clocks_ahead, node: ahead}
+
     def _fence(self, node: int) -> None:
-        self._roll.fenced.add(node)
+        self._fenced.add(node)
         question = say.KillRanks(FENCE_SECONDS)
         self.transport.send(node, codec.packed(say.Ask(next(self._numbers), question)))
 
     def _lose(self, node: int, why: str) -> None:
         self._presence.forget(node)
-        if not self._closing and (lost := self._roll.lose(node, why)):
+        if not self._closing and self.takes_part(node):
+            lost = Lost(self.names[node], why)
+            self.lost = {**self.lost, node: lost}
             self._rank_news.append((node, lost))
             self._suite_news.append((node, lost))
             self._changed.notify_all()
 
     def _answer(self, node: int, question: say.Asked, reply: say.Reply | None, timeout: float) -> Any:
-        if reply is None and node in self._roll.lost:
-            return Trouble(f"it is lost: {self._roll.lost[node].why}")
+        if reply is None and node in self.lost:
+            return Trouble(f"it is lost: {self.lost[node].why}")
         if reply is None:
-            return Trouble("its agent has ended" if node in self._roll.gone else f"no answer within {timeout:g} s")
+            return Trouble("its agent has ended" if node in self._gone else f"no answer within {timeout:g} s")
         if reply.trouble:
             return Trouble(reply.trouble)
         try:
