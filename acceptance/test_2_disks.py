@@ -11,7 +11,7 @@ import pytest
 from pytest_gpufleet import Judge, expect_none
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes.disk_reads import read_drive
-from pytest_gpufleet.verdict.host_rules import disk_rules
+from pytest_gpufleet.verdict.host_rules import part_rules
 
 pytestmark = [
     pytest.mark.chapter("Disks", "Are the host's drives healthy, and do they give back what is written?"),
@@ -30,7 +30,7 @@ def test_drives_are_healthy(host_now: Callable[[str], Any]) -> None:
     drive that does not answer nothing is judged: look into the kernel log.
     """
     drives = assertions.of_host(host_now, "disk_health")
-    expect_none(disk_rules.sick_drives(drives))
+    expect_none(part_rules.sick_drives(drives))
     assertions.require_answers(drives)
 
 

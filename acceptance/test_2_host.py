@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpufleet import Fault, Machine, expect_none, not_applicable, not_judged
 from pytest_gpufleet.plugin import assertions
-from pytest_gpufleet.verdict.host_rules import bmc_rules, memory_rules, processor_rules
+from pytest_gpufleet.verdict.host_rules import bmc_rules, part_rules
 
 Now = Callable[[str], Any]
 Notice = Callable[[Iterable[Fault]], None]
@@ -48,7 +48,7 @@ def test_every_socket_has_as_much_memory(machine: Machine) -> None:
         not_applicable("this is a virtual machine: its host decides how much memory each of its NUMA nodes has")
     if len(setup["numa_memory"]) < 2:
         not_applicable("this system shows one NUMA node, which has no other one to be like")
-    expect_none(processor_rules.nodes_with_less_memory(setup))
+    expect_none(part_rules.nodes_with_less_memory(setup))
 
 
 def test_memory_modules_are_alike(machine: Machine) -> None:
@@ -61,9 +61,9 @@ def test_memory_modules_are_alike(machine: Machine) -> None:
     """
     modules = assertions.of_host(machine.host.get, "memory_modules")
     setup = assertions.of_host(machine.host.get, "processor_setup")
-    if setup["virtual"] or not setup["sockets"] or not memory_rules.filled_slots(modules):
+    if setup["virtual"] or not setup["sockets"] or not part_rules.filled_slots(modules):
         not_applicable("the firmware does not tell kind and speed of real memory modules, as in a virtual machine")
-    expect_none(memory_rules.unfit_modules(modules, setup["sockets"]))
+    expect_none(part_rules.unfit_modules(modules, setup["sockets"]))
 
 
 def test_host_memory_had_few_errors(machine: Machine) -> None:
@@ -73,7 +73,7 @@ def test_host_memory_had_few_errors(machine: Machine) -> None:
     module that is named is bad or badly seated: reseat it, and replace it if the errors come back. `edac-util -v` or
     `ras-mc-ctl --error-count` show the counters.
     """
-    expect_none(memory_rules.recorded_memory_errors(assertions.of_host(machine.host.get, "memory_errors")))
+    expect_none(part_rules.recorded_memory_errors(assertions.of_host(machine.host.get, "memory_errors")))
 
 
 def test_clock_source_is_fast(machine: Machine) -> None:
@@ -86,7 +86,7 @@ def test_clock_source_is_fast(machine: Machine) -> None:
     setup = assertions.of_host(machine.host.get, "processor_setup")
     if setup["clock_source"] is None:
         not_applicable("this system does not tell its clock source")
-    expect_none(processor_rules.slow_clock(setup))
+    expect_none(part_rules.slow_clock(setup))
 
 
 def test_processors_are_online(machine: Machine) -> None:
@@ -96,7 +96,7 @@ def test_processors_are_online(machine: Machine) -> None:
     processors than others have. Bring them back: `echo 1 > /sys/devices/system/cpu/cpuN/online`. Second threads that
     are all off (SMT) are left as they are.
     """
-    expect_none(processor_rules.offline_processors(assertions.of_host(machine.host.get, "processor_setup")))
+    expect_none(part_rules.offline_processors(assertions.of_host(machine.host.get, "processor_setup")))
 
 
 # ---------------------------------------------------------------- power and cooling

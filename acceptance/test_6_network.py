@@ -13,7 +13,6 @@ from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes import adapter_loopback
 from pytest_gpufleet.verdict import port_rules
-from pytest_gpufleet.verdict.host_rules import optics_rules
 
 pytestmark = [
     pytest.mark.chapter("Network adapters", "Are adapters, cables and transceivers fast and free of errors?"),
@@ -33,7 +32,7 @@ def test_transceivers_are_well(host_now: Callable[[str], Any]) -> None:
     its cage. Copper cables have no light, and pass with what they have. Needs `mlxlink` (MFT) or `mstlink`, and root.
     """
     ports = assertions.of_host(host_now, "optics")
-    expect_none(optics_rules.module_faults(ports))
+    expect_none(port_rules.module_faults(ports))
     assertions.require_answers(ports)
 
 
@@ -48,7 +47,7 @@ def test_links_have_few_bit_errors(host_now: Callable[[str], Any]) -> None:
     judged once a link was up for 125 minutes. It needs `mlxlink` (MFT) or `mstlink`, and root.
     """
     ports = assertions.of_host(host_now, "optics")
-    expect_none(optics_rules.links_with_errors(ports))
+    expect_none(port_rules.links_with_errors(ports))
     assertions.require_answers(ports)
 
 

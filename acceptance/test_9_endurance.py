@@ -10,7 +10,7 @@ import pytest
 from pytest_gpufleet import Fault, Gpu, Judge, Machine, Measurement, World, expect_none, not_applicable
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.verdict import health_rules, link_rules, port_rules
-from pytest_gpufleet.verdict.host_rules import memory_rules
+from pytest_gpufleet.verdict.host_rules import part_rules
 
 Now = Callable[[str], list[Any]]
 Rule = Callable[[Gpu, Any, float], Iterable[Fault]]
@@ -115,7 +115,7 @@ def test_host_memory_errors_stayed_rare(machine: Machine, host_now: Callable[[st
     """
     before = assertions.of_host(machine.host.get, "memory_errors")
     now = assertions.of_host(host_now, "memory_errors", told_before=True)
-    expect_none(memory_rules.memory_errors_grown(before, now, machine.seconds_ago))
+    expect_none(part_rules.memory_errors_grown(before, now, machine.seconds_ago))
 
 
 def expect_clean(machine: Machine, machine_now: Now, counter: str, rule: Rule) -> None:

@@ -25,8 +25,8 @@ from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import CONDITIONS, FACTS, MEASURED_UNDER, METRICS, ConditionType, GiB
 from pytest_gpufleet.plugin.selection import level_of
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, STEADY, UNSTEADY_FROM, UNSTEADY_IN_NCCL
-from pytest_gpufleet.verdict.profiles import profile
 
 ROOT = Path(__file__).parents[1]
 ACCEPTANCE = ROOT / "acceptance"

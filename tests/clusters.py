@@ -17,10 +17,10 @@ from pytest_gpufleet.model.suite import SuiteCheck
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.safe_files import sha256
+from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.node_verdicts import faults_of, finished, outcome_of_all
-from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import settled
 from tests import runs
 from tests.edited_evidence import seal

@@ -13,9 +13,9 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
-from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 from tests.edited_evidence import seal
 

@@ -65,7 +65,7 @@ class Imports:
         import pytest_gpufleet
         from pytest_gpufleet.hardware import software
         from pytest_gpufleet.report.page import rendering
-        from pytest_gpufleet.verdict.profiles import profile
+        from pytest_gpufleet.verdict import profile
 
         ours = (each.name for each in pkgutil.walk_packages(pytest_gpufleet.__path__, "pytest_gpufleet."))
         for name in (*IMPORTED, *ours):

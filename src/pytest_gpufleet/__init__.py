@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes.measure import measure_all as measure_all
     from pytest_gpufleet.probes.measure import scaling_efficiency as scaling_efficiency
     from pytest_gpufleet.verdict.judgement import LimitMissed as LimitMissed
-    from pytest_gpufleet.verdict.profiles.profile import Profile as Profile
+    from pytest_gpufleet.verdict.profile import Profile as Profile
     from pytest_gpufleet.world.failure import RankFailure as RankFailure
     from pytest_gpufleet.world.failure import RankReport as RankReport
     from pytest_gpufleet.world.rank import Rank as Rank
@@ -62,7 +62,7 @@ _NAMES = {
     "probes.collectives.speed": ("bus_bandwidth",),
     "probes.measure": ("measure", "measure_all", "scaling_efficiency"),
     "verdict.judgement": ("LimitMissed",),
-    "verdict.profiles.profile": ("Profile",),
+    "verdict.profile": ("Profile",),
     "world.failure": ("RankFailure", "RankReport"),
     "world.rank": ("Rank",),
     "world.world": ("World",),

@@ -17,7 +17,7 @@ from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.verdict.profiles import profile
+from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.world.world import World
 from tests.conftest import ACCEPTANCE
 from tests.machines import Recorded

@@ -20,7 +20,7 @@ from pytest_gpufleet.probes import burn_in
 from pytest_gpufleet.probes.burn_in import Turn
 from pytest_gpufleet.report.terminal import progress
 from pytest_gpufleet.verdict.judgement import judge
-from pytest_gpufleet.verdict.profiles.profile import for_gpu
+from pytest_gpufleet.verdict.profile import for_gpu
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.conftest import as_on_a_terminal
 

@@ -8,7 +8,7 @@ import torch
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import CONDITIONS, RESNETS
 from pytest_gpufleet.probes.training.recipes import MODELS, OPTIMIZERS, Workload, plan
-from pytest_gpufleet.verdict.profiles import profile
+from pytest_gpufleet.verdict import profile
 
 RESNET = Path(__file__).parents[2] / "acceptance" / "test_8_resnet50.py"
 OPTIONS = ("--rehearse", "--fleet-dir=runs")

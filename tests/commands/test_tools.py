@@ -27,8 +27,7 @@ from pytest_gpufleet.report.page import report_page
 from pytest_gpufleet.run import opening, summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.safe_files import sha256
-from pytest_gpufleet.verdict import toml_table
-from pytest_gpufleet.verdict.profiles import profile
+from pytest_gpufleet.verdict import profile, toml_table
 from tests import runs
 from tests.conftest import FleetRun
 

@@ -17,7 +17,7 @@ from pytest_gpufleet.model import suite
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.plugin import options
-from pytest_gpufleet.verdict.profiles.profile import for_gpu
+from pytest_gpufleet.verdict.profile import for_gpu
 
 ROOT = Path(__file__).parents[2]
 ACCEPTANCE, SOURCES, DOCS = ROOT / "acceptance", ROOT / "src" / "pytest_gpufleet", ROOT / "docs"

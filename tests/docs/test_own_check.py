@@ -13,8 +13,7 @@ import pytest
 
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.verdict import judgement
-from pytest_gpufleet.verdict.profiles import profile
+from pytest_gpufleet.verdict import judgement, profile
 from tests import runs
 from tests.conftest import REPORTS, FleetRun
 

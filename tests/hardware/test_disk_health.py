@@ -4,7 +4,7 @@ import pytest
 
 from pytest_gpufleet.hardware import disks
 from pytest_gpufleet.hardware.tools import NoAnswer, Untold
-from pytest_gpufleet.verdict.host_rules.disk_rules import sick_drives
+from pytest_gpufleet.verdict.host_rules.part_rules import sick_drives
 from tests.acceptance.checks import outcomes
 from tests.hardware.trees import laid_out, replaced
 from tests.machines import recorded

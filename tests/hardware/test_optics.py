@@ -4,7 +4,7 @@ import pytest
 
 from pytest_gpufleet.hardware import optics
 from pytest_gpufleet.hardware.tools import NoAnswer, Untold
-from pytest_gpufleet.verdict.host_rules.optics_rules import links_with_errors, module_faults
+from pytest_gpufleet.verdict.port_rules import links_with_errors, module_faults
 from tests.acceptance.checks import outcomes
 from tests.hardware.trees import laid_out
 from tests.machines import recorded

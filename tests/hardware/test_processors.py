@@ -4,10 +4,11 @@ import pytest
 
 from pytest_gpufleet.hardware import edac, processors
 from pytest_gpufleet.hardware.tools import Untold
-from pytest_gpufleet.verdict.host_rules.memory_rules import memory_errors_grown, recorded_memory_errors
-from pytest_gpufleet.verdict.host_rules.processor_rules import (
+from pytest_gpufleet.verdict.host_rules.part_rules import (
+    memory_errors_grown,
     nodes_with_less_memory,
     offline_processors,
+    recorded_memory_errors,
     slow_clock,
 )
 from tests.hardware.trees import laid_out, replaced

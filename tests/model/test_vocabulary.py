@@ -25,7 +25,7 @@ from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs
 from pytest_gpufleet.probes.training import recipes, transformer
-from pytest_gpufleet.verdict.profiles.profile import shipped
+from pytest_gpufleet.verdict.profile import shipped
 from tests.conftest import INNER
 
 # What a burn-in measures, what only GPUs have, and what takes several nodes.

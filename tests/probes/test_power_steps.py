@@ -15,7 +15,7 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes import power_steps
 from pytest_gpufleet.probes.power_steps import Step, Turn
 from pytest_gpufleet.verdict.judgement import judge
-from pytest_gpufleet.verdict.profiles.profile import for_gpu
+from pytest_gpufleet.verdict.profile import for_gpu
 from tests.conftest import ACCEPTANCE
 from tests.machines import recorded
 

@@ -16,7 +16,7 @@ from pytest_gpufleet.probes.compute.corruption import Repetition, Turn, soak_fig
 from pytest_gpufleet.probes.compute.rate import relative_rate
 from pytest_gpufleet.probes.search.collective import why_slow
 from pytest_gpufleet.verdict.judgement import judge, unsteady
-from pytest_gpufleet.verdict.profiles.profile import for_gpu
+from pytest_gpufleet.verdict.profile import for_gpu
 from tests.machines import recorded
 
 PLACES: list[Where] = [place.gpu(index) for index in range(4)]

@@ -35,9 +35,9 @@ from pytest_gpufleet.report.page.report_page import page
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import held
-from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.verdict import ended, settled
 from tests.acceptance.checks import outcomes
 from tests.machines import Recorded

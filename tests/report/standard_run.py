@@ -21,7 +21,7 @@ from pytest_gpufleet.model.metric import EACH_ALONE, GiB, KiB, MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Where, gpu
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
-from pytest_gpufleet.verdict.profiles.profile import Profile
+from pytest_gpufleet.verdict.profile import Profile
 from tests import runs
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"

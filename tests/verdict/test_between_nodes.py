@@ -12,7 +12,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import Pair, Place, Where, read
 from pytest_gpufleet.verdict.judgement import judge
-from pytest_gpufleet.verdict.profiles.profile import for_gpu
+from pytest_gpufleet.verdict.profile import for_gpu
 from tests import runs
 
 H100 = "NVIDIA H100 80GB HBM3"

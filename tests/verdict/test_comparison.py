@@ -10,8 +10,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure
-from pytest_gpufleet.verdict.across_runs.run_comparison import compare, worse_ones
+from pytest_gpufleet.verdict.across_runs.run_comparison import Figure, compare, worse_ones
 
 HIGHER = Figure("busbw", (), Metric("busbw", "GB/s", "higher", "bus bandwidth"))
 LOWER = Figure("collective_latency", (), Metric("collective_latency", "us", "lower", "latency"))

@@ -18,7 +18,7 @@ from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.verdict.across_runs.drift import Drift, drift, noise
-from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure
+from pytest_gpufleet.verdict.across_runs.run_comparison import Figure
 from tests import runs
 
 RECORDED = Path(__file__).parent.parent / "recorded"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.verdict.host_rules.memory_rules import filled_slots, memory_below_modules, unfit_modules
+from pytest_gpufleet.verdict.host_rules.part_rules import filled_slots, memory_below_modules, unfit_modules
 
 GiB = 1 << 30
 

@@ -34,7 +34,7 @@ from pytest_gpufleet.verdict.physical_limits import (
 from pytest_gpufleet.verdict.physical_limits import (
     TRAINING as TRAINED,
 )
-from pytest_gpufleet.verdict.profiles.profile import for_gpu, shipped
+from pytest_gpufleet.verdict.profile import for_gpu, shipped
 from tests.boards import BOARDS, H200, Board
 
 RECORDED = Path(__file__).parents[1] / "recorded"

@@ -24,7 +24,7 @@ from pytest_gpufleet.probes.compute.rate import relative_rate
 from pytest_gpufleet.probes.search.collective import who_slows_pairs
 from pytest_gpufleet.verdict.accusations import of_finding
 from pytest_gpufleet.verdict.judgement import judge
-from pytest_gpufleet.verdict.profiles.profile import for_gpu
+from pytest_gpufleet.verdict.profile import for_gpu
 from tests.acceptance.checks import outcomes, ranks_answer
 from tests.boards import BOARDS
 from tests.machines import recorded

@@ -21,16 +21,9 @@ from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page.report_page import summary
 from pytest_gpufleet.verdict import toml_table
-from pytest_gpufleet.verdict.across_runs.recorded_figures import figures
+from pytest_gpufleet.verdict.across_runs.run_comparison import figures
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
-from pytest_gpufleet.verdict.profiles.profile import (
-    FileError,
-    choose,
-    for_gpu,
-    load,
-    of_every_gpu,
-    shipped,
-)
+from pytest_gpufleet.verdict.profile import FileError, choose, for_gpu, load, of_every_gpu, shipped
 
 HEAD = 'name = "Card"\nmatch = ["NVIDIA Card"]\n'
 LIMIT = """
@@ -515,7 +508,7 @@ def as_json(tmp_path, text):
 
 @pytest.fixture(scope="module")
 def schema():
-    command = [sys.executable, "-m", "pytest_gpufleet.verdict.profiles.profile"]
+    command = [sys.executable, "-m", "pytest_gpufleet.verdict.profile"]
     printed = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     validator = jsonschema.Draft202012Validator(printed)
     validator.check_schema(printed)

@@ -11,7 +11,7 @@ import pytest
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.verdict import toml_table
-from pytest_gpufleet.verdict.profiles.profile import load, shipped
+from pytest_gpufleet.verdict.profile import load, shipped
 
 # GB/s in one direction, 16 lanes, after the encoding of the line (8b/10b up to generation 2, 128b/130b from 3 on).
 PCIE = {3: 15.75, 4: 31.5, 5: 63.0}

@@ -15,7 +15,7 @@ from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.plugin.assertions import Judge
 from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
 from pytest_gpufleet.verdict.judgement import ALONG, judge, unsteady, why_again
-from pytest_gpufleet.verdict.profiles.profile import for_gpu
+from pytest_gpufleet.verdict.profile import for_gpu
 
 H200 = "NVIDIA H200"
 FACTS = {"name": H200, "power_limit_watts": 700.0, "temperature_limits_c": {"slowdown": 89}}

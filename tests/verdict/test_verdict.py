@@ -21,7 +21,7 @@ from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped, titled
 from pytest_gpufleet.report.open_points import not_there_yet
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
-from pytest_gpufleet.verdict.profiles.profile import Profile
+from pytest_gpufleet.verdict.profile import Profile
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude, missing_places, remarks
 
 CONDITIONS = {"collective": "all_reduce", "ranks": 8}

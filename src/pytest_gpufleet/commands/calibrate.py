@@ -7,10 +7,9 @@ import sys
 
 from pytest_gpufleet.commands import command
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.verdict import orders
+from pytest_gpufleet.verdict import orders, profile
 from pytest_gpufleet.verdict.across_runs.calibration import CannotCalibrate, calibrate, profile_text, too_few
 from pytest_gpufleet.verdict.orders import order_text
-from pytest_gpufleet.verdict.profiles import profile
 from pytest_gpufleet.verdict.toml_table import FileError
 
 
@@ -26,7 +25,7 @@ def _calibrate(given: argparse.Namespace) -> int:
     command.write(given.output, profile_text(limits, runs, sums))
     try:
         written = profile.load(given.output)
-    except profile.FileError as error:
+    except FileError as error:
         raise Refused(f"the profile was written but is not valid; please report this: {error}") from None
     command.tell(
         f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile"

@@ -17,8 +17,9 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import stamp
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
-from pytest_gpufleet.verdict.profiles import profile
+from pytest_gpufleet.verdict.toml_table import FileError
 from pytest_gpufleet.verdict.verdict import ended
 
 
@@ -34,7 +35,7 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> command.Done:
     with folder.of_anybody():
         try:
             record = judged(folder, given.fleet_profile, given.fleet_basis)
-        except profile.FileError as error:
+        except FileError as error:
             raise Refused(f"--fleet-profile: {error}") from None
         if given.output:
             from pytest_gpufleet.report.page.report_page import page

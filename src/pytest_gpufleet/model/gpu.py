@@ -143,6 +143,11 @@ class Gpu:
         return self.get("uuid") or f"unknown UUID {self.index}"
 
     @property
+    def lasting_id(self) -> str:
+        """What stays its own wherever it is: its UUID, or its serial number; empty if it has none."""
+        return self.get("uuid") or self.serial or ""
+
+    @property
     def pci_bus_id(self) -> str:
         return self.get("pci_bus_id") or "unknown PCI bus id"
 

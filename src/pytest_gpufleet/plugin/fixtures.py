@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.verdict.host_rules.dcgm_rules import Diagnosis
-    from pytest_gpufleet.verdict.profiles.profile import Profile
+    from pytest_gpufleet.verdict.profile import Profile
     from pytest_gpufleet.world.rank import Rank
     from pytest_gpufleet.world.world import World
 

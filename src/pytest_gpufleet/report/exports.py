@@ -20,8 +20,7 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.wording import ALONG, clean
 from pytest_gpufleet.verdict.across_runs.drift import Drift, Worsened
-from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures
-from pytest_gpufleet.verdict.across_runs.run_comparison import Outlier, RunComparison
+from pytest_gpufleet.verdict.across_runs.run_comparison import Figure, Outlier, RunComparison, figures
 from pytest_gpufleet.verdict.fleet.equality import Difference
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that spreadsheets compute (OWASP, "CSV Injection")

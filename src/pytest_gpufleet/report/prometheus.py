@@ -26,7 +26,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import STAMPS
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import told
-from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figures
+from pytest_gpufleet.verdict.across_runs.run_comparison import Figure, figures
 
 Labels = Mapping[str, str]
 Series = list[tuple[Labels, float]]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.run.folder import RunFolder
     from pytest_gpufleet.run.ground import Ground, OwnMachine
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
-    from pytest_gpufleet.verdict.profiles.profile import Profile
+    from pytest_gpufleet.verdict.profile import Profile
     from pytest_gpufleet.world.call import RankSpec
     from pytest_gpufleet.world.engines.local import LocalEngine
     from pytest_gpufleet.world.engines.protocol import Engine
@@ -104,11 +104,12 @@ class Run:
     @cached_property
     def profile(self) -> Profile | None:
         """The profile for this run's GPUs, None if there is none. Refused if a given one is bad or does not fit."""
-        from pytest_gpufleet.verdict.profiles import profile
+        from pytest_gpufleet.verdict import profile
+        from pytest_gpufleet.verdict.toml_table import FileError
 
         try:
             return profile.choose(self.options.profile, (gpu.name for gpu in self.ground.topology.gpus))
-        except profile.FileError as error:
+        except FileError as error:
             raise Refused(f"--fleet-profile: {error}") from None
 
     @cached_property

@@ -12,7 +12,7 @@ from pytest_gpufleet.model.limit import Change, GivenLimits, Limit
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.judgement import judge
-from pytest_gpufleet.verdict.profiles.profile import Profile, choose, for_gpu, holds
+from pytest_gpufleet.verdict.profile import Profile, choose, for_gpu, holds
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.record import Record

@@ -13,7 +13,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COUNTED_SLOWDOWNS, COUNTERS, Gpu, Unavailable
 from pytest_gpufleet.model.log_catalogue import OF_PROCESSES, Sxid, Xid
 from pytest_gpufleet.verdict.link_rules import fact_unreadable, gpu_fault, replays_allowed, unreadable
-from pytest_gpufleet.verdict.profiles.profile import for_gpu
+from pytest_gpufleet.verdict.profile import for_gpu
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.record import Record

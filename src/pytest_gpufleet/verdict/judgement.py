@@ -16,7 +16,7 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.peers import slower_than_peers
 from pytest_gpufleet.verdict.physical_limits import physical_limit
-from pytest_gpufleet.verdict.profiles.profile import Profile
+from pytest_gpufleet.verdict.profile import Profile
 
 STEADY = 0.05
 # NCCL by itself, without this package, gave samples of all_gather and reduce_scatter of 8 GiB that differ by up to 7 %

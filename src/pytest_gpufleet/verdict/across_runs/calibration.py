@@ -17,16 +17,16 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, Condition, GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
-from pytest_gpufleet.verdict.across_runs.recorded_figures import (
+from pytest_gpufleet.verdict.across_runs.run_comparison import (
     Figure,
     GpuIds,
+    differences,
     figures,
-    gpu_id,
     held_to_limits,
+    models,
     whose,
 )
-from pytest_gpufleet.verdict.across_runs.run_comparison import differences, models
-from pytest_gpufleet.verdict.profiles.profile import Profile, for_gpu, of_every_gpu
+from pytest_gpufleet.verdict.profile import Profile, for_gpu, of_every_gpu
 
 # How far from the mean of known-good machines a healthy one may be: one-sided tolerance intervals.
 #
@@ -216,7 +216,7 @@ def _machines(runs: Mapping[str, Record]) -> dict[str, str]:
     gpus: dict[str, set[str]] = {}
     found = {}
     for name, record in runs.items():
-        ids = set(map(gpu_id, record.topology.gpus))
+        ids = {gpu.lasting_id for gpu in record.topology.gpus}
         found[name] = next((machine for machine, known in gpus.items() if known & ids), name)
         gpus.setdefault(found[name], set()).update(ids)
     return found

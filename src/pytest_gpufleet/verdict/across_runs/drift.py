@@ -15,16 +15,18 @@ from pytest_gpufleet.model.limit import Tolerance
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.across_runs.recorded_figures import (
+from pytest_gpufleet.verdict.across_runs.run_comparison import (
+    MAD_TO_SIGMA,
+    SIGMAS,
+    TOLERANCE,
     Figure,
     GpuIds,
+    differences,
     figure_of,
     figures,
-    gpu_id,
     held_to_limits,
     whose,
 )
-from pytest_gpufleet.verdict.across_runs.run_comparison import MAD_TO_SIGMA, SIGMAS, TOLERANCE, differences
 from pytest_gpufleet.verdict.health_rules import worsened
 from pytest_gpufleet.verdict.peers import MOST_KELVIN
 
@@ -190,11 +192,11 @@ def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
     first: dict[str, tuple[Gpu, Record]] = {}
     for record in runs[:-1]:
         for gpu in record.topology.gpus:
-            first.setdefault(gpu_id(gpu), (gpu, record))
+            first.setdefault(gpu.lasting_id, (gpu, record))
     for gpu in runs[-1].topology.gpus:
-        if not gpu_id(gpu) or gpu_id(gpu) not in first:
+        if not gpu.lasting_id or gpu.lasting_id not in first:
             continue
-        before, record = first[gpu_id(gpu)]
+        before, record = first[gpu.lasting_id]
         minutes = (_time(runs[-1]) - _time(record)).total_seconds() / 60
         faults += worsened(before, replace(gpu, facts={name: gpu[name] for name in COUNTERS}), minutes)
         for counter, part, what in CORRECTED:
@@ -217,10 +219,10 @@ def _count(gpu: Gpu, counter: str, part: str | int | None) -> int:
 def _moved(runs: Mapping[str, Record]) -> list[str]:
     """GPUs of the last run that were elsewhere before or that no earlier run has, and those that it lacks."""
     *earlier, last = runs
-    before = {gpu_id(gpu): (gpu, name) for name in earlier for gpu in runs[name].topology.gpus}
+    before = {gpu.lasting_id: (gpu, name) for name in earlier for gpu in runs[name].topology.gpus}
     notes: list[str] = []
     for gpu in runs[last].topology.gpus:
-        old, name = before.pop(gpu_id(gpu), (None, ""))
+        old, name = before.pop(gpu.lasting_id, (None, ""))
         if old is None:
             notes.append(Said("{gpu}: in none of the earlier runs", gpu=gpu.identity))
         elif (was := (runs[name].hosts[old.node], old.pci_bus_id)) != (runs[last].hosts[gpu.node], gpu.pci_bus_id):

@@ -19,7 +19,7 @@ from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.given_limits import as_given, instead
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
 from pytest_gpufleet.verdict.node_verdicts import faults_of, finished, outcome_of_all
-from pytest_gpufleet.verdict.profiles.profile import Profile, of_every_gpu, shipped
+from pytest_gpufleet.verdict.profile import Profile, of_every_gpu, shipped
 from pytest_gpufleet.verdict.verdict import DIED, settled
 
 

@@ -14,8 +14,7 @@ from pytest_gpufleet.model.limit import Tolerance
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.across_runs.recorded_figures import Figure, figure_of, held_to_limits
-from pytest_gpufleet.verdict.across_runs.run_comparison import worse_ones
+from pytest_gpufleet.verdict.across_runs.run_comparison import Figure, figure_of, held_to_limits, worse_ones
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import in_common, other_bits
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun

@@ -16,7 +16,6 @@ from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.accusations import causes
-from pytest_gpufleet.verdict.across_runs.recorded_figures import gpu_id
 from pytest_gpufleet.verdict.verdict import ended
 
 GapKind = Literal[
@@ -66,7 +65,7 @@ class HostRun:
     @property
     def gpus(self) -> frozenset[str]:
         """What its GPUs are known by wherever they are."""
-        return frozenset(filter(None, map(gpu_id, self.record.topology.gpus)))
+        return frozenset(filter(None, (gpu.lasting_id for gpu in self.record.topology.gpus)))
 
 
 @dataclass(frozen=True)

@@ -225,9 +225,7 @@ def _collide(one: Limit, other: Limit) -> bool:
     )
 
 
-__all__ = ["FileError", "Profile", "choose", "for_gpu", "holds", "load", "shipped"]
-
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parent / "profiles"
 EVERY_GPU = "every-gpu.toml"
 
 

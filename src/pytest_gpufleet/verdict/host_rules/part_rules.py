@@ -1,4 +1,4 @@
-"""What counts as healthy of the memory of a host: its modules, their errors, and what they reach together."""
+"""What counts as healthy of the parts of a host: its processors, its memory, its drives."""
 
 from __future__ import annotations
 
@@ -8,6 +8,43 @@ from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import THIS_NODE
+
+# Clock sources that are read over the bus, each time: about 1 us instead of 0.02 us, and not by every processor at
+# once. arch/x86/kernel/hpet.c rates its own 250, drivers/clocksource/acpi_pm.c 200, the kernel's last resorts below
+# 10; tsc, kvm-clock, hyperv_clocksource_tsc_page and arch_sys_counter have 300 to 500. check_processor.py of Meta's GCM
+# asks for the name of one.
+SLOW_CLOCKS = ("hpet", "acpi_pm", "pit", "jiffies", "refined-jiffies")
+# Of 16 modules of a socket one is 6 %. What the firmware and the kernel keep for themselves is some GiB of one node.
+LESS_MEMORY = 0.05
+
+
+def slow_clock(processors: Mapping[str, Any]) -> list[Fault]:
+    """A clock source that slows down every program that looks at the time."""
+    source = processors["clock_source"]
+    return [Fault("clock_source_slow", (THIS_NODE,), f"{source} is in use")] if source in SLOW_CLOCKS else []
+
+
+def offline_processors(processors: Mapping[str, Any]) -> list[Fault]:
+    """Processors that are there and switched off, unless that is how somebody turned off all second threads."""
+    offline = processors["offline"]
+    if not offline or processors["smt"] in ("off", "forceoff"):
+        return []
+    shown = ", ".join(map(str, offline[:8])) + (" and others" if len(offline) > 8 else "")
+    return [Fault("processors_offline", (THIS_NODE,), f"{len(offline)} are offline: {shown}")]
+
+
+def nodes_with_less_memory(processors: Mapping[str, Any]) -> list[Fault]:
+    """NUMA nodes that have less memory than the one that has most."""
+    memory = processors["numa_memory"]
+    most = max(memory.values(), default=0)
+    return [
+        Fault(
+            "memory_uneven", (THIS_NODE,), f"NUMA node {node} has {nbytes / 1e9:.4g} GB, another one {most / 1e9:.4g}"
+        )
+        for node, nbytes in memory.items()
+        if nbytes < (1 - LESS_MEMORY) * most
+    ]
+
 
 Controller = Mapping[str, Any]
 
@@ -28,24 +65,22 @@ def recorded_memory_errors(controllers: Sequence[Controller]) -> list[Fault]:
     return [
         fault
         for controller in controllers
-        for name, allowed, counts in _counted(controller)
-        for fault in _faults(name, counts, allowed, controller["seconds"] or DAY)
+        for name, allowed, counts in _errors_of(controller)
+        for fault in _memory_faults(name, counts, allowed, controller["seconds"] or DAY)
     ]
 
 
 def memory_errors_grown(before: Sequence[Controller], now: Sequence[Controller], seconds: float) -> list[Fault]:
     """What came on top of it between two readings so many seconds apart."""
-    then = {name: counts for controller in before for name, _, counts in _counted(controller)}
-    return [
-        fault
-        for controller in now
-        for name, allowed, counts in _counted(controller)
-        for fault in _faults(name, [count - was for count, was in zip(counts, then.get(name, counts), strict=True)],
-                             allowed, seconds)
-    ]  # fmt: skip
+    then = {name: counts for controller in before for name, _, counts in _errors_of(controller)}
+    faults: list[Fault] = []
+    for name, allowed, counts in (each for controller in now for each in _errors_of(controller)):
+        grown = [count - was for count, was in zip(counts, then.get(name, counts), strict=True)]
+        faults += _memory_faults(name, grown, allowed, seconds)
+    return faults
 
 
-def _counted(controller: Controller) -> Iterator[tuple[str, int, Sequence[int]]]:
+def _errors_of(controller: Controller) -> Iterator[tuple[str, int, Sequence[int]]]:
     """Each module of a controller, and what belongs to none of them: by what name people find it, how many corrected
     errors a day it may have, its corrected and its uncorrected errors."""
     kinds = ("corrected", "uncorrected")
@@ -58,7 +93,7 @@ def _counted(controller: Controller) -> Iterator[tuple[str, int, Sequence[int]]]
     yield f"memory controller {controller['controller']}", CORRECTED_A_DAY_OF_NO_MODULE, rest
 
 
-def _faults(name: str, counts: Sequence[int], allowed: int, seconds: float) -> Iterator[Fault]:
+def _memory_faults(name: str, counts: Sequence[int], allowed: int, seconds: float) -> Iterator[Fault]:
     corrected, uncorrected = counts
     if uncorrected > 0:
         yield Fault("host_memory_uncorrected", (THIS_NODE,), f"{name}: {uncorrected:,} uncorrected errors")
@@ -116,3 +151,52 @@ def memory_below_modules(by_numa_node: Sequence[float], host: Mapping[str, Any])
     carried = len(there) / MOST_MODULES_OF_A_CHANNEL * speed * CHANNEL_BYTES / 1000
     told = f"{reached:.4g} GB/s, {len(there)} modules at {speed} MT/s carry {carried:.4g} GB/s or more"
     return [Fault("host_memory_slow", (THIS_NODE,), told)] if reached < REACHED * carried else []
+
+
+# NVM Express Base Specification, SMART / Health Information, Critical Warning. Bit 1 is for its temperature.
+HOT = 1 << 1
+WORN = 1 << 2
+WARNINGS = {
+    1 << 0: "its spare blocks are below its own threshold",
+    WORN: "its reliability is degraded",
+    1 << 3: "it can only be read",
+    1 << 4: "the backup of its volatile memory failed",
+    1 << 5: "its persistent memory region is unreliable",
+}
+USED_UP = 100  # % of the writes that the maker expects it to last for, as the same log counts them
+
+
+def sick_drives(drives: Iterable[Mapping[str, Any]]) -> list[Fault]:
+    """By what drives say of themselves. Many unsafe shutdowns, or a few per cent of wear, are no sickness."""
+    return [
+        Fault(code, (THIS_NODE,), f"{drive['device']}{f' ({model})' if (model := drive['model']) else ''}: {what}")
+        for drive in drives
+        if "silent" not in drive
+        for code, what in _sickness(drive)
+    ]
+
+
+def _sickness(drive: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    warning, used = drive["critical_warning"] or 0, drive["used"] or 0
+    if worn := used >= USED_UP:
+        yield "drive_worn", f"{used} % of the writes that it was made for are used"
+        warning &= ~WORN  # which is what some makers mean by it: smartmontools issue 537
+    for bit, what in WARNINGS.items():
+        if warning & bit:
+            yield "drive_failing", what
+    if warning & HOT:
+        yield "drive_too_hot", f"{drive['celsius']} °C are outside its own limits"
+    if drive["passed"] is False and not warning and not worn:
+        yield "drive_failing", "its own test of its health (SMART) failed"
+    yield from _drive_errors(drive)
+
+
+def _drive_errors(drive: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Of SSDs the blocks that were replaced are left out: makers count other things there."""
+    kinds = {"media_errors": "errors of its medium", "pending": "sectors that it cannot read now",
+             "uncorrectable": "sectors that it could not correct"}  # fmt: skip
+    if drive["rotating"]:
+        kinds["reallocated"] = "sectors that it had to replace"
+    for kind, words in kinds.items():
+        if count := drive[kind]:
+            yield "drive_errors", f"{count:,} {words}"
