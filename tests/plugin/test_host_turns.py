@@ -151,5 +151,5 @@ def test_waiting_is_no_part_of_a_tests_time(pytestconfig):
     """Of wrappers, the last of the list is around all others."""
     hooks = [each.plugin_name for each in pytestconfig.hook.pytest_runtest_protocol.get_hookimpls() if each.wrapper
              or each.hookwrapper]  # fmt: skip
-    assert hooks[-1] == "gpufleet-host-turns"
+    assert hooks[-1] == "gpufleet-markers"
     assert "timeout" in hooks
