@@ -15,7 +15,6 @@ from pytest_gpufleet.run.run import Run
 
 if TYPE_CHECKING:
     from pytest_gpufleet.model.gpu import GpuTopology
-    from pytest_gpufleet.run.run import Run
 
 
 FIXTURES = "pytest_gpufleet.plugin.fixtures"

@@ -27,9 +27,7 @@ from pytest_gpufleet.verdict.node_verdicts import findings_of, outcome_of_all
 from pytest_gpufleet.world.engines.processes import exit_summary
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.run.cluster_run import ClusterRun
     from pytest_gpufleet.run.node_runs import NodeRun
-    from pytest_gpufleet.run.run import Run
 
 
 # With which arguments pytest runs on each node of a run on many: those of this run, but for what is about all of them
@@ -141,13 +139,6 @@ def _without_a_check(run: ClusterRun, node: int) -> str:
 Phase = Literal["setup", "call", "teardown"]
 MOST_NAMES = 8  # of hosts in one line
 MOST_MESSAGES = 4  # of one check
-
-
-def register(config: pytest.Config, run: Run) -> None:
-    from pytest_gpufleet.run.cluster_run import ClusterRun
-
-    assert isinstance(run, ClusterRun)
-    config.pluginmanager.register(Mirrors(run), "gpufleet-mirrors")
 
 
 class Mirrors:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -36,10 +36,6 @@ from pytest_gpufleet.run.settings import (
     seconds,
     whole_number,
 )
-
-if TYPE_CHECKING:
-    import pytest
-
 
 # The launcher, the variable by which it tells how many processes it has started on this node, and of which all.
 # Open MPI: docs.open-mpi.org, "Environment variables that Open MPI sets". MPICH and Intel MPI: Hydra.
@@ -162,24 +158,19 @@ class Option:
         return self.flag.lstrip("-").replace("-", "_")
 
 
-def _level(text: str) -> str:
-    if text not in LEVELS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no level: {', '.join(LEVELS)} are")
-    return text
+def _one_of(what: str, names: Sequence[str], more: str = "") -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what}: {', '.join(names)} are{more}")
+        return text
 
-
-def _language(text: str) -> str:
-    if text not in LANGUAGES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no language of the report: {', '.join(LANGUAGES)} are")
-    return text
+    return read
 
 
 def _grade(text: str) -> str:
-    from pytest_gpufleet.model.limit import GRADES
+    from pytest_gpufleet.model.limit import GRADES  # with msgspec
 
-    if text not in GRADES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no grade of limits: {', '.join(GRADES)} are, the best first")
-    return text
+    return _one_of("grade of limits", GRADES, ", the best first")(text)
 
 
 _DEFAULT = {each.name: each.default for each in fields(Options)}
@@ -207,7 +198,7 @@ OPTIONS = (
         "use a Ray cluster without token authentication, in which whoever reaches a port can run commands",
     ),
     Option(
-        "--fleet-level", "level", _level, f"{{{','.join(LEVELS)}}}",
+        "--fleet-level", "level", _one_of("level", LEVELS), f"{{{','.join(LEVELS)}}}",
         "how thorough: quick, standard (the default: the handover) or burnin",
     ),
     Option(
@@ -269,7 +260,7 @@ OPTIONS = (
         site=True, many=True,
     ),
     Option(
-        "--fleet-language", "language", _language, f"{{{','.join(LANGUAGES)}}}",
+        "--fleet-language", "language", _one_of("language of the report", LANGUAGES), f"{{{','.join(LANGUAGES)}}}",
         "what the report is written in (default: en); the terminal, the evidence and summary.json stay English",
         site=True,
     ),

@@ -116,8 +116,10 @@ def _open(config: pytest.Config, run: Run) -> None:
     config.pluginmanager.register(check_outcome.SessionEnd(run), "gpufleet-session-end")
     if run.options.nodes is not None:
         from pytest_gpufleet.plugin import mirrored
+        from pytest_gpufleet.run.cluster_run import ClusterRun
 
-        mirrored.register(config, run)
+        assert isinstance(run, ClusterRun)
+        config.pluginmanager.register(mirrored.Mirrors(run), "gpufleet-mirrors")
 
 
 @pytest.hookimpl(trylast=True, optionalhook=True)
@@ -206,7 +208,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """When the body has ended: what missed a limit fails the test, and so does what got worse in the GPUs' health."""
     __tracebackhide__ = True
-    run, ended = item.config.stash[RUN], None
+    run, ended, missed = item.config.stash[RUN], None, None
     try:
         yield
     except BaseException as error:
@@ -215,7 +217,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         ended = pytest.fail.Exception(
             "this spmd test ran on no rank: another plugin has called its body", pytrace=False
         )
-    if (missed := _limit_missed(item)) is not None and _is_no_failure(ended):
+    if MISSED in item.stash:
+        from pytest_gpufleet.plugin.assertions import limit_missed
+
+        missed = limit_missed(item)
+    if missed is not None and _is_no_failure(ended):
         if ended is None:
             item.stash[ONLY_LIMITS] = missed
         ended = missed
@@ -228,15 +234,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
             item.add_report_section("call", "GPU health", str(Faults(faults)))
     if ended is not None:
         raise ended
-
-
-def _limit_missed(item: pytest.Item) -> BaseException | None:
-    """The failure that judge() owes a test, once."""
-    if MISSED not in item.stash:
-        return None
-    from pytest_gpufleet.plugin.assertions import limit_missed
-
-    return limit_missed(item)
 
 
 def _is_no_failure(ended: BaseException | None) -> bool:

@@ -229,20 +229,29 @@ LINKS = {
     "NODE": "one NUMA node",
     "SYS": "across NUMA nodes",
 }
-INVENTORY = (
-    "GPU",
-    "Position",
-    "Model",
-    "Serial",
-    "UUID",
-    "PCI bus id",
-    "Memory, GiB",
-    "VBIOS",
-    "Board part number",
-    "PCIe",
-    "NVLinks",
-    "Power limit",
-)
+# Of each GPU, by the heads of the table.
+INVENTORY: dict[str, Callable[[Gpu], Any]] = {
+    "GPU": lambda gpu: wording.place(gpu.place),
+    "Position": lambda gpu: gpu.position,
+    "Model": lambda gpu: gpu.name,
+    "Serial": lambda gpu: gpu.serial,
+    "UUID": lambda gpu: gpu.uuid,
+    "PCI bus id": lambda gpu: gpu.pci_bus_id,
+    "Memory, GiB": lambda gpu: wording.number(gpu.memory_bytes / (1 << 30)),
+    "VBIOS": lambda gpu: gpu.get("vbios"),
+    "Board part number": lambda gpu: gpu.get("board_part_number"),
+    "PCIe": lambda gpu: ", ".join(filter(None, (_pcie(gpu, "generation", "gen {}"), _pcie(gpu, "width", "x{}")))),
+    "NVLinks": lambda gpu: gpu.nvlinks_active,
+    "Power limit": lambda gpu: None if (most := gpu.power_limit_watts) is None else f"{wording.number(most)} W",
+}
+
+
+def _pcie(gpu: Gpu, fact: str, form: str) -> str:
+    """A fact of its PCIe link, and the maximum where the two differ."""
+    now, most = gpu.get(f"pcie_{fact}"), gpu.get(f"pcie_{fact}_max")
+    if now is None:
+        return ""
+    return form.format(now) + (f" of {most}" if most not in (None, now) else "")
 
 
 def facts(record: Record, say: Say = english) -> dict[str, list[tuple[str, Any]]]:
@@ -355,9 +364,9 @@ def environment(record: Record) -> list[tuple[str, str]]:
     return sorted(record.run.environment.items())
 
 
-def inventory(topology: GpuTopology) -> list[tuple[str, list[Any]]]:
-    """The rows of the table whose heads are INVENTORY: the GPU, and the rest."""
-    return [(wording.place(gpu.place), _identity(gpu)) for gpu in topology.gpus]
+def inventory(topology: GpuTopology) -> list[list[Any]]:
+    """The rows of the table whose heads are INVENTORY."""
+    return [[fact(gpu) for fact in INVENTORY.values()] for gpu in topology.gpus]
 
 
 def links(topology: GpuTopology) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -371,28 +380,3 @@ def links(topology: GpuTopology) -> list[tuple[str, list[tuple[str, str]]]]:
         )
         for gpu, row in zip(topology.gpus, topology.links, strict=False)
     ]
-
-
-def _identity(gpu: Gpu) -> list[Any]:
-    generation = _of(gpu.get("pcie_generation"), gpu.get("pcie_generation_max"), "gen {}")
-    width = _of(gpu.get("pcie_width"), gpu.get("pcie_width_max"), "x{}")
-    return [
-        gpu.position,
-        gpu.name,
-        gpu.serial,
-        gpu.uuid,
-        gpu.pci_bus_id,
-        wording.number(gpu.memory_bytes / (1 << 30)),
-        gpu.get("vbios"),
-        gpu.get("board_part_number"),
-        ", ".join(filter(None, (generation, width))),
-        gpu.nvlinks_active,
-        None if gpu.power_limit_watts is None else f"{wording.number(gpu.power_limit_watts)} W",
-    ]
-
-
-def _of(now: int | None, most: int | None, form: str) -> str:
-    """A PCIe figure, and its maximum where the two differ."""
-    if now is None:
-        return ""
-    return form.format(now) + (f" of {most}" if most not in (None, now) else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Callable
 
 from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
@@ -97,9 +98,7 @@ def node_lines(record: Record) -> list[Line]:
         lines += wrapped(_short(reason), "  - ")
     lines += and_more(len(against) - MOST_NODE_REASONS, "  - ")
     below = _between(record)
-    if left_open := counted(gaps(record)):
-        text = f"Left open: {', '.join(left_open)} (the report lists each with its reason)"
-        below += wrapped(_short(text), "", {"yellow": True})
+    below += _left_open(record, _short)
     return [*lines, *_nodes(record, SCREEN - len(lines) - len(below)), *below]
 
 
@@ -180,10 +179,13 @@ def summary_lines(record: Record, folder: str = "FOLDER") -> list[Line]:
     carried = Counter(check.run for check in record.checks.values() if check.run)
     for run, count in carried.items():
         result += wrapped(f"Carried over from {run}: {wording.count(count, 'check')}", "")
-    if left_open := counted(gaps(record)):
-        text = f"Left open: {', '.join(left_open)} (the report lists each with its reason)"
-        result += wrapped(text, "", {"yellow": True})
-    return result + _inapplicable(record)
+    return result + _left_open(record) + _inapplicable(record)
+
+
+def _left_open(record: Record, shortened: Callable[[str], str] = str) -> list[Line]:
+    told = counted(gaps(record))
+    text = f"Left open: {', '.join(told)} (the report lists each with its reason)" if told else ""
+    return wrapped(shortened(text), "", {"yellow": True})
 
 
 def _inapplicable(record: Record) -> list[Line]:
