@@ -10,7 +10,6 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.nodes.cluster import Lost
-from pytest_gpufleet.nodes.messages import SuiteEnded
 from pytest_gpufleet.plugin import mirrored
 from pytest_gpufleet.plugin.check_outcome import FailedOnNodes
 from pytest_gpufleet.run.folder import RunFolder
@@ -54,25 +53,6 @@ def node(tmp_path):
     return node
 
 
-def test_what_all_nodes_have_passed_has_no_fault(see, node):
-    assert see(node(0), node(1)) == []
-
-
 def test_a_node_is_lost_at_the_check_at_which_it_was_whether_it_had_done_it_or_did_so_later(see, node):
     assert see(node(0), node(1, done=False, lost=True)) == [("node_lost", "node1")]
     assert see(node(0), node(1, lost=True)) == [("node_lost", "node1")]
-
-
-def test_what_has_ended_the_run_of_a_node_is_told_in_words(node):
-    killed = node(1, done=False)
-    killed.ended = SuiteEnded(-9, "its last words", "a-run", {})
-    fault = mirrored._not_run(killed, CHECK)
-    assert (fault.what.partition(" (")[0], fault.story) == (
-        "not run there: its own run had ended by SIGKILL",
-        "its last words",
-    )
-    assert mirrored._not_run(killed, CHECK).story == ""  # told once
-
-
-def test_a_node_on_which_pytest_is_gone_has_failed_and_is_not_lost(see, node):
-    assert see(node(0), node(1, done=False)) == [("check_failed", "node1")]

@@ -7,7 +7,6 @@ from html import unescape
 
 import pytest
 
-from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.plugin import options
 from pytest_gpufleet.run.run import OF_TRAINING
 from tests.conftest import RECORDED, REPORTS, rehearsal
@@ -70,9 +69,7 @@ BAD_FILES = {
     [
         ("--gpus 0", ["--gpus", "'0'"]),
         ("--gpus -1", ["--gpus", "'-1'"]),
-        ("--gpus=-1", ["--gpus", "'-1'"]),
         ("--gpus eight", ["--gpus", "'eight'"]),
-        ("--gpus 1.5", ["--gpus", "'1.5'"]),
         ("--gpus ٣", ["--gpus", "'٣'"]),
         ("--gpus ''", ["--gpus", "''"]),
         ("--rehearse 3", ["--rehearse 3", "--rehearse=N"]),
@@ -85,8 +82,6 @@ BAD_FILES = {
         ("--fleet-level turbo", ["--fleet-level", "'turbo'"]),
         ("--gpus 8 --rehearse", ["--gpus N", "--rehearse", "give one of them"]),
         ("--gpus all --rehearse", ["--gpus all", "--rehearse", "give one of them"]),
-        ("--rehearse -n 8", ["-n", "share the GPUs"]),
-        ("--rehearse --dist=load --tx=popen", ["--dist", "share the GPUs"]),
         ("--nodes 0 --gpus 1", ["--nodes", "'0'"]),
         ("--nodes many --gpus 1", ["--nodes", "'many'", "all"]),
         ("--nodes all --rehearse", ["--nodes all", "--nodes N"]),
@@ -116,11 +111,6 @@ def test_no_run_is_made_once_for_each_gpu(run_pytest, arguments):
     assert listing.status == 0, listing.text
 
 
-def test_bad_input_ends_a_process_with_one_sentence(run_pytest):
-    run = run_pytest("--rehearse", "--fleet-profile=broken.toml", f"--fleet-dir={REPORTS}", files=BAD_FILES)
-    assert_one_sentence(run, ["broken.toml", "not valid TOML", "line 1"])
-
-
 def assert_one_sentence(run, words):
     (error,) = (line for line in run.text.splitlines() if all(word in line for word in words))
     assert "error: " in error.lower()
@@ -131,11 +121,9 @@ def assert_one_sentence(run, words):
     assert run.folders == []
 
 
-@pytest.mark.parametrize(("asked", "status"), [(["--rehearse"], pytest.ExitCode.USAGE_ERROR), ([], 0)], ids=str)
-def test_a_python_that_leaves_out_assertions_judges_nothing(run_fresh, asked, status):
-    run = run_fresh(*asked, files={"test_inner.py": TRIVIAL}, PYTHONOPTIMIZE="1")
-    assert run.status == status
-    assert ("PYTHONOPTIMIZE" in run.text) == bool(asked)
+def test_a_python_that_leaves_out_assertions_runs_what_is_not_ours(run_fresh):
+    run = run_fresh(files={"test_inner.py": TRIVIAL}, PYTHONOPTIMIZE="1")
+    assert run.status == 0, run.text
 
 
 @pytest.mark.parametrize(("gpus", "hidden"), [(2, True), (4, False)])
@@ -292,13 +280,12 @@ def test_plain_run_may_use_the_world_and_makes_no_report(run_pytest):
     ]
 
 
-@pytest.mark.parametrize("arguments", [["-n", "auto"], ["-n", "logical"], ["-n", "0"]], ids=" ".join)
-def test_n_auto_runs_serially(fleet, arguments):
+def test_n_auto_runs_serially(fleet):
     module = """
         def test_serial(monkeypatch, pytestconfig):
             assert not hasattr(pytestconfig, "workerinput")
     """
-    run = fleet(module, *arguments)
+    run = fleet(module, "-n", "auto")
     assert run.status == 0, run.text
     assert run.outcomes == {"test_serial": "passed"}
 
@@ -477,23 +464,6 @@ def test_the_ground_of_a_run_is_said_first_and_last(fleet):
     assert "gpufleet: REHEARSAL on 2 CPU ranks" in run.text.split("collected")[0]
     assert "REHEARSAL" in run.text.split("test_inner.py", 1)[1]
     assert run.status == 0
-
-
-def test_hook_hears_of_every_finding(fleet):
-    conftest = """
-        def pytest_gpufleet_finding(finding, config):
-            print("heard of", finding.measurement.metric, finding.state)
-    """
-    module = """
-        from pytest_gpufleet import Reading, measure
-
-        def test_figure(world, judge):
-            judge(measure(world, lambda rank: Reading("busbw", 1.5 + rank.index, {}, place="world")))
-    """
-    run = fleet(module, "-s", files={"conftest.py": conftest})
-    assert "heard of busbw not judged" in run.text
-    (finding,) = run.record.findings
-    assert finding.measurement.values == {WORLD: 1.5}
 
 
 def test_a_failure_that_was_expected_and_did_not_come_is_told_as_such(fleet):

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from pytest_gpufleet import Measurement, Metric, Reading
+from pytest_gpufleet import Measurement, Reading
 from pytest_gpufleet.model.place import WORLD, Place
 from tests.conftest import FleetRun
 
@@ -40,6 +40,10 @@ WRONG = {
     "conditions_text": ("Reading(SORTING, 5.0, 'fast')", "the conditions of sort_rate must be a dict like"),
     "detail_dtype": ("Reading(SORTING, 5.0, {}, details={'dtype': torch.half})", '"dtype" in the details of sort_rate'),
     "place_number": ("Reading(SORTING, 5.0, {}, place=3)", 'be a place or its text, like "gpu0" or "world", not 3'),
+    "metric_unknown": (
+        "judge(measure(world, lambda rank: Reading('length', 1.0, {})))",
+        "there is no metric 'length': use one of busbw, ",
+    ),
     "metric_number": ("Reading(7, 5.0, {})", "the metric of a Reading must be a Metric or the name of one, not 7"),
     "values_number": ("judge(Measurement('busbw', 5.0, {}))", "the value of busbw must be given by place, like"),
     "values_none": (
@@ -137,9 +141,3 @@ def test_every_kind_of_number_is_a_float(five: float) -> None:
 def test_readings_load_neither_torch_nor_numpy() -> None:
     program = "import sys, pytest_gpufleet.model.metric; print({'torch', 'numpy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
-
-
-@pytest.mark.parametrize("better", ["", None, "Higher"])
-def test_a_metric_is_better_higher_or_lower(better: str) -> None:
-    with pytest.raises(ValueError, match="better must be"):
-        Metric("x", "s", better, "x")

@@ -69,6 +69,7 @@ def raises(error: BaseException | type[BaseException]):
 
 def kills_itself(number: int):
     def act(rank):
+        print("a last word", flush=True)
         with rank.phase("about to die"):
             os.kill(os.getpid(), number)
             time.sleep(3600)
@@ -194,7 +195,9 @@ FAULTS = {
     ),
     "SystemExit": Fault(raises(SystemExit(3)), "exception", ("SystemExit: 3",)),
     "KeyboardInterrupt": Fault(raises(KeyboardInterrupt), "exception", ("KeyboardInterrupt",)),
-    "SIGKILL during a collective": Fault(kills_itself(signal.SIGKILL), "crash", ("SIGKILL", "about to die")),
+    "SIGKILL during a collective": Fault(
+        kills_itself(signal.SIGKILL), "crash", ("SIGKILL", "about to die", "a last word")
+    ),
     "SIGSEGV during a collective": Fault(crashes_in_c, "crash", ("SIGSEGV", "in crashes_in_c")),
     "abort during a collective": Fault(lambda rank: os.abort(), "crash", ("SIGABRT",)),
     "SIGKILL while the others sleep": Fault(kills_itself(signal.SIGKILL), "crash", ("SIGKILL", "asleep"), "sleep"),

@@ -13,15 +13,9 @@ def hang(rank):
     if rank.index == 1:
         time.sleep(3600)
 
-def test_default(world):
-    world.run(hang)
-
 @pytest.mark.timeout(1)
 def test_marker(world):
     world.run(hang)
-
-def test_call(world):
-    world.run(hang, timeout=1.25)
 
 def test_of_all_tests(world):
     world.run(hang, timeout=60)
@@ -34,23 +28,14 @@ def test_after(world):
 
 @pytest.fixture(scope="module")
 def hangs(fleet):
-    return fleet(HANG, "--fleet-timeout=1.5", "--timeout=10")
+    return fleet(HANG, "--timeout=3")
 
 
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [
-        ("test_default", "1.5 s"),
-        ("test_call", "1.25 s"),
-        ("test_of_all_tests", "no answer within"),
-        ("test_marker", "no answer within"),
-    ],
-    ids=["--fleet-timeout", "timeout=", "--timeout", "marker"],
-)
-def test_the_rank_that_hangs_is_named(hangs, name, limit):
+@pytest.mark.parametrize("name", ["test_of_all_tests", "test_marker"])
+def test_the_rank_that_hangs_is_named(hangs, name):
     message = hangs.check(name).message
     assert message.startswith("rank 1 of 2")
-    assert limit in message
+    assert "no answer within" in message
     assert "in hang" in message
     assert (hangs.check("test_before").outcome, hangs.check("test_after").outcome) == ("passed", "passed")
 

@@ -237,11 +237,6 @@ def failures(fleet):
         def test_called_by_another_plugin(rank):
             assert False
 
-        def test_hang(rank):
-            with rank.phase("waiting for nothing"):
-                while rank.index == 1:
-                    pass
-
         def test_fine_again(rank):
             assert rank.size == 2
     """
@@ -255,7 +250,6 @@ def failures(fleet):
         def test_forgotten_marker_and_rank(rank):
             assert rank.index == 0
     """
-    # The deadline is the longest that a failing test here waits, and covers the start of ranks on a busy machine.
     conftest = """
         import pytest
 
@@ -263,7 +257,7 @@ def failures(fleet):
         def pytest_pyfunc_call(pyfuncitem):
             return True if pyfuncitem.name == "test_called_by_another_plugin" else None
     """
-    return fleet(module, "--fleet-timeout=8", files={"conftest.py": conftest, "test_forgotten.py": forgotten})
+    return fleet(module, files={"conftest.py": conftest, "test_forgotten.py": forgotten})
 
 
 @pytest.mark.parametrize(
@@ -298,15 +292,6 @@ def failures(fleet):
         ("called_by_another_plugin", ["ran on no rank"]),
         ("forgotten_marker", ["nccl_group.allreduce", "@pytest.mark.spmd", "nccl_group.run(function)"]),
         ("forgotten_marker_and_rank", ["only in tests marked @pytest.mark.spmd"]),
-        (
-            "hang",
-            [
-                'rank 1 of 2, CPU: running in phase "waiting for nothing"',
-                "no answer within 8 s from rank 1",
-                "in test_hang",
-                "rank 0 of 2, CPU: returned",
-            ],
-        ),
     ],
 )
 def test_failure_of_a_body_explains_itself(failures, name, words):

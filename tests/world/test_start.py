@@ -1,9 +1,5 @@
 """Ranks that do not come up, and process groups that do not."""
 
-import fcntl
-import os
-
-from pytest_gpufleet.world.engines.rank_files import MARKER
 from tests.conftest import rehearsal
 
 SICK_DEVICE = """
@@ -64,30 +60,3 @@ def test_a_broken_process_group_leaves_tests_that_need_only_the_world(fleet):
     run = fleet(module)
     assert run.outcomes == {"test_group": "failed", "test_world": "passed", "test_group_again": "passed"}, run.text
     assert 'process group: gloo"' in run.check("test_group").message
-
-
-def test_a_result_of_one_gigabyte(fleet):
-    module = """
-    import torch
-    def test_large(world):
-        zero, one = world.run(lambda rank: torch.ones(rank.index << 28))
-        assert one.numel() * one.element_size() == 1 << 30 and one.sum() == 1 << 28
-    """
-    assert fleet(module).outcomes == {"test_large": "passed"}
-
-
-def test_scratch_of_killed_controllers_is_removed_and_that_of_living_ones_is_not(fleet, tmp_path):
-    dead, living = tmp_path / "gpufleet-world-dead", tmp_path / "gpufleet-world-living"
-    for folder in (dead, living):
-        folder.mkdir()
-        (folder / "rank0.output").write_text("x")
-        (folder / MARKER).touch()
-        os.utime(folder, (0, 0))
-    held = os.open(living, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    try:
-        run = fleet("def test_it(world):\n    world.run(lambda rank: None)\n", TMPDIR=str(tmp_path))
-    finally:
-        os.close(held)
-    assert run.status == 0, run.text
-    assert [folder.name for folder in tmp_path.glob("gpufleet-world-*")] == ["gpufleet-world-living"]

@@ -75,21 +75,10 @@ def test_functions_arguments_and_results_travel(fleet):
         assert world.run(helper.Adder(5)) == [5, 6]
         assert world.run(helper.Adder(7).__call__) == [7, 8]
 
-    def test_large_argument_and_result(world):
-        tensor = torch.arange(8 << 20, dtype=torch.float32)  # 32 MiB
-        first, second = world.run(lambda rank, value: value + rank.index, tensor)
-        assert torch.equal(first, tensor)
-        assert torch.equal(second, tensor + 1)
-
     def test_results_without_end_keep_their_order(world):
         assert [world.run(lambda rank, i: (rank.index, i), i) for i in range(100)] == [
             [(0, i), (1, i)] for i in range(100)
         ]
-
-    def test_variables_of_torchrun(world):
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        found = world.run(lambda rank: [os.environ[name] for name in names])
-        assert found == [["0", "0", "2", "2"], ["1", "1", "2", "2"]]
 
     def test_output_of_ranks_is_captured(world, capfd):
         def speak(rank):
@@ -176,8 +165,6 @@ def test_subsets_and_groups(fleet):
     module = (
         SHARED
         + """
-    from pytest_gpufleet import RankFailure
-
     def total(rank):
         value = torch.tensor([rank.index + 1.0], device=rank.device)
         dist.all_reduce(value, group=rank.group)
@@ -201,14 +188,6 @@ def test_subsets_and_groups(fleet):
         assert nested.run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
         assert nested.subset([1]).run(total) == [(0, 1, 0, 1.0)]
 
-    def test_subset_does_not_disturb_the_whole(nccl_group):
-        assert nccl_group.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
-
-    @pytest.mark.parametrize("ranks", [[], [4], [-1], [0, 9]])
-    def test_no_such_ranks(world, ranks):
-        with pytest.raises(ValueError, match="not a subset of the 4 ranks"):
-            world.subset(ranks)
-
     def meet(rank, folder, count):
         (folder / str(os.getpid())).touch()
         while len(os.listdir(folder)) < count:
@@ -224,42 +203,17 @@ def test_subsets_and_groups(fleet):
         assert [[index for index, *_ in group] for group in results] == [list(range(len(group))) for group in groups]
         assert nccl_group.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
 
-    def test_world_has_no_group(world):
-        assert world.subset([2]).run(lambda rank: (rank.index, rank.size)) == [(0, 1)]
-        with pytest.raises(RuntimeError, match="use the fixture nccl_group"):
-            world.run(lambda rank: rank.group)
-
-    def test_a_hang_in_one_group(nccl_group):
-        def body(rank, ranks):
-            if rank.index in ranks and rank.size == 3:
-                threading.Event().wait()
-            return total(rank)
-
-        with pytest.raises(RankFailure, match="no answer within 2 s from ranks 1, 2, 3") as failure:
-            nccl_group.each([[0], [1, 2, 3]], body, [1], timeout=2)
-        assert [report.rank for report in failure.value.reports] == [2, 1, 3, 0]
-        assert "rank 2 did not: at none" in failure.value.notes[0]
-
-    def test_group_is_made_again_in_a_fresh_world(nccl_group):
-        assert nccl_group.subset([0, 1]).run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
     """
     )
     run = fleet(module, ranks=4)
     assert run.status == 0, run.text
-    assert len(run.record.worlds) == 3
+    assert len(run.record.worlds) == 1
 
 
 FAILURES = (
     SHARED
     + """
-    import ctypes
-
     SEEN = set()
-
-    class Strange(Exception):
-        def __init__(self, code, *, why):
-            self.lock = threading.Lock()
-            super().__init__(f"{code} because {why}")
 
     class Mute(Exception):
         def __str__(self):
@@ -289,28 +243,11 @@ FAILURES = (
         except KeyError as error:
             raise ValueError("the outer one") from error
 
-    def refuse():
-        raise Strange(7, why="it can")
-
     def mute():
         raise Mute
 
-    def interrupt():
-        raise KeyboardInterrupt
-
-    def leave():
-        raise SystemExit(3)
-
     def undecodable():
         b"\\xff".decode()
-
-    def loop():
-        while True:
-            pass
-
-    def die():
-        print("these are my last words", flush=True)
-        os.kill(os.getpid(), 9)
 
     def test_exception(world):
         world.run(on_rank_1(fail_deep_down))
@@ -318,50 +255,11 @@ FAILURES = (
     def test_chained_exception(world):
         world.run(on_rank_1(chain))
 
-    def test_unpicklable_exception(world):
-        world.run(on_rank_1(refuse))
-
     def test_mute_exception(world):
         world.run(on_rank_1(mute))
 
     def test_unusual_exception(world):
         world.run(on_rank_1(undecodable))
-
-    def test_interrupt_on_a_rank(world):
-        world.run(on_rank_1(interrupt))
-
-    def test_exit_on_a_rank(world):
-        world.run(on_rank_1(leave))
-
-    def test_failure_on_every_rank(world):
-        def fail(rank):
-            raise ValueError(f"this is {rank.index}")
-
-        world.run(fail)
-
-    def test_failure_while_others_wait(nccl_group):
-        def late(rank):
-            if rank.index == 1:
-                fail_deep_down()
-            with rank.phase("waiting for the other"):
-                dist.all_reduce(torch.zeros(1), group=rank.group)
-
-        nccl_group.run(late)
-
-    def test_unsendable_answer(world):
-        world.run(lambda rank: threading.Lock() if rank.index else None)
-
-    def test_endless_loop(world):
-        world.run(on_rank_1(loop), timeout=1.0)
-
-    def test_killed(world):
-        world.run(on_rank_1(die))
-
-    def test_segmentation_fault(world):
-        world.run(on_rank_1(lambda: ctypes.string_at(0)))
-
-    def test_exit_without_a_word(world):
-        world.run(on_rank_1(lambda: os._exit(5)))
 
     def test_failure_in_a_subset(world):
         world.subset([1]).run(lambda rank: fail_deep_down())
@@ -400,16 +298,6 @@ ENDINGS = (
         with pytest.raises(Strange, match="7 because it can"):
             world.run(refuse)
 
-    def test_raises_crash(world):
-        with pytest.raises(RankFailure) as caught:
-            world.run(lambda rank: os.abort())
-        assert caught.value.kind == "crash"
-
-    def test_raises_hang(world):
-        with pytest.raises(RankFailure) as caught:
-            world.run(lambda rank: threading.Event().wait(), timeout=0.2)
-        assert caught.value.kind == "hang"
-
     @pytest.mark.parametrize("stop", ["breakpoint()", "import pdb; pdb.set_trace()", "pytest.set_trace()"])
     def test_no_debugger(world, stop):
         with pytest.raises(RuntimeError, match="no debugger on a rank, which has no terminal") as caught:
@@ -438,9 +326,6 @@ ENDINGS = (
 
     def test_failure_counts_more_than_a_skip(world):
         world.run(lambda rank: pytest.skip("not here") if rank.index == 0 else fail(rank))
-
-    def test_assertion(world):
-        assert world.run(lambda rank: rank.index) == [1, 0]
 """
 )
 
@@ -463,34 +348,8 @@ def failures(fleet):
             "rank 1 of 2, CPU: raised ValueError: the outer one",
             ["KeyError: 'missing'", "direct cause", "rank 0 of 2, CPU: returned"],
         ),
-        ("unpicklable_exception", "rank 1 of 2, CPU: raised test_inner.Strange: 7 because it can", ["in refuse"]),
         ("mute_exception", "rank 1 of 2, CPU: raised test_inner.Mute", ["nothing to say", "in mute"]),
         ("unusual_exception", "rank 1 of 2, CPU: raised UnicodeDecodeError", ["in undecodable"]),
-        ("interrupt_on_a_rank", "rank 1 of 2, CPU: raised KeyboardInterrupt", ["in interrupt"]),
-        ("exit_on_a_rank", "rank 1 of 2, CPU: raised SystemExit: 3", ["in leave"]),
-        (
-            "failure_on_every_rank",
-            "rank ",
-            [f"rank {rank} of 2, CPU: raised ValueError: this is {rank}" for rank in (0, 1)],
-        ),
-        (
-            "failure_while_others_wait",
-            "rank 1 of 2, CPU: raised KeyError: 'missing'",
-            ["in fail_deep_down", 'rank 0 of 2, CPU: running in phase "waiting for the other"', "all_reduce"],
-        ),
-        ("unsendable_answer", "rank 1 of 2, CPU: raised TypeError", ["the result", "lock"]),
-        (
-            "endless_loop",
-            'rank 1 of 2, CPU: running in phase "the risky part"',
-            ["no answer within 1 s from rank 1", "in loop", "rank 0 of 2, CPU: returned"],
-        ),
-        (
-            "killed",
-            "rank 1 of 2, CPU: died by SIGKILL",
-            ['in phase "the risky part"', "these are my last words", "rank 0 of 2, CPU: returned"],
-        ),
-        ("segmentation_fault", "rank 1 of 2, CPU: died by SIGSEGV", ["Fatal Python error", "in run"]),
-        ("exit_without_a_word", "rank 1 of 2, CPU: died with exit status 5", ["rank 0 of 2, CPU: returned"]),
         ("failure_in_a_subset", "rank 1 of 2, CPU: raised KeyError: 'missing'", ["in fail_deep_down"]),
     ],
 )
@@ -513,8 +372,6 @@ def test_endings_reach_pytest_as_what_they_are(fleet):
     assert run.outcomes == {
         "test_raises": "passed",
         "test_raises_type_of_this_module": "passed",
-        "test_raises_crash": "passed",
-        "test_raises_hang": "passed",
         "test_no_debugger[breakpoint()]": "passed",
         "test_no_debugger[import pdb; pdb.set_trace()]": "passed",
         "test_no_debugger[pytest.set_trace()]": "passed",
@@ -525,22 +382,9 @@ def test_endings_reach_pytest_as_what_they_are(fleet):
         "test_not_applicable": "not applicable",
         "test_xfail": "skipped",
         "test_failure_counts_more_than_a_skip": "failed",
-        "test_assertion": "failed",
     }, run.text
     assert run.check("test_skip").message.endswith("no such thing")
     assert run.check("test_skip_on_one").message.endswith("not here (on rank 0 of 2 only)")
     assert run.check("test_not_applicable").message == "not applicable: no such hardware"
     assert "raised ValueError: on purpose" in run.check("test_failure_counts_more_than_a_skip").message
-    assert "assert [0, 1] == [1, 0]" in run.check("test_assertion").message
     assert "2 xfailed" in run.text
-
-
-def test_a_reading_of_no_known_metric_is_one_clear_sentence(fleet):
-    module = """
-    from pytest_gpufleet import Reading, measure
-
-    def test_it(world, judge):
-        judge(measure(world, lambda rank: Reading("length", 1.0, {})))
-    """
-    run = fleet(module)
-    assert "there is no metric 'length': use one of busbw, " in run.check("test_it").message

@@ -253,8 +253,7 @@ def collect(
         for event in engine.wait(min(remaining, TURN_SECONDS)):
             told = event if isinstance(event, Death) else _told(event)
             answers.take(event.rank, told, number)
-            if event.rank in answers.outcomes or event.rank in answers.deaths:
-                missing.discard(event.rank)
+        missing -= answers.ranks
         if answers.failed and graceful:
             graceful = False
             until = min(until, clock() + GRACE_SECONDS)
