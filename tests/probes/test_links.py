@@ -12,8 +12,8 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import metric_under
 from pytest_gpufleet.model.place import gpu, read
-from pytest_gpufleet.probes.links.copier import StartingLine
-from pytest_gpufleet.probes.pairing import rounds
+from pytest_gpufleet.probes.links.copying import StartingLine
+from pytest_gpufleet.probes.links.pairs import rounds
 from pytest_gpufleet.probes.search.collective import who_slows_pairs
 from pytest_gpufleet.verdict.judgement import judge
 
@@ -26,7 +26,7 @@ import pytest
 
 def plant(rank, fault):
     import ctypes
-    from pytest_gpufleet.probes.links.copier import HostCopier
+    from pytest_gpufleet.probes.links.copying import HostCopier
 
     genuine = HostCopier.seconds
 
@@ -53,7 +53,7 @@ def fault(world):
 BOOKKEEPING = """
 import ctypes
 import pytest
-from pytest_gpufleet.probes.links.copier import HostCopier
+from pytest_gpufleet.probes.links.copying import HostCopier
 from pytest_gpufleet.probes.links.host_copies import host_bandwidth
 from pytest_gpufleet.probes.links.pairs import pair_bandwidth
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.probes.pairing import IndexPair, rounds, some_rounds
+from pytest_gpufleet.probes.links.pairs import IndexPair, rounds, some_rounds
 from pytest_gpufleet.probes.search.nodes import (
     FIRST_ROUNDS,
     MOST_CALLS,

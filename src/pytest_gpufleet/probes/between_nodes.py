@@ -23,8 +23,8 @@ from pytest_gpufleet.model.metric import ALGORITHMS, Condition, MiB
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
+from pytest_gpufleet.probes.links.pairs import IndexPair, some_rounds
 from pytest_gpufleet.probes.measure import together
-from pytest_gpufleet.probes.pairing import IndexPair, some_rounds
 from pytest_gpufleet.probes.search.collective import swaps
 from pytest_gpufleet.probes.timing import RUN_SECONDS, agree, everyones
 from pytest_gpufleet.world.rank import Rank

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -21,8 +23,151 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.probes.compute.corruption import hexadecimal
-from pytest_gpufleet.probes.links.copier import WORD, WORD_BYTES, Copier, Copy, HostCopier, Meet, Memory, Offer
 from pytest_gpufleet.world.rank import Rank
+
+NUMBER_BYTES = 8  # of a number
+
+
+class StartingLine:
+    """What this rank has: for every rank of its world, how often it came to meet that one."""
+
+    def __init__(self, ranks: int) -> None:
+        self._file = os.memfd_create("starting line")
+        os.ftruncate(self._file, ranks * NUMBER_BYTES)
+        self._lines: list[memoryview] = []
+        self._me = -1
+
+    @property
+    def address(self) -> str:
+        """By which other ranks of this machine find it."""
+        return f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def draw(self, me: int, addresses: Sequence[str]) -> None:
+        """Learn the number of this rank, and where the lines of all ranks are."""
+        self._me, self._lines = me, list(map(_mapped, addresses))
+
+    def meet(self, others: Collection[int]) -> None:
+        """Go on when each of these ranks has come here to meet this one: to within about 0.1 ms at the same time."""
+        mine = self._lines[self._me]
+        for other in others:
+            mine[other] += 1
+        for other in others:
+            while self._lines[other][self._me] < mine[other]:
+                time.sleep(0)  # lets the other threads of this process run, which hold and release streams
+
+    def remove(self) -> None:
+        self._lines.clear()
+        os.close(self._file)
+
+
+def _mapped(address: str) -> memoryview:
+    with open(address, "r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+
+
+WORD = torch.int64
+WORD_BYTES = WORD.itemsize
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of this rank: its address in this process and its content as int64."""
+
+    address: int
+    words: Tensor
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What another rank needs to reach a memory: a handle, and the CUDA number of the GPU that it is on, if any."""
+
+    handle: bytes
+    device: int = -1
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy from one address to another. They may be of other ranks, where these were reached."""
+
+    destination: int
+    source: int
+    nbytes: int
+
+
+# Waits until all ranks that copy at the same time have come so far.
+Meet = Callable[[], None]
+
+
+class HostCopier:
+    """Stands in for a GPU in rehearsals: its memory is shared memory, which other ranks map, and copies are memmove."""
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+        self._files: dict[int, int] = {}
+
+    def device_memory(self, nbytes: int) -> Memory:
+        file = os.memfd_create("device memory")
+        os.ftruncate(file, nbytes)
+        memory = self._mapped(f"/proc/self/fd/{file}", nbytes)
+        self._files[memory.address] = file
+        return memory
+
+    def host_memory(self, nbytes: int) -> Memory:
+        """On a GPU pinned, and near to it."""
+        return self._kept_memory(torch.empty(nbytes // WORD_BYTES, dtype=WORD))
+
+    def offer(self, memory: Memory) -> Offer:
+        """Let other ranks reach device memory."""
+        return Offer(f"/proc/{os.getpid()}/fd/{self._files[memory.address]}".encode())
+
+    def reaches_directly(self, offer: Offer) -> bool:
+        """Whether copies go straight from device to device, and not through host memory."""
+        return False
+
+    def reach(self, offer: Offer) -> int:
+        """The address of another rank's memory in this process."""
+        path = offer.handle.decode()
+        return self._mapped(path, os.stat(path).st_size).address
+
+    def seconds(self, copies: Sequence[Copy], warm_up: int, timed: int, meet: Meet | None = None) -> float:
+        """Seconds of the first of these copies, made `timed` times one behind the other.
+
+        The others keep the way busy meanwhile: they begin with it, and are made twice as often. Where other ranks
+        copy at the same time, all `meet` before they begin, and copy on for a while behind what is timed: so nobody's
+        timed copies have the way to themselves. Here one copy is made after the other: a rehearsal of what is copied,
+        and not of how fast.
+        """
+        if meet:
+            meet()
+        for copy in copies[1:]:
+            _move(copy, 1)
+        _move(copies[0], warm_up)
+        began = time.perf_counter()
+        _move(copies[0], timed)
+        return (time.perf_counter() - began) / timed
+
+    def leave(self) -> None:
+        """Reach no other rank's memory any more. Before anybody frees what others reach."""
+
+    def free(self) -> None:
+        """Free all memory."""
+        self._kept.clear()
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def _mapped(self, path: str, nbytes: int) -> Memory:
+        return self._kept_memory(torch.from_file(path, shared=True, size=nbytes // WORD_BYTES, dtype=WORD))
+
+    def _kept_memory(self, words: Tensor) -> Memory:
+        self._kept.append(words)
+        return Memory(words.data_ptr(), words)
+
+
+def _move(copy: Copy, times: int) -> None:
+    for _ in range(times):
+        ctypes.memmove(copy.destination, copy.source, copy.nbytes)
+
 
 # What torch does not offer of the CUDA driver, through ctypes: copies that one side drives, memory to share.
 #
@@ -89,53 +234,22 @@ def _text(function: str, status: int) -> str:
     return (text.value or b"unknown error").decode()
 
 
-def allocate(nbytes: int) -> int:
-    """The address of new memory on this rank's GPU."""
-    address = c_uint64()
-    call("cuMemAlloc_v2", ctypes.byref(address), nbytes)
-    return address.value
-
-
-def allocate_host(nbytes: int) -> int:
-    """The address of new pinned memory of the host."""
-    address = c_void_p()
-    call("cuMemHostAlloc", ctypes.byref(address), nbytes, 0)
-    assert address.value is not None
-    return address.value
-
-
-def ipc_handle(address: int) -> bytes:
-    """What another process needs to map memory that `allocate` gave."""
-    handle = IpcHandle()
-    call("cuIpcGetMemHandle", ctypes.byref(handle), address)
-    return bytes(handle)
-
-
-def map_ipc(handle: bytes) -> int:
-    """The address at which the current context reaches the memory of another process."""
-    address = c_uint64()
-    call("cuIpcOpenMemHandle_v2", ctypes.byref(address), IpcHandle.from_buffer_copy(handle), _LAZY_ENABLE_PEER_ACCESS)
-    return address.value
+def result_of(name: str, kind: Any, *arguments: Any) -> Any:
+    """What a function of the driver gives by its first argument, a pointer to this C type."""
+    result = kind()
+    call(name, ctypes.byref(result), *arguments)
+    return result.value
 
 
 def can_access_peer(device: int, peer: int) -> bool:
     """Whether one GPU reads and writes the memory of another directly. CUDA's numbers of both."""
-    possible = c_int()
-    call("cuDeviceCanAccessPeer", ctypes.byref(possible), device, peer)
-    return bool(possible.value)
+    return bool(result_of("cuDeviceCanAccessPeer", c_int, device, peer))
 
 
-def current_context() -> int | None:
-    context = c_void_p()
-    call("cuCtxGetCurrent", ctypes.byref(context))
-    return context.value
-
-
-def retain_context(device: int) -> int | None:
-    """The context that this process has on another GPU; made if it has none, which takes about 0.5 GB there."""
-    context = c_void_p()
-    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    return context.value
+def map_ipc(handle: bytes) -> int:
+    """The address at which the current context reaches the memory of another process."""
+    given = IpcHandle.from_buffer_copy(handle)
+    return int(result_of("cuIpcOpenMemHandle_v2", c_uint64, given, _LAZY_ENABLE_PEER_ACCESS))
 
 
 # Copies on a GPU: by its copy engines, to and from host memory and the memory of other ranks' GPUs.
@@ -152,7 +266,7 @@ AT_ONCE = 2  # copies that run at the same time: one in each direction
 
 
 class CudaCopier:
-    """See `Copier`. Memory comes from the driver: what torch's allocator gives cannot always be shared."""
+    """See `HostCopier`. Memory comes from the driver: what torch's allocator gives cannot always be shared."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -165,13 +279,13 @@ class CudaCopier:
         self._contexts: dict[int, int | None] = {}
 
     def device_memory(self, nbytes: int) -> Memory:
-        address = allocate(-(-nbytes // BLOCK_BYTES) * BLOCK_BYTES)
+        address = int(result_of("cuMemAlloc_v2", c_uint64, -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES))
         self._allocated.append(address)
         return Memory(address, torch.as_tensor(_Array(address, nbytes), device=self._rank.device))
 
     def host_memory(self, nbytes: int) -> Memory:
         with _near(self._rank):
-            address = allocate_host(nbytes)
+            address = int(result_of("cuMemHostAlloc", c_void_p, nbytes, 0))
         self._pinned.append(address)
         content = (ctypes.c_byte * nbytes).from_address(address)
         return Memory(address, torch.frombuffer(content, dtype=WORD))
@@ -179,7 +293,9 @@ class CudaCopier:
     def offer(self, memory: Memory) -> Offer:
         # What was put there is on its way on a stream of this process, which no other process waits for.
         torch.cuda.synchronize()
-        return Offer(ipc_handle(memory.address), self._rank.device.index)
+        handle = IpcHandle()
+        call("cuIpcGetMemHandle", ctypes.byref(handle), memory.address)
+        return Offer(bytes(handle), self._rank.device.index)
 
     def reaches_directly(self, offer: Offer) -> bool:
         return can_access_peer(self._rank.device.index, offer.device)
@@ -189,9 +305,10 @@ class CudaCopier:
             address = map_ipc(offer.handle)
             self._mapped.append(address)
             return address
-        # Only a context on that GPU can map it. The driver then takes copies through host memory.
+        # Only a context on that GPU can map it. The driver then takes copies through host memory. It is made if this
+        # process has none there, which takes about 0.5 GB of that GPU.
         if offer.device not in self._contexts:
-            self._contexts[offer.device] = retain_context(offer.device)
+            self._contexts[offer.device] = result_of("cuDevicePrimaryCtxRetain", c_void_p, offer.device)
         context = self._contexts[offer.device]
         with _current(context):
             address = map_ipc(offer.handle)
@@ -239,7 +356,7 @@ class CudaCopier:
 
     def _queue(self, copy: Copy, lane: _Lane, times: int) -> None:
         to, origin, stream = copy.destination, copy.source, lane.stream.cuda_stream
-        own = current_context()
+        own = result_of("cuCtxGetCurrent", c_void_p)
         for _ in range(times):
             if self._is_staged(copy):
                 contexts = self._staged.get(to, own), self._staged.get(origin, own)
@@ -317,6 +434,9 @@ def _near(rank: Rank) -> Iterator[None]:
     finally:
         os.sched_setaffinity(0, before)
 
+
+# For a rank of either kind.
+Copier = HostCopier | CudaCopier
 
 WARM_UP = 4
 COPIES = 16

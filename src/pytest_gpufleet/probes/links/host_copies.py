@@ -16,8 +16,7 @@ from pytest_gpufleet.hardware import nvml
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import LINED_UP, Condition, MiB, metric_under
 from pytest_gpufleet.probes.links import copying
-from pytest_gpufleet.probes.links.copier import Copier, Copy, Memory, StartingLine
-from pytest_gpufleet.probes.links.copying import Copied
+from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Memory, StartingLine
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World

@@ -13,6 +13,7 @@ the contexts of both GPUs in one process.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,13 +29,12 @@ from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import METRICS, Metric, metric_under
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.links import copying
-from pytest_gpufleet.probes.links.copier import Copier, Copy, Meet, Memory, Offer, StartingLine
-from pytest_gpufleet.probes.links.copying import Copied
+from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Meet, Memory, Offer, StartingLine
 from pytest_gpufleet.probes.measure import together
-from pytest_gpufleet.probes.pairing import IndexPair, rounds
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
+IndexPair = tuple[int, int]  # of ranks, or of nodes
 PairDirection = Literal["read", "write", "both"]
 Samples = tuple[float, ...]
 Sampled = Callable[[Copier, Sequence[Copy], Meet | None], Samples]
@@ -83,6 +83,29 @@ def pair_latency(world: World, topology: GpuTopology) -> Copied:
 def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> list[Fault]:
     """What every GPU reads wrong from the memory of every other one."""
     return _over_all_pairs(world, topology, _Traffic(writes=False, both_ways=True), nbytes, _once)[2]
+
+
+def rounds(n: int) -> list[list[IndexPair]]:
+    """Every pair of n once, in as few rounds as there can be (a round robin). Of an odd number one rests in each."""
+    ring: list[int | None] = [*range(n), *([None] if n % 2 else [])]
+    result = []
+    for _ in ring[1:]:
+        half = len(ring) // 2
+        facing = zip(ring[:half], reversed(ring[half:]), strict=True)
+        result.append([(i, j) for i, j in facing if i is not None and j is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return result
+
+
+def some_rounds(among: Sequence[int], seed: int, most: int) -> list[list[IndexPair]]:
+    """The first `most` rounds of these, mixed as `seed` says: the same for the same seed, and everybody meets somebody
+    else in each. Each pair has the lower number first."""
+    mixed = sorted(among)
+    random.Random(seed).shuffle(mixed)
+    return [
+        sorted((min(mixed[i], mixed[j]), max(mixed[i], mixed[j])) for i, j in each)
+        for each in rounds(len(mixed))[:most]
+    ]
 
 
 def turns(n: int, topology: GpuTopology) -> list[list[IndexPair]]:

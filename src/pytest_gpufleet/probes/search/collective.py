@@ -25,9 +25,8 @@ from pytest_gpufleet.probes.collectives.exactness import Delivery, exchange
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.compute.rate import product_rate
-from pytest_gpufleet.probes.links.pairs import turns
+from pytest_gpufleet.probes.links.pairs import IndexPair, turns
 from pytest_gpufleet.probes.measure import measure
-from pytest_gpufleet.probes.pairing import IndexPair
 from pytest_gpufleet.probes.timing import agree, line_up, seconds, timing, wait
 from pytest_gpufleet.world.process_group import TIMEOUT
 from pytest_gpufleet.world.rank import Rank

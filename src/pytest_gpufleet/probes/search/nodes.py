@@ -39,7 +39,7 @@ from pytest_gpufleet.probes.between_nodes import (
     ranks_of,
     slowest,
 )
-from pytest_gpufleet.probes.pairing import IndexPair, some_rounds
+from pytest_gpufleet.probes.links.pairs import IndexPair, some_rounds
 from pytest_gpufleet.probes.search.collective import Deadline, failed, gigabytes
 from pytest_gpufleet.world.world import World
 
