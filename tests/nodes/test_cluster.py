@@ -118,7 +118,10 @@ def test_a_controller_that_was_frozen_loses_nobody():
     with running(fake) as cluster:
         fake.happens(after=600.0)
         silence(fake, of=-1, seconds=3)
+        silence(fake, of=1, seconds=9)
         assert cluster.alive == (0, 1, 2)
+        silence(fake, of=1, seconds=2)
+        assert list(cluster.lost) == [1]
 
 
 def test_a_lost_node_hears_no_beat_until_it_comes_back_to_be_fenced():

@@ -29,7 +29,6 @@ def monotonic():
     return float(NOW.read_text() or 0) if NOW.exists() else 0.0
 
 interruption.time = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
-interruption.time = SimpleNamespace(monotonic=monotonic)
 """
 TOLD, OVER = 86400 - 20, 86400 - 5  # the run is told to end; it has not done so in time
 MOVE = """
