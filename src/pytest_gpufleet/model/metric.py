@@ -109,6 +109,7 @@ def _plain(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
+# fmt: off
 METRICS = {
     metric.name: metric
     for metric in (
@@ -143,45 +144,22 @@ METRICS = {
         Metric("train_memory", "GiB", "lower", "GPU memory that training takes"),
         Metric("scaling_efficiency", "ratio", "higher", "scaling efficiency"),
         # Of 0.4 %, a few thousandths of a step are a lot.
-        Metric(
-            "communication_share",
-            "ratio",
-            "lower",
-            "share of a training step that waits for communication",
-            steady=False,
-        ),
+        Metric("communication_share", "ratio", "lower",
+               "share of a training step that waits for communication", steady=False),
         # Of the last lap as NVML's sample period happens to fall.
-        Metric(
-            "train_utilization", "ratio", "higher", "share of the time that a GPU is busy in training", steady=False
-        ),
+        Metric("train_utilization", "ratio", "higher",
+               "share of the time that a GPU is busy in training", steady=False),
         Metric("loader_throughput", "images/s", "higher", "training throughput fed by a data loader"),
         # As of matrix products, of which it mostly consists: at the power limit, healthy GPUs differ.
-        Metric(
-            "solo_token_throughput",
-            "tokens/s",
-            "higher",
-            "training of a transformer, each GPU alone",
-            0.08,
-            simultaneous=True,
-        ),
+        Metric("solo_token_throughput", "tokens/s", "higher",
+               "training of a transformer, each GPU alone", 0.08, simultaneous=True),
         Metric("token_throughput", "tokens/s", "higher", "training of a transformer"),
         Metric("model_flops_utilization", "ratio", "higher", "model FLOPs utilization (MFU)"),
         # Of two rates, of which each may differ as those of products do.
-        Metric(
-            "product_retention",
-            "ratio",
-            "higher",
-            "matrix products beside an all_reduce, of those alone",
-            0.16,
-            steady=False,
-        ),
-        Metric(
-            "reduction_retention",
-            "ratio",
-            "higher",
-            "an all_reduce beside matrix products, of that alone",
-            steady=False,
-        ),
+        Metric("product_retention", "ratio", "higher",
+               "matrix products beside an all_reduce, of those alone", 0.16, steady=False),
+        Metric("reduction_retention", "ratio", "higher",
+               "an all_reduce beside matrix products, of that alone", steady=False),
         # Of such load, on 3 healthy boards of 4x H200: 53 to 63 C and up to 9 K apart, 682 to 702 W, clocks 6 % apart.
         Metric("soak_temperature", "C", "lower", "temperature at the end of the soak", 0.30),
         Metric("soak_clock", "MHz", "higher", "SM clock at the end of the soak", 0.10),
@@ -199,6 +177,7 @@ METRICS = {
         Metric("spread", "ratio", "lower", "spread of the samples behind a figure"),
     )
 }
+# fmt: on
 
 
 # Work that is trained in several ways beside each other, for information. Parts of the sweep had names of their own.
@@ -368,43 +347,28 @@ _UNDER_LOAD = ("collective", "precision", "bytes", "ranks", "nvls", "method")
 
 # Of the conditions that the probes give with each metric, those that a limit may name, and the fabric of the machine. A
 # limit that named one that no probe gives could never hold, and nobody would notice.
-MEASURED_UNDER: dict[str, tuple[str, ...]] = {
-    "busbw": _TRANSFER,
-    "collective_latency": _TRANSFER,
-    "node_group_busbw": _TRANSFER,
-    "rail_bandwidth": ("at_once", "bytes", "method", *BETWEEN_NODES[1:]),
-    "nic_bandwidth": ("bytes", "port_rate", "method"),
-    "port_events": (),
-    "launch_time": ("collective", "bytes", "ranks", "method"),
-    "gemm": ("precision", "at_once", "work", "method"),
-    "gemm_relative": ("at_once", "method"),
-    "memory_bandwidth": ("operation", "at_once", "method"),
-    "host_bandwidth": ("direction", "at_once", "method"),
-    "host_memory_bandwidth": ("operation", "method"),
-    "drive_bandwidth": ("bytes", "queue_depth"),
-    "drive_iops": ("bytes", "queue_depth"),
-    "pair_bandwidth": ("direction", "link", "fabric", "method"),
-    "pair_latency": ("link", "fabric", "method"),
-    "train_throughput": _TRAINING,
-    "solo_train_throughput": _TRAINING,
-    "train_memory": _TRAINING,
-    "scaling_efficiency": _TRAINING,
-    "communication_share": _TRAINING,
-    "train_utilization": _TRAINING,
-    "loader_throughput": _TRAINING,
-    "solo_token_throughput": _TRAINING,
-    "token_throughput": _TRAINING,
-    "model_flops_utilization": _TRAINING,
-    "product_retention": _UNDER_LOAD,
-    "reduction_retention": _UNDER_LOAD,
-    "soak_temperature": ("method",),
-    "soak_clock": ("method",),
-    "soak_power": ("method",),
-    "burn_power": ("method",),
-    "burn_peak_power": ("method",),
-    "burn_retention": ("work", "method"),
-    "step_power": ("method",),
-    "power_swing": ("method",),
-    "step_skew": ("method",),
-    "step_retention": ("method",),
-}
+_MEASURED_UNDER: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (_TRANSFER, ("busbw", "collective_latency", "node_group_busbw")),
+    (("at_once", "bytes", "method", *BETWEEN_NODES[1:]), ("rail_bandwidth",)),
+    (("bytes", "port_rate", "method"), ("nic_bandwidth",)),
+    ((), ("port_events",)),
+    (("collective", "bytes", "ranks", "method"), ("launch_time",)),
+    (("precision", "at_once", "work", "method"), ("gemm",)),
+    (("at_once", "method"), ("gemm_relative",)),
+    (("operation", "at_once", "method"), ("memory_bandwidth",)),
+    (("direction", "at_once", "method"), ("host_bandwidth",)),
+    (("operation", "method"), ("host_memory_bandwidth",)),
+    (("bytes", "queue_depth"), ("drive_bandwidth", "drive_iops")),
+    (("direction", "link", "fabric", "method"), ("pair_bandwidth",)),
+    (("link", "fabric", "method"), ("pair_latency",)),
+    (_TRAINING, (
+        "train_throughput", "solo_train_throughput", "train_memory", "scaling_efficiency", "communication_share",
+        "train_utilization", "loader_throughput", "solo_token_throughput", "token_throughput",
+        "model_flops_utilization",
+    )),
+    (_UNDER_LOAD, ("product_retention", "reduction_retention")),
+    (("method",), ("soak_temperature", "soak_clock", "soak_power", "burn_power", "burn_peak_power")),
+    (("work", "method"), ("burn_retention",)),
+    (("method",), ("step_power", "power_swing", "step_skew", "step_retention")),
+)  # fmt: skip
+MEASURED_UNDER = {name: under for under, names in _MEASURED_UNDER for name in names}
