@@ -72,19 +72,6 @@ def test_the_order_of_a_dgx_h200_is_one():
     assert [kind["count"] for kind in dgx.content["drives"]] == [2, 8]
 
 
-def test_every_key_of_an_order_is_held_against_the_machine():
-    """Or says of which kind of part a table is; in_use is read by the check of ports."""
-    kinds = {"drives.gigabytes", "drives.model", "ports.adapter", "ports.link_layer", "ports.in_use"}
-    fields = {field.name: field.type for field in orders.msgspec.structs.fields(orders.OrderTable)}
-    keys = set()
-    for name, kind in fields.items():
-        table = kind.__args__[0] if getattr(kind, "__origin__", None) is list else kind
-        if hasattr(table, "__struct_fields__"):
-            keys |= {f"{name}.{field}" for field in table.__struct_fields__}
-
-    assert keys == ORDER_LINES.keys() | kinds
-
-
 def port(index, **other):
     usual = {
         "port": f"mlx5_{index}/1", "adapter": "MT4129", "link_layer": "InfiniBand", "function": "0",

@@ -45,57 +45,12 @@ Version = Annotated[
     Meta(description="a version as a text, or { at_least = a version as a text }"),
 ]
 
-DriveTable = table_type("Drives", {"gigabytes": Size, "count": Number}, {"model": Text, "firmware": Version})
-PortTable = table_type(
-    "Ports",
-    {"adapter": Text, "count": Number},
-    {"link_layer": Text, "in_use": Number, "gigabits_per_second": Number, "firmware": Version},
-)
-OrderTable = table_type(
-    "Order",
-    {"name": Text},
-    {
-        "machine": table_type("OrderedMachine", {}, {"vendor": Text, "product": Text}),
-        "gpus": table_type("OrderedGpus", {}, {"count": Number, "model": Text, "nvlinks": Number, "vbios": Version}),
-        "processors": table_type("OrderedProcessors", {}, {"model": Text, "sockets": Number, "cores": Number}),
-        "memory": table_type("OrderedMemory", {}, {"gibibytes": Number, "modules": Number, "module_gibibytes": Number}),
-        "drives": list[DriveTable],  # type: ignore[valid-type]
-        "ports": list[PortTable],  # type: ignore[valid-type]
-        "firmware": table_type("OrderedFirmware", {}, {"bios": Version, "bmc": Version}),
-        "software": table_type(
-            "OrderedSoftware", {}, {"system": Text, "kernel": Version, "driver": Version, "cuda": Version}
-        ),
-    },
-)
-
-
-def load(path: Path) -> Order:
-    """Read an order from a TOML file and check all of it. FileError for a file that cannot be read, a key that nothing
-    reads, a value of another type, two tables for one kind of part, or an order of nothing."""
-    top = toml_table.read(path)
-    top.check(OrderTable)
-    seen: dict[tuple[str, ...], int] = {}
-    for key, kind in (("drives", ("gigabytes", "model")), ("ports", ("adapter", "link_layer"))):
-        for number, table in enumerate(top.tables(key), 1):
-            what = (key, *(str(table.values.get(each, "")) for each in kind))
-            if seen.setdefault(what, number) != number:
-                raise table.error(f"is of one kind with {key} {seen[what]}; write one table with the sum of both.")
-    content = {key: value for key, value in top.values.items() if value}
-    if content.keys() <= {"name"}:
-        raise FileError(f"{path}: orders nothing; write what was bought, as in docs/orders.md.")
-    return Order(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), content)
-
-
-def check(order: Order) -> None:
-    """ValueError if what evidence keeps as an order is none."""
-    msgspec.convert(order.content, OrderTable)
-
-
 # A table of an order: all of it, or that of one kind of drives or ports.
 Asked = Mapping[str, Any]
 # Where, what is told there, and its value; Unavailable where the machine does not tell.
 Told = tuple[Where, str, Any]
 Read = Callable[[Machine, GpuTopology, Asked], Iterable[Told]]
+Parts = Sequence[Mapping[str, Any]] | Unavailable
 
 # Makers count the gigabytes of a drive in one way (IDEMA LBA1-03): 3.84 TB are 3840.8 GB, 0.02 % more than the label
 # says.
@@ -151,20 +106,14 @@ def gibibytes(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Tol
     return [(THIS_NODE, "the memory that the system has, in GiB,", shown)]
 
 
-def modules(machine: Machine) -> list[Mapping[str, Any]] | Unavailable:
+def modules(machine: Machine, asked: Asked) -> Parts:
     """The memory modules that are there; empty slots are none."""
     told = _fact(machine, "memory_modules")
     return told if isinstance(told, Unavailable) else [each for each in told if each["bytes"] != 0]
 
 
-def count_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
-    there = modules(machine)
-    count = there if isinstance(there, Unavailable) else len(there)
-    return [(THIS_NODE, "the number of memory modules", count)]
-
-
 def size_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
-    there = modules(machine)
+    there = modules(machine, asked)
     if isinstance(there, Unavailable):
         return [(THIS_NODE, "the size of memory modules", there)]
     unknown = Unavailable("the firmware does not know", applicable=False)
@@ -174,7 +123,7 @@ def size_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> li
     ]
 
 
-def _drives(machine: Machine, kind: Asked) -> list[Mapping[str, Any]] | Unavailable:
+def drives(machine: Machine, kind: Asked) -> Parts:
     told = _fact(machine, "nvme")
     if isinstance(told, Unavailable):
         return told
@@ -187,18 +136,7 @@ def _drives(machine: Machine, kind: Asked) -> list[Mapping[str, Any]] | Unavaila
     ]
 
 
-def count_of_drives(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
-    there, what = _drives(machine, kind), " ".join(filter(None, (f"{kind['gigabytes']} GB", kind.get("model"))))
-    count = there if isinstance(there, Unavailable) else len(there)
-    return [(THIS_NODE, f"the number of NVMe drives of {what}", count)]
-
-
-def firmware_of_drives(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
-    there = _drives(machine, kind)
-    return [] if isinstance(there, Unavailable) else _firmware(there, "name")
-
-
-def ports_of(machine: Machine, kind: Asked) -> list[Mapping[str, Any]]:
+def ports(machine: Machine, kind: Asked) -> list[Mapping[str, Any]]:
     return [port for port in machine.host.get("network_ports") or () if is_of(port, kind)]
 
 
@@ -207,29 +145,35 @@ def is_of(port: Mapping[str, Any], kind: Asked) -> bool:
     return bool(port.get("adapter") == kind["adapter"] and kind.get("link_layer", layer) == layer)
 
 
-def kind_of_port(kind: Asked) -> str:
-    return " ".join(filter(None, (kind["adapter"], kind.get("link_layer"))))
+def called(kind: Asked) -> str:
+    """A kind of drives or ports: "7680 GB KIOXIA KCD8XPUG7T68", "MT4129 InfiniBand"; "" of anything else."""
+    size = f"{kind['gigabytes']} GB" if "gigabytes" in kind else ""
+    return " ".join(filter(None, (size, kind.get("model"), kind.get("adapter"), kind.get("link_layer"))))
 
 
-def count_of_ports(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
-    return [(THIS_NODE, f"the number of network ports of {kind_of_port(kind)}", len(ports_of(machine, kind)))]
+def count_of(parts: Callable[[Machine, Asked], Parts], what: str) -> Read:
+    def read(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
+        there, which = parts(machine, kind), " of ".join(filter(None, (what, called(kind))))
+        return [(THIS_NODE, f"the number of {which}", there if isinstance(there, Unavailable) else len(there))]
+
+    return read
+
+
+def firmware_of(parts: Callable[[Machine, Asked], Parts], name: str) -> Read:
+    def read(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
+        there, unknown = parts(machine, kind), Unavailable("this system does not say", applicable=False)
+        each = () if isinstance(there, Unavailable) else there
+        return [(THIS_NODE, f"firmware of {part[name]}", part.get("firmware") or unknown) for part in each]
+
+    return read
 
 
 def rate_of_ports(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
     """Of those that are up: the others have the lowest rate that there is."""
-    up = active(ports_of(machine, kind))
+    up = active(ports(machine, kind))
     if not up:
-        return [(THIS_NODE, f"the speed of the ports of {kind_of_port(kind)}, of which none is up,", 0)]
+        return [(THIS_NODE, f"the speed of the ports of {called(kind)}, of which none is up,", 0)]
     return [(THIS_NODE, f"the speed of {port['port']} in Gbit/s", gigabits(port)) for port in up]
-
-
-def firmware_of_ports(machine: Machine, topology: GpuTopology, kind: Asked) -> list[Told]:
-    return _firmware(ports_of(machine, kind), "port")
-
-
-def _firmware(parts: Iterable[Mapping[str, Any]], name: str) -> list[Told]:
-    unknown = Unavailable("this system does not say", applicable=False)
-    return [(THIS_NODE, f"firmware of {each[name]}", each.get("firmware") or unknown) for each in parts]
 
 
 # Of the memory that was bought the kernel keeps a part for itself, and so does the firmware: 64 of 4096 bytes for the
@@ -274,17 +218,17 @@ def held_against(order: Order, key: str, machine: Machine, topology: GpuTopology
     return Held(tuple(faults), tuple(untold))
 
 
-def ports_down(order: Order | None, ports: Iterable[Mapping[str, Any]]) -> list[Fault]:
+def ports_down(order: Order | None, there: Iterable[Mapping[str, Any]]) -> list[Fault]:
     """Ports that are not up although the order says that as many are in use, or that many are there."""
     found = []
     for kind in order.content.get("ports", ()) if order else ():
-        of_kind = [port for port in ports if is_of(port, kind)]
+        of_kind = [port for port in there if is_of(port, kind)]
         asked, up = kind.get("in_use", kind["count"]), active(of_kind)
         if not _number(len(up), {"at_least": _least(asked)}):
             found += [
                 Fault(
                     "network_port_unlike_others", (THIS_NODE,),
-                    f"{port['port']} is {port['state']}, and {_words(asked)} of {kind_of_port(kind)} were ordered",
+                    f"{port['port']} is {port['state']}, and {_words(asked)} of {called(kind)} were ordered",
                 )
                 for port in of_kind if port not in up
             ]  # fmt: skip
@@ -355,13 +299,13 @@ ORDER_LINES = {
     "processors.sockets": Line(HOST, of_host("processor_setup", "sockets"), _number),
     "processors.cores": Line(HOST, of_host("processor", "cores"), _number),
     "memory.gibibytes": Line(HOST, gibibytes, _memory),
-    "memory.modules": Line(HOST, count_of_modules, _number),
+    "memory.modules": Line(HOST, count_of(modules, "memory modules"), _number),
     "memory.module_gibibytes": Line(HOST, size_of_modules, _number),
-    "drives.count": Line("drives_not_as_ordered", count_of_drives, _number),
-    "drives.firmware": Line(VERSION, firmware_of_drives, _version),
-    "ports.count": Line(PORTS, count_of_ports, _number),
+    "drives.count": Line("drives_not_as_ordered", count_of(drives, "NVMe drives"), _number),
+    "drives.firmware": Line(VERSION, firmware_of(drives, "name"), _version),
+    "ports.count": Line(PORTS, count_of(ports, "network ports"), _number),
     "ports.gigabits_per_second": Line(PORTS, rate_of_ports, _number),
-    "ports.firmware": Line(VERSION, firmware_of_ports, _version),
+    "ports.firmware": Line(VERSION, firmware_of(ports, "port"), _version),
     "firmware.bios": Line(VERSION, of_host("dmi", "bios_version"), _version),
     "firmware.bmc": Line(VERSION, of_host("bmc_firmware"), _version),
     "software.system": Line(VERSION, of_host("system"), _text),
@@ -369,6 +313,52 @@ ORDER_LINES = {
     "software.driver": Line(VERSION, software("driver", "driver"), _version),
     "software.cuda": Line(VERSION, software("cuda_driver", "CUDA"), _version),
 }
+
+
+# How each of them is written.
+_WRITTEN = {_text: Text, _number: Number, _memory: Number, _version: Version}
+
+
+def _table(name: str, required: Mapping[str, Any] = {}, optional: Mapping[str, Any] = {}) -> Any:
+    """The type of a table: with these keys, and those of its lines."""
+    lines = {key.partition(".")[2]: _WRITTEN[line.fits] for key, line in ORDER_LINES.items() if key.startswith(name)}
+    return table_type(name, required, {**optional, **{key: kind for key, kind in lines.items() if key not in required}})
+
+
+_PARTS = {
+    "drives": _table("drives", {"gigabytes": Size, "count": Number}, {"model": Text}),
+    "ports": _table("ports", {"adapter": Text, "count": Number}, {"link_layer": Text, "in_use": Number}),
+}
+OrderTable = table_type(
+    "Order",
+    {"name": Text},
+    {
+        name: list[_PARTS[name]] if name in _PARTS else _table(name)  # type: ignore[valid-type]
+        for name in dict.fromkeys(key.partition(".")[0] for key in ORDER_LINES)
+    },
+)
+
+
+def load(path: Path) -> Order:
+    """Read an order from a TOML file and check all of it. FileError for a file that cannot be read, a key that nothing
+    reads, a value of another type, two tables for one kind of part, or an order of nothing."""
+    top = toml_table.read(path)
+    top.check(OrderTable)
+    seen: dict[tuple[str, ...], int] = {}
+    for key, kind in (("drives", ("gigabytes", "model")), ("ports", ("adapter", "link_layer"))):
+        for number, table in enumerate(top.tables(key), 1):
+            what = (key, *(str(table.values.get(each, "")) for each in kind))
+            if seen.setdefault(what, number) != number:
+                raise table.error(f"is of one kind with {key} {seen[what]}; write one table with the sum of both.")
+    content = {key: value for key, value in top.values.items() if value}
+    if content.keys() <= {"name"}:
+        raise FileError(f"{path}: orders nothing; write what was bought, as in docs/orders.md.")
+    return Order(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), content)
+
+
+def check(order: Order) -> None:
+    """ValueError if what evidence keeps as an order is none."""
+    msgspec.convert(order.content, OrderTable)
 
 
 HEAD = """\
@@ -439,7 +429,7 @@ def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int:
 
 def _installed(machine: Machine, visible: float) -> int:
     """GiB: what the modules have together where they are told, else what the kernel has of it."""
-    there = modules(machine)
+    there = modules(machine, {})
     told = [] if isinstance(there, Unavailable) else [each["bytes"] for each in there]
     return sum(told) // GIB if told and None not in told else math.ceil(visible)
 
