@@ -10,7 +10,7 @@ from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import THIS_NODE, gpu
 from pytest_gpufleet.plugin.assertions import grave_host_messages
 from pytest_gpufleet.verdict.accusations import explaining
-from pytest_gpufleet.verdict.host_rules.log_rules import remarks, shown_before, shown_during, told_before, told_during
+from pytest_gpufleet.verdict.host_rules.log_rules import judged, remarks
 
 GPUS = [Gpu(index, {"pci_bus_id": f"00000000:{index}B:00.0"}) for index in range(4)]
 FATAL = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)"
@@ -28,8 +28,8 @@ def message(line, **more):
 )
 def test_what_condemns_is_told_and_the_rest_is_shown(line, before, during):
     found = [recognised(line)]
-    assert [len(rule(found, GPUS)) for rule in (told_before, shown_before)] == [before, not before]
-    assert [len(rule(found, GPUS)) for rule in (told_during, shown_during)] == [during, not during]
+    assert [len(each) for each in judged(found, GPUS, "before")] == [before, not before]
+    assert [len(each) for each in judged(found, GPUS, "during")] == [during, not during]
 
 
 @pytest.mark.parametrize(
@@ -42,20 +42,23 @@ def test_what_condemns_is_told_and_the_rest_is_shown(line, before, during):
     ],
 )
 def test_a_port_names_the_gpu_if_there_is_one_alone_below_it(below, place):
-    (fault,) = told_during([message(FATAL, gpus=below)], GPUS)
+    (fault,), _ = judged([message(FATAL, gpus=below)], GPUS, "during")
     assert (fault.code, fault.subjects) == ("pcie_error_logged", (place,))
 
 
 def test_a_message_is_told_with_how_often_it_came():
     often = message(FATAL, times=12_000, first=51.2, last=1207.4)
-    (fault,) = told_before([often], GPUS)
-    assert fault.what == f"{FATAL} (12,000 times, 51 to 1,207 s after boot)"
-    assert told_before([message(FATAL, first=51.2, last=51.2)], GPUS)[0].what == f"{FATAL} (51 s after boot)"
-    assert told_before([message(FATAL)], GPUS)[0].what == FATAL
+    told, _ = judged([often, message(FATAL, first=51.2, last=51.2), message(FATAL)], GPUS, "before")
+    assert [fault.what for fault in told] == [
+        f"{FATAL} (12,000 times, 51 to 1,207 s after boot)",
+        f"{FATAL} (51 s after boot)",
+        FATAL,
+    ]
 
 
 def test_what_is_shown_is_one_remark_a_kind():
-    shown = shown_before([message(CORRECTED, device=str(number)) for number in range(3)] + [recognised(STALLED)], GPUS)
+    messages = [message(CORRECTED, device=str(number)) for number in range(3)] + [recognised(STALLED)]
+    _, shown = judged(messages, GPUS, "before")
     shown = [Fault(each.code, each.subjects, f"{each.what} {number}") for number, each in enumerate(shown)]
     assert remarks(shown) == [
         f"the kernel log: {CODES['pcie_corrected_logged'].message}: {CORRECTED} 0, and 2 more",

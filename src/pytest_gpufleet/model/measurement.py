@@ -163,4 +163,4 @@ def _where(given: Any, what: str) -> Where:
 
 def goodness(value: float, metric: Metric) -> float:
     """Higher is better, whatever the metric; NaN is worse than any number."""
-    return -math.inf if math.isnan(value) else value if metric.better == "higher" else -value
+    return -math.inf if math.isnan(value) else metric.sign * value

@@ -68,6 +68,11 @@ class Metric:
         if self.peer_tolerance is not None and not number(self.peer_tolerance, f"peer_tolerance of {self.name}") >= 0:
             raise ValueError(f"metric {self.name}: peer_tolerance must be 0 or more, not {self.peer_tolerance!r}")
 
+    @property
+    def sign(self) -> int:
+        """Of a difference that is for the better."""
+        return 1 if self.better == "higher" else -1
+
 
 def number(value: Any, what: str) -> float:
     """A number of Python, numpy or a tensor without dimensions as a float. TypeError if `what` is anything else."""

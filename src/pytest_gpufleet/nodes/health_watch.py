@@ -57,8 +57,8 @@ class Guard:
         self.unread = logged.unread
         xids = [xid for xid in logged.xids if self._counts(xid, failed)]
         problems += health_rules.xids_of(after, xids) + health_rules.sxids(xids)
-        problems += log_rules.told_during(logged.host, after)
-        self.noticed = log_rules.shown_during(logged.host, after)
+        told, self.noticed = log_rules.judged(logged.host, after, "during")
+        problems += told
         self._failed = failed
         with self._lock:
             all_reasons, all_hottest = self._reasons, self._hottest

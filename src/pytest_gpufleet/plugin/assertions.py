@@ -21,7 +21,7 @@ from pytest_gpufleet.plugin import listeners
 from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.verdict.health_rules import sxids, untold, xids_of, xids_of_none
-from pytest_gpufleet.verdict.host_rules.log_rules import told_before
+from pytest_gpufleet.verdict.host_rules import log_rules
 from pytest_gpufleet.verdict.orders import asks, held_against
 from pytest_gpufleet.verdict.port_rules import active
 
@@ -104,7 +104,7 @@ def grave_host_messages(machine: Machine) -> list[Fault]:
     __tracebackhide__ = True
     if machine.logged.trouble:
         not_judged(machine.logged.trouble)
-    return told_before(machine.logged.host, machine.gpus)
+    return log_rules.judged(machine.logged.host, machine.gpus, "before")[0]
 
 
 def expect_host(machine: Machine, fact: str, wanted: Any, *, code: str) -> None:

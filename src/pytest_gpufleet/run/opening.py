@@ -215,7 +215,7 @@ def _check_room(run: Run) -> None:
 def _notice(run: Run) -> None:
     """What the kernel log has from before the run and is shown."""
     machine = run.own_machine.machine
-    run.notice(log_rules.shown_before(machine.logged.host, machine.gpus))
+    run.notice(log_rules.judged(machine.logged.host, machine.gpus, "before")[1])
 
 
 def _header(run: Run, arguments: Sequence[str]) -> dict[str, Any]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.limit import GRADES, Grade
-
-if TYPE_CHECKING:
-    from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.record import Record
 
 # What a limit of the lowest grade is worth, said wherever one was used.
 PHYSICAL = ", which find what is broken and not what is a tenth slow"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.limit import Change, GivenLimits, Limit
 from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import Profile, choose, for_gpu, holds
-
-if TYPE_CHECKING:
-    from pytest_gpufleet.model.record import Record
 
 NOT_APPLIED = "a limit of the contract was never applied, since no figure was measured under its conditions"
 

@@ -7,17 +7,14 @@ link_rules.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COUNTED_SLOWDOWNS, COUNTERS, Gpu, Unavailable
 from pytest_gpufleet.model.log_catalogue import OF_PROCESSES, Sxid, Xid
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.link_rules import fact_unreadable, gpu_fault, replays_allowed, unreadable
 from pytest_gpufleet.verdict.profile import for_gpu
-
-if TYPE_CHECKING:
-    from pytest_gpufleet.model.record import Record
-
 
 REMAPPED_ROWS_LIMIT = 512
 # Corrected errors that Azure's node health checks (check_gpu_ecc) still let pass, of which they count those since the

@@ -6,18 +6,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pytest_gpufleet.model.events import NodeFinished, Outcome
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import Said, Say, english, some
 from pytest_gpufleet.model.place import Place, on_node
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import accusations
-
-if TYPE_CHECKING:
-    from pytest_gpufleet.model.record import Record
 
 MOST_NAMES = 6
 State = Literal["lost", "rejected", "left out", "unfinished", "incomplete", "rehearsed", "not here", "one GPU"]

@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from statistics import fmean, median
-from typing import Any, Protocol
 
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Reference, Tolerance
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Where
@@ -17,18 +17,8 @@ from pytest_gpufleet.model.place import Where
 MOST_KELVIN = 10.0
 
 
-class Kinds(Protocol):
-    """What says which places are alike: the topology of a machine, or of all machines of a fleet."""
-
-    def kind(self, where: Where, /) -> tuple[str, ...]: ...
-
-    def processors_near(self, where: Where, /) -> tuple[Any, ...]: ...
-
-    def switch_neighbours(self, where: Where, /) -> tuple[int, ...]: ...
-
-
 def slower_than_peers(
-    measurement: Measurement, tolerances: Iterable[Tolerance], topology: Kinds
+    measurement: Measurement, tolerances: Iterable[Tolerance], topology: GpuTopology
 ) -> dict[Where, float] | None:
     """Places worse than their peers by more than any of these tolerances, and by what fraction of the reference; None
     where no place has peers enough.
@@ -36,7 +26,7 @@ def slower_than_peers(
     A place that gave no number at all is as slow as can be. Nothing is slower than peers that reach nothing.
     """
     slower: dict[Where, float] = {}
-    sign = 1 if measurement.definition.better == "higher" else -1
+    sign = measurement.definition.sign
     groups = [(each, peers) for each in tolerances for peers in _groups(measurement, each, topology)]
     if not groups:
         return None
@@ -50,7 +40,7 @@ def slower_than_peers(
     return {place: slower[place] for place in measurement.values if place in slower}
 
 
-def _groups(measurement: Measurement, tolerance: Tolerance, topology: Kinds) -> list[list[Where]]:
+def _groups(measurement: Measurement, tolerance: Tolerance, topology: GpuTopology) -> list[list[Where]]:
     """Places that are peers of each other. At a NUMA node only those are that share a PCIe switch with as many others.
     Where all GPUs show the same NUMA node, nobody knows who is near whom: virtual machines hide it."""
     places, near = list(measurement.values), tolerance.within == "numa node"

@@ -86,8 +86,7 @@ class _Measured:
         """The values as they would be if the GPUs had this mean temperature. What one of them is warmer than the others
         stays: that is no warmer room."""
         kelvin = self.temperature - temperature if temperature is not None and self.temperature is not None else 0.0
-        sign = 1 if self.figure.metric.better == "higher" else -1
-        factor = 1 + sign * per_kelvin * max(-MOST_KELVIN, min(MOST_KELVIN, kelvin))
+        factor = 1 + self.figure.metric.sign * per_kelvin * max(-MOST_KELVIN, min(MOST_KELVIN, kelvin))
         return {gpus: factor * value for gpus, value in self.values.items()}
 
 
@@ -115,8 +114,9 @@ def drift(runs: Mapping[str, Record]) -> Drift:
         allowed = max(now.tolerance, SIGMAS * math.sqrt(2) * noise(before.values(), figure))
         for gpus in now.values.keys() & before.keys():
             compared += 1
-            reference, fraction = _worse_by(now.values[gpus], before[gpus], figure)
-            if fraction > allowed:
+            reference = _reference(before[gpus], figure)
+            fraction = figure.worse_by(now.values[gpus], reference)
+            if math.isfinite(reference) and fraction > allowed:
                 place = now.places[gpus]
                 who = runs[last].topology.identity(place)
                 history = {
@@ -172,17 +172,10 @@ def noise(histories: Iterable[list[float]], figure: Figure) -> float:
     return MAD_TO_SIGMA * median(numbers) if numbers else 0.0
 
 
-def _worse_by(now: float, earlier: list[float], figure: Figure) -> tuple[float, float]:
-    """The reference, and by what fraction of it `now` is worse; negative if it is better."""
+def _reference(earlier: list[float], figure: Figure) -> float:
+    """The median of the better half; NaN if none of them is a number."""
     numbers = sorted((value for value in earlier if math.isfinite(value)), key=lambda v: -goodness(v, figure.metric))
-    if not numbers:
-        return math.nan, 0.0
-    reference = median(numbers[: math.ceil(len(numbers) / 2)])
-    if math.isnan(now):
-        return reference, 1.0
-    sign = 1 if figure.metric.better == "higher" else -1
-    fraction = figure.share(sign * (reference - now), reference)
-    return reference, fraction
+    return median(numbers[: math.ceil(len(numbers) / 2)]) if numbers else math.nan
 
 
 def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:

@@ -40,6 +40,10 @@ class Figure:
         """
         return difference if self.metric.unit == "ratio" else difference / abs(reference) if reference else math.nan
 
+    def worse_by(self, value: float, reference: float) -> float:
+        """By what fraction of what it is held against a value is worse, 1 of NaN; negative if it is better."""
+        return 1.0 if math.isnan(value) else self.share(self.metric.sign * (reference - value), reference)
+
 
 def figure_of(measurement: Measurement) -> Figure:
     return Figure(measurement.metric, tuple(sorted(measurement.conditions.items())), measurement.definition)
@@ -183,13 +187,9 @@ def worse_ones(values: Mapping[str, float], figure: Figure) -> dict[str, tuple[f
         noise = SIGMAS * MAD_TO_SIGMA * median(abs(number - reference) for number in numbers)
     if not math.isfinite(reference):
         return {}
-    sign = 1 if figure.metric.better == "higher" else -1
     tolerance = max(TOLERANCE, figure.metric.peer_tolerance or 0.0, figure.share(noise, reference))
-    worse = {
-        name: 1.0 if math.isnan(values[name]) else figure.share(sign * (reference - values[name]), reference)
-        for name in names
-    }
-    return {name: (reference, fraction) for name, fraction in worse.items() if fraction > tolerance}
+    worse = {name: (reference, figure.worse_by(values[name], reference)) for name in names}
+    return {name: found for name, found in worse.items() if found[1] > tolerance}
 
 
 def _row(

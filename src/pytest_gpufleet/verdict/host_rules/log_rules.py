@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from pytest_gpufleet.model.fault import CODES, OF_THE_KERNEL_LOG, Fault
 from pytest_gpufleet.model.gpu import Gpu
@@ -10,24 +11,12 @@ from pytest_gpufleet.model.log_catalogue import HostMessage
 from pytest_gpufleet.model.place import THIS_NODE
 
 
-def told_before(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
-    """What condemns the machine, of messages from before the run."""
-    return _faults((message for message in messages if message.before), gpus)
-
-
-def shown_before(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
-    """The others of them."""
-    return _faults((message for message in messages if not message.before), gpus)
-
-
-def told_during(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
-    """What condemns the machine, of messages that came while the run went on."""
-    return _faults((message for message in messages if message.during), gpus)
-
-
-def shown_during(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
-    """The others of them."""
-    return _faults((message for message in messages if not message.during), gpus)
+def judged(
+    messages: Sequence[HostMessage], gpus: Sequence[Gpu], when: Literal["before", "during"]
+) -> tuple[list[Fault], list[Fault]]:
+    """What condemns the machine, of messages from before the run or from during it, and the others of them."""
+    told = _faults((message for message in messages if getattr(message, when)), gpus)
+    return told, _faults((message for message in messages if not getattr(message, when)), gpus)
 
 
 def remarks(noticed: Iterable[Fault]) -> list[str]:
