@@ -425,9 +425,6 @@ def test_markers_and_fixtures_shape_the_world(fleet):
         def test_bad_size(world):
             raise AssertionError("must not run")
 
-        def test_rank_without_spmd(rank):
-            raise AssertionError("must not run")
-
         def test_still_warm(world):
             assert pids(world) == PIDS
 
@@ -448,14 +445,12 @@ def test_markers_and_fixtures_shape_the_world(fleet):
         "test_cut_spmd": "passed",
         "test_too_few": "skipped",
         "test_bad_size": "failed",
-        "test_rank_without_spmd": "failed",
         "test_still_warm": "passed",
         "test_fresh": "passed",
         "test_topology": "passed",
     }
     assert "needs 3 ranks, this run has 2" in run.check("test_too_few").message
     assert "world_size() takes a number of ranks" in run.check("test_bad_size").message
-    assert "only in tests marked @pytest.mark.spmd" in run.check("test_rank_without_spmd").message
     assert len(run.record.worlds) == 2
 
 

@@ -93,13 +93,3 @@ def test_sending_waits_for_nobody(ends):
     rank.close()
     controller.send(message(b"too late"))
     assert not controller.has_unsent
-
-
-def test_a_rank_gets_what_it_is_sent_and_hears_of_the_end(ends, tmp_path):
-    controller, rank = ends
-    controller.send(message(b"one"))
-    end = RankEnd(rank, tmp_path)
-    assert end.receive() == b"one"
-    controller.close()
-    with pytest.raises(EOFError):
-        end.receive()

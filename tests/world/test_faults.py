@@ -60,16 +60,6 @@ def test_costs_one_test_and_names_the_rank(suite, name):
         assert check.message.startswith(f"rank {CULPRIT} of {RANKS}")
 
 
-@pytest.mark.skipif(not hasattr(c10d, "_dump_fr_trace_json"), reason="this torch records no flight of Gloo")
-def test_the_flight_recorder_tells_who_did_not_arrive(suite):
-    record, _ = suite
-    message = record.checks["test_inner.py::test_it[a collective that one rank never joins-fault]"].message
-    (line,) = (line for line in message.splitlines() if line.startswith("flight recorder: "))
-    assert "ranks 0, 1, 3 arrived" in line
-    assert "gloo:all_reduce" in line
-    assert "rank 2 did not" in line
-
-
 UNEQUAL = """
 import time
 

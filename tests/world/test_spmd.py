@@ -308,32 +308,3 @@ def test_no_frame_of_the_plugin_is_shown(failures):
 
 def test_a_failing_body_costs_one_test(failures):
     assert failures.check("test_fine_again").outcome == "passed"
-
-
-def test_helpers_of_a_package_without_sys_path(fleet):
-    module = """
-        import pytest
-        from mine.shared import double
-
-        @pytest.mark.spmd
-        def test_helper(rank):
-            assert double(2) == 4
-
-        @pytest.mark.spmd
-        def test_import_on_the_rank(rank):
-            from mine.shared import double as again
-            from .other import triple
-
-            assert again(2) == 4
-            assert triple(2) == 6
-    """
-    files = {
-        "mine/__init__.py": "",
-        "mine/shared.py": "def double(x): return 2 * x",
-        "mine/other.py": "def triple(x): return 3 * x",
-        "mine/test_there.py": module,
-    }
-    run = fleet("import sys\n\ndef test_path(tmp_path):\n    assert 'mine' in sys.modules", "--import-mode=importlib",
-                files=files)  # fmt: skip
-    assert set(run.outcomes.values()) == {"passed"}, run.text
-    assert len(run.outcomes) == 3
