@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpufleet import WORLD, Place, measure, measure_all
-from pytest_gpufleet.probes.training import loader, loop, recipes, sweep
+from pytest_gpufleet.probes.training import loader, loop, recipes
 from pytest_gpufleet.probes.training.correctness import differences
 from pytest_gpufleet.probes.training.recipes import Workload, plan
 from pytest_gpufleet.world.engines.processes import look as alive
@@ -61,9 +61,9 @@ def accumulated_losses(rank, batches):
     training = plan("fp32", QUICK, rank.device)
     with loop.precision(training.recipe):
         module = loop.module_of(rank, training)
-        step = sweep.accumulating(rank, module, training, batches)
-        step()  # the first has one batch
-        losses = [step().item() for _ in range(5)]
+        step, data = loop.eager(module, training, rank.device, batches=batches), loop.synthetic_batch(rank, training)
+        step(*data)  # the first has one batch
+        losses = [step(*data).item() for _ in range(5)]
     return losses, differences(rank, dict(module.named_parameters()))
 
 

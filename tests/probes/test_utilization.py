@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.probes.training.lap import Lap, utilization
+from pytest_gpufleet.probes.training.loop import Lap, utilization
 from tests.hardware.fake_nvml import FakeNvml, switched
 
 LAP = Lap(seconds=2.0, steps=(1.0, 1.0), loss=0.1, processor_seconds=0.5)

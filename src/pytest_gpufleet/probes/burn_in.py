@@ -23,8 +23,7 @@ from pytest_gpufleet.probes.compute import corruption
 from pytest_gpufleet.probes.compute.rate import heaviest
 from pytest_gpufleet.probes.timing import agree
 from pytest_gpufleet.probes.training.correctness import differences
-from pytest_gpufleet.probes.training.lap import lap
-from pytest_gpufleet.probes.training.loop import eager, module_of, precision, release, synthetic_batch
+from pytest_gpufleet.probes.training.loop import eager, lap, module_of, precision, release, synthetic_batch
 from pytest_gpufleet.probes.training.recipes import Workload, plan
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World

@@ -12,7 +12,7 @@ import shutil
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from importlib.util import find_spec
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.probes.timing import captured, everyones
-from pytest_gpufleet.probes.training.lap import Step
-from pytest_gpufleet.probes.training.recipes import Plan, make_optimizer, most_images
+from pytest_gpufleet.probes.training.recipes import Plan, Step, make_optimizer, most_images
 from pytest_gpufleet.world.rank import Rank
 
 # Small gradients would be zero in fp16. NVIDIA's value for ResNet-50 (DeepLearningExamples): the sum of all ranks'
@@ -54,10 +53,12 @@ def steps(
     pool = torch.cuda.graph_pool_handle() if on_gpu else None
 
     def step_of(work: Callable[[], None]) -> Step:
-        once = _Graph(work, pool) if on_gpu else work
+        @cache  # captured at its first use: a step that is never used must not train
+        def ready() -> Callable[[], None]:
+            return _warmed_up(work, pool) if on_gpu else work
 
         def step() -> Tensor:
-            once()
+            ready()()
             return training.loss
 
         return step
@@ -129,20 +130,6 @@ def _use_kernels(rank: Rank, network: nn.Module, plan: Plan) -> None:
     if not off <= ALIKE:
         raise ArithmeticError(f"kernels are {off:.1%} off what torch computes here, and right on other GPUs")
     peak.fuse(network)
-
-
-class _Graph:
-    """Work as a CUDA graph, which is captured at its first use: a step that is never used must not train."""
-
-    def __init__(self, work: Callable[[], None], pool: Any) -> None:
-        self._work, self._pool = work, pool
-
-    @cached_property
-    def _replay(self) -> Callable[[], None]:
-        return _warmed_up(self._work, self._pool)
-
-    def __call__(self) -> None:
-        self._replay()
 
 
 def _warmed_up(do: Callable[[], None], pool: Any) -> Callable[[], None]:

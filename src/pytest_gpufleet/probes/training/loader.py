@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.timing import everyones
-from pytest_gpufleet.probes.training.lap import SAMPLES, lap
 from pytest_gpufleet.probes.training.loop import (
+    SAMPLES,
     eager,
+    lap,
     module_of,
     precision,
     returns_memory,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,24 +17,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pytest_gpufleet.hardware import nvml
+from pytest_gpufleet.hardware.nvml import Nvml
+from pytest_gpufleet.model.gpu import Unavailable
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import Condition, GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import products_in_tf32
 from pytest_gpufleet.probes.timing import everyones, line_up
 from pytest_gpufleet.probes.training import cuda_graph, methods
-from pytest_gpufleet.probes.training.lap import (
-    SAMPLES,
-    Lap,
+from pytest_gpufleet.probes.training.recipes import (
+    REHEARSAL_MODEL,
+    USUAL,
+    Plan,
+    Recipe,
     Step,
-    communication_share,
-    lap,
-    ms,
-    record_losses,
-    utilization,
-    without_communication,
+    Workload,
+    make_optimizer,
+    plan,
 )
-from pytest_gpufleet.probes.training.recipes import REHEARSAL_MODEL, USUAL, Plan, Recipe, Workload, make_optimizer, plan
 from pytest_gpufleet.world.rank import Rank
 
 # Of how many algorithms cuDNN looks for the fastest, where it does. One H200 (torch 2.11, cuDNN 9.19), amp, of 2 and of
@@ -40,8 +43,109 @@ from pytest_gpufleet.world.rank import Rank
 # prepared first, which NVRTC compiles. More than 2 for models whose fastest is not among the first.
 TRIED_ALGORITHMS = 4
 
-FedStep = Callable[[Tensor, Tensor], Tensor]  # the same, of images and labels
+SAMPLES = 3
+FedStep = Callable[[Tensor, Tensor], Tensor]  # one step of training, of images and labels; returns the loss
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Lap:
+    """Some steps in a row: seconds of all, and of each; the loss of the last; seconds that the processor computed."""
+
+    seconds: float
+    steps: tuple[float, ...]
+    loss: float
+    processor_seconds: float
+
+    @property
+    def mean(self) -> float:
+        return self.seconds / len(self.steps)
+
+
+def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
+    """Do `count` steps, on ranks that are `together` from the same moment on.
+
+    Raises FloatingPointError if the loss is not finite: a throughput of wrong arithmetic is none.
+    """
+    on_gpu = rank.device.type == "cuda"
+    if together and rank.size > 1:
+        line_up(rank)
+    if on_gpu:
+        torch.cuda.synchronize()
+    loss = torch.zeros(())
+    marks: list[Any] = [_mark(on_gpu)]
+    began, computed = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        loss = step()
+        marks.append(_mark(on_gpu))
+    if on_gpu:
+        torch.cuda.synchronize()
+    seconds, processor_seconds = time.perf_counter() - began, time.process_time() - computed
+    if not loss.isfinite():
+        raise FloatingPointError(f"the loss became {loss.item()}")
+    times = tuple(a.elapsed_time(b) / 1e3 if on_gpu else b - a for a, b in itertools.pairwise(marks))
+    return Lap(seconds, times, loss.item(), processor_seconds)
+
+
+def record_losses(rank: Rank, training: Mapping[str, Condition], course: Sequence[Lap], *, together: bool) -> None:
+    """Put the loss at the end of each lap on record, by the steps done in all laps of the course up to it. Ranks that
+    train one model together have one curve, the mean of theirs: each sees its own data."""
+    steps, losses = itertools.accumulate(len(each.steps) for each in course), [each.loss for each in course]
+    if together:
+        losses = [fmean(column) for column in zip(*everyones(rank, losses), strict=True)]
+    if not together or rank.index == 0:
+        rank.record_losses(training, dict(zip(steps, losses, strict=True)), WORLD if together else None)
+
+
+def _mark(on_gpu: bool) -> Any:
+    if not on_gpu:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+READING = "utilization_percent"
+
+
+def utilization(rank: Rank, just_done: Lap) -> float | None:
+    """The share of the time in which the GPU ran anything, as NVML has it right after a lap: of its last sample period,
+    a sixth of a second to a second (nvml.h, nvmlUtilization_t). None where NVML does not tell.
+
+    Of a CPU rank the share of a core that it used in the lap.
+    """
+    if rank.gpu is None:
+        return min(1.0, just_done.processor_seconds / just_done.seconds)
+    with nvml.session() as driver:
+        gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByUUID(rank.gpu.uuid)])
+        percent = nvml.read(gpu, 0, [READING])[READING]
+    return None if isinstance(percent, Unavailable) else float(percent) / 100
+
+
+def without_communication(module: nn.Module, step: Step) -> Step:
+    """The same step without communication, after which ranks differ."""
+
+    def alone() -> Tensor:
+        with methods.without_sync(module):
+            return step()
+
+    return alone
+
+
+def communication_share(
+    rank: Rank, conditions: Mapping[str, Condition], usual: Sequence[Lap], quiet: Sequence[Lap]
+) -> Reading:
+    """What the slowest rank's step is longer with communication than without, as a part of it, lap by lap."""
+    every = everyones(rank, [each.mean for each in (*usual, *quiet)])
+    slowest = [max(column) for column in zip(*every, strict=True)]
+    with_it, without = slowest[: len(usual)], slowest[len(usual) :]
+    shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in zip(with_it, without, strict=True))
+    details = {"step": f"{ms(median(with_it))} with communication, {ms(median(without))} without"}
+    return Reading("communication_share", median(shares), conditions, shares, WORLD, details)
+
+
+def ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g} ms"
 
 
 class WithLoss(nn.Module):
@@ -118,32 +222,36 @@ def synthetic_batch(rank: Rank, training: Plan) -> tuple[Tensor, Tensor]:
     return images.contiguous(memory_format=training.recipe.memory_format), labels
 
 
-def eager(module: nn.Module, training: Plan, device: torch.device) -> FedStep:
-    """Forward, backward and optimizer as PyTorch runs them, one operation after the other."""
-    optimizer, scaler = optimization(module, training, device)
-
-    def step(images: Tensor, labels: Tensor) -> Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        loss: Tensor = module(images, labels).mean()
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.detach()
-
-    return step
-
-
-def optimization(
-    module: nn.Module, training: Plan, device: torch.device, *, fused: bool = True
-) -> tuple[torch.optim.Optimizer, torch.amp.GradScaler]:
-    """The optimizer of a plan, and its scaling of gradients."""
+def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: bool = True, batches: int = 1) -> FedStep:
+    """Forward, backward and optimizer as PyTorch runs them, one operation after the other. Of several `batches` the
+    gradients stay on their rank (no_sync of DDP) until the last of them."""
     parameters = list(module.parameters())
     optimizer = make_optimizer(training.optimizer, parameters, fused=fused and device.type == "cuda")
     if training.optimizer == "sgd":
         for parameter in parameters:
             # The fused kernel leaves its first momentum uninitialised when gradient scaling skips the first step.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimizer, torch.amp.GradScaler(device.type, enabled=training.recipe.autocast is torch.float16)
+    scaler = torch.amp.GradScaler(device.type, enabled=training.recipe.autocast is torch.float16)
+    count = 1  # DDP must have reduced once before it may be told not to
+
+    def backward(images: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor = module(images, labels).mean()
+        scaler.scale(loss / count if count > 1 else loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        nonlocal count
+        optimizer.zero_grad(set_to_none=True)
+        for _ in range(count - 1):
+            with methods.without_sync(module):
+                backward(images, labels)
+        loss = backward(images, labels)
+        count = batches
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return step
 
 
 def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]:

@@ -1,8 +1,10 @@
-"""FSDP: every rank keeps a part of the weights, their gradients and the state of the optimizer."""
+"""DDP and FSDP: a copy of the network on every rank, or a part of its weights, their gradients and the state of the
+optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -18,6 +20,22 @@ from pytest_gpufleet.world.rank import Rank
 _PARAMETERS = signature(DistributedDataParallel.__init__).parameters
 _BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
 _NO_BUFFERS: dict[str, Any] = {_BUFFERS: False}
+
+
+def under(
+    method: str, rank: Rank, module: nn.Module, parts: Iterable[nn.Module], dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """A module as `method` trains it: "ddp", "fsdp" by these parts in `dtype`, or alone."""
+    if method == "ddp":
+        return distributed(rank, module)
+    if method == "fsdp":
+        return fully_sharded(rank, module, dtype, parts)
+    return module
+
+
+def without_sync(module: nn.Module) -> AbstractContextManager[None]:
+    """Backward passes within this leave gradients on their rank; where ranks do not train by DDP nothing changes."""
+    return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 
 def distributed(rank: Rank, module: nn.Module) -> DistributedDataParallel:

@@ -10,6 +10,8 @@ import torch
 
 from pytest_gpufleet.model.metric import Condition
 
+Step = Callable[[], torch.Tensor]  # one step of training; returns the loss
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -9,27 +9,26 @@ from statistics import median
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch import Tensor
+from torch.nn.parallel import DataParallel
 
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB, metric_under
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.timing import everyones
 from pytest_gpufleet.probes.training import methods
-from pytest_gpufleet.probes.training.lap import SAMPLES, Step, lap
 from pytest_gpufleet.probes.training.loop import (
+    SAMPLES,
     WithLoss,
     eager,
+    lap,
     module_of,
     network,
-    optimization,
     precision,
     release,
     returns_memory,
     synthetic_batch,
 )
-from pytest_gpufleet.probes.training.methods import fully_sharded
 from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Workload, most_images, plan
 from pytest_gpufleet.world.rank import Rank
 
@@ -71,8 +70,18 @@ def throughput_of(
     # What cuDNN has found to be the fastest it keeps for a thread, and DataParallel starts new ones in every step.
     settings = precision(training.recipe, benchmark=not in_threads)
     with rank.phase(f"{training}, {way.accumulated} batch(es) a step, {way.method} on {gpus} rank(s)"), settings:
-        module = _by(way.method, rank, WithLoss(network(training, rank.device), training.recipe), gpus)
-        step = accumulating(rank, module, training, way.accumulated)
+        model = network(training, rank.device)
+        stages = [child for name, child in model.named_children() if name.startswith("layer")]
+        module = methods.under(way.method if gpus > 1 else "", rank, WithLoss(model, training.recipe), stages)
+        if in_threads and gpus > 1:
+            # One process, a thread for each GPU: PyTorch advises against it, and old code still has it.
+            module = DataParallel(module, device_ids=list(range(gpus)), output_device=rank.device)
+        data = synthetic_batch(rank, training)
+        train = eager(module, training, rank.device, fused=False, batches=way.accumulated)
+
+        def step() -> Tensor:
+            return train(*data)
+
         mean = lap(rank, step, training.recipe.warm_up, together=together).mean
         mean = max(each for (each,) in everyones(rank, [mean]))
         count = max(training.recipe.steps // way.accumulated, 1, round(SAMPLE_SECONDS[rank.device.type] / mean))
@@ -84,45 +93,6 @@ def throughput_of(
     for device, at in here.items() if on_gpu else ():
         readings.append(Reading("train_memory", torch.cuda.max_memory_allocated(device) / GiB, conditions, place=at))
     return readings
-
-
-def _by(method: str, rank: Rank, module: WithLoss, gpus: int) -> nn.Module:
-    if gpus == 1:
-        return module
-    if method == "ddp":
-        return methods.distributed(rank, module)
-    if method == "fsdp":
-        stages = [child for name, child in module.network.named_children() if name.startswith("layer")]
-        return fully_sharded(rank, module, parts=stages)
-    # One process, a thread for each GPU: PyTorch advises against it, and old code still has it.
-    return DataParallel(module, device_ids=list(range(gpus)), output_device=rank.device)
-
-
-def accumulating(rank: Rank, module: nn.Module, training: Plan, batches: int) -> Step:
-    """A training step of so many batches: gradients stay on their rank (no_sync of DDP) until the last of them."""
-    images, labels = synthetic_batch(rank, training)
-    optimizer, scaler = optimization(module, training, rank.device, fused=False)
-    reduced = False  # DDP must have reduced once before it may be told not to
-
-    def backward(share: int) -> Tensor:
-        loss: Tensor = module(images, labels).mean()
-        scaler.scale(loss / share if share > 1 else loss).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
-    def step() -> Tensor:
-        nonlocal reduced
-        optimizer.zero_grad(set_to_none=True)
-        share = batches if reduced else 1
-        with module.no_sync() if isinstance(module, DistributedDataParallel) and reduced else nullcontext():
-            for _ in range(share - 1):
-                backward(share)
-        reduced = True
-        loss = backward(share)
-        scaler.step(optimizer)
-        scaler.update()
-        return loss
-
-    return step
 
 
 Result = TypeVar("Result")
@@ -181,7 +151,7 @@ def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, 
         def train(batch: int, steps: int, *, alone: bool = False) -> float:
             """Seconds a step."""
             data = synthetic_batch(rank, training.with_batch(batch))
-            with module.no_sync() if alone and isinstance(module, DistributedDataParallel) else nullcontext():
+            with methods.without_sync(module) if alone else nullcontext():
                 return lap(rank, lambda: step(*data), steps, together=not alone).mean
 
         train(SMALLEST, 2)

@@ -24,17 +24,16 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import lacking
 from pytest_gpufleet.probes.timing import agree
 from pytest_gpufleet.probes.training import methods
-from pytest_gpufleet.probes.training.lap import (
+from pytest_gpufleet.probes.training.loop import (
     SAMPLES,
     Lap,
-    Step,
     communication_share,
     lap,
     record_losses,
+    returns_memory,
     without_communication,
 )
-from pytest_gpufleet.probes.training.loop import returns_memory
-from pytest_gpufleet.probes.training.methods import fully_sharded
+from pytest_gpufleet.probes.training.recipes import Step
 from pytest_gpufleet.world.rank import Rank
 
 NORM_EPSILON, ROTARY_BASE, INITIAL_DEVIATION = 1e-5, 10_000.0, 0.02  # as Llama 2 has them
@@ -287,15 +286,6 @@ def sequences(shape: Shape, batch: int, seed: int, device: torch.device) -> tupl
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def under(method: str, rank: Rank, model: Transformer) -> nn.Module:
-    """The model as `method` trains it: "ddp", "fsdp", or alone."""
-    if method == "ddp":
-        return methods.distributed(rank, model)
-    if method == "fsdp":
-        return fully_sharded(rank, model, model.dtype, model.blocks)
-    return model
-
-
 def optimizer_of(module: nn.Module, method: str) -> torch.optim.Optimizer:
     """AdamW in one kernel for all weights; not under FSDP, whose shards older versions of torch do not fuse."""
     parameters = list(module.parameters())
@@ -329,7 +319,8 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
     if rank.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with rank.phase(f"{training.model} in bf16, batch {training.batch}, {method or 'alone'}"):
-        module = under(method, rank, transformer(training.shape, RECIPE, rank.device))
+        made = transformer(training.shape, RECIPE, rank.device)
+        module = methods.under(method, rank, made, made.blocks, made.dtype)
         step = step_of(
             module,
             optimizer_of(module, method),

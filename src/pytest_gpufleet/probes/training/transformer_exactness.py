@@ -13,6 +13,7 @@ from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.training.correctness import differences, full_precision
 from pytest_gpufleet.probes.training.loop import returns_memory
+from pytest_gpufleet.probes.training.methods import under
 from pytest_gpufleet.probes.training.transformer import (
     ALONE,
     RECIPE,
@@ -22,7 +23,6 @@ from pytest_gpufleet.probes.training.transformer import (
     sequences,
     step_of,
     transformer,
-    under,
 )
 from pytest_gpufleet.world.rank import Rank
 
@@ -53,7 +53,8 @@ def _losses(rank: Rank, recipe: str, method: str, parts: Iterable[int]) -> tuple
     name = _compared(rank)
     shape = SHAPES[name]
     with full_precision():
-        module = under(method, rank, transformer(shape, recipe, rank.device))
+        model = transformer(shape, recipe, rank.device)
+        module = under(method, rank, model, model.blocks, model.dtype)
         optimizer = optimizer_of(module, method)
         parted = [sequences(shape, shape.batch, part, rank.device) for part in parts]
         step = step_of(
