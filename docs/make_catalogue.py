@@ -20,8 +20,9 @@ from babel.messages.pofile import read_po
 from jinja2 import nodes
 
 from pytest_gpufleet.model import suite
+from pytest_gpufleet.model.conditions import CONDITIONS
 from pytest_gpufleet.model.fault import CODES
-from pytest_gpufleet.model.metric import CONDITIONS, METRICS
+from pytest_gpufleet.model.metric import METRICS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "pytest_gpufleet"

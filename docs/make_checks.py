@@ -21,8 +21,9 @@ import pytest
 
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model import levels, suite
+from pytest_gpufleet.model.conditions import CONDITIONS, ConditionType
 from pytest_gpufleet.model.limit import Limit
-from pytest_gpufleet.model.metric import CONDITIONS, FACTS, MEASURED_UNDER, METRICS, ConditionType, GiB
+from pytest_gpufleet.model.metric import FACTS, MEASURED_UNDER, METRICS, GiB
 from pytest_gpufleet.plugin.selection import level_of
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict import profile

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pytest_gpufleet.model.conditions import CONDITIONS, RESNETS
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import CONDITIONS, RESNETS
 from pytest_gpufleet.probes.training.recipes import MODELS, OPTIMIZERS, Workload, plan
 from pytest_gpufleet.verdict import profile
 

@@ -5,22 +5,19 @@ from typing import get_args
 import pytest
 import torch
 
-from pytest_gpufleet.model.metric import (
-    BETWEEN_NODES,
+from pytest_gpufleet.model.conditions import (
     CONDITIONS,
     EACH_ALONE,
-    EXTRAORDINARY,
     LAUNCHES,
     LINED_UP,
     LOOPBACKS,
-    MEASURED_UNDER,
     METHODS,
-    METRICS,
     NO_SYNC,
     ONE_WINDOW,
     SHARED_SPAN,
     WARMED_THROUGH,
 )
+from pytest_gpufleet.model.metric import BETWEEN_NODES, EXTRAORDINARY, MEASURED_UNDER, METRICS
 from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.links import host_copies, pairs

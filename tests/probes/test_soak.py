@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
-from pytest_gpufleet.model.metric import ONE_WINDOW
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.compute.corruption import Repetition, Turn, soak_figures
 from pytest_gpufleet.probes.compute.rate import relative_rate

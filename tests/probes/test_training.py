@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import EACH_ALONE
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import scaling_efficiency
 from pytest_gpufleet.probes.training.loader import bound

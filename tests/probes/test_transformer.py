@@ -10,7 +10,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_gpufleet.model.metric import TRANSFORMERS, GiB
+from pytest_gpufleet.model.conditions import TRANSFORMERS
+from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.probes.training.transformer import SHAPES, fitting_batch, rotated, sequences, transformer, turns
 from pytest_gpufleet.probes.training.transformer_exactness import not_learned, parting, unlike
 

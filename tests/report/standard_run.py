@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.events import Check, FailedBy
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import EACH_ALONE, GiB, KiB, MiB
+from pytest_gpufleet.model.metric import GiB, KiB, MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Where, gpu
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge

@@ -1,8 +1,8 @@
 """Training by the number of GPUs, as tables."""
 
+from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import EACH_ALONE
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.report.page.training_tables import EPOCH_IMAGES, training_tables
 from pytest_gpufleet.report.wording import says

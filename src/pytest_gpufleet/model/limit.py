@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from pytest_gpufleet.model.codec import Finite
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import Condition
 
 # What a place is held against, of what its peers reach: the best of them; the mean of the better half, behind which
 # half a machine that is slow cannot hide; the median, which half a machine may lie below.

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.codec import Finite
-from pytest_gpufleet.model.metric import METRICS, Condition, Metric, conditions, number, numbers
+from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.metric import METRICS, Metric, conditions, number, numbers
 from pytest_gpufleet.model.place import Where
 
 SLOW_BEAT = 5  # of so many samples one has the slow readings (model/gpu.py) too

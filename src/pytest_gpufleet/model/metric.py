@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pytest_gpufleet.model.codec import Finite
+from pytest_gpufleet.model.conditions import COMPARED_WORK, Condition
 
 T = TypeVar("T")
 
@@ -31,7 +32,6 @@ class Size(Generic[T]):
         return self.gpus if world.gpus else self.rehearsal
 
 
-Condition = str | int | float | bool
 BETTER = ("higher", "lower")
 
 KiB = 1 << 10
@@ -185,8 +185,6 @@ METRICS = {
 # fmt: on
 
 
-# Work that is trained in several ways beside each other, for information. Parts of the sweep had names of their own.
-COMPARED_WORK = ("sweep", "comparison", "accumulation")
 # When places of a metric are no peers: because some share a path, or because they differ by design.
 _NO_PEERS: dict[str, Callable[[Mapping[str, Condition], str], bool]] = {
     # One at a time both ways, and all together unless they are lined up, which only began with version 0.3.
@@ -203,122 +201,6 @@ def metric_under(name: str, conditions: Mapping[str, Condition], fabric: str = "
     """One of METRICS as it is judged under these conditions, on a machine whose GPUs `fabric` connects."""
     alone = name in _NO_PEERS and _NO_PEERS[name](conditions, fabric)
     return replace(METRICS[name], peer_tolerance=None) if alone else METRICS[name]
-
-
-@dataclass(frozen=True)
-class ConditionType:
-    """`values`: the type of the value, or the values there are, of which a limit may name one; None: no limit may.
-
-    A reader is told the `words` of a value, else the value in `form`. `leads`: what is measured is named by it, even
-    where all figures beside each other have it in common.
-    """
-
-    values: type[int] | type[bool] | tuple[str, ...] | None
-    form: str = "{}"
-    words: Mapping[Condition, str] = field(default_factory=dict)
-    leads: bool = False
-
-
-COLLECTIVES = (
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "sendrecv",
-)  # fmt: skip
-DTYPES = (
-    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
-    "int64", "int32", "int8", "uint8", "bool",
-)  # fmt: skip
-DIRECTIONS = (
-    "host to device", "device to host", "host to device both ways", "device to host both ways",
-    "read", "write", "write both ways", "both",
-)  # fmt: skip
-PLAIN: dict[Condition, str] = {each: each for each in ("host to device", "device to host", "read", "write", "both")}
-# One direction while the other is as busy. "both" added the two up, before version 0.3.
-BOTH_WAYS: dict[Condition, str] = {
-    "host to device both ways": "host to device, both ways busy",
-    "device to host both ways": "device to host, both ways busy",
-    "write both ways": "write, both ways busy",
-}
-# How a network adapter sends to itself: by perftest, or by NCCL between two GPUs, one adapter at a time or several.
-LOOPBACKS: dict[Condition, str] = {
-    "ib_write_bw": "by ib_write_bw",
-    "nccl": "by NCCL, one adapter at a time",
-    "nccl at once": "by NCCL, several adapters at once",
-}
-LINKS = ("NVLink", "PIX", "PXB", "PHB", "NODE", "SYS", "host")
-METHODS: dict[Condition, str] = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP"}
-# What several GPUs are held against: what each of them does alone, all at the same time, added up.
-EACH_ALONE = "sum of each alone"
-# Of metrics that were measured in another way before: matrix products of one shape, over one window; what a burn-in
-# retains of the rate of warm GPUs; host links that all begin to copy at the same moment.
-ONE_WINDOW, WARMED_THROUGH, LINED_UP = "one window", "warmed through", "lined up"
-# Products and an all_reduce at once: only the time in which both were under way counts.
-SHARED_SPAN = "shared span"
-# What a GPU does by itself in the steps of DDP that leave communication out (torch's no_sync).
-NO_SYNC = "no_sync"
-# How collectives of a few bytes were launched.
-LAUNCHES: dict[Condition, str] = {"replayed": "in a CUDA graph", "eager": "launched one by one"}
-
-# Those of NCCL, as NCCL_ALGO names them, in lower case.
-ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
-
-RESNETS = ("resnet50", "resnet101", "resnet152")
-TRANSFORMERS = ("transformer-0.1b", "transformer-0.6b", "transformer-1.3b")
-
-# In the order in which a reader wants to hear them.
-CONDITIONS: dict[str, ConditionType] = {
-    "collective": ConditionType(COLLECTIVES, leads=True),
-    "operation": ConditionType(("copy", "triad"), leads=True),
-    "model": ConditionType((*RESNETS, *TRANSFORMERS)),
-    "method": ConditionType(
-        (
-            "ddp",
-            "fsdp",
-            "dp",
-            EACH_ALONE,
-            ONE_WINDOW,
-            WARMED_THROUGH,
-            LINED_UP,
-            SHARED_SPAN,
-            NO_SYNC,
-            "replayed",
-            "eager",
-            *map(str, LOOPBACKS),
-        ),
-        words={
-            **METHODS,
-            **LAUNCHES,
-            **LOOPBACKS,
-            **{way: way for way in (ONE_WINDOW, WARMED_THROUGH, LINED_UP, SHARED_SPAN)},
-            EACH_ALONE: f"of the {EACH_ALONE}",
-            NO_SYNC: "by DDP, without communication",
-        },
-    ),
-    "recipe": ConditionType(("fp32", "tf32", "amp", "bf16", "peak"), leads=True),
-    "precision": ConditionType(("fp64", "fp32", "tf32", "fp16", "bf16", "fp8"), leads=True),
-    "direction": ConditionType(DIRECTIONS, words={**PLAIN, **BOTH_WAYS}, leads=True),
-    "link": ConditionType(LINKS, "over {}", leads=True),
-    "bytes": ConditionType(int),
-    "dtype": ConditionType(DTYPES),
-    "ranks": ConditionType(int, "{} ranks", {1: "1 rank"}),
-    "nodes": ConditionType(int, "{} nodes", {1: "1 node"}),
-    "in_place": ConditionType(bool, words={True: "in place", False: "out of place"}),
-    "at_once": ConditionType(("one", "all"), words={"all": "all GPUs at once", "one": "one GPU at a time"}),
-    "batch": ConditionType(int, "batch {}"),
-    "accumulated": ConditionType(None, "{} batches a step", {1: "1 batch a step"}),  # whose gradients are added up
-    "image": ConditionType(None, "{} pixels"),
-    "sequence": ConditionType(None, "{} tokens"),
-    "optimizer": ConditionType(("sgd", "adam", "adamw")),
-    "nvls": ConditionType(bool, "NVLS {}", {True: "NVLS on", False: "NVLS off"}),
-    "algorithm": ConditionType(ALGORITHMS, "algorithm {}"),  # that NCCL_ALGO asks for
-    "network": ConditionType(int, "{} Gb/s of network a node"),
-    "port_rate": ConditionType(int, "ports of {} Gb/s"),
-    "queue_depth": ConditionType(int, "queue depth {}"),
-    "nccl": ConditionType(int, "NCCL {}"),  # as NCCL writes its version: 22809 is 2.28.9
-    "workload": ConditionType(("custom", "sweep", "transformer"), "workload {}"),
-    "work": ConditionType(("burn-in", "matrix products", "training"), "work {}"),
-    "counter": ConditionType(None, leads=True),  # of a network port, as the kernel names it
-    "fabric": ConditionType(("nvswitch", "nvlink", "pcie"), "fabric {}"),
-    "metric": ConditionType(None, "metric {}", leads=True),  # of which the samples spread
-}
 
 
 # Figures of the data sheet, and what each of them is. A fact is left out where the GPU has no such thing, or where

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_gpufleet.model.conditions import CONDITIONS, RESNETS
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.language import LANGUAGES
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS, LEVELS
-from pytest_gpufleet.model.metric import CONDITIONS, RESNETS
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.run.settings import (
     LONGEST_INTERVAL_SECONDS,

@@ -18,8 +18,8 @@ from pytest_gpufleet.plugin import (
     fixtures,
     listeners,
     markers,
+    on_ranks,
     options,
-    spmd,
     supervision,
     terminal,
 )
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     screen = config.stash[SCREEN] = Screen()
     asked, until = options.from_config(config), supervision.until(config)
-    run = config.stash[RUN] = _kind_of_run(asked)(asked, screen.tell, spmd.prepare, until)
+    run = config.stash[RUN] = _kind_of_run(asked)(asked, screen.tell, on_ranks.prepare, until)
     run.hear_fault = partial(listeners.tell_fault, config)
     # Not pytest_unconfigure, which ends at the first plugin that fails, as they do when the terminal is gone.
     config.add_cleanup(run.interruption.pass_on)

@@ -17,8 +17,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.measurement import Measurement, Reading
-from pytest_gpufleet.model.metric import Condition, MiB, Size
+from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.world import process_group

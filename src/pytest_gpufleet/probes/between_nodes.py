@@ -18,8 +18,9 @@ import torch
 
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.hardware.software import steering
+from pytest_gpufleet.model.conditions import ALGORITHMS, Condition
 from pytest_gpufleet.model.measurement import Measurement, Reading
-from pytest_gpufleet.model.metric import ALGORITHMS, Condition, MiB
+from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from pytest_gpufleet.hardware.telemetry import Watch
+from pytest_gpufleet.model.conditions import WARMED_THROUGH, Condition
 from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import WARMED_THROUGH, Condition
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.collectives.exactness import stays_exact

@@ -8,8 +8,9 @@ import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.measurement import KNOWN, Measurement, Reading
-from pytest_gpufleet.model.metric import EACH_ALONE, METRICS, Metric
+from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import WORLD, Place, Where
 from pytest_gpufleet.world.world import World
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_gpufleet import safe_files
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import READINGS
 from pytest_gpufleet.model.levels import check_name
-from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.wording import ALONG, clean

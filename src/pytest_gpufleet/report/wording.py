@@ -11,10 +11,11 @@ from functools import cache
 from pathlib import Path
 from unicodedata import east_asian_width
 
+from pytest_gpufleet.model.conditions import CONDITIONS, Condition, ConditionType
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import Language, Said, Say, english, some
 from pytest_gpufleet.model.limit import Limit
-from pytest_gpufleet.model.metric import CONDITIONS, METRICS, Condition, ConditionType, Metric
+from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import CALLED, WORLD, Place, Where
 
 # What the report says, in the language of its reader: gettext, with one catalogue a language beside this file.

@@ -15,12 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.events import NodeFinished, NodeFound, Outcome, Secured, VerdictWord
 from pytest_gpufleet.model.fault import Action, Fault
 from pytest_gpufleet.model.finding import Finding, State, distinct
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.limit import Calibration, Grade, Limit
-from pytest_gpufleet.model.metric import Condition
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_FLOOR, Context
 
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import ClusterTopology, Gpu, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import EXTRAORDINARY, METRICS, Condition, GiB
+from pytest_gpufleet.model.metric import EXTRAORDINARY, METRICS, GiB
 from pytest_gpufleet.verdict import peaks
 from pytest_gpufleet.verdict.peaks import NoPeak, Peak
 

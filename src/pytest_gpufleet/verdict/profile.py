@@ -15,20 +15,10 @@ import msgspec
 from msgspec import Meta
 
 from pytest_gpufleet.model.codec import Finite
+from pytest_gpufleet.model.conditions import CONDITIONS, Condition
 from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit, Reference, Tolerance, Within
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import (
-    CONDITIONS,
-    EXTRAORDINARY,
-    FACTS,
-    MEASURED_UNDER,
-    METRICS,
-    Condition,
-    GiB,
-    KiB,
-    Metric,
-    MiB,
-)
+from pytest_gpufleet.model.metric import EXTRAORDINARY, FACTS, MEASURED_UNDER, METRICS, GiB, KiB, Metric, MiB
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.toml_table import FileError, Table, table_type
 

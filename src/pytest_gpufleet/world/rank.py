@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.events import LossCurve
 from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.metric import Condition, conditions, number
+from pytest_gpufleet.model.metric import conditions, number
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.world.call import Members
 from pytest_gpufleet.world.worker.board import Progress

@@ -23,8 +23,9 @@ import torch
 
 from pytest_gpufleet.hardware.software import steering
 from pytest_gpufleet.hardware.telemetry import state_of
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import Condition, MiB, Size
+from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES, Collective
 from pytest_gpufleet.probes.timing import Timing, line_up, replayed, timing

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpufleet.hardware.telemetry import Watch
+from pytest_gpufleet.model.conditions import SHARED_SPAN, Condition
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import SHARED_SPAN, Condition
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.collectives.exactness import OPERATIONS, bounded, whole_numbers
 from pytest_gpufleet.probes.collectives.speed import nvls

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from pytest_gpufleet.hardware.telemetry import Watch
+from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
-from pytest_gpufleet.model.metric import ONE_WINDOW
 from pytest_gpufleet.probes.timing import parts, seconds_each, warm_up
 from pytest_gpufleet.world.rank import Rank
 

@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 
 from pytest_gpufleet.hardware import nvml
+from pytest_gpufleet.model.conditions import LINED_UP, Condition
 from pytest_gpufleet.model.measurement import Measurement, Reading
-from pytest_gpufleet.model.metric import LINED_UP, Condition, MiB, metric_under
+from pytest_gpufleet.model.metric import MiB, metric_under
 from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.copying import Copied, Copier, Copy, Memory, StartingLine
 from pytest_gpufleet.probes.measure import together

@@ -19,9 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_gpufleet.hardware import nvml
 from pytest_gpufleet.hardware.nvml import Nvml
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import Unavailable
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import Condition, GiB
+from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import products_in_tf32
 from pytest_gpufleet.probes.timing import everyones, line_up

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_gpufleet.model.metric import Condition
+from pytest_gpufleet.model.conditions import Condition
 
 Step = Callable[[], torch.Tensor]  # one step of training; returns the loss
 

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pytest_gpufleet.hardware.telemetry import Watch
+from pytest_gpufleet.model.conditions import NO_SYNC, Condition
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import GpuState, Reading
-from pytest_gpufleet.model.metric import NO_SYNC, Condition, GiB
+from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import lacking
 from pytest_gpufleet.probes.timing import agree

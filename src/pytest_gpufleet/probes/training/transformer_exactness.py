@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pytest_gpufleet.model.metric import Condition
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.training.correctness import differences, full_precision
 from pytest_gpufleet.probes.training.loop import returns_memory

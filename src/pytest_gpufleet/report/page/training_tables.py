@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from pytest_gpufleet.model.conditions import COMPARED_WORK, EACH_ALONE, Condition
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import COMPARED_WORK, EACH_ALONE, Condition
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.figure_tables import FigureCell, FigureRow, FigureTable

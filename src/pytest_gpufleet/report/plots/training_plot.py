@@ -8,9 +8,9 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
+from pytest_gpufleet.model.conditions import METHODS, Condition
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import Say, english
-from pytest_gpufleet.model.metric import METHODS, Condition
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.training_tables import TITLES, Row, is_swept, rows_of
 from pytest_gpufleet.report.plots import canvas

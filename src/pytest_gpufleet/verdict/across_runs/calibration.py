@@ -12,9 +12,10 @@ from statistics import NormalDist, fmean, median
 from typing import Any
 
 from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.limit import Calibration, Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, Condition, GiB, KiB, Metric, MiB
+from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, Metric, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.across_runs.run_comparison import (

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import Measurement, goodness
-from pytest_gpufleet.model.metric import Condition, Metric
+from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits
