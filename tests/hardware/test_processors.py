@@ -1,8 +1,8 @@
-"""How processors and host memory are set up, as the kernel shows it, and what of it is wrong."""
+"""What processors are, how they and host memory are set up, as the kernel shows it, and what of it is wrong."""
 
 import pytest
 
-from pytest_gpufleet.hardware import edac, processors
+from pytest_gpufleet.hardware import bmc, memory, processors
 from pytest_gpufleet.hardware.tools import Untold
 from pytest_gpufleet.verdict.host_rules.part_rules import (
     memory_errors_grown,
@@ -41,7 +41,7 @@ def test_a_system_that_tells_nothing(tmp_path):
     assert [fault for rule in RULES for fault in rule(told)] == []
     assert (told["clock_source"], told["sockets"], told["swap_bytes"]) == (None, None, None)
     with pytest.raises(Untold, match="no EDAC driver"):
-        edac.read(tmp_path)
+        memory.errors(tmp_path)
 
 
 TSC, ONLINE = "current_clocksource\ntsc", "cpu/online\n0-3"
@@ -94,7 +94,7 @@ ERRORS = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors_of_host_memory(tmp_path, name):
     changes, expected = ERRORS[name]
-    controllers = edac.read(laid_out("two-sockets", tmp_path, replaced(*changes)).root)
+    controllers = memory.errors(laid_out("two-sockets", tmp_path, replaced(*changes)).root)
     found = recorded_memory_errors(controllers)
     assert [fault.code for fault in found] == [code for code, _ in expected]
     assert all(where in fault.what for fault, (_, where) in zip(found, expected, strict=True))
@@ -102,10 +102,54 @@ def test_errors_of_host_memory(tmp_path, name):
 
 def test_errors_that_came_while_a_run_lasted(tmp_path):
     """What was there before is not told again; a controller whose driver was loaded in between counts from there."""
-    before = edac.read(laid_out("two-sockets", tmp_path / "before").root)
+    before = memory.errors(laid_out("two-sockets", tmp_path / "before").root)
     few = replaced((CE_OF_L0, "dimm3/dimm_ce_count\n11"), (ALL_CE, "mc1/ce_count\n14"))
     many = replaced((CE_OF_L0, "dimm3/dimm_ce_count\n12"), (ALL_CE, "mc1/ce_count\n15"))
-    assert memory_errors_grown(before, edac.read(laid_out("two-sockets", tmp_path / "few", few).root), 60) == []
-    (fault,) = memory_errors_grown(before, edac.read(laid_out("two-sockets", tmp_path / "many", many).root), 60)
+    assert memory_errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "few", few).root), 60) == []
+    (fault,) = memory_errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "many", many).root), 60)
     assert (fault.code, "11 corrected errors in" in fault.what) == ("host_memory_corrected", True)
-    assert memory_errors_grown([], edac.read(tmp_path / "many"), 60) == []
+    assert memory_errors_grown([], memory.errors(tmp_path / "many"), 60) == []
+
+
+# The fields of an m6a.metal of AWS: 2 sockets of 48 cores, 192 threads (README of the public repository
+# scann_microbench).
+CPUINFO = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 7R13 48-Core Processor\nsiblings\t: 96\n\n"
+
+
+def lay_out(root, sockets, cores, cpuinfo=CPUINFO):
+    for number in range(2 * sockets * cores):  # as Linux numbers them: the second threads come last
+        core = number % (sockets * cores)
+        topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings").write_text(f"{1 << core | 1 << core + sockets * cores:x}\n")
+    (root / "proc").mkdir()
+    (root / "proc/cpuinfo").write_text(cpuinfo)
+
+
+def test_threads_are_no_cores(tmp_path):
+    lay_out(tmp_path, sockets=2, cores=48)
+    told = processors.read_model(tmp_path)
+    assert told == {"model": "AMD EPYC 7R13 48-Core Processor", "cores": 96}
+
+
+def test_a_processor_that_does_not_tell_its_model(tmp_path):
+    """As of Arm: it has numbers of its maker and part alone (arch/arm64/kernel/cpuinfo.c)."""
+    lay_out(tmp_path, sockets=1, cores=2, cpuinfo="processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n")
+    assert processors.read_model(tmp_path) == {"model": None, "cores": 2}
+
+
+def test_a_system_that_tells_nothing_of_its_processors(tmp_path):
+    assert processors.read_model(tmp_path) == {"model": None, "cores": None}
+
+
+def test_the_firmware_of_a_bmc(tmp_path):
+    """The path and the form of ipmi_msghandler.c: "%u.%x"."""
+    file = tmp_path / "sys/devices/platform/ipmi_bmc.0/firmware_revision"
+    file.parent.mkdir(parents=True)
+    file.write_text("24.9\n")
+    assert bmc.read_firmware(tmp_path) == "24.9"
+
+
+def test_without_a_bmc_nothing_is_told_of_it(tmp_path):
+    with pytest.raises(Untold, match="BMC"):
+        bmc.read_firmware(tmp_path)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.hardware import disks, dmi
+from pytest_gpufleet.hardware import disks, memory
+from pytest_gpufleet.hardware.host import firmware
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.machine import Machine, Order
 from pytest_gpufleet.model.place import THIS_NODE
@@ -88,8 +89,8 @@ def machine(tmp_path) -> Machine:
     host = {
         **here.host,
         "memory_bytes": int(31.2 * 2**30),
-        "dmi": dmi.read(root),
-        "memory_modules": dmi.memory_modules(root),
+        "dmi": firmware(root),
+        "memory_modules": memory.modules(root),
         "nvme": disks.read_nvme(root),
         "processor": {"model": "Intel(R) Xeon(R) Platinum 8480C", "cores": 112},
         "processor_setup": {"sockets": 2},

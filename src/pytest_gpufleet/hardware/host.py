@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet.hardware import bmc, disks, dmi, edac, network_ports, optics, pci_devices, processors, rdma, tools
+from pytest_gpufleet.hardware import bmc, disks, memory, network_ports, optics, pci_devices, processors, rdma, tools
 from pytest_gpufleet.hardware.software import relevant
 from pytest_gpufleet.hardware.tools import Untold, output
 from pytest_gpufleet.model.gpu import Unavailable
@@ -119,6 +119,23 @@ def _by_the_loader(name: str) -> str | None:
     return next((path.strip() for about, path in lines if about.split()[0] == name), None)
 
 
+# Anybody may read these (drivers/firmware/dmi-id.c). Serial numbers are for root alone, and `serial` reads the one
+# that tells machines apart.
+IDS = {
+    "vendor": "sys_vendor", "product": "product_name", "board_vendor": "board_vendor", "board": "board_name",
+    "bios_vendor": "bios_vendor", "bios_version": "bios_version", "bios_date": "bios_date",
+}  # fmt: skip
+
+
+def firmware(root: Path = Path("/")) -> dict[str, str | None]:
+    """`vendor` and `product` of the machine, `board_vendor` and `board`, `bios_vendor`, `bios_version` and `bios_date`.
+    Untold where the system has no such firmware, as in many containers."""
+    told = {key: tools.text(root / "sys/class/dmi/id" / name) for key, name in IDS.items()}
+    if not any(told.values()):
+        raise Untold("this system does not tell what its firmware says of the machine (/sys/class/dmi/id)")
+    return told
+
+
 FACTS: dict[str, Callable[[], Any]] = {
     "name": socket.gethostname,
     "boot_id": lambda: _text("/proc/sys/kernel/random/boot_id"),  # random(4): of this kernel since it started
@@ -138,12 +155,12 @@ FACTS: dict[str, Callable[[], Any]] = {
     "open_files_hard_limit": lambda: _limit(resource.RLIMIT_NOFILE, hard=True),
     "fabric_manager": _fabric_manager,
     "network_ports": network_ports.read,
-    "dmi": dmi.read,
-    "memory_modules": dmi.memory_modules,
+    "dmi": firmware,
+    "memory_modules": memory.modules,
     "nvme": disks.read_nvme,
     "processor": processors.read_model,
     "bmc_firmware": bmc.read_firmware,
-    "memory_errors": edac.read,
+    "memory_errors": memory.errors,
     "processor_setup": processors.read,
     "pci_devices": pci_devices.read,
     "gpudirect": rdma.read_gpudirect,

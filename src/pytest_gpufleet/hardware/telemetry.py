@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from statistics import median
 from types import TracebackType
@@ -24,12 +24,18 @@ INTERVAL_SECONDS = 0.1  # as often as a GPU measures its power anew
 
 def state_of(gpu: Gpu | None) -> GpuState | None:
     """What a GPU is like at this moment; None for a CPU rank, and where NVML does not tell."""
-    if gpu is None:
-        return None
-    with suppress(NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
-        read = nvml.read(Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(gpu.index)]), 0, READ)
-        return GpuState(**{name: float(value) for name, value in read.items() if not isinstance(value, Unavailable)})
+    for told in () if gpu is None else _told(gpu.index):
+        return GpuState(**told)
     return None
+
+
+def _told(index: int) -> Iterator[dict[str, float]]:
+    """What NVML tells of a GPU, anew at each turn; nothing where it does not work."""
+    with suppress(NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
+        gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(index)])
+        while True:
+            read = nvml.read(gpu, 0, READ)
+            yield {name: float(value) for name, value in read.items() if not isinstance(value, Unavailable)}
 
 
 class Watch:
@@ -67,14 +73,11 @@ class Watch:
         return GpuState(**{name: median(values) for name, values in self._read.items()}) if self._read else None
 
     def _run(self, index: int) -> None:
-        with suppress(NoGpus), nvml.session() as driver, suppress(driver.NVMLError):
-            gpu = Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(index)])
-            while True:
-                for name, value in nvml.read(gpu, 0, READ).items():
-                    if not isinstance(value, Unavailable):
-                        self._read.setdefault(name, []).append(float(value))
-                if self._over.wait(INTERVAL_SECONDS):
-                    return
+        for told in _told(index):
+            for name, value in told.items():
+                self._read.setdefault(name, []).append(value)
+            if self._over.wait(INTERVAL_SECONDS):
+                return
 
 
 LONGEST_GAP = 10  # intervals, of a second at least: without samples for longer, what happened went unseen

@@ -6,7 +6,6 @@ that its controller is not.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import select
@@ -36,7 +35,6 @@ from pytest_gpufleet.nodes.ranks_here import RanksHere
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
 from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.channel import Garbled
-from pytest_gpufleet.world.engines.forkserver import PR_SET_CHILD_SUBREAPER
 from pytest_gpufleet.world.engines.local import LocalEngine
 
 
@@ -81,7 +79,7 @@ class Aside:
 PULSE_SECONDS = 1.0
 SUITE_SECONDS = 0.2  # between two looks at what its own run has written
 KILL_SECONDS = 5.0  # for all that was started here to be gone
-TURN_SECONDS = 0.02  # between two looks at whether it is
+TURN_SECONDS = 0.02  # between two looks at whether its last message was taken
 FAREWELL_SECONDS = 1.0  # for its last message to be taken
 PREFIX, LOG = "gpufleet-node-", "agent.log"
 KEPT_SECONDS = 24 * 3600.0  # the folder of an agent that was killed: it says why, and what its node had done by then
@@ -105,7 +103,7 @@ def main(descriptor: int, settings: str) -> NoReturn:
         traceback.print_exc()
         connection.send(codec.packed(say.Ending(f"{type(error).__name__}: {error}")))
     finally:
-        _kill_all()
+        processes.end(lambda: processes.descendants(os.getpid()), KILL_SECONDS)
         _farewell(connection)
         os._exit(status)  # a thread may be stuck in the driver
 
@@ -126,8 +124,7 @@ def _write_to(log: Path) -> None:
 
 def _settle_in(settings: AgentSettings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Whoever loses its parent below this process becomes its child, and no child of init, so that it can be killed.
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    processes.adopt()
     before = ranks_here.before_ray()
     if before is not None:
         kept = ranks_here.without_ray(os.environ, before)
@@ -136,14 +133,6 @@ def _settle_in(settings: AgentSettings) -> None:
     with suppress(OSError):  # its Hello says that there is no such folder
         os.chdir(settings.run_folder)
     sys.path.insert(0, settings.run_folder)
-
-
-def _kill_all() -> None:
-    """Everything that this process has started, and what that has started, but for what cannot be killed."""
-    until = time.monotonic() + KILL_SECONDS
-    while (alive := processes.descendants(os.getpid())) and time.monotonic() < until:
-        processes.kill(alive)
-        time.sleep(TURN_SECONDS)
 
 
 def _farewell(connection: Frames) -> None:

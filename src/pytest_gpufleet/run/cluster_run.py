@@ -7,34 +7,31 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology, joined, told
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, joined, told
 from pytest_gpufleet.model.machine import Machine
 from pytest_gpufleet.model.place import Place, on_node
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Greeting, Hello, Lock, ReadHost
 from pytest_gpufleet.nodes.transport import LocalTransport, Transport
 from pytest_gpufleet.run import node_runs, resume
+from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.ground import Ground, NodeStanding
 from pytest_gpufleet.run.node_runs import NodeRuns
 from pytest_gpufleet.run.run import AT_THE_END, Ranks, Run, likely
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.verdict import node_verdicts
 from pytest_gpufleet.verdict.fleet.fleet_peers import minority
-
-if TYPE_CHECKING:
-    from pytest_gpufleet.model.gpu import Gpu
-    from pytest_gpufleet.model.record import Record
-    from pytest_gpufleet.run.folder import RunFolder
-    from pytest_gpufleet.verdict.fleet.host_runs import HostRun
-    from pytest_gpufleet.world.engines.protocol import Engine
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun
+from pytest_gpufleet.world.engines.protocol import Engine
 
 
 def settings_for(options: Options) -> AgentSettings:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpufleet.model import events
 from pytest_gpufleet.model.events import NodeFound
@@ -22,14 +22,10 @@ from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.nodes.cluster import Cluster, Lost, Trouble
 from pytest_gpufleet.nodes.messages import ReadFile, RunSuite, SuiteEnded, SuiteNews
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, RunFolder
+from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
 from pytest_gpufleet.verdict.node_verdicts import faults_of
-
-if TYPE_CHECKING:
-    from pytest_gpufleet.nodes.cluster import Cluster
-    from pytest_gpufleet.run.interruption import Interruption
-
 
 START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
 OF_ITS_OWN = ("samples", "details")  # of a figure: nobody asks for them before its node's own evidence is here

@@ -159,15 +159,13 @@ def _is_textfile(path: Path) -> bool:
         return False
 
 
-Carried = list[tuple[str, dict[str, Any]]]
-
-
 def open_run(run: Run, arguments: Sequence[str]) -> None:
     """Give `run` a folder and evidence. Refused before anything expensive starts. `arguments`: pytest's."""
     check_temporary()
     check_textfile(run.options.prometheus)
     order, profile, ground = run.order, run.profile, run.ground
-    _check_room(run)
+    burning = run.burn_in_seconds if run.options.level == "burnin" else 0.0
+    check_evidence(run.options.folder, needed(len(ground.topology.gpus), ground.nodes, burning, run.options.interval))
     run.ranks.environment = of_this_process()
     header = _header(run, arguments)
     header["resumed"], carried = _resumed(run, header)
@@ -186,7 +184,8 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     found = [{"taken": node.taken, "host": codec.plain(dict(node.facts))} for node in standing]
     run.record_event("machine", nodes=found)
     if run.options.nodes is None:
-        _notice(run)
+        machine = run.own_machine.machine  # what its kernel log has from before the run is shown
+        run.notice(log_rules.judged(machine.logged.host, machine.gpus, "before")[1])
     run.record_event("suite", manifest=shipped().to_json())
     for name, content in carried:
         run.record_event(name, **content)
@@ -202,20 +201,6 @@ def _never_end_with_0(run: Run) -> None:
     end, controller = os._exit, os.getpid()
     os._exit = lambda status: end(status & 0xFF or (conclusion.exited_early(run) if os.getpid() == controller else 0))
     run.last_things.callback(setattr, os, "_exit", end)
-
-
-def _check_room(run: Run) -> None:
-    """Refused if its evidence would fill the disk."""
-    options, ground = run.options, run.ground
-    burning = run.burn_in_seconds if options.level == "burnin" else 0.0
-    wanted = needed(len(ground.topology.gpus), ground.nodes, burning, options.interval)
-    check_evidence(options.folder, wanted)
-
-
-def _notice(run: Run) -> None:
-    """What the kernel log has from before the run and is shown."""
-    machine = run.own_machine.machine
-    run.notice(log_rules.judged(machine.logged.host, machine.gpus, "before")[1])
 
 
 def _header(run: Run, arguments: Sequence[str]) -> dict[str, Any]:
@@ -253,7 +238,7 @@ def _header(run: Run, arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _resumed(run: Run, header: dict[str, Any]) -> tuple[list[dict[str, Any]], Carried]:
+def _resumed(run: Run, header: dict[str, Any]) -> tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]:
     """The runs that this one goes on with, and the events that it takes over from them."""
     if run.options.resume is None:
         return [], []

@@ -69,7 +69,7 @@ def load(folder: RunFolder) -> Record:
         record = integrity.check(folder, nodes=False).record
     except (OSError, Refused) as error:
         raise Refused(f"--fleet-resume: {error}") from None
-    to_its_end = _to_its_end(record.exit_status) and record.broken != DEADLINE
+    to_its_end = record.exit_status not in CUT_SHORT and record.broken != DEADLINE
     if record.verdict in ("ACCEPTED", "REJECTED") and to_its_end:
         raise Refused(
             f"--fleet-resume {folder}: that run came to its end ({record.verdict}): there is nothing to resume; "
@@ -78,17 +78,13 @@ def load(folder: RunFolder) -> Record:
     return record
 
 
-def _to_its_end(exit_status: int | None) -> bool:
-    return exit_status not in CUT_SHORT
-
-
 def whole_nodes(folder: RunFolder, then: Record) -> dict[int, RunFolder]:
     """The folders of those nodes' own runs in an earlier run on many that came to their end with an answer, by their
     nodes. Refused if the evidence of one is not what that run tells of."""
     whole = {}
     for number, end in then.finished.items():
         answered = end.verdict in ("ACCEPTED", "REJECTED") or (end.verdict == "REHEARSAL" and end.exit_status in (0, 1))
-        if answered and end.sha256 and _to_its_end(end.exit_status) and number not in then.lost:
+        if answered and end.sha256 and end.exit_status not in CUT_SHORT and number not in then.lost:
             own = folder.of_node(then.node(number))
             try:
                 if own.digest() != end.sha256:
@@ -152,22 +148,18 @@ def _gpus(before: tuple[Gpu, ...], now: tuple[Gpu, ...], hosts: Mapping[int, str
     `hosts`: the names of many nodes."""
     if len(before) != len(now):
         return [f"the GPUs were {_count(before)}, are {_count(now)}"]
-    for old, new in zip(before, now, strict=True):
-        for name, what in GPU_FACTS.items():
-            if (was := old.get(name)) != (now_is := new.get(name)):
-                others = sum(_facts(one) != _facts(other) for one, other in zip(before, now, strict=True)) - 1
-                more = f" ({others} more GPUs differ)" if others > 1 else " (1 more GPU differs)" if others else ""
-                at = f"{hosts[new.node]} " if hosts else ""
-                return [f"{at}GPU {new.index}: {_differs(what, was, now_is)}{more}"]
-    return []
+    found = [
+        next((new, _differs(what, old.get(name), new.get(name))) for name, what in GPU_FACTS.items()
+             if old.get(name) != new.get(name))
+        for old, new in zip(before, now, strict=True)
+        if any(old.get(name) != new.get(name) for name in GPU_FACTS)
+    ]  # fmt: skip
+    more = f" ({len(found) - 1} more GPUs differ)" if len(found) > 2 else " (1 more GPU differs)" if found[1:] else ""
+    return [f"{hosts[gpu.node] + ' ' if hosts else ''}GPU {gpu.index}: {what}{more}" for gpu, what in found[:1]]
 
 
 def _count(gpus: tuple[Gpu, ...]) -> str:
     return f"{len(gpus)}, the first with serial number {_told(gpus[0].serial)}" if gpus else "none"
-
-
-def _facts(gpu: Gpu) -> list[object]:
-    return [gpu.get(name) for name in GPU_FACTS]
 
 
 def history(folder: RunFolder, then: Record) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ in whatever session or process group, so that it can be found and killed.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import itertools
@@ -19,7 +18,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -64,10 +62,9 @@ class Finder:
         return spec
 
 
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 REQUEST = struct.Struct("=q")  # a number, with two descriptors: the rank's end of the connection and of the lifeline
 KILL_SECONDS = 1.0
-ENDING_SECONDS, ENDING_TURNS = 10.0, 500  # after the controller: a process stuck in the driver stays
+ENDING_SECONDS = 10.0  # after the controller
 NEWS = struct.Struct("=qq?q")  # number of the request, process id, whether it has ended, its exit status
 # The controller's sys.path first: the package may be importable by that alone.
 BOOT = (
@@ -165,8 +162,7 @@ def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # For ranks, which share it. It must outlive them, to remove what they leave in /dev/shm.
     resource_tracker.ensure_running()
-    # Whoever loses its parent below this process becomes its child, and no child of init.
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    processes.adopt()
     looked_at = select.poll()  # and not select, which knows 1,024 descriptors: the controller has chosen ours
     looked_at.register(control, select.POLLIN)
     gc.disable()
@@ -204,11 +200,7 @@ def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) 
                 os.close(descriptor)
             (requests[pid],) = REQUEST.unpack(datagram)
             _tell(control, NEWS.pack(requests[pid], pid, False, 0))
-    for _ in range(ENDING_TURNS):
-        if not (alive := processes.started_by(os.getpid())):
-            break
-        processes.kill(alive)
-        time.sleep(ENDING_SECONDS / ENDING_TURNS)
+    processes.end(lambda: processes.started_by(os.getpid()), ENDING_SECONDS)
     os._exit(0)
 
 

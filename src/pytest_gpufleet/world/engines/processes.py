@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import signal
-from collections.abc import Container, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,6 +18,8 @@ CANNOT_ANSWER = {
     "D": "(in a system call that cannot be interrupted, such as one of the GPU driver)",
 }
 DEAD = ("Z", "X", "x")
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+TURN_SECONDS = 0.02  # between two looks at what is still there
 F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
 
 
@@ -82,6 +86,19 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+def end(find: Callable[[], Collection[int]], seconds: float) -> None:
+    """Kill what is found until nothing is, or the time is up: a process that is stuck in the driver stays."""
+    until = time.monotonic() + seconds
+    while (alive := find()) and time.monotonic() < until:
+        kill(alive)
+        time.sleep(TURN_SECONDS)
+
+
+def adopt() -> None:
+    """Whoever loses its parent below this process becomes its child, and no child of init, so that it can be killed."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_with(lifeline: int, group: int) -> None:

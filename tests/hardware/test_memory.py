@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_gpufleet.hardware import dmi
+from pytest_gpufleet.hardware import host, memory
 from pytest_gpufleet.hardware.tools import Untold
 from tests.hardware.trees import laid_out
 
@@ -10,7 +10,7 @@ GiB = 1 << 30
 
 
 def test_the_machine_and_its_bios(tmp_path):
-    told = dmi.read(laid_out("two-drives", tmp_path).root)
+    told = host.firmware(laid_out("two-drives", tmp_path).root)
 
     assert (told["vendor"], told["product"]) == ("QEMU", "Standard PC (Q35 + ICH9, 2009)")
     assert told["bios_version"] == "rel-1.16.1-0-g3208b098f51a-prebuilt.qemu.org"
@@ -18,13 +18,13 @@ def test_the_machine_and_its_bios(tmp_path):
 
 
 def test_without_firmware_nothing_is_told_of_it(tmp_path):
-    for read in (dmi.read, dmi.memory_modules):
+    for read in (host.firmware, memory.modules):
         with pytest.raises(Untold):
             read(tmp_path)
 
 
 def test_a_memory_module_beside_an_empty_slot(tmp_path):
-    module, empty = dmi.memory_modules(laid_out("two-drives", tmp_path).root)
+    module, empty = memory.modules(laid_out("two-drives", tmp_path).root)
 
     assert module == {
         "locator": "CPU1_DIMM_Q1", "bank": "P1 CHANNEL Q", "manufacturer": "Micron Technology", "serial": "F3A21FA0",
@@ -41,7 +41,7 @@ def test_sizes_of_old_firmware(tmp_path, size, bytes_):
     """16 GiB in MiB as DSP0134 7.18 counts it; with the highest bit set in KiB."""
     tree = laid_out("two-drives", tmp_path, lambda text: text.replace("48 00 40 00 ff 7f", f"48 00 40 00 {size}"))
 
-    assert dmi.memory_modules(tree.root)[0]["bytes"] == bytes_
+    assert memory.modules(tree.root)[0]["bytes"] == bytes_
 
 
 def test_an_entry_that_ends_early_tells_what_it_has(tmp_path):
@@ -50,7 +50,7 @@ def test_an_entry_that_ends_early_tells_what_it_has(tmp_path):
     entry.parent.mkdir(parents=True)
     entry.write_bytes(bytes([17, 0x15, *[0] * 10, 0x00, 0x20, 9, 0, 1, 0, 0x18, 0, 0]) + b"DIMM_A1\0\0")
 
-    (module,) = dmi.memory_modules(tmp_path)
+    (module,) = memory.modules(tmp_path)
 
     assert (module["locator"], module["bytes"], module["type"]) == ("DIMM_A1", 8 * GiB, "DDR3")
     assert module["speed"] is module["part"] is None
@@ -64,4 +64,4 @@ def test_modules_that_only_root_may_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.read_bytes", refused)
     with pytest.raises(Untold, match="root"):
-        dmi.memory_modules(tree.root)
+        memory.modules(tree.root)

@@ -1,4 +1,4 @@
-"""What the firmware says of the machine (DMI, SMBIOS): who made it, its BIOS, and its memory modules."""
+"""The memory of the host: its modules by the firmware (DMI, SMBIOS), and the errors that the kernel counts (EDAC)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,6 @@ from typing import Any
 
 from pytest_gpufleet.hardware import tools
 from pytest_gpufleet.hardware.tools import Untold
-
-# Anybody may read these (drivers/firmware/dmi-id.c). Serial numbers are for root alone, and host.serial reads the one
-# that tells machines apart.
-IDS = {
-    "vendor": "sys_vendor", "product": "product_name", "board_vendor": "board_vendor", "board": "board_name",
-    "bios_vendor": "bios_vendor", "bios_version": "bios_version", "bios_date": "bios_date",
-}  # fmt: skip
 
 # The System Management BIOS Reference Specification (DMTF DSP0134), 7.18, "Memory Device (Type 17)": where its values
 # stand, little-endian. Texts are numbers of the strings behind the values, from 1; 0: there is none.
@@ -27,16 +20,7 @@ MIB = 1 << 20
 TYPES = {0x18: "DDR3", 0x1A: "DDR4", 0x20: "HBM", 0x21: "HBM2", 0x22: "DDR5", 0x23: "LPDDR5", 0x24: "HBM3"}
 
 
-def read(root: Path = Path("/")) -> dict[str, str | None]:
-    """`vendor` and `product` of the machine, `board_vendor` and `board`, `bios_vendor`, `bios_version` and `bios_date`.
-    Untold where the system has no such firmware, as in many containers."""
-    told = {key: tools.text(root / "sys/class/dmi/id" / name) for key, name in IDS.items()}
-    if not any(told.values()):
-        raise Untold("this system does not tell what its firmware says of the machine (/sys/class/dmi/id)")
-    return told
-
-
-def memory_modules(root: Path = Path("/")) -> list[dict[str, Any]]:
+def modules(root: Path = Path("/")) -> list[dict[str, Any]]:
     """Of each slot for a memory module its `locator` ("DIMM_A1"), `bank`, `bytes` (0: empty, None: the firmware does
     not know), `type` ("DDR5"), `speed` and `configured_speed` (MT/s, None: unknown), `manufacturer`, `serial` and
     `part`. Untold where nobody but root may read that, or the firmware lists no slots."""
@@ -83,3 +67,37 @@ def _bytes(values: bytes) -> int | None:
 
 def _number(part: bytes) -> int:
     return int.from_bytes(part, "little")
+
+
+def errors(root: Path = Path("/")) -> list[dict[str, Any]]:
+    """Of each memory controller its `controller` ("mc0"), the name of its `driver`, `corrected` and `uncorrected`
+    errors in `seconds` (since they were last set to 0), and of each of its `modules` the `label` that the firmware or
+    the administrator gave it, its `location` ("channel 3 slot 0"), `corrected` and `uncorrected`. None for a count that
+    the driver does not keep. Untold where no driver counts."""
+    controllers = sorted((root / "sys/devices/system/edac/mc").glob("mc[0-9]*"))
+    if not controllers:
+        raise Untold(
+            "no EDAC driver counts the errors of host memory: load the one for these processors (i10nm_edac, "
+            "amd64_edac); a virtual machine has none"
+        )
+    return [_controller(each) for each in controllers]
+
+
+def _controller(folder: Path) -> dict[str, Any]:
+    return {
+        "controller": folder.name,
+        "driver": tools.text(folder / "mc_name"),
+        "corrected": tools.whole(folder / "ce_count"),
+        "uncorrected": tools.whole(folder / "ue_count"),
+        "seconds": tools.whole(folder / "seconds_since_reset"),
+        "modules": [_counted(each) for each in sorted(folder.glob("dimm[0-9]*"), key=lambda path: int(path.name[4:]))],
+    }
+
+
+def _counted(folder: Path) -> dict[str, Any]:
+    return {
+        "label": tools.text(folder / "dimm_label") or folder.name,
+        "location": tools.text(folder / "dimm_location"),
+        "corrected": tools.whole(folder / "dimm_ce_count"),
+        "uncorrected": tools.whole(folder / "dimm_ue_count"),
+    }
