@@ -6,142 +6,41 @@ from typing import get_args
 
 from pytest_gpufleet.model.fault import CODES, Action
 
-# Never shortened, and no number or name in it is changed: somebody's program knows them.
+# Never shortened, and no number or name in it is changed: somebody's program knows them. Each line begins with the
+# number of its first name, and counts up.
+ROWS = """
+101 gpu_missing software_unfit gpu_unlike_others memory_incomplete fact_unreadable foreign_process harmful_variable
+108 pcie_width_reduced pcie_generation_reduced nvlink_down nvlink_slow fabric_not_ready no_peer_access ecc_off
+115 mig_on compute_mode_limited persistence_mode_off power_limit_lowered clocks_pinned recovery_pending
+121 inforom_invalid shared_memory_small locked_memory_limited open_files_limited processors_slowed processors_far
+127 network_port_unlike_others memory_occupied fact_unexpected pcie_slot_narrow fabric_degraded fabric_split
+133 network_port_pcie host_unlike_others node_missing node_too_many node_unfit clock_off
+145 pcie_path_reduced adapter_far gpudirect_module_missing iommu_translates acs_redirects
+201 ecc_uncorrected row_remapping_pending row_remapping_failed many_rows_remapped sram_threshold_exceeded
+206 page_retirement_pending pcie_replays nvlink_errors hardware_slowdown thermal_slowdown power_brake too_hot
+213 xid_reset xid_restart xid_mechanical xid_workflow xid_application xid_other gpu_lost sxid_fatal sxid
+222 counter_unreadable
+224 rows_remapped xid_of_process memory_unrepairable spare_rows_used_up many_corrected_errors network_port_errors
+230 node_lost pcie_uncorrected pcie_corrected
+236 machine_check machine_check_corrected dimm_uncorrected dimm_corrected pcie_error_logged pcie_corrected_logged
+242 host_stalled disk_failing file_system_failed host_out_of_memory nic_underpowered nic_too_hot nic_firmware_failed
+249 processor_throttled
+267 power_supply_failed power_not_redundant fan_failed inlet_temperature part_temperature bmc_memory_error
+273 bmc_processor_error bmc_bus_error bmc_power_error bmc_cooling_error bmc_log_full
+280 network_module_fault network_link_errors network_link_flaps
+285 dcgm_part_broken dcgm_reset_needed dcgm_setting dcgm_test_failed dcgm_remark
+301 product_wrong product_changes memory_wrong collective_wrong copy_wrong training_wrong replicas_differ
+309 computes_otherwise machine_computes_otherwise
+401 limit_missed slower_than_peers rank_comes_late links_slow link_slow slows_collectives cause_unclear node_slow
+409 rail_slow node_link_slow network_between_nodes_slow network_adapter_slow network_adapter_fails
+415 above_peak
+501 rank_died rank_hung rank_raised
+901 check_failed
+"""
 FROZEN = {
-    101: "gpu_missing",
-    102: "software_unfit",
-    103: "gpu_unlike_others",
-    104: "memory_incomplete",
-    105: "fact_unreadable",
-    106: "foreign_process",
-    107: "harmful_variable",
-    108: "pcie_width_reduced",
-    109: "pcie_generation_reduced",
-    110: "nvlink_down",
-    111: "nvlink_slow",
-    112: "fabric_not_ready",
-    113: "no_peer_access",
-    114: "ecc_off",
-    115: "mig_on",
-    116: "compute_mode_limited",
-    117: "persistence_mode_off",
-    118: "power_limit_lowered",
-    119: "clocks_pinned",
-    120: "recovery_pending",
-    121: "inforom_invalid",
-    122: "shared_memory_small",
-    123: "locked_memory_limited",
-    124: "open_files_limited",
-    125: "processors_slowed",
-    126: "processors_far",
-    127: "network_port_unlike_others",
-    128: "memory_occupied",
-    129: "fact_unexpected",
-    130: "pcie_slot_narrow",
-    131: "fabric_degraded",
-    132: "fabric_split",
-    133: "network_port_pcie",
-    134: "host_unlike_others",
-    135: "node_missing",
-    136: "node_too_many",
-    137: "node_unfit",
-    138: "clock_off",
-    145: "pcie_path_reduced",
-    146: "adapter_far",
-    147: "gpudirect_module_missing",
-    148: "iommu_translates",
-    149: "acs_redirects",
-    201: "ecc_uncorrected",
-    202: "row_remapping_pending",
-    203: "row_remapping_failed",
-    204: "many_rows_remapped",
-    205: "sram_threshold_exceeded",
-    206: "page_retirement_pending",
-    207: "pcie_replays",
-    208: "nvlink_errors",
-    209: "hardware_slowdown",
-    210: "thermal_slowdown",
-    211: "power_brake",
-    212: "too_hot",
-    213: "xid_reset",
-    214: "xid_restart",
-    215: "xid_mechanical",
-    216: "xid_workflow",
-    217: "xid_application",
-    218: "xid_other",
-    219: "gpu_lost",
-    220: "sxid_fatal",
-    221: "sxid",
-    222: "counter_unreadable",
-    224: "rows_remapped",
-    225: "xid_of_process",
-    226: "memory_unrepairable",
-    227: "spare_rows_used_up",
-    228: "many_corrected_errors",
-    229: "network_port_errors",
-    230: "node_lost",
-    231: "pcie_uncorrected",
-    232: "pcie_corrected",
-    236: "machine_check",
-    237: "machine_check_corrected",
-    238: "dimm_uncorrected",
-    239: "dimm_corrected",
-    240: "pcie_error_logged",
-    241: "pcie_corrected_logged",
-    242: "host_stalled",
-    243: "disk_failing",
-    244: "file_system_failed",
-    245: "host_out_of_memory",
-    246: "nic_underpowered",
-    247: "nic_too_hot",
-    248: "nic_firmware_failed",
-    249: "processor_throttled",
-    267: "power_supply_failed",
-    268: "power_not_redundant",
-    269: "fan_failed",
-    270: "inlet_temperature",
-    271: "part_temperature",
-    272: "bmc_memory_error",
-    273: "bmc_processor_error",
-    274: "bmc_bus_error",
-    275: "bmc_power_error",
-    276: "bmc_cooling_error",
-    277: "bmc_log_full",
-    280: "network_module_fault",
-    281: "network_link_errors",
-    282: "network_link_flaps",
-    285: "dcgm_part_broken",
-    286: "dcgm_reset_needed",
-    287: "dcgm_setting",
-    288: "dcgm_test_failed",
-    289: "dcgm_remark",
-    301: "product_wrong",
-    302: "product_changes",
-    303: "memory_wrong",
-    304: "collective_wrong",
-    305: "copy_wrong",
-    306: "training_wrong",
-    307: "replicas_differ",
-    309: "computes_otherwise",
-    310: "machine_computes_otherwise",
-    401: "limit_missed",
-    402: "slower_than_peers",
-    403: "rank_comes_late",
-    404: "links_slow",
-    405: "link_slow",
-    406: "slows_collectives",
-    407: "cause_unclear",
-    408: "node_slow",
-    409: "rail_slow",
-    410: "node_link_slow",
-    411: "network_between_nodes_slow",
-    412: "network_adapter_slow",
-    413: "network_adapter_fails",
-    415: "above_peak",
-    501: "rank_died",
-    502: "rank_hung",
-    503: "rank_raised",
-    901: "check_failed",
+    number: name
+    for first, *names in map(str.split, ROWS.strip().splitlines())
+    for number, name in enumerate(names, int(first))
 }
 
 

@@ -138,11 +138,6 @@ def difference(fact: str, values: Mapping[str, str], code: str = "host_unlike_ot
     return Difference(fact, usual, {value: tuple(hosts) for value, hosts in others.items()}, code)
 
 
-def facts() -> list[str]:
-    """The names of all facts in which hosts can differ, but for variables."""
-    return [*_machine(Record()), *_gpus(Record()), *_boards(Record()), *_run(Record())]
-
-
 def _boards(record: Record) -> dict[str, str]:
     return {"board part number": _of_all(record, "board_part_number")}
 
