@@ -183,9 +183,7 @@ def _fact(gpu: Gpu, name: str) -> Any:
 
 def model_flops_utilization(tokens: Measurement, flop_a_token: float, topology: GpuTopology) -> list[Measurement]:
     """The MFU of each figure; none where a GPU's peak is not known, as in a rehearsal."""
-    try:
-        peak = _peaks(tokens, topology)
-    except NoPeak:
+    if not (peak := _peaks(tokens, topology)):
         return []
     values = {place: value * flop_a_token / (peak[place] * 1e12) for place, value in tokens.values.items()}
     details = {"peak": f"{next(iter(peak.values())):,.4g} TFLOP/s"}
@@ -194,21 +192,21 @@ def model_flops_utilization(tokens: Measurement, flop_a_token: float, topology: 
 
 def above_peak(tokens: Measurement, least_flop_a_token: float, topology: GpuTopology) -> list[Fault]:
     """Figures that are above what the GPUs can do, if a token takes so many operations at least."""
-    try:
-        peak = _peaks(tokens, topology)
-    except NoPeak:
-        return []
     return [
-        Fault("above_peak", (place,), f"{value * least_flop_a_token / 1e12:,.4g} TFLOP/s of at most {peak[place]:,.4g}")
-        for place, value in tokens.values.items()
-        if value * least_flop_a_token > peak[place] * 1e12
+        Fault(
+            "above_peak", (at,), f"{tokens.values[at] * least_flop_a_token / 1e12:,.4g} TFLOP/s of at most {peak:,.4g}"
+        )
+        for at, peak in _peaks(tokens, topology).items()
+        if tokens.values[at] * least_flop_a_token > peak * 1e12
     ]
 
 
 def _peaks(tokens: Measurement, topology: GpuTopology) -> dict[Where, float]:
-    """TFLOP/s of the GPUs behind each figure."""
-    known = {place: _gpus(place, topology) for place in tokens.values}
-    return {place: sum(product_rate(gpu).value for gpu in gpus) for place, gpus in known.items()}
+    """TFLOP/s of the GPUs behind each figure; none where that of any is not known."""
+    try:
+        return {place: sum(product_rate(gpu).value for gpu in _gpus(place, topology)) for place in tokens.values}
+    except NoPeak:
+        return {}
 
 
 def _gpus(place: Where, topology: GpuTopology) -> list[Gpu]:

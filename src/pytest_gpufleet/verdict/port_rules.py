@@ -101,7 +101,8 @@ def port_traffic(before: Iterable[Port], now: Iterable[Port]) -> dict[str, int]:
 
 
 def _fault(code: str, port: Port, what: str) -> Fault:
-    return Fault(code, (THIS_NODE,), f"{port['port']}: {what}")
+    cable = f" ({port['cable']})" if port.get("cable") else ""
+    return Fault(code, (THIS_NODE,), f"{port['port']}{cable}: {what}")
 
 
 SLOW = 0.9  # of the fastest beside it: the tolerance of the metric
@@ -109,11 +110,7 @@ SLOW = 0.9  # of the fastest beside it: the tolerance of the metric
 
 def adapters_that_fail(ports: Iterable[Mapping[str, Any]]) -> list[Fault]:
     """Ports through which nothing could be sent: each with its `port` ("mlx5_0/1"), and `why` if it could not."""
-    return [
-        Fault("network_adapter_fails", (THIS_NODE,), f"{port['port']}: {port['why']}")
-        for port in ports
-        if "why" in port
-    ]
+    return [_fault("network_adapter_fails", port, port["why"]) for port in ports if "why" in port]
 
 
 def slow_adapters(measurement: Measurement) -> list[Fault]:
@@ -155,13 +152,13 @@ UNITS = {
 def module_faults(ports: Iterable[Port]) -> list[Fault]:
     """Modules that report a fault, or measure what is outside their own limits. Ports are as the host's fact `optics`
     has them."""
-    return [_cable_fault("network_module_fault", port, what) for port in _read(ports) for what in _of_module(port)]
+    return [_fault("network_module_fault", port, what) for port in _read(ports) for what in _of_module(port)]
 
 
 def links_with_errors(ports: Iterable[Port]) -> list[Fault]:
     """Links on which more bits are wrong than a healthy cable lets through, or that go down again and again."""
-    faults = [_cable_fault("network_link_errors", port, what) for port in _read(ports) for what in _wrong_bits(port)]
-    return faults + [_cable_fault("network_link_flaps", port, what) for port in _read(ports) for what in _flaps(port)]
+    faults = [_fault("network_link_errors", port, what) for port in _read(ports) for what in _wrong_bits(port)]
+    return faults + [_fault("network_link_flaps", port, what) for port in _read(ports) for what in _flaps(port)]
 
 
 def _read(ports: Iterable[Port]) -> list[Port]:
@@ -199,8 +196,3 @@ def _flaps(port: Port) -> Iterator[str]:
     days = max(1.0, minutes / MINUTES_A_DAY)
     if downs >= LINK_DOWNS_A_DAY * days:
         yield f"its link went down {downs:.0f} times in {minutes:,.0f} minutes"
-
-
-def _cable_fault(code: str, port: Port, what: str) -> Fault:
-    cable = f" ({port['cable']})" if port["cable"] else ""
-    return Fault(code, (THIS_NODE,), f"{port['port']}{cable}: {what}")

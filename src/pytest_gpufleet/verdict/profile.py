@@ -174,10 +174,6 @@ def _limit(table: Table, metrics: Mapping[str, Metric], given: bool) -> Limit:
     )
 
 
-def tolerances(top: Table, metrics: Mapping[str, Metric]) -> tuple[Tolerance, ...]:
-    return tuple(_tolerance(table, metrics) for table in top.tables("tolerance"))
-
-
 def _tolerance(table: Table, metrics: Mapping[str, Metric]) -> Tolerance:
     metric, when = metrics[table.choice("metric", metrics)], table.table("when")
     _check_conditions(metric, when)
@@ -354,7 +350,7 @@ def _load(path: Path, bases: Iterable[Profile], *, given: bool) -> Profile:
         path=path,
         base=base,
         metrics=metrics,
-        tolerances=tolerances(top, metrics),
+        tolerances=tuple(_tolerance(table, metrics) for table in top.tables("tolerance")),
         calibrated_on=tuple(msgspec.convert(run, KnownGood) for run in values.get("calibrated_on", ())),
     )
 

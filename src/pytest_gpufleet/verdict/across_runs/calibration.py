@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from functools import cache
 from itertools import chain
 from statistics import NormalDist, fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import Condition
@@ -39,8 +39,7 @@ PORTION, CONFIDENCE = 0.999, 0.95
 STEPS, HALVINGS = 400, 40
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """Of one GPU of any other machine: `mean` less (or more) `k` times `s` is what 99.9 % of them reach, with a
     confidence of 95 %. `k` is None where one machine says nothing of how machines differ."""
 
@@ -269,11 +268,10 @@ def _disagreement(one: _Known) -> str:
     return ""
 
 
-def _interval(one: _Known) -> tuple[float, float, float | None]:
+def _interval(one: _Known) -> Interval:
     values = [list(of_gpus.values()) for of_gpus in one.by_machine.values()]
     mean = fmean(value for machine in values for of_gpu in machine for value in of_gpu)
-    found = interval(values, FLOOR * _scale(one.figure, mean))
-    return found.mean, found.s, found.k
+    return interval(values, FLOOR * _scale(one.figure, mean))
 
 
 def _scale(figure: Figure, mean: float) -> float:

@@ -181,16 +181,12 @@ def _verdict(
 def _by_kind(gaps: Sequence[Gap]) -> list[str]:
     reasons: list[str] = []
     for kind, told in TOLD.items():
-        of_kind = [gap for gap in gaps if gap.kind == kind]
-        names = list(dict.fromkeys(host for gap in of_kind for host in gap.hosts))
-        if of_kind:
+        if of_kind := [gap for gap in gaps if gap.kind == kind]:
+            who = _hosts(list(dict.fromkeys(host for gap in of_kind for host in gap.hosts)), verb=False)
             told_why = kind in ("between nodes", "run otherwise")
-            who, which = _hosts(names, verb=False), list(dict.fromkeys(gap.what for gap in of_kind))
-            if not told_why:
-                reasons.append(Said("{hosts} {are}", hosts=who, are=Said(told)))
-            else:
-                why = Listed(which, "; ")
-                reasons.append(Said("{hosts} {are}: {why}", hosts=who, are=Said(told), why=why))
+            why = Listed(dict.fromkeys(gap.what for gap in of_kind), "; ")
+            text = "{hosts} {are}: {why}" if told_why else "{hosts} {are}"
+            reasons.append(Said(text, hosts=who, are=Said(told), why=why))
     return reasons
 
 
