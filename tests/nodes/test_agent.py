@@ -4,8 +4,10 @@ import json
 import os
 import pickle
 import resource
+import select
 import signal
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.nodes import same_install
+from pytest_gpufleet.nodes.agent import Aside
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.messages import (
     Beat,
@@ -338,3 +341,30 @@ def test_ranks_have_an_interface_each_and_as_many_open_files_as_there_can_be(tmp
 def of_the_system(rank):
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return *(os.environ[name] for name in names), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def take_in(aside, until):
+    while not until():
+        assert select.select([aside], [], [], 60)[0]
+        aside.take_in()
+
+
+def test_what_never_comes_back_holds_up_its_own_thread_alone():
+    aside, stuck, done = Aside(), threading.Event(), []
+    try:
+        aside.do("node", stuck.wait)
+        aside.do("node", lambda: "after it", done.append)
+        aside.do("ranks", lambda: "beside it", done.append)
+        take_in(aside, lambda: aside.idle("ranks"))
+        assert (done, aside.idle("node")) == (["beside it"], False)
+    finally:
+        stuck.set()
+    take_in(aside, lambda: aside.idle("node"))
+    assert done == ["beside it", "after it"]
+
+
+def test_what_work_raises_is_raised_where_its_result_is_taken_in():
+    aside = Aside()
+    aside.do("node", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        take_in(aside, lambda: False)

@@ -1,6 +1,7 @@
-"""Nodes that take no part, or do not answer any more, after their own runs."""
+"""What a run on many nodes stands on; nodes that take no part, or do not answer any more, after their own runs."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +10,12 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeFound
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Unavailable
+from pytest_gpufleet.model.gpu import GpuTopology, Unavailable
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.nodes.cluster import Lost, Trouble
 from pytest_gpufleet.nodes.messages import CheckHealth, Health, Hello, Lock, ReadHost, RunSuite
 from pytest_gpufleet.run import node_runs
-from pytest_gpufleet.run.cluster_run import ClusterRun
+from pytest_gpufleet.run.cluster_run import ClusterGround, ClusterRun
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.settings import Options
 from tests.nodes.fake_transport import hello
@@ -159,3 +160,28 @@ def test_a_node_that_is_lost_while_its_report_is_brought_here_is_named(cluster, 
     (lost, of), (told, content) = run.said
     assert (lost, of) == ("node_lost", {"node": 2, "why": "its agent died by SIGKILL"})
     assert (told, content["fault"]["name"], content["fault"]["subjects"]) == ("fault", "node_lost", ["node2"])
+
+
+BUSES = ("00000000:0A:00.0", "")  # the second does not answer
+
+
+@pytest.mark.parametrize(("kernels", "there"), [(("a", "a"), 2), (("a", "b"), 4), ((None, None), 4)])
+def test_the_gpus_of_a_host_that_is_two_nodes_are_there_once(kernels, there):
+    hellos = {
+        node: hello(node, present=BUSES, machine={"boot_id": kernel} if kernel else {})
+        for node, kernel in enumerate(kernels)
+    }
+    assert ClusterGround({0: "gf0", 1: "gf1"}, hellos, rehearsed=0).gpus_present == there
+
+
+def test_a_machine_of_a_node_knows_how_long_ago_it_was_read_by_whatever_clock_its_node_has(monkeypatch):
+    ground = ClusterGround({0: "gf0"}, {0: hello(clock=4e9)}, rehearsed=0)
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + 600)
+    assert ground.machines[0].seconds_ago >= 600
+
+
+def test_why_there_are_no_gpus_is_what_nodes_say_that_were_heard():
+    absent = GpuTopology(absent="--rehearse was given")
+    ground = ClusterGround({0: "gf0", 1: "gf1"}, {0: hello(topology=absent)}, rehearsed=2)
+    assert (ground.why, ground.topologies[1].absent) == ("--rehearse was given", "its agent was never heard")
