@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.probes import burn_in
 from pytest_gpufleet.probes.burn_in import Turn
 from pytest_gpufleet.report.terminal import progress
+from pytest_gpufleet.run.settings import duration
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
 from pytest_gpufleet.verdict.verdict import conclude
@@ -126,10 +128,15 @@ def test_a_terminal_shows_how_far_it_is_by_lines_or_by_the_table(drawn):
 
 
 @pytest.mark.parametrize("text", ["", "15", "m", "0m", "1.5h", "-3m", "15 m", "15w"])
-def test_what_is_no_duration(run_pytest, text):
-    run = run_pytest(BURN_IN, "--rehearse", f"--fleet-burn-in={text}")
+def test_what_is_no_duration(text):
+    with pytest.raises(ArgumentTypeError, match="is no duration: write a whole number and s, m, h or d, like 15m or"):
+        duration(text)
+
+
+def test_what_is_no_duration_is_a_mistake_of_whoever_called(run_pytest):
+    run = run_pytest(BURN_IN, "--rehearse", "--fleet-burn-in=15")
     assert run.status == 4
-    assert f"{text!r} is no duration: write a whole number and s, m, h or d, like 15m or 72h" in run.text
+    assert "'15' is no duration" in run.text
 
 
 def test_it_belongs_to_its_level(run_pytest):

@@ -41,7 +41,6 @@ CUSTOM = ', workload = "custom"'
     ("option", "sentence"),
     [
         ("--resnet-model=resnet34", "argument --resnet-model: invalid choice: 'resnet34'"),
-        ("--resnet-batch=0", "argument --resnet-batch: '0' is not a whole number, 1 or more"),
         ("--resnet-batch=1e3", "argument --resnet-batch: '1e3' is not a whole number, 1 or more"),
         ("--resnet-steps=-1", "argument --resnet-steps: '-1' is not a whole number, 1 or more"),
         ("--resnet-warm-up=none", "argument --resnet-warm-up: 'none' is not a whole number, 1 or more"),
@@ -65,25 +64,20 @@ def test_what_may_be_asked_is_what_can_be_done():
 
 def test_options_reach_the_ranks_and_stand_beside_the_figure(run_pytest):
     asked = ["--resnet-batch=4", "--resnet-steps=3", "--resnet-warm-up=1", "--resnet-optimizer=adamw"]
-    run = run_pytest(f"{RESNET}::test_each_gpu_alone", *OPTIONS, *asked)
-    (finding,) = run.record.findings
-    assert dict(finding.measurement.conditions) == {
+    checks = (f"{RESNET}::{name}" for name in ("test_each_gpu_alone", "test_training_fed_by_a_data_loader"))
+    run = run_pytest(*checks, *OPTIONS, "--fleet-level=burnin", "--resnet-workers=1", *asked)
+    alone, fed = (finding.measurement for finding in run.record.findings)
+    conditions = {
         "model": "resnet10",
         "recipe": "amp",
-        "ranks": 1,
         "batch": 4,
         "image": 32,
         "optimizer": "adamw",
         "workload": "custom",
     }
-
-
-def test_loader_workers_are_as_many_as_asked(run_pytest):
-    check = f"{RESNET}::test_training_fed_by_a_data_loader"
-    run = run_pytest(check, "--rehearse=1", "--fleet-dir=runs", "--fleet-level=burnin", "--resnet-workers=1")
-    (finding,) = run.record.findings
-    assert finding.measurement.details["workers"] == "1 a GPU"
-    assert finding.measurement.conditions["workload"] == "custom"
+    assert dict(alone.conditions) == {**conditions, "ranks": 1}
+    assert dict(fed.conditions) == {**conditions, "ranks": 2}
+    assert fed.details["workers"] == "1 a GPU"
 
 
 def test_only_a_limit_for_other_work_judges_it(tmp_path):

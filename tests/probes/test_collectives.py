@@ -1,6 +1,9 @@
 """Bandwidth and latency of collectives on CPU ranks: what is counted, and under which conditions it is told."""
 
+from __future__ import annotations
+
 import json
+import math
 
 import pytest
 
@@ -10,6 +13,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.probes.collectives.speed import buffer_bytes
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
+from pytest_gpufleet.probes.collectives.under_load import beside
 from pytest_gpufleet.probes.timing import plan
 from pytest_gpufleet.verdict.judgement import judge
 from tests.conftest import INNER
@@ -103,3 +107,21 @@ def test_figures_say_what_they_were_measured_with(fleet):
     }  # fmt: skip
     assert {conditions["method"] for _, conditions in told} == {"eager"}  # CPU ranks have no graphs
     assert told[-1][1]["in_place"] is True
+
+
+# ---------------------------------------------------------------- works that run at once
+
+
+@pytest.mark.parametrize(("own", "others", "seconds"), [
+    # The other ends in the midst of the third.
+    ([0.0, 2.0, 4.0, 5.0, 6.0], [0.0, 1.0, 2.0, 3.0, 4.5], 2.0),
+    # The other begins in the midst of the first.
+    ([0.0, 1.0, 3.0, 5.0], [0.5, 5.5], 2.0),
+    ([0.0, 1.0, 2.0, 3.0], [0.0, 10.0], 1.0),
+])  # fmt: skip
+def test_what_ran_alone_does_not_count(own, others, seconds):
+    assert beside(own, others) == seconds
+
+
+def test_of_works_that_never_met_there_is_no_figure():
+    assert math.isnan(beside([0.0, 1.0, 2.0], [3.0, 4.0]))

@@ -10,6 +10,7 @@ import torch
 from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.probes.training import cuda_graph
 from pytest_gpufleet.probes.training.recipes import USUAL, Workload, plan
+from tests.conftest import INNER
 
 RANK = SimpleNamespace(device=torch.device("cpu"))
 
@@ -92,3 +93,14 @@ def test_kernels_that_compute_otherwise_than_torch_are_not_used(monkeypatch, off
         with pytest.raises(raised):
             use_kernels()
     assert bool(fused) == (raised is None)
+
+
+# ---------------------------------------------------------------- the kernels of recipe peak compute what torch does
+
+
+def test_fused_kernels_compute_what_torch_does(run_fresh):
+    pytest.importorskip("triton")
+    # Triton reads the variable when it is imported.
+    run = run_fresh("test_inner.py", files={"test_inner.py": INNER / "fused_network.py"}, TRITON_INTERPRET="1")
+    assert run.status == 0, run.text
+    assert "5 passed" in run.text

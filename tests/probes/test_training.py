@@ -1,20 +1,27 @@
 """How ResNets are trained and timed: on real ranks, some of them slowed down on purpose."""
 
+from __future__ import annotations
+
 import re
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pytest_gpufleet.model.conditions import EACH_ALONE
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import scaling_efficiency
 from pytest_gpufleet.probes.training.loader import bound
-from pytest_gpufleet.probes.training.recipes import Workload, plan
+from pytest_gpufleet.probes.training.loop import Lap, precision, utilization
+from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
 from pytest_gpufleet.probes.training.sweep import Filled, largest, within_memory
 from tests.conftest import INNER
+from tests.hardware.fake_nvml import FakeNvml, switched
 
 TRAINING = INNER / "training_on_ranks.py"
 
@@ -92,3 +99,42 @@ def test_out_of_memory_is_an_answer(error, is_answer):
     with nullcontext() if is_answer else pytest.raises(RuntimeError, match=str(error)):
         assert within_memory(attempt, torch.device("cpu")) is None
     assert within_memory(lambda: 5, torch.device("cpu")) == 5
+
+
+# ---------------------------------------------------------------- the search for algorithms
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_all_but_tf32_search_where_the_work_allows_it(recipe):
+    before = torch.backends.cudnn.benchmark
+    for allowed in (True, False):
+        with precision(RECIPES[recipe], benchmark=allowed):
+            assert torch.backends.cudnn.benchmark == (allowed and recipe != "tf32")
+    assert torch.backends.cudnn.benchmark == before
+
+
+# ---------------------------------------------------------------- how busy a GPU is while it trains
+
+
+LAP = Lap(seconds=2.0, steps=(1.0, 1.0), loss=0.1, processor_seconds=0.5)
+
+
+def on(machine: FakeNvml, index: int, monkeypatch: pytest.MonkeyPatch) -> float | None:
+    monkeypatch.setitem(sys.modules, "pynvml", machine)
+    told = utilization(SimpleNamespace(gpu=Gpu(index, {"uuid": machine.cards[index].uuid})), LAP)
+    assert machine.sessions == 0
+    return told
+
+
+def test_of_a_gpu_it_is_what_nvml_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = switched(8)
+    assert [on(machine, index, monkeypatch) for index in (0, 7)] == [0.0, 0.7]
+
+
+def test_of_a_gpu_that_does_not_tell_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on(switched(8, unsupported=("nvmlDeviceGetUtilizationRates",)), 1, monkeypatch) is None
+
+
+@pytest.mark.parametrize(("computed", "share"), [(0.5, 0.25), (7.0, 1.0)])  # of several cores it is not more than all
+def test_of_a_cpu_rank_it_is_its_share_of_a_core(computed: float, share: float) -> None:
+    assert utilization(SimpleNamespace(gpu=None), Lap(2.0, (1.0, 1.0), 0.1, computed)) == share

@@ -1,10 +1,11 @@
-"""Shards of DistributedSampler: what is right about them is documented, and what is wrong is told of the rank."""
+"""What the checks of training share: shards of DistributedSampler, and copies that differ between ranks."""
 
 import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
 from pytest_gpufleet.probes.training.correctness import EPOCHS, sampler_errors
+from tests.conftest import INNER
 
 
 def shards(ranks, samples, drop_last=False):
@@ -56,3 +57,12 @@ def test_epochs_of_one_order():
     assert sampler_errors(given, 100, drop_last=False) == [
         f"rank {rank}: epoch 0 is another one when it comes again" for rank in (0, 1)
     ]
+
+
+# ---------------------------------------------------------------- copies that differ between ranks: which rank is named
+
+
+def test_who_differs(fleet):
+    run = fleet(INNER / "differing_replicas.py", ranks=4)
+    assert run.status == 0, run.text
+    assert list(run.outcomes.values()) == ["passed"] * 3
