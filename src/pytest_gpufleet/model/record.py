@@ -143,8 +143,10 @@ class Record:
                 self.run = event
             case TopologyFound():
                 self._place(event.nodes)
-            case ProfileGiven() | OrderGiven():
-                self._take(event)
+            case ProfileGiven():
+                self.profile = event.profile
+            case OrderGiven():
+                self.order = event.order
             case MachineRead() | HostFact():
                 self._learn(event)
             case NodeLost() | NodeLeftOut() | NodeFinished():
@@ -165,9 +167,13 @@ class Record:
             case LossesTold():
                 self.losses.append(event)
             case FaultFound() | Noticed():
-                self._accuse(event)
+                heard = self.noticed if isinstance(event, Noticed) else self.faults
+                found = event.fault.of_this_version()
+                heard.append(replace(found, what=f"{found.what}{event.where}"))
             case CheckFinished(check=check):
-                self._finish(check, event.seconds)
+                self.checks[check.id] = check
+                if check.id in self._begun:
+                    self.spans.append((check.id, self._begun[check.id], event.seconds))
             case SuiteSeen():
                 self._see(event)
             case Session():
@@ -179,21 +185,10 @@ class Record:
             case Verdict():
                 self._end(event)
 
-    def _accuse(self, event: FaultFound | Noticed) -> None:
-        found = event.fault.of_this_version()
-        heard = self.noticed if isinstance(event, Noticed) else self.faults
-        heard.append(replace(found, what=f"{found.what}{event.where}"))
-
     def _end(self, verdict: Verdict) -> None:
         self.verdict, self.reasons = verdict.verdict, list(verdict.reasons)
         self.broken, self.exit_status = verdict.broken, verdict.exit_status
         self.ended, self.lasted = verdict.t, verdict.lasted
-
-    def _take(self, given: ProfileGiven | OrderGiven) -> None:
-        if isinstance(given, ProfileGiven):
-            self.profile = given.profile
-        else:
-            self.order = given.order
 
     def _place(self, nodes: list[GpuTopology]) -> None:
         self.topologies = self._by_node(nodes)
@@ -226,11 +221,6 @@ class Record:
         self.altered += [f"{name}{suite.where}" for name in suite.altered]
         if suite.manifest and not suite.in_run:
             self.manifest = suite.manifest
-
-    def _finish(self, check: Check, at: float) -> None:
-        self.checks[check.id] = check
-        if check.id in self._begun:
-            self.spans.append((check.id, self._begun[check.id], at))
 
     def _keep(self, sample: Sample) -> None:
         """Telemetry for the plots: of a run of days every second sample, every fourth, and so on. The file has all."""
