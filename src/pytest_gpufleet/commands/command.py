@@ -109,11 +109,15 @@ class Command:
     passes_on: bool = False
 
 
-def check_output(output: Path | None, inputs: Iterable[Path | None] = (), new: bool = False) -> None:
+def check_output(
+    output: Path | None, inputs: Iterable[Path | None] = (), new: bool = False, folders: Sequence[RunFolder] = ()
+) -> None:
     """Refused if `output` is a file that only a run itself writes, or one of the `inputs` of a command, or there
-    already where it has to be `new`."""
+    already where it has to be `new`, or one file for several `folders`."""
     if output is None:
         return
+    if len(folders) > 1:
+        raise Refused(f"-o {output} is one file, and {len(folders)} folders were given: name one")
     target = output.resolve()
     # A judgement in the place of a report that is missing would be taken for it.
     left = target.name in (EVIDENCE, SUMMARY, REPORT, JUNIT) or target.name.startswith(SIGNED_BY)
@@ -197,9 +201,3 @@ def for_each(folders: Sequence[RunFolder], work: Callable[[RunFolder], Done], as
 
 def _badness(status: int) -> int:
     return STATUSES.index(status) if status in STATUSES else len(STATUSES)
-
-
-def check_one(folders: Sequence[RunFolder], output: Path | None) -> None:
-    """Refused if several folders were given, and one file to write."""
-    if output is not None and len(folders) > 1:
-        raise Refused(f"-o {output} is one file, and {len(folders)} folders were given: name one")

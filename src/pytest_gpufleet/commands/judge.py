@@ -24,8 +24,7 @@ from pytest_gpufleet.verdict.verdict import ended
 
 
 def _judge_all(given: argparse.Namespace) -> int:
-    command.check_output(given.output, [given.fleet_profile])
-    command.check_one(given.folders, given.output)
+    command.check_output(given.output, [given.fleet_profile], folders=given.folders)
     return command.for_each(given.folders, partial(_judge, given), given.json)
 
 
@@ -95,8 +94,7 @@ JUDGE = command.Command(
 
 
 def _make_again(given: argparse.Namespace) -> int:
-    command.check_output(given.output)
-    command.check_one(given.folders, given.output)
+    command.check_output(given.output, folders=given.folders)
     return command.for_each(given.folders, partial(_again, given.output, given.language), given.json)
 
 

@@ -274,12 +274,12 @@ def diagnose(engine: Engine, specs: Sequence[RankSpec], call: Call, answers: Ans
     arrivals = [arrival for members in call.groups for arrival in _arrivals(members, traces, missing)]
     reports = [_report(specs[rank], answers, traces) for rank in ranks]
     # Of those that hang, first the ones that others wait for.
-    late = {rank for arrival in arrivals for rank in arrival.late}
+    late = {rank for _, missed in arrivals for rank in missed}
     reports.sort(key=lambda report: (ORDER[report.state], report.seconds, report.rank not in late, report.rank))
     what, notes = call.name, []
     if kind == "hang":
         what = f"{what}: no answer within {timeout:g} s from {ranks_text(missing)}"
-        notes = [arrival.text for arrival in arrivals]
+        notes = [text for text, _ in arrivals]
     failure = failure_type(answers.outcomes[reports[0].rank].error_type) if kind == "exception" else RankFailure
     return failure(kind, what, tuple(reports), tuple(notes))
 
@@ -300,17 +300,9 @@ def _report(spec: RankSpec, answers: Answers, traces: Mapping[int, Trace]) -> Ra
     return seen("running", trace.state, phase_seconds=trace.seconds)
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """Who has come to the last collective of a group, and the ranks that have not."""
-
-    text: str
-    late: tuple[int, ...]
-
-
-def _arrivals(members: Members, traces: Mapping[int, Trace], missing: Iterable[int]) -> Iterator[Arrival]:
-    """As torch.distributed and as torch's flight recorder saw it, as far as they did; nothing of a group of which every
-    rank has answered."""
+def _arrivals(members: Members, traces: Mapping[int, Trace], missing: Iterable[int]) -> Iterator[tuple[str, list[int]]]:
+    """Who has come to the last collective of a group, and the ranks that have not: as torch.distributed and as torch's
+    flight recorder saw it, as far as they did; nothing of a group of which every rank has answered."""
     if not {*members} & {*missing}:
         return
     known = {rank: traces[rank] for rank in members if rank in traces}
@@ -323,16 +315,16 @@ def _arrivals(members: Members, traces: Mapping[int, Trace], missing: Iterable[i
             yield _arrival(source, last)
 
 
-def _arrival(source: str, last: Mapping[int, tuple[str, int]]) -> Arrival:
+def _arrival(source: str, last: Mapping[int, tuple[str, int]]) -> tuple[str, list[int]]:
     furthest = max(number for _, number in last.values())
     names = sorted({name for name, number in last.values() if number == furthest})
-    late = tuple(rank for rank, (_, number) in last.items() if number < furthest)
+    late = [rank for rank, (_, number) in last.items() if number < furthest]
     text = f"{source}: {ranks_text(last.keys() - late)} arrived at collective number {furthest} ({' / '.join(names)})"
     for number in sorted({last[rank][1] for rank in late}):
         here = [rank for rank in late if last[rank][1] == number]
         where = f"only at number {number} ({last[here[0]][0]})" if number else "at none"
         text += f"; {ranks_text(here)} did not: {where}"
-    return Arrival(text, late)
+    return text, late
 
 
 def _summary(outcome: Outcome) -> str:
