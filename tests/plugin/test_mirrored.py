@@ -1,4 +1,4 @@
-"""What a check of one machine comes to over all nodes, by what these have told."""
+"""What pytest on a node is told, and what a check of one machine comes to over all nodes, by what these have told."""
 
 from contextlib import suppress
 from types import SimpleNamespace
@@ -56,3 +56,19 @@ def node(tmp_path):
 def test_a_node_is_lost_at_the_check_at_which_it_was_whether_it_had_done_it_or_did_so_later(see, node):
     assert see(node(0), node(1, done=False, lost=True)) == [("node_lost", "node1")]
     assert see(node(0), node(1, lost=True)) == [("node_lost", "node1")]
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        (["acceptance/", "--nodes", "16", "--gpus", "8"], []),
+        (["--nodes=16", "--gpus=8", "--rehearse", "--rehearse=2", "--fleet-insecure"], []),
+        (["--fleet-level", "quick", "--fleet-basis=published"], ["--fleet-level", "quick", "--fleet-basis=published"]),
+        (["-x", "-v", "--maxfail", "3", "--mine", "yes"], ["-v", "--mine", "yes"]),
+        (["-k", "links", "-kslow", "-m", "not slow", "--deselect", "a.py::b"], []),
+        (["-p", "ours", "-W", "error", "-o", "a=b"], ["-p", "ours", "-W", "error", "-o", "a=b"]),
+        (["-c", "site.ini", "--rootdir", "/x", "--html=a.html", "--lf", "--pdb"], []),
+    ],
+)
+def test_what_is_about_all_nodes_or_about_what_to_run_is_left_out(given, left):
+    assert [*mirrored.kept(given, {"acceptance/"})] == left

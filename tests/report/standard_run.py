@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profile import Profile
 from tests import runs
 
-ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 GPUS = range(8)
 PAIRS = [Pair(gpu(i), gpu(j)) for i in GPUS for j in GPUS if i != j]
 START = 1795166043.0
@@ -179,18 +176,6 @@ def compared(topology: GpuTopology) -> list[Finding]:
     return run.findings
 
 
-@cache
-def described() -> dict[str, tuple[str, str]]:
-    """Title and text of every check of the suite, from its docstring."""
-    docs = {}
-    for path in ACCEPTANCE.glob("test_*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                title, _, doc = (ast.get_docstring(node) or "").partition("\n")
-                docs[f"{path.name}::{node.name}"] = title, doc.strip()
-    return docs
-
-
 def checks(run: Run, failed: dict[str, str]) -> list[Check]:
     """Every check that level standard requires, and those that made the figures; `failed` with their messages."""
     ids = dict.fromkeys((*(finding.check for finding in run.findings), *failed))
@@ -204,11 +189,11 @@ def checks(run: Run, failed: dict[str, str]) -> list[Check]:
 
 
 def _check(check: str, message: str | None, failed_by: FailedBy) -> Check:
-    title, doc = described().get(levels.check_name(check), ("", ""))
-    title = title or check.partition("::")[2].partition("[")[0].removeprefix("test_").replace("_", " ")
+    known = shipped().checks.get(levels.check_name(check))
+    title = known.title if known else check.partition("::")[2].removeprefix("test_").replace("_", " ")
     if message is None:
-        return Check(check, "passed", 1.4, title, doc)
-    return Check(check, "failed", 1.4, title, doc, message, failed_by=failed_by)
+        return Check(check, "passed", 1.4, title)
+    return Check(check, "failed", 1.4, title, "", message, failed_by=failed_by)
 
 
 def telemetry(seconds: int) -> Iterator[dict[str, Any]]:

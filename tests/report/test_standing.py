@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, Pair, Place, Where, gpu
 from pytest_gpufleet.model.place import read as read_place
-from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.failures import Accused, accused
 from pytest_gpufleet.report.gpu_grid import groups, standings
@@ -146,28 +145,7 @@ def test_what_all_ranks_missed_together_marks_the_machine(record_of: RecordOf) -
     assert "None of them points to a single GPU" in why(record)
 
 
-NEIGHBOUR = Path(__file__).parents[1] / "recorded" / "h200x4-neighbour" / "evidence.jsonl"
 XID = "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log"
-
-
-def test_a_neighbour_is_to_be_ended_and_no_gpu_to_be_replaced() -> None:
-    """The words of the page, and what a program reads of it."""
-    record = read(NEIGHBOUR)
-    page = Page(html(record)).text
-    assert "GPU 0: process 8833 (python3), 0.5 GiB; GPU 2: process 8833 (python3), 0.9 GiB" in page
-    assert "lists it; in a container it may belong to another one) and run again. Nothing here speaks against" in page
-    assert page.count("Until then this says nothing against the hardware.") == 4
-    assert "eplace" not in page
-
-    told = document(record, "0" * 64).faults
-    neighbours = [fault for fault in told if fault.name == "foreign_process"]
-    assert {(fault.code, fault.action, *fault.subjects) for fault in neighbours} == {
-        (106, "CONFIG", "gpu0"),
-        (106, "CONFIG", "gpu2"),
-    }
-    others = [fault for fault in told if fault.name != "foreign_process"]
-    assert {fault.category for fault in others} == {"performance"}
-    assert all(fault.explained_by == (106,) for fault in others)
 
 
 @pytest.mark.parametrize(

@@ -67,27 +67,22 @@ def test_a_plot_for_each_quantity_with_a_line_for_each_gpu_and_the_files_of_test
         assert svg.startswith('<svg role="img" aria-label="')
         assert "currentColor" in svg
         assert "#ffffff" not in svg
+        assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= set(re.findall(r'\bid="([^"]+)"', svg))
+    ids = [each for _, svg in drawn for each in set(re.findall(r'\bid="([^"]+)"', svg))]
+    assert len(ids) == len(set(ids))
+    assert drawn[0] == svgs(samples(301), PLACES, checks(7, 12, 300))[0]  # whenever it is drawn
     labels = [svg.split('"')[3] for _, svg in drawn]
     assert labels[1] == "GPU memory used of 8 GPUs over 5:00 (minutes:seconds): 64 GiB to 64 GiB"
     assert labels[6].endswith("1,500 MB/s to 1,500 MB/s")
 
 
-def test_drawings_are_repeatable_and_share_no_ids() -> None:
-    drawn = svgs(samples(20), PLACES, checks(3, 2, 19))
-    assert drawn == svgs(samples(20), PLACES, checks(3, 2, 19))
-    ids = [each for _, svg in drawn for each in set(re.findall(r'\bid="([^"]+)"', svg))]
-    assert len(ids) == len(set(ids))
-    for _, svg in drawn:
-        assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= set(ids)
-
-
 def test_a_long_run_stays_small_and_keeps_its_peaks() -> None:
-    run = samples(40_000)
-    for index, sample in enumerate(run):
-        for one in sample["gpus"]:
-            one["power_watts"] = 600 + index % 7
-    run[12_345]["gpus"][5] = gpu(power_watts=699)
-    run[23_456]["gpus"][2] = gpu(power_watts=88)
+    run: list[dict[str, Any]] = [
+        {"time": START + second, "gpus": [{"power_watts": 600 + second % 7} for _ in PLACES]}
+        for second in range(40_000)
+    ]
+    run[12_345]["gpus"][5] = {"power_watts": 699}
+    run[23_456]["gpus"][2] = {"power_watts": 88}
     svg = dict(svgs(run, PLACES, []))["Power"]
     assert ": 88 W to 699 W" in svg.split('"')[3]
     assert max(path.count("L") for path in re.findall(r' d="([^"]+)"', svg)) <= 600

@@ -1,10 +1,12 @@
-"""Training by the number of GPUs, as tables."""
+"""Training by the number of GPUs, as tables, and where efficiency is lost: from figures alone."""
+
+import pytest
 
 from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, gpu
-from pytest_gpufleet.report.page.training_tables import EPOCH_IMAGES, training_tables
+from pytest_gpufleet.report.page.training_tables import EPOCH_IMAGES, efficiency_losses, training_tables
 from pytest_gpufleet.report.wording import says
 
 WORK = {"model": "resnet50", "recipe": "amp", "image": 224}
@@ -105,3 +107,41 @@ def test_nothing_without_an_efficiency_and_no_epoch_without_a_rate():
     assert training_tables([finding("train_throughput", 100.0, ranks=8, batch=64)]) == []
     (table,) = training_tables(swept(64, 0.0, n8=0.0))
     assert table.rows[0].cells[-1].text == ""
+
+
+def trained(alone, together, share, ranks=4):
+    each = {gpu(index): rate for index, rate in enumerate(alone)}
+    figures = (
+        Measurement("solo_train_throughput", each, {**WORK, "batch": 256, "ranks": 1}),
+        Measurement("train_throughput", {WORLD: together}, {**WORK, "batch": 256, "ranks": ranks}),
+        Measurement("communication_share", {WORLD: share}, {**WORK, "batch": 256, "ranks": ranks}),
+    )
+    return [Finding("a", figure, "for information") for figure in figures]
+
+
+def test_gradients_take_what_they_take():
+    (losses,) = efficiency_losses(trained([100.0] * 4, 360.0, 0.1))
+    assert (losses.delivered, losses.gradients, losses.imbalance) == pytest.approx((0.9, 0.1, 0.0))
+    assert losses.rest == pytest.approx(0.0)
+
+
+def test_a_slow_gpu_is_named_and_is_no_communication():
+    (losses,) = efficiency_losses(trained([100.0, 100.0, 60.0, 100.0], 240.0, 0.0))
+    assert losses.slowest == gpu(2)
+    assert (losses.delivered, losses.gradients, losses.imbalance) == pytest.approx((240 / 360, 0.0, 120 / 360))
+    (table,) = training_tables(trained([100.0, 100.0, 60.0, 100.0], 240.0, 0.0))
+    assert [cell.below for cell in table.rows[0].cells] == ["", "", "of GPU 2", ""]
+
+
+def test_what_nothing_explains_is_said_to_be_so():
+    (losses,) = efficiency_losses(trained([100.0] * 4, 200.0, 0.0))
+    assert losses.rest == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [trained([100.0] * 4, 360.0, 0.1)[:2], trained([0.0] * 4, 0.0, 0.1), trained([100.0] * 4, 360.0, float("nan")),
+     trained([100.0] * 4, 360.0, 1.0), trained([100.0] * 2, 360.0, 0.1)],
+)  # fmt: skip
+def test_nothing_is_derived_of_figures_that_lack_or_cannot_be(figures):
+    assert efficiency_losses(figures) == []
