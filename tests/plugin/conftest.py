@@ -1,5 +1,5 @@
 """The recorded runs of the report's tests, whose columns are part of the plugin."""
 
-from tests.report.conftest import recorded, rejected
+from tests.report.conftest import bad_gpu, recorded
 
-__all__ = ["recorded", "rejected"]
+__all__ = ["bad_gpu", "recorded"]

@@ -19,8 +19,6 @@ from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.model.place import gpu as gpu_place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page.report_page import summary
 from pytest_gpufleet.run.evidence import Evidence
@@ -55,7 +53,6 @@ HEALTHY = {
     "all_to_all": (269.3, 330.2, 344.2),
 }
 FLOORS = {"all_reduce": 329.4, "all_gather": 325.0, "reduce_scatter": 325.0}
-ALONE = (7562.0, 7548.0, 7570.0, 7555.0, 7541.0, 7566.0, 7559.0, 7550.0)
 
 
 def gpu(index: int) -> Gpu:
@@ -117,29 +114,6 @@ def curves() -> list[Finding]:
     return findings
 
 
-def training(alone: tuple[float, ...] = ALONE, slow: tuple[int, ...] = ()) -> list[Finding]:
-    recipe = {"model": "resnet50", "recipe": "amp", "batch": 256, "image": 224}
-    solo = Measurement(
-        "solo_train_throughput",
-        {f"gpu{index}": value for index, value in enumerate(alone)},
-        {**recipe, "ranks": 1},
-        {f"gpu{index}": (value - 9, value, value + 7) for index, value in enumerate(alone)},
-    )
-    total = Measurement("train_throughput", {"world": 58095.0}, {**recipe, "ranks": 8})
-    efficiency = Measurement("scaling_efficiency", {"world": 0.9603}, {**recipe, "ranks": 8})
-    floors = [
-        minimum("solo_train_throughput", 6800, "images/s", recipe),
-        minimum("train_throughput", 52000, "images/s", recipe),
-        minimum("scaling_efficiency", 0.9, "ratio", recipe),
-    ]
-    peers = {f"gpu{index}": 0.062 for index in slow}
-    return [
-        Finding(TRAINING, solo, "missed" if slow else "met", floors[0], (), peers or None),
-        Finding(TRAINING, total, "met", floors[1]),
-        Finding(TRAINING, efficiency, "met", floors[2]),
-    ]
-
-
 def passed(*ids: str) -> list[Check]:
     return [Check(check, "passed", 1.5, check.split("::")[1].replace("_", " ")) for check in ids]
 
@@ -195,67 +169,6 @@ def written(
         evidence.add("verdict", verdict=verdict, reasons=list(reasons))
     evidence.close()
     return evidence.record
-
-
-def accepted_record(folder: Path) -> Record:
-    findings = [finding for finding in curves() if finding.state != "not judged"]
-    return written(
-        folder,
-        findings=[*findings, *training()],
-        checks=[*INVENTORY, *passed(BANDWIDTH, TRAINING)],
-        verdict="ACCEPTED",
-        reasons=["All 6 required checks of level standard ran, and every judged figure met its limit."],
-    )
-
-
-def rejected_record(folder: Path) -> Record:
-    """GPU 5 is slow alone and drags every all_reduce below its floor; it also lost a link."""
-    good = curves()
-    slow = []
-    for finding in good:
-        conditions = finding.measurement.conditions
-        if conditions["collective"] == "all_reduce" and finding.limit:
-            measurement = Measurement("busbw", {"world": 301.27}, conditions, {"world": (300.9, 301.27, 302.0)})
-            slow.append(Finding(BANDWIDTH, measurement, "missed", finding.limit, (WORLD,)))
-        else:
-            slow.append(finding)
-    alone = tuple(7093.0 if index == 5 else value for index, value in enumerate(ALONE))
-    link = Check(
-        "acceptance/test_1_inventory.py::test_nvlinks_are_up",
-        "failed",
-        0.8,
-        "Every NVLink is active",
-        "Collectives are as fast as the slowest GPU: one dead link slows all eight.\n\n"
-        "What to do: reseat GPU 5's module, look for XID 74 in the kernel log, then replace the module.",
-        "AssertionError: GPU 5 NVIDIA H200, serial 1654324000005, 00000000:85:00.0: 17 of 18 NVLinks active\n"
-        "assert 17 == 18\n +  where 17 = gpu.nvlinks_active",
-        failed_by="other",
-    )
-    dead_link = Fault("nvlink_down", (gpu_place(5),), "17 of 18 NVLinks active", check=link.id)
-    bandwidth = Check(
-        BANDWIDTH,
-        "failed",
-        41.0,
-        "Bus bandwidth of each collective",
-        "Gradients travel by all_reduce: what is missing here is missing in every training step.\n\n"
-        "What to do: look at the links of the GPU that is slow alone.",
-        "LimitMissed: bus bandwidth (all_reduce, 8 GiB): 301.3 GB/s, limit >= 329.4 GB/s",
-        failed_by="limits",
-    )
-    slow_gpu = Check(TRAINING, "failed", 95.0, "Training throughput", "", "LimitMissed: GPU 5", failed_by="limits")
-    log, unread = (
-        "acceptance/test_2_health.py::test_no_grave_xid_in_the_kernel_log",
-        "the kernel log cannot be read: run as root",
-    )
-    skipped = Check(log, "skipped", 0.1, "The kernel log is clean", "", unread)
-    return written(
-        folder,
-        findings=[*slow, *training(alone, slow=(5,))],
-        checks=[*INVENTORY[:3], link, bandwidth, slow_gpu, skipped],
-        faults=[dead_link],
-        verdict="REJECTED",
-        reasons=["3 of 7 checks failed.", "GPU 5 is behind two of them: serial 1654324000005."],
-    )
 
 
 def rehearsal_record(folder: Path) -> Record:
@@ -327,8 +240,6 @@ def bad_gpu_record(folder: Path) -> Record:
 RECORDS = {
     "STANDARD": standard_record,
     "BAD GPU": bad_gpu_record,
-    "ACCEPTED": accepted_record,
-    "REJECTED": rejected_record,
     "REHEARSAL": rehearsal_record,
     "INCOMPLETE": incomplete_record,
 }
@@ -371,7 +282,5 @@ def _fixture(name: str) -> Callable[..., Record]:
 
 standard = _fixture("STANDARD")
 bad_gpu = _fixture("BAD GPU")
-accepted = _fixture("ACCEPTED")
-rejected = _fixture("REJECTED")
 rehearsal = _fixture("REHEARSAL")
 incomplete = _fixture("INCOMPLETE")

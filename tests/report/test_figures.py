@@ -9,7 +9,7 @@ import pytest
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
-from pytest_gpufleet.model.place import Pair, Place
+from pytest_gpufleet.model.place import WORLD, Pair, Place
 from pytest_gpufleet.model.place import read as read_place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.gpu_grid import groups
@@ -55,11 +55,11 @@ def test_a_method_that_all_figures_share_stands_in_the_caption() -> None:
     assert (table.shared, [row.name for row in table.rows]) == ("one window", ["fp64", "fp8"])
 
 
-def test_value_that_rounds_to_its_limit_is_told_apart(rejected: Record) -> None:
-    finding = next(finding for finding in rejected.findings if finding.limit and finding.missed)
-    near = replace(finding.measurement, values={"world": 329.3999}, samples={})
+def test_value_that_rounds_to_its_limit_is_told_apart(bad_gpu: Record) -> None:
+    finding = next(finding for finding in bad_gpu.findings if finding.missed == (WORLD,))
+    near = replace(finding.measurement, values={"world": 286.6499}, samples={})
     ((row,),) = (table.rows for table in figure_tables([replace(finding, measurement=near)], Sources()))
-    assert (row.cells[0].text, row.cells[1].text) == ("329.3999", "≥ 329.4")
+    assert (row.cells[0].text, row.cells[1].text) == ("286.6499", "≥ 286.65")
 
 
 def test_nan_is_the_worst_place() -> None:

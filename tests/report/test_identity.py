@@ -17,12 +17,12 @@ GIVEN = {"technician": "J. Roe", "cost_centre": "88", "order": "4711", "remarks"
 
 
 @pytest.fixture
-def noted(accepted: Record) -> Record:
+def noted(standard: Record) -> Record:
     node = NodeFound(0, "node7", "ABC123")
-    accepted.run = msgspec.structs.replace(accepted.run, notes=GIVEN, commit="0123abcd-dirty", nodes=(node,))
-    accepted.machines = {0: HostFound(host={"dmi": {"vendor": "Dell Inc.", "product": "PowerEdge XE9680"}})}
-    accepted.ended, accepted.lasted = "2026-11-20T09:45:15+00:00", 1872.0
-    return accepted
+    standard.run = msgspec.structs.replace(standard.run, notes=GIVEN, commit="0123abcd-dirty", nodes=(node,))
+    standard.machines = {0: HostFound(host={"dmi": {"vendor": "Dell Inc.", "product": "PowerEdge XE9680"}})}
+    standard.ended, standard.lasted = "2026-11-20T09:45:15+00:00", 1872.0
+    return standard
 
 
 def test_notes_stand_in_the_head_and_beside_the_signatures(noted: Record) -> None:
@@ -46,10 +46,10 @@ def test_what_is_signed_is_the_first_part_after_the_verdict(noted: Record) -> No
     assert text.index("ACCEPTED") < text.index("Sign-off") < text.index("The GPUs at a glance")
 
 
-def test_a_run_that_says_less_says_nothing_in_its_place(accepted: Record) -> None:
-    accepted.run = msgspec.structs.replace(accepted.run, nodes=(), notes={}, commit="")
-    accepted.machines, accepted.ended = {}, ""
-    signed = dict(machine_section.signed(accepted))
+def test_a_run_that_says_less_says_nothing_in_its_place(standard: Record) -> None:
+    standard.run = msgspec.structs.replace(standard.run, nodes=(), notes={}, commit="")
+    standard.machines, standard.ended = {}, ""
+    signed = dict(machine_section.signed(standard))
     assert not {"Machine", "Order number"} & set(signed)
     assert signed["Time"].endswith("not ended")
     assert "commit" not in signed["Suite"]

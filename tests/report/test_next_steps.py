@@ -67,9 +67,9 @@ def test_where_the_folder_is_known_it_is_named(standard: Record) -> None:
     assert f"  {standard.run.command} --fleet-resume 'reports/node 7'" in told
 
 
-def test_nothing_is_to_be_typed_where_nothing_is_open(accepted: Record, rejected: Record, rehearsal: Record) -> None:
-    assert commands(accepted) == commands(rejected) == commands(rehearsal) == []
-    assert "What to type next" not in summary(accepted)
+def test_nothing_is_to_be_typed_where_nothing_is_open(standard: Record, bad_gpu: Record, rehearsal: Record) -> None:
+    assert commands(standard) == commands(bad_gpu) == commands(rehearsal) == []
+    assert "What to type next" not in summary(standard)
 
 
 def test_page_and_terminal_have_the_same_command(left_out: Record) -> None:

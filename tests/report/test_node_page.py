@@ -96,8 +96,8 @@ def test_what_is_told_of_nodes_is_told_in_chinese_too(faulty: tuple[Record, Node
     assert "该节点的一条 rail 慢：node-041 rail 2" in text  # noqa: RUF001
 
 
-def test_on_a_phone_nothing_is_cut_off(shown: Page, standard: Record, rejected: Record, tmp_path: Path) -> None:
-    pages = {"nodes": shown.html, "standard": page(standard, ""), "rejected": page(rejected, "")}
+def test_on_a_phone_nothing_is_cut_off(shown: Page, standard: Record, bad_gpu: Record, tmp_path: Path) -> None:
+    pages = {"nodes": shown.html, "standard": page(standard, ""), "bad GPU": page(bad_gpu, "")}
     for name, each in seen(pages, tmp_path, width=400).items():
         assert not each.sticks_out, name
         assert each.narrowest > 300, name  # text is read in lines, not in letters

@@ -84,9 +84,9 @@ def test_the_commonest_reasons_why_checks_do_not_apply_are_told(
     assert "and for 2 other reasons, which the report lists" in told
 
 
-def test_a_level_that_judges_no_figure_does_not_say_that_all_met(accepted: Record) -> None:
-    accepted.findings.clear()
-    told = " ".join(text_of(accepted).split())
+def test_a_level_that_judges_no_figure_does_not_say_that_all_met(standard: Record) -> None:
+    standard.findings.clear()
+    told = " ".join(text_of(standard).split())
     assert "and found nothing wrong. No figure was judged." in told
     assert " 0 " not in told
 

@@ -7,7 +7,7 @@ import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,11 +22,9 @@ from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.verdict.health_rules import sxids, untold, xids_of, xids_of_none
 from pytest_gpufleet.verdict.host_rules import log_rules
+from pytest_gpufleet.verdict.judgement import LimitMissed, set_aside, to_measure_again
 from pytest_gpufleet.verdict.orders import asks, held_against
 from pytest_gpufleet.verdict.port_rules import active
-
-if TYPE_CHECKING:
-    from pytest_gpufleet.verdict.judgement import LimitMissed
 
 
 @dataclass(frozen=True)
@@ -189,8 +187,6 @@ class Judge:
         differ; `on_miss` looks for the cause if one missed. TypeError for what is no Measurement, ValueError for none.
         """
         __tracebackhide__ = True
-        from pytest_gpufleet.verdict.judgement import set_aside, to_measure_again
-
         run, item, shown = self._item.config.stash[RUN], self._item, tuple(shown)
         for each in (*measurements, *shown):
             if not isinstance(each, Measurement):
@@ -232,6 +228,4 @@ def limit_missed(item: pytest.Item) -> LimitMissed | None:
     item.stash[MISSED] = ([], [])
     if not missed:
         return None
-    from pytest_gpufleet.verdict.judgement import LimitMissed
-
     return LimitMissed(missed, item.config.stash[RUN].ground.topology, causes)

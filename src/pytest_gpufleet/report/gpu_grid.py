@@ -100,14 +100,15 @@ def groups(record: Record) -> list[Group]:
 
 # What a cell can say. "affected": in a bad pair with a GPU that is to blame. "unclear": something that all GPUs do
 # together failed, and nothing tells which of them is the cause. "explained": by something that is no fault of this GPU.
+# The gravest first; what several GPUs say of a group is the gravest of it.
 SYMBOLS = {
-    "ok": "✓",
     "failed": "✗",
-    "affected": "!",
-    "explained": "!",
     "unclear": "?",
+    "explained": "!",
+    "affected": "!",
     "not judged": "○",
     "not run": "○",
+    "ok": "✓",
     "": "",
 }
 

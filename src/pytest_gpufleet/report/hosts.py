@@ -26,10 +26,6 @@ from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, by_host, natural
 from pytest_gpufleet.verdict.node_verdicts import one_host_told, unaccepted
 
-# What a cell can say, the gravest first; what several GPUs say of a group is the gravest of it.
-SYMBOLS = {state: gpu_grid.SYMBOLS[state] for state in (
-    "failed", "unclear", "explained", "affected", "not judged", "not run", "ok", "",
-)}  # fmt: skip
 OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
 
 
@@ -136,7 +132,7 @@ def _standing(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[str, str
     record = run.record
     parts, said = groups(record), accused(record)
     rows = gpu_grid.standings(record, parts, said)
-    order = list(SYMBOLS)
+    order = list(gpu_grid.SYMBOLS)
     cells = {
         part.title: min((row.cells[number].state for row in rows), key=order.index) for number, part in enumerate(parts)
     }

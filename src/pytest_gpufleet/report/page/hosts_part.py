@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pytest_gpufleet.model.language import Language, Say, english, some
 from pytest_gpufleet.model.place import on_node
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report import hosts, wording
+from pytest_gpufleet.report import gpu_grid, hosts, wording
 from pytest_gpufleet.report.banner import STAMPS, reasons, why
-from pytest_gpufleet.report.hosts import SYMBOLS, HostRow, as_fleet, columns, counts, host_rows
+from pytest_gpufleet.report.hosts import HostRow, as_fleet, columns, counts, host_rows
 from pytest_gpufleet.report.page.rendering import render
 from pytest_gpufleet.report.page.several_runs import Table, what
 from pytest_gpufleet.report.wording import says
@@ -79,7 +79,7 @@ def hosts_part(
         rows,
         columns(rows),
         [rows[first : first + ROWS_OF_A_MAP] for first in range(0, len(rows), ROWS_OF_A_MAP)],
-        SYMBOLS,
+        gpu_grid.SYMBOLS,
         {row.host: f"fleet-host-{number}" for number, row in enumerate(rows) if row.wrong},
         [_detail(row, say) for row in rows if row.wrong],
         [table for table in (_equality(fleet, noun, say), _odd(rows, say)) if table.rows],

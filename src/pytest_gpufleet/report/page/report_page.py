@@ -19,7 +19,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid, wording
 from pytest_gpufleet.report.banner import next_steps, reasons, stamp, standing, why
 from pytest_gpufleet.report.failures import Accused, Failure, accused, failures
-from pytest_gpufleet.report.gpu_grid import Standing, legend, standings
+from pytest_gpufleet.report.gpu_grid import legend, standings
 from pytest_gpufleet.report.hosts import groups_between, nodes_in_words
 from pytest_gpufleet.report.open_points import gaps, inapplicable, not_applied, not_there_yet
 from pytest_gpufleet.report.page import machine_section, rendering
@@ -98,6 +98,7 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, la
         ours = {check for part in parts for check in (*part.checks, *(each.check for each in part.findings))}
         said = {check: each for check, each in said.items() if check in ours}
     failed = failures(record, said, say)
+    rows = [] if nodes else standings(record, parts, said, say)
     return (
         rendering.templates(language)
         .get_template("summary.html.jinja")
@@ -113,7 +114,8 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, la
             counts=_counts(record, say),
             groups=parts,
             hosts=nodes,
-            **_glance([] if nodes else standings(record, parts, said, say)),
+            standings=rows,
+            legend=legend(rows),
             failures=failed,
             anchors=_anchors(failed),
             sections=[
@@ -133,10 +135,6 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, la
             sha256=sha256,
         )
     )
-
-
-def _glance(rows: Sequence[Standing]) -> dict[str, Any]:
-    return {"standings": rows, "legend": legend(rows)}
 
 
 def _anchors(failed: Sequence[Failure]) -> dict[str, str]:

@@ -93,6 +93,12 @@ def plain(axes: Any) -> Any:
     return axes
 
 
+def look(number: int, size: float = 4) -> dict[str, Any]:
+    """How one of several lines is drawn."""
+    colour, marker = (each[number % len(each)] for each in (COLOURS, MARKERS))
+    return {"color": colour, "marker": marker, "markersize": size, "linewidth": 1.4}
+
+
 def title(axes: Any, text: str) -> None:
     axes.set_title(wording.clean(text), fontsize=9, loc="left", pad=5, fontweight="bold", parse_math=False)
 

@@ -134,9 +134,8 @@ def _svg(
 
 def _draw(axes: Any, line: Sequence[Point], index: int) -> None:
     # Logarithms on a plain axis: matplotlib's own logarithmic axis takes twice as long.
-    colour = canvas.COLOURS[index % len(canvas.COLOURS)]
     xs, ys = [math.log2(size) for size, _, _ in line], [value for _, value, _ in line]
-    axes.plot(xs, ys, color=colour, marker=canvas.MARKERS[index % len(canvas.MARKERS)], markersize=3.5, linewidth=1.4)
+    axes.plot(xs, ys, **canvas.look(index, 3.5))
     for x, (_, value, finding) in zip(xs, line, strict=True):
         if healthy := canvas.healthy_value(finding.limit):
             axes.plot([x], [healthy], "o", markersize=6, markerfacecolor="none", markeredgecolor=canvas.INK,
@@ -145,11 +144,7 @@ def _draw(axes: Any, line: Sequence[Point], index: int) -> None:
 
 
 def _legend(names: Sequence[str], limits: bool, healthy: bool) -> list[Any]:
-    handles = [
-        Line2D([], [], color=canvas.COLOURS[index % len(canvas.COLOURS)], linewidth=1.4, markersize=4,
-               marker=canvas.MARKERS[index % len(canvas.MARKERS)], label=name or "measured")
-        for index, name in enumerate(names)
-    ]  # fmt: skip
+    handles = [Line2D([], [], **canvas.look(index), label=name or "measured") for index, name in enumerate(names)]
     if limits:
         handles.append(canvas.limit_handle())
     if healthy:

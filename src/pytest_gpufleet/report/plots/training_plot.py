@@ -43,7 +43,7 @@ def training_plot(findings: Sequence[Finding], say: Say = english) -> list[tuple
         for each, (axis, panel) in zip(axes, panels.items(), strict=True):
             _draw(each, panel, counts)
             canvas.title(each, AXES[axis])
-        lines = [Line2D([], [], label=name, **_look(number)) for number, name in enumerate(names.values())]
+        lines = [Line2D([], [], label=name, **canvas.look(number)) for number, name in enumerate(names.values())]
         canvas.legend(figure, lines)
         for each in axes[::COLUMNS]:
             canvas.labels(each, y=RATE)
@@ -68,17 +68,12 @@ def _panel_of(rows: Sequence[Row], axis: str) -> Panel:
     return most if len(most) > (axis != "recipe") else {}
 
 
-def _look(number: int) -> Mapping[str, Any]:
-    colour, marker = (each[number % len(each)] for each in (canvas.COLOURS, canvas.MARKERS))
-    return {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.4}
-
-
 def _draw(axes: Any, panel: Panel, counts: Sequence[int]) -> None:
     line = {"linestyle": ""} if any(isinstance(value, str) for value in panel) else {}
     rates = [_drawable(row) for row in panel.values()]
     for number, count in enumerate(counts):
         points = [(at, each[count]) for at, each in enumerate(rates) if count in each]
-        axes.plot([at for at, _ in points], [rate for _, rate in points], **_look(number), **line)
+        axes.plot([at for at, _ in points], [rate for _, rate in points], **canvas.look(number), **line)
     for at, (row, each) in enumerate(zip(panel.values(), rates, strict=True)):
         if row.efficiencies and (most := max(row.efficiencies)) in each:
             text, where = wording.percent(row.efficiencies[most]), (at, each[most])
