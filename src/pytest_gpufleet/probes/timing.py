@@ -185,6 +185,11 @@ def wait(works: Iterable[Iterable[dist.Work]]) -> None:
 def line_up(rank: Rank) -> None:
     """All ranks go on from here together."""
     dist.all_reduce(torch.zeros(1, device=rank.device), group=rank.group)
+    synchronize(rank)
+
+
+def synchronize(rank: Rank) -> None:
+    """Wait for all work of this rank's GPU; a CPU rank has done its work."""
     if rank.device.type == "cuda":
         torch.cuda.synchronize()
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.timing import agree, seconds, wait
+from pytest_gpufleet.probes.timing import agree, seconds, synchronize, wait
 from pytest_gpufleet.world import process_group
 from pytest_gpufleet.world.rank import Rank
 
@@ -351,21 +351,16 @@ def two_at_once(rank: Rank, times: int = 10) -> str:
     second = dist.new_group(dist.get_process_group_ranks(rank.group), timeout=process_group.TIMEOUT)
     assert isinstance(second, dist.ProcessGroup)  # else this rank is no member
     jobs = [_Job("all_reduce", rank.group, rank), _Job("all_gather", second, rank)]
-    _synchronize(rank)  # the data are there before other streams use them
+    synchronize(rank)  # the data are there before other streams use them
     with rank.phase("all_reduce and all_gather at once"):
         for _ in range(times):
             works = [job.launch() for job in jobs]
             for job, work in zip(jobs, works, strict=True):
                 job.check(work)
-        _synchronize(rank)
+        synchronize(rank)
         wrong = [f"{job.name}: {count:,} wrong elements" for job in jobs if (count := int(job.wrong.item()))]
     dist.destroy_process_group(second)
     return ", ".join(wrong)
-
-
-def _synchronize(rank: Rank) -> None:
-    if rank.device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 class _Job:

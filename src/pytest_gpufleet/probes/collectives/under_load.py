@@ -26,7 +26,7 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.collectives.exactness import OPERATIONS, bounded, whole_numbers
 from pytest_gpufleet.probes.collectives.speed import nvls
 from pytest_gpufleet.probes.compute.rate import multiplication, operands, shape_on, strictly
-from pytest_gpufleet.probes.timing import agree, line_up
+from pytest_gpufleet.probes.timing import agree, line_up, synchronize
 from pytest_gpufleet.probes.training.loop import returns_memory
 from pytest_gpufleet.world.rank import Rank
 
@@ -141,16 +141,11 @@ def _begin(rank: Rank) -> Any:
     return _mark(torch.cuda.current_stream() if rank.device.type == "cuda" else None)
 
 
-def _end(rank: Rank) -> None:
-    if rank.device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def _alone(rank: Rank, work: _Work, count: int) -> float:
     """Seconds of one operation, of `count` in a row."""
     origin = _begin(rank)
     marks = work.marks(count)
-    _end(rank)
+    synchronize(rank)
     at = _seconds(marks, origin)
     return (at[-1] - at[0]) / count
 
@@ -165,7 +160,7 @@ def _lead_in(rank: Rank, products: _Work, count: int, seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         products.marks(count)
-        _end(rank)
+        synchronize(rank)
 
 
 def _sample(rank: Rank, products: _Work, reduction: _Work, counts: Sequence[int]) -> tuple[Times, Times]:
@@ -175,7 +170,7 @@ def _sample(rank: Rank, products: _Work, reduction: _Work, counts: Sequence[int]
     # The one that takes fewer launches for the same time first: the other has still most of its time to go then.
     works = sorted(zip((products, reduction), counts, strict=True), key=lambda each: each[1])
     marks = {id(work): work.marks(count) for work, count in works}
-    _end(rank)
+    synchronize(rank)
     at = [_seconds(marks[id(each)], origin) for each in (products, reduction)]
     together = beside(at[0], at[1]), beside(at[1], at[0])
     if rank.device.type != "cuda":  # there is nothing that both shared
@@ -225,5 +220,5 @@ def wrong_under_load(rank: Rank, precision: str, nbytes: int) -> Overlapped:
         for _ in range(CHECKED):
             computing.marks(1)
             reducing.marks(2)  # it is done sooner
-        _end(rank)
+        synchronize(rank)
     return Overlapped(*map(int, wrong.tolist()))

@@ -27,7 +27,7 @@ from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.compute.rate import product_rate
 from pytest_gpufleet.probes.links.pairs import IndexPair, turns
 from pytest_gpufleet.probes.measure import measure
-from pytest_gpufleet.probes.timing import agree, line_up, seconds, timing, wait
+from pytest_gpufleet.probes.timing import agree, line_up, seconds, synchronize, timing, wait
 from pytest_gpufleet.world.process_group import TIMEOUT
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -115,8 +115,7 @@ def launch_seconds(rank: Rank, name: str, nbytes: int) -> tuple[float, float]:
             works = collective.launch(rank.group, output, input)
             launched.append(time.perf_counter() - began)
             wait([works])
-            if rank.device.type == "cuda":
-                torch.cuda.synchronize()
+            synchronize(rank)
             done.append(time.perf_counter() - began)
     return median(launched), median(done)
 

@@ -25,7 +25,7 @@ from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import products_in_tf32
-from pytest_gpufleet.probes.timing import everyones, line_up
+from pytest_gpufleet.probes.timing import everyones, line_up, synchronize
 from pytest_gpufleet.probes.training import cuda_graph, methods
 from pytest_gpufleet.probes.training.recipes import (
     REHEARSAL_MODEL,
@@ -71,16 +71,14 @@ def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
     on_gpu = rank.device.type == "cuda"
     if together and rank.size > 1:
         line_up(rank)
-    if on_gpu:
-        torch.cuda.synchronize()
+    synchronize(rank)
     loss = torch.zeros(())
     marks: list[Any] = [_mark(on_gpu)]
     began, computed = time.perf_counter(), time.process_time()
     for _ in range(count):
         loss = step()
         marks.append(_mark(on_gpu))
-    if on_gpu:
-        torch.cuda.synchronize()
+    synchronize(rank)
     seconds, processor_seconds = time.perf_counter() - began, time.process_time() - computed
     if not loss.isfinite():
         raise FloatingPointError(f"the loss became {loss.item()}")
