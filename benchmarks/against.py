@@ -35,6 +35,7 @@ else:
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+FOLDERS = ("src", "acceptance")  # a suite knows the package that it stands beside
 TURNS = 7
 # A benchmark that can be held against another commit has figures(arguments): one sample of each figure, by its name.
 SAMPLE = """
@@ -48,14 +49,15 @@ with open(file, "w") as out:
 
 def copied(folder: Path) -> Path:
     """The package of the working tree as it is now, whatever is edited meanwhile."""
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     return compiled(folder)
 
 
 def archived(commit: str, folder: Path) -> Path:
     """The package of a commit."""
-    command = ["git", "-C", str(ROOT), "archive", commit, "src", "pyproject.toml"]
+    command = ["git", "-C", str(ROOT), "archive", commit, *FOLDERS, "pyproject.toml"]
     archive = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(folder)

@@ -21,7 +21,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-SUITE = Path(__file__).parents[1] / "acceptance"
+import pytest_gpufleet
+
+SUITE = Path(pytest_gpufleet.__file__).parents[2] / "acceptance"
 RUNS = 5  # the first finds nothing of what it loads in memory
 
 

@@ -58,6 +58,8 @@ def test_a_commit_is_unpacked_with_what_makes_it_a_package(monkeypatch, tmp_path
     package = tmp_path / "clone" / "src" / "pytest_gpufleet"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("HELD = 3\n")
+    (tmp_path / "clone" / "acceptance").mkdir()
+    (tmp_path / "clone" / "acceptance" / "conftest.py").touch()
     (tmp_path / "clone" / "pyproject.toml").write_text(PROJECT.format("x"))
     git = ["git", "-C", str(tmp_path / "clone"), "-c", "user.name=n", "-c", "user.email=e@example.org"]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "before"]):
@@ -74,6 +76,8 @@ def test_both_packages_are_compiled(monkeypatch, tmp_path, against):
     package = tmp_path / "clone" / "src" / "pytest_gpufleet"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("HELD = 3\n")
+    (tmp_path / "clone" / "acceptance").mkdir()
+    (tmp_path / "clone" / "acceptance" / "conftest.py").touch()
     (tmp_path / "clone" / "pyproject.toml").write_text(PROJECT.format("x"))
     monkeypatch.setattr(against, "ROOT", tmp_path / "clone")
     assert [*against.copied(tmp_path / "now").rglob("*.pyc")]
