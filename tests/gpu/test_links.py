@@ -46,10 +46,10 @@ def test_both_ways(world, gpu_topology):
 
 THROUGH_HOST_MEMORY = """
 def cut_off(rank):
-    cuda_driver.genuine, cuda_driver.can_access_peer = cuda_driver.can_access_peer, lambda device, peer: False
+    copying.genuine, copying.can_access_peer = copying.can_access_peer, lambda device, peer: False
 
 def connect(rank):
-    cuda_driver.can_access_peer = cuda_driver.genuine
+    copying.can_access_peer = copying.genuine
 
 def test_through_host_memory(world, gpu_topology):
     world.run(cut_off)  # first: peer access that was enabled once may stay enabled
