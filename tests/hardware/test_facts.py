@@ -18,13 +18,13 @@ from tests.hardware.fake_nvml import switched
 LIMITS = {0: 95, 1: 89, 2: 95, 3: 87}  # nvml.h: shutdown, slowdown, memory_max, gpu_max
 
 
-def source(**errors):
-    """A GPU whose temperature thresholds fail with these NVML errors, by their numbers."""
+def source(limits=LIMITS, **errors):
+    """A GPU with these temperature thresholds, of which some fail with these NVML errors, by their numbers."""
 
     def threshold(handle, number):
         if f"n{number}" in errors:
             raise pynvml.NVMLError(errors[f"n{number}"])
-        return LIMITS[number]
+        return limits[number]
 
     nvml = SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlDeviceGetTemperatureThreshold=threshold)
     return driver.Nvml(nvml, [object()])
@@ -39,6 +39,12 @@ def test_thresholds_that_cannot_be_read_are_no_absent_ones():
     with pytest.raises(driver.FactError) as caught:
         source(n3=pynvml.NVML_ERROR_GPU_IS_LOST).ask(0, "temperature_limits_c")
     assert caught.value.unavailable.applicable
+
+
+def test_thresholds_of_which_the_driver_knows_none_are_absent_though_it_gives_0_for_some():
+    with pytest.raises(driver.FactError) as caught:
+        source({0: 0, 1: 0, 2: 0}, n3=pynvml.NVML_ERROR_NOT_SUPPORTED).ask(0, "temperature_limits_c")
+    assert not caught.value.unavailable.applicable
 
 
 def test_every_gpu_is_present_hidden_and_lost_ones_too(monkeypatch):

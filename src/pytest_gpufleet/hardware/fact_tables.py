@@ -203,9 +203,9 @@ def _slowdown_ns(nvml: Any, handle: Any) -> dict[str, int]:
 
 def _each_that_is_here(
     nvml: Any, numbers: Mapping[str, int], ask: Callable[[int], Any], *errors: str
-) -> dict[str, Any]:
+) -> tuple[dict[str, int], Exception | None]:
     """By name what the driver says to each of these numbers, without those that it does not know, by these errors or
-    those of NOT_HERE. Raises the last of these if it knows none."""
+    those of NOT_HERE; and the last of these."""
     told: dict[str, int] = {}
     missing: Exception | None = None
     for name, number in numbers.items():
@@ -215,15 +215,16 @@ def _each_that_is_here(
             if not named(error, *NOT_HERE, *errors):
                 raise
             missing = error
-    if missing and not told:
-        raise missing
-    return told
+    return told, missing
 
 
 def _ecc_corrected(nvml: Any, handle: Any) -> dict[str, int]:
     """Not every model tells both places, or knows of both."""
     ask = partial(nvml.nvmlDeviceGetMemoryErrorCounter, handle, ECC_CORRECTED, ECC_VOLATILE)
-    return _each_that_is_here(nvml, ECC_PLACES, ask, "InvalidArgument")
+    told, missing = _each_that_is_here(nvml, ECC_PLACES, ask, "InvalidArgument")
+    if missing and not told:
+        raise missing
+    return told
 
 
 def _inforom(nvml: Any, handle: Any) -> bool:
@@ -238,7 +239,9 @@ def _inforom(nvml: Any, handle: Any) -> bool:
 
 def _temperature_limits(nvml: Any, handle: Any) -> dict[str, int | None]:
     """In degrees Celsius; None for a threshold that this device does not have. NotSupported if it has none."""
-    told = _each_that_is_here(nvml, THRESHOLDS, partial(nvml.nvmlDeviceGetTemperatureThreshold, handle))
+    told, missing = _each_that_is_here(nvml, THRESHOLDS, partial(nvml.nvmlDeviceGetTemperatureThreshold, handle))
+    if missing and not any(told.values()):  # some drivers give 0 for a threshold that they do not know
+        raise missing
     return {name: told.get(name) for name in THRESHOLDS}
 
 
