@@ -2,7 +2,8 @@
 
 Activations are matrices here: a row for each pixel of each image, a column for each channel. A tile is BLOCK_ROWS rows
 of BLOCK_CHANNELS channels: 128 bytes in a row, so that every thread reads and writes 16 bytes at once. All sums are in
-float32. The number of channels is a multiple of BLOCK_CHANNELS. NaN goes through ReLU and pooling, as with torch's own."""
+float32. The number of channels is a multiple of BLOCK_CHANNELS. NaN goes through ReLU and pooling, as with torch's own.
+"""
 
 # mypy: ignore-errors
 # ruff: noqa: N803  # Triton's names for what is known when it compiles
