@@ -18,33 +18,42 @@ from tests.hardware.fake_nvml import switched
 LIMITS = {0: 95, 1: 89, 2: 95, 3: 87}  # nvml.h: shutdown, slowdown, memory_max, gpu_max
 
 
-def source(limits=LIMITS, **errors):
-    """A GPU with these temperature thresholds, of which some fail with these NVML errors, by their numbers."""
+def source(**functions):
+    """A GPU of a driver that has these functions alone."""
+    return driver.Nvml(SimpleNamespace(NVMLError=pynvml.NVMLError, **functions), [object()])
 
-    def threshold(handle, number):
-        if f"n{number}" in errors:
-            raise pynvml.NVMLError(errors[f"n{number}"])
-        return limits[number]
 
-    nvml = SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlDeviceGetTemperatureThreshold=threshold)
-    return driver.Nvml(nvml, [object()])
+def failing(error, told=lambda *_: None, of=lambda *_: True):
+    """A function of NVML that fails with this error if asked what `of` says, and else is `told`."""
+
+    def call(*asked):
+        if of(*asked):
+            raise pynvml.NVMLError(error)
+        return told(*asked)
+
+    return call
+
+
+def expected(source, fact):
+    """Whether a fact that cannot be had is one that the GPU should have."""
+    with pytest.raises(driver.FactError) as caught:
+        source.ask(0, fact)
+    return caught.value.unavailable.applicable
+
+
+def limited(error, limits=LIMITS):
+    """A GPU with these temperature thresholds, of which the last one fails."""
+    threshold = failing(error, lambda handle, number: limits[number], lambda handle, number: number == 3)
+    return source(nvmlDeviceGetTemperatureThreshold=threshold)
 
 
 def test_a_threshold_that_the_device_does_not_have_costs_no_other():
-    limits = source(n3=pynvml.NVML_ERROR_NOT_SUPPORTED).ask(0, "temperature_limits_c")
+    limits = limited(pynvml.NVML_ERROR_NOT_SUPPORTED).ask(0, "temperature_limits_c")
     assert limits == {"shutdown": 95, "slowdown": 89, "memory_max": 95, "gpu_max": None}
 
 
-def test_thresholds_that_cannot_be_read_are_no_absent_ones():
-    with pytest.raises(driver.FactError) as caught:
-        source(n3=pynvml.NVML_ERROR_GPU_IS_LOST).ask(0, "temperature_limits_c")
-    assert caught.value.unavailable.applicable
-
-
 def test_thresholds_of_which_the_driver_knows_none_are_absent_though_it_gives_0_for_some():
-    with pytest.raises(driver.FactError) as caught:
-        source({0: 0, 1: 0, 2: 0}, n3=pynvml.NVML_ERROR_NOT_SUPPORTED).ask(0, "temperature_limits_c")
-    assert not caught.value.unavailable.applicable
+    assert not expected(limited(pynvml.NVML_ERROR_NOT_SUPPORTED, {0: 0, 1: 0, 2: 0}), "temperature_limits_c")
 
 
 def test_every_gpu_is_present_hidden_and_lost_ones_too(monkeypatch):
@@ -57,27 +66,10 @@ def test_every_gpu_is_present_hidden_and_lost_ones_too(monkeypatch):
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED])
 def test_older_drivers_tell_of_clock_events_by_their_older_name(error):
-    def not_known(handle):
-        raise pynvml.NVMLError(error)
-
-    nvml = SimpleNamespace(
-        NVMLError=pynvml.NVMLError,
-        nvmlDeviceGetCurrentClocksEventReasons=not_known,
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x40,
-    )
-    assert driver.Nvml(nvml, [object()]).ask(0, "clock_event_reasons") == 0x40
-    del nvml.nvmlDeviceGetCurrentClocksEventReasons  # an older nvidia-ml-py
-    assert driver.Nvml(nvml, [object()]).ask(0, "clock_event_reasons") == 0x40
-
-
-def test_clock_events_that_a_lost_gpu_does_not_tell_are_no_absent_ones():
-    def lost(handle):
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-
-    nvml = SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlDeviceGetCurrentClocksEventReasons=lost)
-    with pytest.raises(driver.FactError) as caught:
-        driver.Nvml(nvml, [object()]).ask(0, "clock_event_reasons")
-    assert caught.value.unavailable.applicable
+    older = {"nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0x40}
+    not_known = {"nvmlDeviceGetCurrentClocksEventReasons": failing(error)}
+    for functions in (older | not_known, older):  # an older driver, and an older nvidia-ml-py
+        assert source(**functions).ask(0, "clock_event_reasons") == 0x40
 
 
 def fields(values, **more):
@@ -92,8 +84,7 @@ def fields(values, **more):
             answer.value.ullVal = max(0, value)
         return answers
 
-    nvml = SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlDeviceGetFieldValues=told, **more)
-    return driver.Nvml(nvml, [object()])
+    return source(nvmlDeviceGetFieldValues=told, **more)
 
 
 FIELDS = {
@@ -139,9 +130,7 @@ def test_counters_of_links_before_nvlink_5():
     assert older.ask(0, "nvlink_errors") == {
         kind: [10 * link + number for link in range(18)] for kind, number in NVLINK_COUNTERS.items()
     }
-    with pytest.raises(driver.FactError) as caught:
-        older.ask(0, "nvlink_fec")
-    assert not caught.value.unavailable.applicable
+    assert not expected(older, "nvlink_fec")
 
 
 def test_blocks_that_forward_error_correction_mended():
@@ -149,11 +138,19 @@ def test_blocks_that_forward_error_correction_mended():
     assert told == [list(range(1000, 984, -1))]
 
 
-def test_counters_of_links_that_a_lost_gpu_does_not_tell_are_no_absent_ones():
-    lost = fields({(field, 0): -pynvml.NVML_ERROR_GPU_IS_LOST for field in NVLINK_5_COUNTERS.values()})
-    with pytest.raises(driver.FactError) as caught:
-        lost.ask(0, "nvlink_errors")
-    assert caught.value.unavailable.applicable
+LOST = pynvml.NVML_ERROR_GPU_IS_LOST
+
+
+@pytest.mark.parametrize(
+    ("lost", "fact"),
+    [
+        (limited(LOST), "temperature_limits_c"),
+        (source(nvmlDeviceGetCurrentClocksEventReasons=failing(LOST)), "clock_event_reasons"),
+        (fields({(field, 0): -LOST for field in NVLINK_5_COUNTERS.values()}), "nvlink_errors"),
+    ],
+)
+def test_what_a_lost_gpu_does_not_tell_is_not_absent(lost, fact):
+    assert expected(lost, fact)
 
 
 @pytest.mark.parametrize(
@@ -172,24 +169,17 @@ def test_how_long_a_gpu_was_slowed_down(values, told):
     [
         (pynvml.NVML_ERROR_INVALID_ARGUMENT, False),  # a driver that does not know these fields
         (pynvml.NVML_ERROR_NOT_SUPPORTED, False),
-        (pynvml.NVML_ERROR_GPU_IS_LOST, True),
+        (LOST, True),
     ],
 )
 def test_fields_of_which_none_is_told_are_absent_unless_something_is_wrong(error, applicable):
-    with pytest.raises(driver.FactError) as caught:
-        fields(dict.fromkeys((269, 270, 271, 75), -error)).ask(0, "slowdown_ns")
-    assert caught.value.unavailable.applicable is applicable
+    assert expected(fields(dict.fromkeys((269, 270, 271, 75), -error)), "slowdown_ns") is applicable
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT])
 def test_corrected_errors_by_place(error):
-    def counter(handle, kind, since, place):
-        if place == 7:
-            raise pynvml.NVMLError(error)
-        return 17
-
-    nvml = SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlDeviceGetMemoryErrorCounter=counter)
-    assert driver.Nvml(nvml, [object()]).ask(0, "ecc_corrected") == {"dram": 17}
+    counter = failing(error, lambda *_: 17, lambda handle, kind, since, place: place == 7)
+    assert source(nvmlDeviceGetMemoryErrorCounter=counter).ask(0, "ecc_corrected") == {"dram": 17}
 
 
 def slot(tmp_path, monkeypatch, gpu, port):
@@ -202,12 +192,10 @@ def slot(tmp_path, monkeypatch, gpu, port):
         if lanes is not None:
             (place / "max_link_width").write_text(f"{lanes}\n")
     monkeypatch.setattr(fact_tables, "PCI_DEVICES", tmp_path / "devices")
-    nvml = SimpleNamespace(
-        NVMLError=pynvml.NVMLError,
+    return source(
         NVML_ERROR_NOT_SUPPORTED=pynvml.NVML_ERROR_NOT_SUPPORTED,
         nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=b"00000000:1B:00.0"),
     )
-    return driver.Nvml(nvml, [object()])
 
 
 @pytest.mark.parametrize(("gpu", "port", "told"), [(16, 8, (16, 8)), (16, 255, (16, 0)), (16, None, (16, 0))])
@@ -262,15 +250,11 @@ def test_where_a_gpu_sits_is_absent_where_nothing_tells(tmp_path, monkeypatch, f
     node = seated(tmp_path, monkeypatch, virtual)
     if not slots:
         monkeypatch.setattr(fact_tables, "PCI_SLOTS", tmp_path / "none")
-    with pytest.raises(driver.FactError) as caught:
-        node.ask(0, fact)
-    assert not caught.value.unavailable.applicable
+    assert not expected(node, fact)
 
 
 def test_lanes_that_no_system_tells_are_absent(tmp_path, monkeypatch):
-    with pytest.raises(driver.FactError) as caught:
-        slot(tmp_path, monkeypatch, None, None).ask(0, "pcie_width_able")
-    assert not caught.value.unavailable.applicable
+    assert not expected(slot(tmp_path, monkeypatch, None, None), "pcie_width_able")
 
 
 def test_the_health_of_the_fabric():
@@ -279,13 +263,9 @@ def test_the_health_of_the_fabric():
         info.state, info.healthMask, info.cliqueId = 3, 0x1A9, 7
         info.clusterUuid[:] = range(16)
 
-    nvml = SimpleNamespace(
-        NVMLError=pynvml.NVMLError,
-        c_nvmlGpuFabricInfoV_t=pynvml.c_nvmlGpuFabricInfoV_t,
-        nvmlDeviceGetGpuFabricInfoV=told,
-    )
+    gpu = source(c_nvmlGpuFabricInfoV_t=pynvml.c_nvmlGpuFabricInfoV_t, nvmlDeviceGetGpuFabricInfoV=told)
     cluster = "000102030405060708090a0b0c0d0e0f"
-    assert driver.Nvml(nvml, [object()]).ask(0, "fabric_health") == {"mask": 0x1A9, "clique": 7, "cluster": cluster}
+    assert gpu.ask(0, "fabric_health") == {"mask": 0x1A9, "clique": 7, "cluster": cluster}
 
 
 MISSPELT = {

@@ -9,16 +9,20 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from statistics import median
+from typing import Any
 
+import pynvml
 import pytest
 
 from pytest_gpufleet.hardware import telemetry
 from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.hardware.nvml import FactError
-from pytest_gpufleet.hardware.telemetry import Activity, Sampler
-from pytest_gpufleet.model.gpu import READINGS, SLOW_READINGS, GpuTopology, clock_events
-from pytest_gpufleet.model.measurement import SLOW_BEAT, Sample
+from pytest_gpufleet.hardware.telemetry import Activity, Sampler, Watch
+from pytest_gpufleet.model.gpu import READINGS, SLOW_READINGS, Gpu, GpuTopology, clock_events
+from pytest_gpufleet.model.measurement import SLOW_BEAT, GpuState, Sample
+from tests.hardware import fake_nvml
 
 MANY_SECONDS = 30  # a deadline for what takes milliseconds
 
@@ -43,6 +47,27 @@ class StandIn:
         if (index, fact) in self.errors:
             raise self.errors[index, fact]
         return index
+
+
+def sampled(
+    source: StandIn, count: int, interval: float = 0.01, on_sample: Callable[[Sample], None] | None = None
+) -> tuple[list[Sample], Sampler]:
+    """The first `count` samples and the sampler, which was stopped then; each sample is given to `on_sample` too."""
+    taken: list[Sample] = []
+    done = threading.Event()
+
+    def collect(one: Sample) -> None:
+        taken.append(one)
+        if len(taken) == count:
+            done.set()
+        if on_sample:
+            on_sample(one)
+
+    sampler = Sampler(node(source), interval, collect)
+    sampler.start()
+    assert done.wait(MANY_SECONDS)
+    sampler.stop()
+    return taken, sampler
 
 
 def test_sample_has_every_reading_of_every_gpu_in_their_order() -> None:
@@ -83,27 +108,13 @@ def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again()
 
 
 def test_readings_that_cost_much_are_in_one_sample_of_several() -> None:
-    taken: list[Sample] = []
-    done = threading.Event()
-
-    def on_sample(one: Sample) -> None:
-        taken.append(one)
-        if len(taken) == SLOW_BEAT + 1:
-            done.set()
-
-    sampler = Sampler(node(StandIn()), 0.01, on_sample)
-    sampler.start()
-    assert done.wait(MANY_SECONDS)
-    sampler.stop()
-    slow = [one.gpus[1][SLOW_READINGS[0]] for one in taken]
+    taken, _ = sampled(StandIn(), SLOW_BEAT + 1)
+    slow = [one.gpus[1][SLOW_READINGS[0]] for one in taken[: SLOW_BEAT + 1]]
     assert slow == [1, *[None] * (SLOW_BEAT - 1), 1]
     assert None not in [one.gpus[1]["power_watts"] for one in taken]
 
 
 def test_sampler_goes_on_after_failures_and_tells_the_last() -> None:
-    calls: list[Sample] = []
-    done = threading.Event()
-
     class Moody(StandIn):
         def count(self) -> int:
             self._count += 1
@@ -111,24 +122,19 @@ def test_sampler_goes_on_after_failures_and_tells_the_last() -> None:
                 raise RuntimeError("the driver is being reloaded")
             return 1
 
-    def on_sample(taken: Sample) -> None:
-        calls.append(taken)
-        if len(calls) == 1:
-            raise OSError("disk full")
-        if len(calls) == 3:
-            done.set()
+    errors = iter([OSError("disk full")])
 
-    sampler = Sampler(node(Moody()), 0.01, on_sample)
-    sampler.start()
-    assert done.wait(MANY_SECONDS)
-    sampler.stop()
+    def on_sample(taken: Sample) -> None:
+        for error in errors:
+            raise error
+
+    _, sampler = sampled(Moody(), 3, on_sample=on_sample)
     assert sampler.trouble == "RuntimeError: the driver is being reloaded"
 
 
 def test_sampler_keeps_its_rhythm_though_each_sample_takes_time() -> None:
     interval, count = 0.05, 21
-    times: list[float] = []
-    done, never = threading.Event(), threading.Event()
+    never = threading.Event()
 
     class Slow(StandIn):
         def ask(self, index: int, fact: str) -> int:
@@ -136,21 +142,13 @@ def test_sampler_keeps_its_rhythm_though_each_sample_takes_time() -> None:
                 never.wait(0.4 * interval)  # as NVML blocks
             return index
 
-    def on_sample(taken: Sample) -> None:
-        times.append(taken.time)
-        if len(times) == count:
-            done.set()
-
-    sampler = Sampler(node(Slow()), interval, on_sample)
-    sampler.start()
-    assert done.wait(MANY_SECONDS)
-    sampler.stop()
+    times = [one.time for one in sampled(Slow(), count, interval)[0]]
     # With drift, the beats would be spread evenly over the interval. A busy machine makes some of them late.
     late = [(taken - times[0]) / interval % 1 for taken in times[1:]]
     assert median(min(part, 1 - part) for part in late) < 0.1
 
 
-def test_stop_does_not_wait_for_a_gpu_that_hangs() -> None:
+def test_stop_does_not_wait_for_a_gpu_that_hangs_and_tells_it() -> None:
     hanging, release = threading.Event(), threading.Event()
 
     class Hanging(StandIn):
@@ -168,6 +166,7 @@ def test_stop_does_not_wait_for_a_gpu_that_hangs() -> None:
     assert time.monotonic() - before < 5
     release.set()
     assert not taken, "no sample after stop()"
+    assert sampler.trouble.startswith("no answer from the driver for ")
 
 
 def test_stop_comes_before_the_next_sample_and_twice_and_without_start() -> None:
@@ -185,7 +184,6 @@ def test_stop_comes_before_the_next_sample_and_twice_and_without_start() -> None
 def test_a_gap_in_the_samples_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "LONGEST_GAP", 0.1)
     taken: list[Sample] = []
-    again = threading.Event()
 
     class Late(StandIn):
         def ask(self, index: int, fact: str) -> int:
@@ -193,33 +191,8 @@ def test_a_gap_in_the_samples_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
                 time.sleep(0.2)  # a driver that is slow for once
             return index
 
-    def on_sample(one: Sample) -> None:
-        taken.append(one)
-        if len(taken) == 2:
-            again.set()
-
-    sampler = Sampler(node(Late()), 0.01, on_sample)
-    sampler.start()
-    assert again.wait(MANY_SECONDS)
-    sampler.stop()
+    _, sampler = sampled(Late(), 2, on_sample=taken.append)
     assert re.fullmatch(r"no answer from the driver for \d\.\d s", sampler.trouble)
-
-
-def test_a_reading_that_hangs_is_told_at_the_end() -> None:
-    hanging, release = threading.Event(), threading.Event()
-
-    class Hanging(StandIn):
-        def ask(self, index: int, fact: str) -> int:
-            hanging.set()
-            release.wait(MANY_SECONDS)
-            return index
-
-    sampler = Sampler(node(Hanging()), 0.1, print)
-    sampler.start()
-    assert hanging.wait(MANY_SECONDS)
-    sampler.stop()
-    release.set()
-    assert sampler.trouble.startswith("no answer from the driver for ")
 
 
 def test_a_gpu_that_hangs_does_not_keep_python_from_its_end() -> None:
@@ -281,3 +254,61 @@ def test_activity_from_one_end_to_the_next() -> None:
 )  # fmt: skip
 def test_clock_event_reasons_in_words(mask: int, words: list[str]) -> None:
     assert clock_events(mask) == words
+
+
+# A GPU that is watched while something works on it. NVML is made up, the thread is real.
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuState | None]:
+    """watched(power=...): the state of GPU 1 of two after each of its powers in W was read once."""
+
+    def run(*power: float, unsupported: tuple[str, ...] = (), lost: tuple[int, ...] = ()) -> GpuState | None:
+        milliwatts, all_read = iter(power), threading.Event()
+
+        def next_power(nvml: Any, card: Any) -> float:
+            assert card.index == 1
+            try:
+                return 1000 * next(milliwatts)
+            except StopIteration:
+                all_read.set()
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN) from None
+
+        answers = {
+            "nvmlDeviceGetTemperature": lambda nvml, card, sensor: 61,
+            "nvmlDeviceGetClockInfo": lambda nvml, card, clock: 1410,
+            "nvmlDeviceGetPowerUsage": next_power,
+        }
+        monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.001)
+        for name, answer in answers.items():
+            monkeypatch.setitem(fake_nvml.ANSWERS, name, answer)
+        monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.plain(2, unsupported=unsupported, lost=lost))
+        with Watch(Gpu(1)) as watching:
+            if not (lost or "nvmlDeviceGetPowerUsage" in unsupported):
+                assert all_read.wait(30)
+        return watching.state
+
+    return run
+
+
+def test_its_state_is_the_median_so_that_no_spike_counts(watched: Callable[..., GpuState | None]) -> None:
+    assert watched(300, 301, 525, 299, 300) == GpuState(temperature_c=61, sm_clock_mhz=1410, power_watts=300)
+
+
+def test_what_nvml_does_not_tell_is_left_out(watched: Callable[..., GpuState | None]) -> None:
+    state = watched(unsupported=("nvmlDeviceGetPowerUsage",))
+    assert state == GpuState(temperature_c=61, sm_clock_mhz=1410)
+
+
+def test_a_lost_gpu_has_no_state_and_ends_nothing(watched: Callable[..., GpuState | None]) -> None:
+    assert watched(lost=(1,)) is None
+
+
+def test_neither_has_a_cpu_rank_nor_a_gpu_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Watch(None) as of_a_cpu_rank:
+        pass
+    assert of_a_cpu_rank.state is None
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.plain(1, broken=pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
+    with Watch(Gpu(0)) as without:
+        pass
+    assert without.state is None
