@@ -23,18 +23,15 @@ OWN_LIMITS = (
 
 def as_given(profile: Profile, models: Iterable[str]) -> GivenLimits:
     """What evidence has to keep of a profile that was given for GPUs of these models."""
-    shipped = [model.facts for name in sorted(set(models)) if (model := for_gpu(name))]
-    if not shipped and profile.base:
-        shipped = [profile.base.facts]
-    changes = {
-        Change(profile.path.name, fact, value, profile.facts.get(fact)): None
-        for facts in shipped
-        for fact, value in facts.items()
-        if profile.facts.get(fact) != value
-    }
-    return GivenLimits(
-        profile.path.name, profile.limits, profile.facts, tuple(changes), profile.calibrated_on, profile.tolerances
+    file, facts = profile.path.name, profile.facts
+    shipped = [model for name in sorted(set(models)) if (model := for_gpu(name))]
+    changes = dict.fromkeys(
+        Change(file, fact, value, facts.get(fact))
+        for model in shipped or filter(None, [profile.base])
+        for fact, value in model.facts.items()
+        if facts.get(fact) != value
     )
+    return GivenLimits(file, profile.limits, facts, tuple(changes), profile.calibrated_on, profile.tolerances)
 
 
 def instead(new: GivenLimits | None, before: GivenLimits | None) -> GivenLimits | None:
@@ -43,12 +40,6 @@ def instead(new: GivenLimits | None, before: GivenLimits | None) -> GivenLimits 
     if new is None or before is None:
         return new or (replace(before, limits=(), calibrated_on=(), tolerances=()) if before else None)
     return replace(new, changes=tuple(dict.fromkeys((*new.changes, *before.changes))))
-
-
-def described(number: int, limit: Limit) -> str:
-    """ "limit 3, bus bandwidth ≥ 460 GB/s with collective=all_reduce, ranks=8" """
-    when = ", ".join(f"{key}={value}" for key, value in limit.conditions.items())
-    return f"limit {number}, {_title(limit.metric)} {limit}" + (f" with {when}" if when else "")
 
 
 def _title(metric: str) -> str:
@@ -76,19 +67,20 @@ def _between_nodes(limit: Limit, suite: Suite) -> bool:
 
 
 def unused_limits(record: Record, grade: str = "") -> list[str]:
-    """The same in words: those of this grade, or of all others than contract."""
-    file = record.profile.file if record.profile else ""
-    return [
-        f"{file}: {described(number, limit)}"
-        for number, limit in unused(record)
-        if (limit.grade == grade if grade else limit.grade != "contract")
-    ]
+    """The same in words, those of this grade or of all others than contract: "acme.toml: limit 3, bus bandwidth ≥ 460
+    GB/s with collective=all_reduce, ranks=8"."""
+    found = []
+    for number, limit in unused(record):
+        if limit.grade == grade if grade else limit.grade != "contract":
+            when = ", ".join(f"{key}={value}" for key, value in limit.conditions.items())
+            told = f"{limit.profile}: limit {number}, {_title(limit.metric)} {limit}"
+            found.append(f"{told} with {when}" if when else told)
+    return found
 
 
 def own_limits(record: Record, say: Say = english) -> str:
     """Whether a machine is held against what it did itself; empty if it is not."""
-    own = record.profile.calibrated_among(record.topology.gpus) if record.profile else []
-    if record.profile is None or not own:
+    if not record.profile or not (own := record.profile.calibrated_among(record.topology.gpus)):
         return ""
     gpus = ", ".join(f"GPU {gpu.index} (serial {gpu.serial or 'unknown'})" for gpu in own)
     return say(OWN_LIMITS, file=record.profile.file, gpus=gpus)
@@ -98,17 +90,13 @@ def spared(record: Record) -> list[Finding]:
     """What figures would be without the given profile that would miss their limits then, and do not by it."""
     without = choose(None, (gpu.name for gpu in record.topology.gpus))
     measured = [finding.measurement for finding in record.findings]
-    figures = [
-        finding
-        for finding in distinct(record.findings)
-        if finding.state != "missed" and not finding.again and finding.measurement.metric != "spread"
-    ]
     judged = (
         judge(
             finding.measurement, without, record.topology, finding.check,
             rehearsal=False, required=finding.required, measured=measured,
         )
-        for finding in figures
+        for finding in distinct(record.findings)
+        if finding.state != "missed" and not finding.again and finding.measurement.metric != "spread"
     )  # fmt: skip
     return [finding for finding in judged if finding.state == "missed"]
 

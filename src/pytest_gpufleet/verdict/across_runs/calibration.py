@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.limit import Calibration, Limit
+from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, Metric, MiB
+from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.across_runs.run_comparison import (
@@ -239,17 +239,13 @@ def _known(runs: Mapping[str, Record]) -> list[_Known]:
             for place, value in values.items():
                 of_gpus.setdefault(whose(record, figure, place), []).append(value)
     order = {metric: index for index, metric in enumerate(METRICS)}
-    return sorted(
-        found.values(),
-        key=lambda one: (order.get(one.figure.name, len(order)), one.figure.name, _sortable(one.figure.conditions)),
-    )
 
+    def by_metric(figure: Figure) -> tuple[int, str, list[tuple[str, bool, Condition]]]:
+        """Of one metric by conditions, numbers before texts: the two cannot be compared."""
+        conditions = [(key, isinstance(value, str), value) for key, value in figure.conditions]
+        return order.get(figure.name, len(order)), figure.name, conditions
 
-def _sortable(conditions: Iterable[tuple[str, Condition]]) -> list[tuple[str, bool, float, str]]:
-    return [
-        (key, True, 0.0, value) if isinstance(value, str) else (key, False, float(value), "")
-        for key, value in conditions
-    ]
+    return sorted(found.values(), key=lambda one: by_metric(one.figure))
 
 
 def _disagreement(one: _Known) -> str:
@@ -300,7 +296,9 @@ def _limit(one: _Known, origin: str) -> Limit | None:
     mean, s, k = _interval(one)
     most = max(CAP * _scale(one.figure, mean), abs(mean - one.worst))
     margin = most if k is None else min(k * s, most)
-    value = _rounded(mean - margin if higher else mean + margin, higher, metric.unit)
+    # Towards the side on which the runs that it comes from still meet it. A ratio is at most 1.
+    value = _digits(mean - margin, ROUND_FLOOR) if higher else _digits(mean + margin, ROUND_CEILING)
+    value = min(value, 1.0) if metric.unit == "ratio" else value
     if value <= 0:
         return None
     gpus = len(set(chain.from_iterable(chain.from_iterable(one.by_machine.values()))))
@@ -311,13 +309,6 @@ def _limit(one: _Known, origin: str) -> Limit | None:
     )  # fmt: skip
 
 
-def _rounded(value: float, higher: bool, unit: str) -> float:
-    """Towards the side on which the run that it comes from still meets it. A ratio is at most 1."""
-    if unit == "ratio":
-        value = min(value, 1.0)
-    return _digits(value, ROUND_FLOOR if higher else ROUND_CEILING)
-
-
 def _digits(value: float, rounding: str | None = None) -> float:
     return float(Context(prec=DIGITS, rounding=rounding).create_decimal(repr(value)))
 
@@ -326,9 +317,7 @@ def _stands(profile: Profile, figure: Figure, limit: Limit, fabric: str, replace
     """Whether a shipped limit stays what holds for this figure: such runs met it."""
     conditions = dict(figure.conditions)
     before = profile.limit_for(Measurement(figure.name, {}, conditions, definition=figure.metric), fabric)
-    if before is None or before.weak:
-        return False
-    return not (replace_shipped and not limit.met_by(before.value))
+    return before is not None and not before.weak and (not replace_shipped or limit.met_by(before.value))
 
 
 def too_few(runs: Mapping[str, Record]) -> str:
@@ -365,29 +354,23 @@ def profile_text(calibrated: CalibratedLimits, runs: Mapping[str, Record], sums:
     content = {
         "name": f"{base.name if base else model}, calibrated",
         **({"extends": base.name} if base else {"match": [model]}),
-        "metric": _metrics(calibrated.figures),
+        # Those of an author's own checks, which a profile has to declare.
+        "metric": {
+            metric.name: {"unit": metric.unit, "better": metric.better, "title": metric.title}
+            for metric in (figure.metric for figure in calibrated.figures)
+            if metric.name not in MEASURED_UNDER
+        },
         "limit": [_limit_text(limit) for limit in calibrated.limits],
-        "calibrated_on": [_known_good(name, record, sums[name]) for name, record in runs.items()],
+        "calibrated_on": [asdict(_known_good(name, record, sums[name])) for name, record in runs.items()],
     }
     return f"{head}\n{tomli_w.dumps({key: value for key, value in content.items() if value})}"
 
 
-def _known_good(name: str, record: Record, digest: str) -> dict[str, Any]:
+def _known_good(name: str, record: Record, digest: str) -> KnownGood:
     """Where the limits come from, so that a machine is not held against itself without a word."""
-    return {
-        "run": name,
-        "host": record.run.host,
-        "utc": record.run.utc,
-        "uuids": [gpu.uuid for gpu in record.topology.gpus],
-        "serials": [gpu.serial for gpu in record.topology.gpus if gpu.serial],
-        "evidence_sha256": digest,
-    }
-
-
-def _metrics(figures: Iterable[Figure]) -> dict[str, Any]:
-    """The metrics of the author's own checks, which a profile has to declare."""
-    own: dict[str, Metric] = {figure.name: figure.metric for figure in figures if figure.name not in MEASURED_UNDER}
-    return {name: {"unit": metric.unit, "better": metric.better, "title": metric.title} for name, metric in own.items()}
+    run, gpus = record.run, record.topology.gpus
+    serials = tuple(gpu.serial for gpu in gpus if gpu.serial)
+    return KnownGood(name, run.host, run.utc, tuple(gpu.uuid for gpu in gpus), serials, digest)
 
 
 def _limit_text(limit: Limit) -> dict[str, Any]:

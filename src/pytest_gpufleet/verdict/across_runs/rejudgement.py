@@ -106,16 +106,11 @@ def _findings(finding: Finding, record: Record, profile: Profile | None) -> list
         return []
     if finding.again:  # only the one after it counts
         return [finding]
-    rehearsal = record.run.rehearsal
+    measured = [each.measurement for each in record.findings]
     new = judge(
-        finding.measurement,
-        profile,
-        record.topology,
-        finding.check,
-        rehearsal=rehearsal,
-        required=finding.required,
-        measured=[each.measurement for each in record.findings],
-    )
+        finding.measurement, profile, record.topology, finding.check,
+        rehearsal=record.run.rehearsal, required=finding.required, measured=measured,
+    )  # fmt: skip
     return [new, *filter(None, [unsteady(new)])]
 
 
