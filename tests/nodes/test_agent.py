@@ -268,21 +268,21 @@ def _is_sleep(pid):
     return False
 
 
-def test_nothing_is_left_when_it_is_told_to_end(agent, tmp_path):
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        (lambda agent: agent.tell(End("the run is over")), "the run is over"),
+        (lambda agent: agent.agent.connection.close(), "its controller is gone"),
+    ],
+    ids=["it is told to end", "its controller is gone"],
+)
+def test_nothing_is_left_of_it_when(agent, tmp_path, ends, why):
     found, _ = everything(agent, tmp_path)
-    agent.tell(End("the run is over"))
-    assert "the run is over" in agent.hear(Ending).why
-    agent.agent.process.wait()
-    assert not [pid for pid in found if processes.look(pid)]
-
-
-def test_nothing_is_left_when_its_controller_is_gone(agent, tmp_path):
-    found, _ = everything(agent, tmp_path)
-    agent.agent.connection.close()
+    ends(agent)
     agent.agent.process.wait()
     assert not [pid for pid in found if processes.look(pid)]
     (log,) = tmp_path.glob("gpufleet-node-*/agent.log")
-    assert "its controller is gone" in log.read_text()
+    assert why in log.read_text()
 
 
 def test_nothing_but_what_has_left_is_left_when_it_is_killed(agent, tmp_path):

@@ -39,6 +39,18 @@ def running(fake: FakeTransport, timeout: float = LONG):
         cluster.close(1.0)
 
 
+@pytest.fixture
+def fake():
+    return FakeTransport()
+
+
+@pytest.fixture
+def cluster(fake):
+    """That of three nodes, which have started."""
+    with running(fake) as cluster:
+        yield cluster
+
+
 def silence(fake: FakeTransport, of: int, seconds: int) -> None:
     """All other nodes go on to send their pulse."""
     for _ in range(seconds):
@@ -62,11 +74,9 @@ def asked(fake: FakeTransport, node: int) -> int:
     return found[-1].number
 
 
-def test_it_has_started_when_every_node_has_said_hello():
-    fake = FakeTransport()
-    with running(fake) as cluster:
-        assert (cluster.alive, cluster.lost) == ((0, 1, 2), {})
-        assert cluster.hellos[2] == hello(2)
+def test_it_has_started_when_every_node_has_said_hello(fake, cluster):
+    assert (cluster.alive, cluster.lost) == ((0, 1, 2), {})
+    assert cluster.hellos[2] == hello(2)
 
 
 def test_a_node_that_does_not_say_hello_in_time_is_lost_and_the_others_are_there():
@@ -83,90 +93,77 @@ def test_a_node_that_ends_while_it_starts_is_not_waited_for():
         assert (cluster.alive, cluster.lost[1].why) == ((0,), "its agent died by SIGSEGV")
 
 
-def test_every_node_is_told_each_second_that_the_controller_is_there():
-    fake = FakeTransport()
-    with running(fake):
-        silence(fake, of=-1, seconds=5)
-        assert [len(fake.told(node, Beat)) for node in fake.names] == [6, 6, 6]
+@pytest.mark.usefixtures("cluster")
+def test_every_node_is_told_each_second_that_the_controller_is_there(fake):
+    silence(fake, of=-1, seconds=5)
+    assert [len(fake.told(node, Beat)) for node in fake.names] == [6, 6, 6]
 
 
-def test_a_silent_node_is_lost_and_named_to_whoever_waits_for_news():
-    fake = FakeTransport()
-    with running(fake) as cluster:
-        silence(fake, of=1, seconds=9)
-        assert cluster.alive == (0, 1, 2)
-        silence(fake, of=1, seconds=2)
-        assert cluster.alive == (0, 2)
-        lost = cluster.lost[1]
-        assert lost.name == "gf1"
-        assert cluster.rank_news(0) == cluster.suite_news(0) == [(1, lost)]
-        assert cluster.rank_news(0) == []
+def test_a_silent_node_is_lost_and_named_to_whoever_waits_for_news(fake, cluster):
+    silence(fake, of=1, seconds=9)
+    assert cluster.alive == (0, 1, 2)
+    silence(fake, of=1, seconds=2)
+    assert cluster.alive == (0, 2)
+    lost = cluster.lost[1]
+    assert lost.name == "gf1"
+    assert cluster.rank_news(0) == cluster.suite_news(0) == [(1, lost)]
+    assert cluster.rank_news(0) == []
 
 
-def test_a_cable_that_is_put_back_in_time_costs_nothing():
-    fake = FakeTransport()
-    with running(fake) as cluster:
-        for _ in range(3):
-            silence(fake, of=1, seconds=8)
-            fake.happens((1, PULSE), (1, RankAnswered(0, b"late")))
-        assert cluster.alive == (0, 1, 2)
-        assert [news.parcel for _, news in cluster.rank_news(0)] == [b"late"] * 3
+def test_a_cable_that_is_put_back_in_time_costs_nothing(fake, cluster):
+    for _ in range(3):
+        silence(fake, of=1, seconds=8)
+        fake.happens((1, PULSE), (1, RankAnswered(0, b"late")))
+    assert cluster.alive == (0, 1, 2)
+    assert [news.parcel for _, news in cluster.rank_news(0)] == [b"late"] * 3
 
 
-def test_a_controller_that_was_frozen_loses_nobody():
-    fake = FakeTransport()
-    with running(fake) as cluster:
-        fake.happens(after=600.0)
-        silence(fake, of=-1, seconds=3)
-        silence(fake, of=1, seconds=9)
-        assert cluster.alive == (0, 1, 2)
-        silence(fake, of=1, seconds=2)
-        assert list(cluster.lost) == [1]
+def test_a_controller_that_was_frozen_loses_nobody(fake, cluster):
+    fake.happens(after=600.0)
+    silence(fake, of=-1, seconds=3)
+    silence(fake, of=1, seconds=9)
+    assert cluster.alive == (0, 1, 2)
+    silence(fake, of=1, seconds=2)
+    assert list(cluster.lost) == [1]
 
 
-def test_a_lost_node_hears_no_beat_until_it_comes_back_to_be_fenced():
-    fake = FakeTransport()
-    with running(fake) as cluster:
-        silence(fake, of=1, seconds=11)
-        cluster.rank_news(0)
-        before = len(fake.told(1, Beat))
-        silence(fake, of=1, seconds=3)
-        assert len(fake.told(1, Beat)) == before
-        cluster.send(1, Submit((0,), b"nothing"))
-        own = [SuiteNews((b"{}",)), SuiteEnded(0, "", "run", {})]
-        fake.happens((1, RankAnswered(0, b"too late")), *((1, each) for each in own))
-        silence(fake, of=-1, seconds=3)
-        assert cluster.alive == (0, 2)
-        assert cluster.rank_news(0) == []
-        assert cluster.suite_news(0) == [(1, cluster.lost[1]), *((1, each) for each in own)]  # which goes on
-        assert [type(told.question) for told in fake.told(1, Ask)] == [KillRanks]
-        assert len(fake.told(1, Beat)) > before  # or its agent would end before its files are read
-        assert fake.told(1, Submit) == []
-        assert len(cluster.lost) == 1
+def test_a_lost_node_hears_no_beat_until_it_comes_back_to_be_fenced(fake, cluster):
+    silence(fake, of=1, seconds=11)
+    cluster.rank_news(0)
+    before = len(fake.told(1, Beat))
+    silence(fake, of=1, seconds=3)
+    assert len(fake.told(1, Beat)) == before
+    cluster.send(1, Submit((0,), b"nothing"))
+    own = [SuiteNews((b"{}",)), SuiteEnded(0, "", "run", {})]
+    fake.happens((1, RankAnswered(0, b"too late")), *((1, each) for each in own))
+    silence(fake, of=-1, seconds=3)
+    assert cluster.alive == (0, 2)
+    assert cluster.rank_news(0) == []
+    assert cluster.suite_news(0) == [(1, cluster.lost[1]), *((1, each) for each in own)]  # which goes on
+    assert [type(told.question) for told in fake.told(1, Ask)] == [KillRanks]
+    assert len(fake.told(1, Beat)) > before  # or its agent would end before its files are read
+    assert fake.told(1, Submit) == []
+    assert len(cluster.lost) == 1
 
 
-def test_files_of_a_node_that_is_back_can_be_read():
-    fake = FakeTransport()
-    with running(fake) as cluster:
-        silence(fake, of=1, seconds=11)
-        fake.happens((1, PULSE))
-        fence = asked(fake, 1)
-        with in_the_background(cluster.ask_one, 1, ReadFile("evidence.jsonl", 0, 10)) as answers:
-            while (number := asked(fake, 1)) == fence:
-                pass
-            fake.happens((1, Reply(fence, codec.packed({}))), (1, Reply(number, codec.packed(b"{}"))))
-        assert answers == [b"{}"]
+def test_files_of_a_node_that_is_back_can_be_read(fake, cluster):
+    silence(fake, of=1, seconds=11)
+    fake.happens((1, PULSE))
+    fence = asked(fake, 1)
+    with in_the_background(cluster.ask_one, 1, ReadFile("evidence.jsonl", 0, 10)) as answers:
+        while (number := asked(fake, 1)) == fence:
+            pass
+        fake.happens((1, Reply(fence, codec.packed({}))), (1, Reply(number, codec.packed(b"{}"))))
+    assert answers == [b"{}"]
 
 
-def test_a_node_that_is_left_out_is_fenced_and_not_lost():
-    fake = FakeTransport()
-    with running(fake) as cluster:
-        cluster.leave_out(2, "its own run is REJECTED")
-        silence(fake, of=2, seconds=15)
-        fake.happens((2, RankDied(0, "by SIGKILL")))
-        assert (cluster.alive, cluster.lost, cluster.left_out) == ((0, 1), {}, {2: "its own run is REJECTED"})
-        assert cluster.rank_news(0) == []
-        assert [type(told.question) for told in fake.told(2, Ask)] == [KillRanks]
+def test_a_node_that_is_left_out_is_fenced_and_not_lost(fake, cluster):
+    cluster.leave_out(2, "its own run is REJECTED")
+    silence(fake, of=2, seconds=15)
+    fake.happens((2, RankDied(0, "by SIGKILL")))
+    assert (cluster.alive, cluster.lost, cluster.left_out) == ((0, 1), {}, {2: "its own run is REJECTED"})
+    assert cluster.rank_news(0) == []
+    assert [type(told.question) for told in fake.told(2, Ask)] == [KillRanks]
 
 
 @pytest.mark.parametrize(
@@ -177,12 +174,10 @@ def test_a_node_that_is_left_out_is_fenced_and_not_lost():
         (Arrived(1, b"\xc1"), "its agent sent what this version cannot read"),
     ],
 )
-def test_a_node_whose_agent_is_gone_is_lost_at_once(event, why):
-    fake = FakeTransport()
-    with running(fake) as cluster:
-        fake.happens((1, RankAnswered(0, b"before")), event)
-        assert cluster.lost[1].why.startswith(why)
-        assert cluster.rank_news(0) == [(1, RankAnswered(0, b"before")), (1, cluster.lost[1])]
+def test_a_node_whose_agent_is_gone_is_lost_at_once(event, why, fake, cluster):
+    fake.happens((1, RankAnswered(0, b"before")), event)
+    assert cluster.lost[1].why.startswith(why)
+    assert cluster.rank_news(0) == [(1, RankAnswered(0, b"before")), (1, cluster.lost[1])]
 
 
 def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
@@ -198,12 +193,10 @@ def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
         assert cluster.pulses == {1: PULSE}
 
 
-def test_whoever_waits_is_woken_by_news():
-    fake = FakeTransport()
-    with running(fake) as cluster:
-        with in_the_background(cluster.rank_news, LONG) as news:
-            fake.happens((0, RankAnswered(3, b"x")))
-        assert news == [[(0, RankAnswered(3, b"x"))]]
+def test_whoever_waits_is_woken_by_news(fake, cluster):
+    with in_the_background(cluster.rank_news, LONG) as news:
+        fake.happens((0, RankAnswered(3, b"x")))
+    assert news == [[(0, RankAnswered(3, b"x"))]]
 
 
 def test_questions_are_answered_by_those_that_can():
@@ -263,11 +256,9 @@ def test_all_are_told_to_end_and_those_that_do_not_are_named():
     assert not cluster._thread.is_alive()
 
 
-def test_a_transport_that_breaks_loses_all_nodes_and_lets_nobody_wait():
-    fake = FakeTransport()
-    with running(fake) as cluster:
-        with in_the_background(cluster.ask_each, dict.fromkeys(range(3), Rendezvous()), LONG) as answers:
-            asked(fake, 2)
-            fake._steps.put((0.0, None))
-        assert [isinstance(answer, Trouble) for answer in answers[0].values()] == [True] * 3
-        assert (cluster.alive, list(cluster.lost)) == ((), [0, 1, 2])
+def test_a_transport_that_breaks_loses_all_nodes_and_lets_nobody_wait(fake, cluster):
+    with in_the_background(cluster.ask_each, dict.fromkeys(range(3), Rendezvous()), LONG) as answers:
+        asked(fake, 2)
+        fake._steps.put((0.0, None))
+    assert [isinstance(answer, Trouble) for answer in answers[0].values()] == [True] * 3
+    assert (cluster.alive, list(cluster.lost)) == ((), [0, 1, 2])

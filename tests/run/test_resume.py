@@ -82,14 +82,10 @@ def test_only_what_did_not_pass_runs_again(resumed, died):
     page = (run.folders[0] / "report.html").read_text()
     assert f'<th scope="row">{died.folders[0].name}</th><td>test_inner.py::test_before[1]</td>' in page
     assert f"Carried over from {died.folders[0].name}: 3 checks" in run.text
-
-
-def test_a_resumed_run_can_be_resumed(resumed, died):
-    first = resumed(died.folders[0])
-    second = resumed(first.folders[0])
+    second = resumed(run.folders[0])  # which can be gone on with too
     assert second.status == 0, second.text
     assert second.check("test_before[1]").run == died.folders[0].name
-    assert second.check("test_fails").run == first.folders[0].name
+    assert second.check("test_fails").run == run.folders[0].name
 
 
 @pytest.mark.parametrize(
@@ -116,24 +112,18 @@ def test_another_burn_in_is_refused(fleet, resumed):
 
 # How a run ended, and why it is not gone on with.
 ENDED = {
-    "accepted": ({"limits": True}, "came to its end (ACCEPTED): there is nothing to resume; start a new run"),
+    "accepted": ({"limited": True}, "came to its end (ACCEPTED): there is nothing to resume; start a new run"),
     "rejected": ({"failed": True}, "came to its end (REJECTED): there is nothing to resume; start a new run"),
     "left open": ({}, "this is not the same machine and setup"),  # which is the next thing to be looked at
 }
 
 
 @pytest.fixture
-def ended(tmp_path):
-    """ended(limits=False, failed=False): the folder of a run on GPUs that came to its end."""
-
-    def record(limits=False, failed=False):
-        kept = None
-        if limits:
-            kept = tmp_path / "limits.toml"
-            kept.write_text(LIMITS)
-        return runs.record(tmp_path / "run", limits=kept, failed={runs.ALONE: "other"} if failed else {})
-
-    return record
+def ended(tmp_path, limits):
+    """ended(limited=False, failed=False): the folder of a run on GPUs that came to its end."""
+    return lambda limited=False, failed=False: runs.record(
+        tmp_path / "run", limits=limits if limited else None, failed={runs.ALONE: "other"} if failed else {}
+    )
 
 
 LIMITS = 'name = "Mine"\nmatch = ["NVIDIA X9000"]\n' + "".join(
@@ -144,6 +134,12 @@ LIMITS = 'name = "Mine"\nmatch = ["NVIDIA X9000"]\n' + "".join(
         ("solo_train_throughput", "min", 1, "images/s"),
     )
 )
+
+
+@pytest.fixture
+def limits(tmp_path):
+    (path := tmp_path / "limits.toml").write_text(LIMITS)
+    return path
 
 
 @pytest.mark.parametrize("how", ENDED)
@@ -219,7 +215,7 @@ def interrupted(folder):
 
 
 def test_what_was_carried_over_stands_beside_the_acceptance(ended):
-    record = read(ended(limits=True) / "evidence.jsonl")
+    record = read(ended(limited=True) / "evidence.jsonl")
     assert conclude(record)[0] == "ACCEPTED"
     (check, *_), (other, *_) = record.checks, list(record.checks)[7:]
     record.checks[check] = replace(record.checks[check], run="node7-a")
@@ -241,6 +237,12 @@ def cut_short(folder, *events, limits):
     with (folder / "evidence.jsonl").open("a") as file:
         file.writelines(json.dumps({"t": "2026-11-21T02:00:00.000+00:00", **event}) + "\n" for event in events)
     return folder
+
+
+def goes_along(folder, of):
+    """What a run that goes on with the one in `folder` takes over from it, of one kind of event."""
+    then = resume.load(RunFolder(folder))
+    return [content for kind, content in resume.events(RunFolder(folder), then) if kind == of]
 
 
 def gone_on_with(folder, name, limits):
@@ -276,36 +278,29 @@ SPOILED_BY = {
 
 
 @pytest.mark.parametrize("what", SPOILED_BY)
-def test_what_spoiled_a_run_spoils_those_that_go_on_with_it(tmp_path, what):
+def test_what_spoiled_a_run_spoils_those_that_go_on_with_it(tmp_path, what, limits):
     event, told = SPOILED_BY[what]
-    (limits := tmp_path / "limits.toml").write_text(LIMITS)
-    first = cut_short(tmp_path / "first", event, limits=limits)
-    second, verdict, reasons = gone_on_with(first, "second", limits)
-    assert verdict != "ACCEPTED"
-    assert any(told in reason for reason in reasons)
-    _, verdict, reasons = gone_on_with(second, "third", limits)
-    assert verdict != "ACCEPTED"
-    assert any(told in reason for reason in reasons)
+    folder = cut_short(tmp_path / "first", event, limits=limits)
+    for name in ("second", "third"):
+        folder, verdict, reasons = gone_on_with(folder, name, limits)
+        assert verdict != "ACCEPTED"
+        assert any(told in reason for reason in reasons)
 
 
-def test_what_a_check_has_noticed_goes_along_unless_the_check_looks_again(tmp_path):
-    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+def test_what_a_check_has_noticed_goes_along_unless_the_check_looks_again(tmp_path, limits):
     done = "acceptance/test_3_exactness.py::test_largest_all_reduce_is_exact"
     again = "acceptance/test_2_host.py::test_bmc_logged_no_grave_error"
     shown = [Fault("dcgm_remark", (), "x", check=check, watched=watched) for check, watched in
              ((done, False), (again, False), (again, True), ("", False))]  # fmt: skip
     events = [{"event": "noticed", "fault": fault.to_json()} for fault in shown]
     first = cut_short(tmp_path / "first", *events, limits=limits)
-    taken = resume.events(RunFolder(first), resume.load(RunFolder(first)))
-    left = [content["fault"] for kind, content in taken if kind == "noticed"]
+    left = [content["fault"] for content in goes_along(first, "noticed")]
     assert [(fault["check"], fault["watched"]) for fault in left] == [(done, False), (again, True)]
 
 
-def test_what_only_looks_at_the_machine_looks_again(tmp_path):
-    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+def test_what_only_looks_at_the_machine_looks_again(tmp_path, limits):
     first = cut_short(tmp_path / "first", limits=limits)
-    taken = resume.events(RunFolder(first), resume.load(RunFolder(first)))
-    carried = {content["check"]["id"].partition("/")[2] for kind, content in taken if kind == "check_finished"}
+    carried = {content["check"]["id"].partition("/")[2] for content in goes_along(first, "check_finished")}
     files = {check.partition("::")[0] for check in carried}
     assert "test_3_exactness.py" in files
     assert files.isdisjoint({"test_1_inventory.py", "test_1_order.py", "test_2_host.py", "test_2_pcie.py"})
@@ -333,18 +328,15 @@ def test_the_host_is_compared_with_what_it_was_in_the_first_session(died, run_py
     assert run.outcomes["test_looks_back"] == "passed", run.text
 
 
-def test_losses_go_along_unless_the_check_runs_again(tmp_path):
-    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+def test_losses_go_along_unless_the_check_runs_again(tmp_path, limits):
     done, again = f"{runs.BANDWIDTH}[0]", "acceptance/test_8_resnet50.py::test_training_sweep"
     curve = {"training": {"model": "resnet50"}, "steps": [1], "losses": [7.1], "place": "gpu0"}
     events = [{"event": "losses", "check": check, "curve": curve} for check in (done, again)]
     first = cut_short(tmp_path / "first", *events, limits=limits)
-    taken = resume.events(RunFolder(first), resume.load(RunFolder(first)))
-    assert [content["check"] for kind, content in taken if kind == "losses"] == [done]
+    assert [content["check"] for content in goes_along(first, "losses")] == [done]
 
 
-def test_a_run_that_only_died_spoils_nothing(tmp_path):
-    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+def test_a_run_that_only_died_spoils_nothing(tmp_path, limits):
     first = cut_short(tmp_path / "first", {"event": "check_started", "check": "own.py::test_dies"}, limits=limits)
     _, verdict, (_, _, carried, *_) = gone_on_with(first, "second", limits)
     assert verdict == "ACCEPTED"
@@ -358,15 +350,12 @@ def test_telemetry_that_saw_nothing_spoils_the_checks_that_do_not_run_again(tmp_
     sample = {"time": 1.0, "gpus": [{"temperature_c": 30, "power_watts": 75.0}] * 4}
     with (first / "evidence.jsonl").open("a") as file:
         file.write(json.dumps({"event": "telemetry", "sample": sample}) + "\n")
-    spoiled = [
-        content for kind, content in resume.events(RunFolder(first), resume.load(RunFolder(first))) if kind == "spoiled"
-    ]
+    spoiled = goes_along(first, "spoiled")
     assert [each["in_run"] for each in spoiled] == ["first"] * 4
     assert spoiled[0]["why"].endswith("telemetry never had clock_event_reasons: no slowdown would have been seen")
 
 
-def test_a_limit_that_was_missed_is_told_though_its_check_did_not_end(tmp_path):
-    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+def test_a_limit_that_was_missed_is_told_though_its_check_did_not_end(tmp_path, limits):
     missed = read(runs.record(tmp_path / "other", values={"busbw world": 0.5}, limits=limits) / "evidence.jsonl")
     finding = next(each for each in missed.findings if each.state == "missed")
     begun = {"event": "finding", "finding": {**finding.to_json(), "check": "own.py::test_dies"}}
@@ -378,8 +367,7 @@ def test_a_limit_that_was_missed_is_told_though_its_check_did_not_end(tmp_path):
     assert "own.py::test_dies: failed in first, not run in this run" in gone_on_with(second, "third", limits)[2]
 
 
-def test_what_else_ran_in_a_run_stands_in_the_reports_of_those_that_go_on_with_it(tmp_path):
-    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+def test_what_else_ran_in_a_run_stands_in_the_reports_of_those_that_go_on_with_it(tmp_path, limits):
     conftest = {"file": "/site/conftest.py", "sha256": "1234567890abcdef"}
     first = cut_short(tmp_path / "first", {"event": "session", "conftests": [conftest]}, limits=limits)
     second, _, _ = gone_on_with(first, "second", limits)
@@ -389,12 +377,9 @@ def test_what_else_ran_in_a_run_stands_in_the_reports_of_those_that_go_on_with_i
         assert ("conftest.py (in run first)", "/site/conftest.py (SHA-256 1234567890ab…)") in told
 
 
-def test_what_a_later_version_tells_of_a_run_is_taken_over_too(tmp_path):
-    (limits := tmp_path / "limits.toml").write_text(LIMITS)
+def test_what_a_later_version_tells_of_a_run_is_taken_over_too(tmp_path, limits):
     first = cut_short(tmp_path / "first", {"event": "omen", "of": "an owl"}, limits=limits)
-    assert ("omen", {"in_run": "first", "of": "an owl"}) in resume.events(
-        RunFolder(first), resume.load(RunFolder(first))
-    )
+    assert goes_along(first, "omen") == [{"in_run": "first", "of": "an owl"}]
 
 
 def test_other_hardware_is_refused(resumed, died, tmp_path):
