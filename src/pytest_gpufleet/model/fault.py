@@ -1,4 +1,8 @@
-"""What is wrong with a machine, as data from where it is found until somebody reads it."""
+"""What is wrong with a machine, as data from where it is found until somebody reads it, and the kinds of faults.
+
+A number is never used again, and lines are only added, each at the end of its block: 1xx what is in the machine and how
+it is set up, 2xx health, 3xx wrong data, 4xx performance, 5xx processes, 9xx what an author of checks asserts.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,9 @@ from typing import Any, Literal
 
 from pytest_gpufleet.model.place import Where
 
-# What there is to say of a kind of fault.
-#
-# `action` is the severity, as what happens to the node next: MONITOR (keep it, watch), CONFIG (a setting is wrong, no
-# part is broken), RESET (reset the GPU or reboot), ISOLATE (take it out of service, a part is broken), TRIAGE (take
-# it out until a person has found the part).
-
+# The severity of a kind of fault, as what happens to the node next: MONITOR (keep it, watch), CONFIG (a setting is
+# wrong, no part is broken), RESET (reset the GPU or reboot), ISOLATE (take it out of service, a part is broken), TRIAGE
+# (take it out until a person has found the part).
 Action = Literal["MONITOR", "CONFIG", "RESET", "ISOLATE", "TRIAGE"]
 
 
@@ -30,11 +31,9 @@ class Code:
     explains: tuple[str, ...] = ()
 
 
-# The kinds of faults of what is in a machine and how it is set up, 1xx. As in codes.py, a number is never used again,
-# and lines are only added.
-
 # fmt: off
-OF_INVENTORY = (
+_CODES = (
+    # ---------------------------------------------------------------- 1xx what is in the machine, and how it is set up
     Code(101, "gpu_missing", "presence", "TRIAGE", "a GPU is missing",
          "Compare `nvidia-smi -L` and `lspci` with the delivery note; reseat or replace the GPU that is not listed"),
     Code(102, "software_unfit", "presence", "CONFIG", "driver, CUDA, cuDNN, NCCL and torch do not fit together",
@@ -149,15 +148,7 @@ OF_INVENTORY = (
          "Compare it with the order, and replace it by one like the others"),
     Code(159, "memory_module_slow", "setting", "TRIAGE", "a memory module of the host runs slower than the others",
          "Look at the BIOS setting of the memory's speed; reseat or replace the module"),
-)
-# fmt: on
-
-
-# The kinds of faults of health, 2xx: what GPUs, host and nodes tell of themselves. As in codes.py, a number is never
-# used again, and lines are only added.
-
-# fmt: off
-OF_HEALTH = (
+    # ---------------------------------------------------------------- 2xx health: what GPUs, host and nodes tell
     Code(201, "ecc_uncorrected", "error", "ISOLATE", "uncorrectable memory errors", "Replace the GPU"),
     Code(202, "row_remapping_pending", "error", "RESET", "row remapping is pending", "Reset the GPU"),
     Code(203, "row_remapping_failed", "error", "ISOLATE", "row remapping failed", "Replace the GPU"),
@@ -263,34 +254,7 @@ OF_HEALTH = (
          "Clean and reseat the connectors at both ends, then exchange the cable: `mlxlink -d DEVICE -c`"),
     Code(282, "network_link_flaps", "network", "TRIAGE", "a network link goes down again and again",
          "Reseat the cable at both ends, then exchange it; then look at the switch port"),
-)
-# fmt: on
-
-
-# The kinds of faults that DCGM's diagnostic finds, a line for each severity that it has. As in codes.py, a number is
-# never used again, and lines are only added.
-
-# fmt: off
-OF_DCGM = (
-    Code(285, "dcgm_part_broken", "diagnostic", "ISOLATE", "DCGM's diagnostic found an error that calls for isolation",
-         "Replace the GPU; the JSON of the diagnostic (`dcgmi diag --json`) goes with it"),
-    Code(286, "dcgm_reset_needed", "diagnostic", "RESET", "DCGM's diagnostic found an error that calls for a reset",
-         "Drain and reset the GPU, then run again; replace it if it comes back"),
-    Code(287, "dcgm_setting", "diagnostic", "CONFIG", "DCGM's diagnostic found a setting or software that is wrong",
-         "Do what its text says, then run again"),
-    Code(288, "dcgm_test_failed", "diagnostic", "TRIAGE", "a test of DCGM's diagnostic failed",
-         "Read its text and /var/log/nvidia-dcgm/nvvs.log; run `dcgmi diag -r 3` on this GPU alone"),
-    Code(289, "dcgm_remark", "diagnostic", "MONITOR", "DCGM's diagnostic warned of something, or left it out",
-         "Nothing, unless it comes back together with faults of the same GPU"),
-)
-# fmt: on
-
-
-# The kinds of faults that the kernel log tells of the host (host_log_catalogue.py has its lines). As in codes.py, a
-# number is never used again, and lines are only added.
-
-# fmt: off
-OF_THE_KERNEL_LOG = (
+    # what the kernel log tells of the host (log_catalogue.py has its lines)
     Code(236, "machine_check", "host error", "TRIAGE", "a processor reports an error that it could not correct",
          "Read the BMC's event log for the part: a processor, a DIMM or a PCIe device", ("process", "stall")),
     Code(237, "machine_check_corrected", "host error", "MONITOR", "a processor reports errors that were corrected",
@@ -320,18 +284,17 @@ OF_THE_KERNEL_LOG = (
          "Look for heat and PCIe errors before it; reset the adapter (`mlxfwreset`), or replace it"),
     Code(249, "processor_throttled", "host cooling", "TRIAGE", "heat slowed processors of the host down",
          "Look at their cooling: fans, heat sinks, blocked air", ("performance",)),
-)
-# fmt: on
-
-
-# The kinds of faults there are. A number is never used again, and lines are only added, each at the end of its block.
-#
-# 1xx what is in the machine and how it is set up, 2xx health, 3xx wrong data, 4xx performance, 5xx processes, 9xx
-# what an author of checks asserts. 1xx are in inventory_codes.py, 2xx in health_codes.py; of these what the kernel
-# log says of the host (236 to 249) is in kernel_codes.py, and what DCGM finds (285 to 289) in dcgm_codes.py.
-
-# fmt: off
-_OTHERS = (
+    # what DCGM's diagnostic finds, a line for each severity that it has
+    Code(285, "dcgm_part_broken", "diagnostic", "ISOLATE", "DCGM's diagnostic found an error that calls for isolation",
+         "Replace the GPU; the JSON of the diagnostic (`dcgmi diag --json`) goes with it"),
+    Code(286, "dcgm_reset_needed", "diagnostic", "RESET", "DCGM's diagnostic found an error that calls for a reset",
+         "Drain and reset the GPU, then run again; replace it if it comes back"),
+    Code(287, "dcgm_setting", "diagnostic", "CONFIG", "DCGM's diagnostic found a setting or software that is wrong",
+         "Do what its text says, then run again"),
+    Code(288, "dcgm_test_failed", "diagnostic", "TRIAGE", "a test of DCGM's diagnostic failed",
+         "Read its text and /var/log/nvidia-dcgm/nvvs.log; run `dcgmi diag -r 3` on this GPU alone"),
+    Code(289, "dcgm_remark", "diagnostic", "MONITOR", "DCGM's diagnostic warned of something, or left it out",
+         "Nothing, unless it comes back together with faults of the same GPU"),
     # ---------------------------------------------------------------- 3xx wrong data
     Code(301, "product_wrong", "data", "ISOLATE", "this GPU computes wrongly",
          "Replace the GPU; if all GPUs do it, look at the driver and the CUDA libraries first"),
@@ -391,12 +354,8 @@ _OTHERS = (
 )
 # fmt: on
 
-CODES: dict[str, Code] = {
-    code.name: code
-    for code in sorted(
-        (*OF_INVENTORY, *OF_HEALTH, *OF_THE_KERNEL_LOG, *OF_DCGM, *_OTHERS), key=lambda code: code.number
-    )
-}
+CODES = {code.name: code for code in sorted(_CODES, key=lambda code: code.number)}
+KERNEL_LOG = range(236, 250)  # the numbers of what the kernel log tells of the host
 
 
 @dataclass(frozen=True)

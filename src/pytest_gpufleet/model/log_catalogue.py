@@ -1,5 +1,5 @@
 """What the kernel writes into its log when something of the host is wrong: processors and their memory, PCIe, disks,
-network adapters. XIDs are in xid_catalogue.py.
+network adapters; and the XIDs and SXids of the NVIDIA driver.
 
 A row says by what a line is known, what kind of fault it tells of, and whether that condemns the machine: if it stood
 in the log before the run, and if it comes while the run goes on. What does not condemn is shown. Errors that nobody

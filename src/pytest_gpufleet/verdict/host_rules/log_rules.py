@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pytest_gpufleet.model.fault import CODES, OF_THE_KERNEL_LOG, Fault
+from pytest_gpufleet.model.fault import CODES, KERNEL_LOG, Fault
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.log_catalogue import HostMessage
 from pytest_gpufleet.model.place import THIS_NODE
@@ -31,7 +31,7 @@ def remarks(noticed: Iterable[Fault]) -> list[str]:
 
 
 def _heard(code: str) -> str:
-    return "the kernel log: " if CODES[code] in OF_THE_KERNEL_LOG else ""
+    return "the kernel log: " if CODES[code].number in KERNEL_LOG else ""
 
 
 def _faults(messages: Iterable[HostMessage], gpus: Iterable[Gpu]) -> list[Fault]:
