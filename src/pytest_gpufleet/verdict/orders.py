@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from pytest_gpufleet.model.fault import Fault
@@ -21,7 +20,7 @@ from pytest_gpufleet.model.place import THIS_NODE, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.port_rules import active, gigabits
-from pytest_gpufleet.verdict.toml_table import FileError, table_type
+from pytest_gpufleet.verdict.toml_table import FileError, Text, table_type
 
 # What may stand in an order, and how it is read.
 #
@@ -30,18 +29,15 @@ from pytest_gpufleet.verdict.toml_table import FileError, table_type
 
 MOST = 10**9
 _Whole = Annotated[int, Meta(ge=0, le=MOST)]
-_Filled = Annotated[str, Meta(pattern=r"\S")]
 AtLeastNumber = table_type("AtLeastNumber", {"at_least": _Whole})
-AtLeastVersion = table_type("AtLeastVersion", {"at_least": _Filled})
-# An error says that a value must be what the description of its type says.
-Text = Annotated[str, Meta(pattern=r"\S", description="a text that is not empty")]
+AtLeastVersion = table_type("AtLeastVersion", {"at_least": Text})
 Number = Annotated[
     _Whole | AtLeastNumber,  # type: ignore[valid-type]
     Meta(description="a whole number, or { at_least = a whole number }"),
 ]
 Size = Annotated[int, Meta(ge=1, le=MOST, description="a whole number above 0")]
 Version = Annotated[
-    _Filled | AtLeastVersion,  # type: ignore[valid-type]
+    Text | AtLeastVersion,  # type: ignore[valid-type]
     Meta(description="a version as a text, or { at_least = a version as a text }"),
 ]
 
@@ -59,10 +55,8 @@ GIB, GB = 1 << 30, 10**9
 
 
 def of_host(fact: str, *keys: str) -> Read:
-    def read(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
-        return [(THIS_NODE, (keys or (fact,))[-1].replace("_", " "), _fact(machine, fact, *keys))]
-
-    return read
+    what = (fact, *keys)[-1].replace("_", " ")
+    return lambda machine, topology, asked: [(THIS_NODE, what, _fact(machine, fact, *keys))]
 
 
 def _fact(machine: Machine, fact: str, *keys: str) -> Any:
@@ -73,10 +67,8 @@ def _fact(machine: Machine, fact: str, *keys: str) -> Any:
 
 
 def software(name: str, what: str) -> Read:
-    def read(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
-        return [(THIS_NODE, what, getattr(topology, name) or Unavailable("the driver does not say", applicable=False))]
-
-    return read
+    unknown = Unavailable("the driver does not say", applicable=False)
+    return lambda machine, topology, asked: [(THIS_NODE, what, getattr(topology, name) or unknown)]
 
 
 def count_of_gpus(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
@@ -85,10 +77,7 @@ def count_of_gpus(machine: Machine, topology: GpuTopology, asked: Asked) -> list
 
 
 def of_gpus(fact: str) -> Read:
-    def read(machine: Machine, topology: GpuTopology, asked: Asked) -> list[Told]:
-        return [(gpu.place, fact, gpu[fact]) for gpu in machine.gpus]
-
-    return read
+    return lambda machine, topology, asked: [(gpu.place, fact, gpu[fact]) for gpu in machine.gpus]
 
 
 def nvlinks(machine: Machine, topology: GpuTopology, asked: Asked) -> Iterator[Told]:
@@ -124,10 +113,9 @@ def size_of_modules(machine: Machine, topology: GpuTopology, asked: Asked) -> li
 
 
 def drives(machine: Machine, kind: Asked) -> Parts:
-    told = _fact(machine, "nvme")
+    told, size = _fact(machine, "nvme"), kind["gigabytes"]
     if isinstance(told, Unavailable):
         return told
-    size = kind["gigabytes"]
     return [
         drive
         for drive in told
@@ -354,11 +342,6 @@ def load(path: Path) -> Order:
     if content.keys() <= {"name"}:
         raise FileError(f"{path}: orders nothing; write what was bought, as in docs/orders.md.")
     return Order(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), content)
-
-
-def check(order: Order) -> None:
-    """ValueError if what evidence keeps as an order is none."""
-    msgspec.convert(order.content, OrderTable)
 
 
 HEAD = """\

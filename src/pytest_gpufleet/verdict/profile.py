@@ -20,7 +20,7 @@ from pytest_gpufleet.model.limit import Calibration, KnownGood, Limit, Reference
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import EXTRAORDINARY, FACTS, MEASURED_UNDER, METRICS, GiB, KiB, Metric, MiB
 from pytest_gpufleet.verdict import toml_table
-from pytest_gpufleet.verdict.toml_table import FileError, Table, table_type
+from pytest_gpufleet.verdict.toml_table import FileError, Table, Text, table_type
 
 Sense = Literal["min", "max"]
 # The sense that fits a metric, and the one that does not.
@@ -30,9 +30,7 @@ _BYTE_UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB}
 _MOST = sys.float_info.max
 
 
-# What may stand in the file: the loader and the JSON Schema both go by these types. An error says that a value must be
-# what the description of its type says.
-Text = Annotated[str, Meta(pattern=r"\S", description="a text that is not empty")]
+# What may stand in the file: the loader and the JSON Schema both go by these types.
 Texts = Annotated[list[Text], Meta(description="a list of texts that are not empty")]
 Names = Annotated[
     list[Text],
@@ -242,7 +240,13 @@ class Profile:
         FileError if the figure is in another unit than the profile says, or better in the other direction, whether a
         limit holds for it or not: under the conditions of a rehearsal none may.
         """
-        self._check_comparable(measurement.definition)
+        metric = measurement.definition
+        own = self.metrics.get(metric.name, metric)
+        if (own.unit, own.better) != (metric.unit, metric.better):
+            raise FileError(
+                f"{metric.name} was measured in {metric.unit}, where {metric.better} is better, but by "
+                f"{self.path.name} it is in {own.unit}, and {own.better} is better; make the two the same."
+            )
         fitting = (limit for limit in self.limits if holds(limit, measurement, fabric))
         return best(fitting, self.base.limit_for(measurement, fabric) if self.base else None)
 
@@ -251,14 +255,6 @@ class Profile:
         base. Methods do not matter: what differs among GPUs is the GPUs."""
         own = tuple(each for each in self.tolerances if each.holds(measurement))
         return own or (self.base.tolerances_for(measurement) if self.base else ())
-
-    def _check_comparable(self, metric: Metric) -> None:
-        own = self.metrics.get(metric.name, metric)
-        if (own.unit, own.better) != (metric.unit, metric.better):
-            raise FileError(
-                f"{metric.name} was measured in {metric.unit}, where {metric.better} is better, but by "
-                f"{self.path.name} it is in {own.unit}, and {own.better} is better; make the two the same."
-            )
 
 
 def best(own: Iterable[Limit], of_base: Limit | None) -> Limit | None:
@@ -285,13 +281,13 @@ def holds(limit: Limit, measurement: Measurement, fabric: str) -> bool:
 def shipped() -> tuple[Profile, ...]:
     """The profiles that come with this package, one a GPU model."""
     paths = sorted(set(_HERE.glob("*.toml")) - {_HERE / EVERY_GPU})
-    return tuple(replace(_load(path, (), given=False), base=of_every_gpu()) for path in paths)
+    return tuple(replace(_load(path), base=of_every_gpu()) for path in paths)
 
 
 @cache
 def of_every_gpu() -> Profile:
     """What is asked of GPUs of every model, also of those that no shipped profile is for."""
-    return _load(_HERE / EVERY_GPU, (), given=False)
+    return _load(_HERE / EVERY_GPU)
 
 
 def for_gpu(name: str) -> Profile | None:
@@ -310,11 +306,10 @@ def load(path: Path) -> Profile:
     a value in the wrong unit or sense, or two limits of which neither is more specific: a typing error in a
     profile must not let a machine pass.
     """
-    profile = _load(path, shipped(), given=True)
-    profile = profile if profile.base else replace(profile, base=of_every_gpu())
+    profile = _load(path, given=True)
     if not profile.match:
         raise FileError(f'{path}: "match" is missing; list the names that NVML gives such GPUs, or extend a profile.')
-    return profile
+    return profile if profile.base else replace(profile, base=of_every_gpu())
 
 
 def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
@@ -336,10 +331,10 @@ def choose(path: Path | None, gpu_names: Iterable[str]) -> Profile | None:
     return given
 
 
-def _load(path: Path, bases: Iterable[Profile], *, given: bool) -> Profile:
+def _load(path: Path, *, given: bool = False) -> Profile:
     top = toml_table.read(path)
     top.check(ProfileTable)
-    values, by_name = top.values, {profile.name: profile for profile in bases}
+    values, by_name = top.values, {profile.name: profile for profile in (shipped() if given else ())}
     base = by_name[top.choice("extends", by_name)] if "extends" in values else None
     metrics = metrics_named(top)
     return Profile(

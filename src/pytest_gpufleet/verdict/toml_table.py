@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -17,6 +17,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+# An error says that a value must be what the description of its type says.
+Text = Annotated[str, msgspec.Meta(pattern=r"\S", description="a text that is not empty")]
 
 # The way from the top of the file to a table or a key: ("limit", 2, "when", "ranks"), arrays counted from 1.
 Way = tuple[str | int, ...]
