@@ -14,21 +14,15 @@ from typing import BinaryIO, TextIO
 STREAMS = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
 
 
-NOT_REGULAR = "it is not a regular file"
-
-
 def open_regular(path: Path, most_bytes: int | None = None) -> BinaryIO:
     """Open a regular file for reading, in a folder that others may have filled: no link is followed, and nothing waits
     for the other end of a FIFO. OSError, with the reason in words, if it is anything else or longer than `most_bytes`.
     """
-    descriptor = _open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and (most_bytes is None or found.st_size <= most_bytes):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    if stat.S_ISREG(found.st_mode):
+    descriptor, found = _opened(path, os.O_RDONLY)
+    if most_bytes is not None and found.st_size > most_bytes:
+        os.close(descriptor)
         raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most_bytes:,} are read", str(path))
-    raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def sha256(path: Path) -> str:
@@ -40,13 +34,19 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _open(path: Path, flags: int) -> int:
+def _opened(path: Path, flags: int) -> tuple[int, os.stat_result]:
+    """The descriptor of a regular file, and what the system says of it."""
     try:
-        return os.open(path, flags, 0o666)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from None
         raise
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode):
+        return descriptor, found
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -75,11 +75,8 @@ def append_to(path: Path) -> TextIO:
     other names too, for others may have put it there."""
     if path.parent in STREAMS:
         return path.open("a", newline="", encoding="utf-8")
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = _open(path, flags)
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-        return os.fdopen(descriptor, "a", newline="", encoding="utf-8")
-    os.close(descriptor)
-    why = "it is a hard link to something else" if stat.S_ISREG(found.st_mode) else NOT_REGULAR
-    raise OSError(errno.EINVAL, why, str(path))
+    descriptor, found = _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    if found.st_nlink != 1:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is a hard link to something else", str(path))
+    return os.fdopen(descriptor, "a", newline="", encoding="utf-8")

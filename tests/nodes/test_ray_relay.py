@@ -87,7 +87,7 @@ class Talk:
         self.actor = Actor(relay)
         self.ended: list[tuple] = []
         self.events: list[Arrived | Gone] = []
-        self.line = Line(7, self.actor, lambda *call: self.ended.append(call), Unavailable, clock=lambda: self.now)
+        self.line = Line(7, self.actor, lambda call: self.ended.append(call), Unavailable, clock=lambda: self.now)
         self.line.go_on()
 
     def hear(self) -> None:

@@ -50,7 +50,7 @@ def test_what_has_no_translation_is_english() -> None:
 
 @pytest.mark.parametrize("run", ["h200x2-f", "h200x4-neighbour"])
 def test_recorded_run_in_both_languages_has_the_same_figures_and_names(run: str) -> None:
-    folder = RunFolder.of(str(RECORDED / run))
+    folder = RunFolder(RECORDED / run)
     record, digest = folder.record(), folder.digest()
     english, chinese = (report_page.page(record, digest, language=language) for language in ("en", "zh"))
     assert english == report_page.page(record, digest)
@@ -119,7 +119,7 @@ def test_comparison_in_both_languages_has_the_same_figures_and_names(same_machin
 
 @pytest.mark.parametrize("run", ["h200x1-e", "h200x4-a"])
 def test_plots_in_both_languages_are_the_same_drawings_with_other_words(run: str) -> None:
-    record = RunFolder.of(str(RECORDED / run)).record()
+    record = RunFolder(RECORDED / run).record()
     english, chinese = (_drawings(report_page.page(record, "0" * 64, language=language)) for language in ("en", "zh"))
     assert [_shapes(each) for each in english] == [_shapes(each) for each in chinese]
     texts = [pair for one, other in zip(english, chinese, strict=True)
@@ -158,7 +158,7 @@ def test_sentences_are_joined_as_their_language_does() -> None:
 
 @pytest.mark.parametrize("run", ["h200x1-e", "h200x2-f", "h200x4-a", "h200x4-neighbour"])
 def test_no_space_stands_after_punctuation_of_full_width(run: str) -> None:
-    folder = RunFolder.of(str(RECORDED / run))
+    folder = RunFolder(RECORDED / run)
     page = report_page.page(folder.record(), folder.digest(), language="zh")
     for block in re.split(r"</?(?:p|td|th|li|div|h\d|tr|summary|section|dt|dd|title)\b[^>]*>|<br>", page):
         text = re.sub(r"<[^>]+>", "", block)

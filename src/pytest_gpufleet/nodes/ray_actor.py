@@ -131,7 +131,7 @@ class Line:
         self,
         node: int,
         actor: Any,
-        told: Callable[[Line, Any, bool], None],
+        told: Callable[[tuple[Line, Any, bool]], None],
         lost: type[Exception],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -211,7 +211,7 @@ class Line:
         self._next = max(self._next, self._first)
 
     def _call(self, reference: Any, taking: bool) -> None:
-        reference.future().add_done_callback(lambda call: self._told(self, call, taking))
+        reference.future().add_done_callback(lambda call: self._told((self, call, taking)))
 
 
 def in_short(error: BaseException) -> str:

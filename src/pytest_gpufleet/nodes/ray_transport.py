@@ -233,12 +233,9 @@ class RayTransport:
         for number, (node, name) in enumerate(zip(nodes, names, strict=True)):
             told = {"name": name if name != node["NodeManagerHostname"] else "", "transport": "ray"}
             actor = _actor(ray, node, msgspec.structs.replace(self._settings, towards=towards, **told))
-            line = self._lines[number] = Line(number, actor, self._call_ended, ray.exceptions.ActorUnavailableError)
+            line = self._lines[number] = Line(number, actor, self._done.put, ray.exceptions.ActorUnavailableError)
             line.go_on()
         return dict(enumerate(names))
-
-    def _call_ended(self, line: Line, call: Any, taking: bool) -> None:
-        self._done.put((line, call, taking))
 
     def _nodes(self, own: str) -> list[Mapping[str, Any]]:
         """Those to start an agent on, in the order of their numbers: this machine's first, then by name."""

@@ -62,7 +62,10 @@ class ClusterGround(Ground):
         self._hellos = hellos
         self.nodes = len(hellos)
         self.rehearsal_ranks = rehearsed * len(hellos)
-        self.machines = {node: self._machine(node) for node in hellos}  # at once: they know how long ago that was
+        self.machines = {  # at once: they know how long ago that was
+            node: Machine(self.topology_of(node).gpus, hello.machine, _taken(hello), present=hello.present, node=node)
+            for node, hello in hellos.items()
+        }
 
     @cached_property
     def topologies(self) -> dict[int, GpuTopology]:
@@ -111,10 +114,6 @@ class ClusterGround(Ground):
         facts: Mapping[str, Any] = hello.machine if hello else {}
         serial = hello.serial if hello else None
         return NodeStanding(node, self.hosts[node], serial, self.topologies[node], facts, _taken(hello))
-
-    def _machine(self, node: int) -> Machine:
-        hello = self._hellos[node]
-        return Machine(self.topology_of(node).gpus, hello.machine, _taken(hello), present=hello.present, node=node)
 
 
 def _taken(hello: Hello | None) -> str:

@@ -20,7 +20,6 @@ from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.run.settings import Options
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.hardware.local_node import LocalNode
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.gpu import Gpu
@@ -134,15 +133,9 @@ class Run:
     def watch(self, hear: Callable[[Any], None]) -> None:
         """Heed signals from here on. With GPUs, start telemetry: `hear(sample)` is called with each sample."""
         self.last_things.enter_context(self.interruption.heed())
-        health = self.health
-        if health is None:
+        if self.health is None:
             return
-
-        def take_in(sample: Any) -> None:
-            health.note(sample)
-            hear(sample)
-
-        self.sampling = Sampling(self, self.own_machine.node, take_in)
+        self.sampling = Sampling(self, self.health, hear)
         self.open_things.callback(self.sampling.stop)
         self.sampling.start()
 
@@ -422,15 +415,16 @@ class Sampling:
     """Telemetry of a run: sampled from its begin to its end, on record. `hear(sample)` is called with each sample, by a
     thread of its own."""
 
-    def __init__(self, run: Run, node: LocalNode, hear: Callable[[Sample], None]) -> None:
+    def __init__(self, run: Run, health: Guard, hear: Callable[[Sample], None]) -> None:
         from pytest_gpufleet.hardware.telemetry import Activity, Sampler
 
         self._run = run
+        self._health = health
         self._hear = hear
         self._activity = Activity()
         self._lost = False  # told once: the words of the trouble change
         self.latest: Sample | None = None
-        self.sampler = Sampler(node, run.options.interval, self._take_in)
+        self.sampler = Sampler(run.own_machine.node, run.options.interval, self._take_in)
 
     def start(self) -> None:
         self.sampler.start()
@@ -443,6 +437,7 @@ class Sampling:
         self._run.record_event("telemetry", sample=sample.to_json())
         self._activity.add(sample)
         self.latest = sample
+        self._health.note(sample)
         self._hear(sample)
 
     def note_lost(self) -> None:
