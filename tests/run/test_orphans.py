@@ -120,40 +120,23 @@ def test_a_terminal_that_is_closed_takes_no_report_away(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("body", "arguments", "status"),
+    ("body", "arguments", "conftest", "status"),
     [
-        ("assert False", ["-x"], 1),
-        ("assert False", ["--maxfail=1"], 1),
-        ("pytest.exit('enough')", [], 2),
-        ("os._exit(9)", [], 9),
-        ("raise SystemExit(7)", [], 1),
+        ("assert False", ["-x"], "", 1),
+        ("assert False", ["--maxfail=1"], "", 1),
+        ("pytest.exit('enough')", [], "", 2),
+        ("os._exit(9)", [], "", 9),
+        ("raise SystemExit(7)", [], "", 1),
+        ("pass", [], "def pytest_runtest_logreport(report): report.when == 'call' and 1 / 0", 3),
     ],
-    ids=["-x", "--maxfail", "pytest.exit", "os._exit", "SystemExit"],
+    ids=["-x", "--maxfail", "pytest.exit", "os._exit", "SystemExit", "internal error"],
 )
-def test_end_of_the_session(controller, tmp_path, body, arguments, status):
+def test_end_of_the_session(controller, tmp_path, body, arguments, conftest, status):
+    (tmp_path / "conftest.py").write_text(conftest)
     process = controller(ENDING % body, *arguments)
     pids = rank_pids(tmp_path)
     assert process.wait(60) == status, (tmp_path / "log").read_text()
     assert comes_true(lambda: not any(map(alive, pids)))
-
-
-def test_internal_error(controller, tmp_path):
-    (tmp_path / "conftest.py").write_text(
-        "def pytest_runtest_logreport(report):\n    if report.when == 'call': 1 / 0\n"
-    )
-    process = controller(ENDING % "pass")
-    pids = rank_pids(tmp_path)
-    assert process.wait(60) == 3, (tmp_path / "log").read_text()
-    assert comes_true(lambda: not any(map(alive, pids)))
-
-
-def test_interrupted_run_is_never_accepted_and_leaves_its_report(controller, tmp_path):
-    process = controller(HANGING)
-    rank_pids(tmp_path)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 2
-    assert "the run was interrupted" in (tmp_path / "log").read_text()
-    assert list(tmp_path.glob("out/*/report.html"))
 
 
 # The same signal again at every step after the first one, while report and results are written.

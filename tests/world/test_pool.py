@@ -257,23 +257,16 @@ def test_the_first_call_waits_for_ranks_that_were_begun_before(engine):
     assert (engine.starts, told) == (1, [("world_started", 2.0)])
 
 
-def test_the_first_call_hears_why_ranks_that_were_begun_do_not_come_up(engine):
-    engine.starting = lambda index: Takes(1.0, OSError("no such device"))
-    world = world_of(engine, 2)
-    world._pool.begin()
-    with pytest.raises(RankFailure) as failure:
-        world.run(lambda rank: None)
-    assert (failure.value.kind, engine.starts, engine.kills) == ("exception", 1, 1)
-
-
-def test_ranks_that_were_begun_and_never_used_are_killed(engine):
+def test_ranks_that_were_begun_are_killed_when_they_are_not_used_and_when_they_do_not_come_up(engine):
     world = world_of(engine, 2)
     world._pool.begin()
     world._pool.stop()
     assert (engine.starts, engine.kills) == (1, 1)
+    engine.starting = lambda index: Takes(1.0, OSError("no such device"))
     world._pool.begin()
-    assert world.run(lambda rank: rank.index) == [0, 1]
-    assert (engine.starts, engine.kills) == (2, 1)
+    with pytest.raises(RankFailure) as failure:
+        world.run(lambda rank: None)
+    assert (failure.value.kind, engine.starts, engine.kills) == ("exception", 2, 2)
 
 
 def test_a_rank_that_cannot_be_killed_ends_the_use_of_its_gpu(engine):
@@ -414,7 +407,7 @@ def test_a_failure_in_one_group_names_its_rank_and_tells_of_all(engine):
     assert "from ranks 2, 3" in failure.value.what
 
 
-def test_nodes_are_worlds_of_their_own(engine):
+def test_nodes_are_worlds_of_their_own_of_which_their_ranks_know_the_size(engine):
     world = world_of(engine, 2, 3, with_group=True)
     assert [list(map(str, node.places)) for node in world.nodes] == [
         ["cpu0", "cpu1"],
@@ -423,10 +416,6 @@ def test_nodes_are_worlds_of_their_own(engine):
     assert world.each(world.nodes, lambda rank: rank.group) == [[(0, 1)] * 2, [(2, 3, 4)] * 3]
     assert [node.size for node in world.subset([0, 2, 4]).nodes] == [1, 2]
     assert [node.run(lambda rank: rank.node) for node in world.nodes] == [[0, 0], [1, 1, 1]]
-
-
-def test_a_rank_knows_how_many_share_its_node(engine):
-    world = world_of(engine, 2, 3)
     assert world.run(lambda rank: rank.local_size) == [2, 2, 3, 3, 3]
     assert world.subset([0, 2, 4]).run(lambda rank: rank.local_size) == [1, 2, 2]
     assert world.each([[0], [2, 3], [4]], lambda rank: rank.local_size) == [[1], [3, 3], [3]]

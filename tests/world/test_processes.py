@@ -216,8 +216,10 @@ def tells_its_modules(connection, lifeline):
     connection.send(pickle.dumps([name for name in sys.modules if name.startswith("idle_")]))
 
 
-def imported_before_a_rank_is_forked(folder, asked_first):
-    """Of three modules, the second of which is imported until a rank has been asked for, if `asked_first`."""
+@pytest.mark.parametrize("asked_first", [False, True])
+def test_ranks_find_imported_what_the_fork_server_had_time_for_and_wait_for_no_more(tmp_path, monkeypatch, asked_first):
+    """The second of three modules is imported until a rank has been asked for, if `asked_first`."""
+    monkeypatch.syspath_prepend(folder := tmp_path)
     for name in ("idle_first", "idle_second", "idle_third"):
         (folder / f"{name}.py").write_text(f"import pathlib, time; pathlib.Path({str(folder / name)!r}).touch()\n")
     if asked_first:
@@ -237,18 +239,7 @@ def imported_before_a_rank_is_forked(folder, asked_first):
     server.kill()
     os.close(held)
     os.close(lifeline)
-    return modules
-
-
-def test_ranks_find_imported_what_the_fork_server_had_time_for(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    modules = imported_before_a_rank_is_forked(tmp_path, asked_first=False)
-    assert modules == ["idle_first", "idle_second", "idle_third"]
-
-
-def test_a_rank_that_is_asked_for_does_not_wait_for_more_imports(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    assert imported_before_a_rank_is_forked(tmp_path, asked_first=True) == ["idle_first", "idle_second"]
+    assert modules == ["idle_first", "idle_second", "idle_third"][: 2 if asked_first else 3]
 
 
 FAMILY = """
@@ -282,7 +273,7 @@ def shared(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_only_what_a_killed_controller_left_is_swept(shared):
+def test_only_what_a_killed_controller_of_this_user_left_is_swept(shared, monkeypatch):
     def folder(name, *files):
         made = shared / name
         made.mkdir()
@@ -305,22 +296,16 @@ def test_only_what_a_killed_controller_left_is_swept(shared):
     lock = os.open(held, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
+        with monkeypatch.context() as another_user:
+            another_user.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
+            rank_files.sweep_scratch()
+        assert left.exists()
         rank_files.sweep_scratch()
     finally:
         os.close(lock)
     assert not left.exists()
     assert all(path.exists() for path in (held, young, mine / "weights.pt", outside / "kept"))
     assert {path.name for path in shared.iterdir()} >= {f"gpufleet-world-{kind}" for kind in ("fifo", "link", "socket")}
-
-
-def test_what_another_user_made_is_not_swept(shared, monkeypatch):
-    left = shared / "gpufleet-world-left"
-    left.mkdir()
-    (left / rank_files.MARKER).touch()
-    os.utime(left, (0, 0))
-    monkeypatch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
-    rank_files.sweep_scratch()
-    assert left.exists()
 
 
 def test_a_folder_is_short_and_plain_enough_for_sockets_and_goes_as_a_whole(shared, monkeypatch):
