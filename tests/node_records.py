@@ -18,8 +18,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Place
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
 from pytest_gpufleet.verdict.node_verdicts import faults_of, outcome_of_all
 from pytest_gpufleet.verdict.verdict import settled
 

@@ -11,7 +11,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import hosts
 from pytest_gpufleet.report.hosts import OWN, HostRow
 from pytest_gpufleet.report.page.report_page import page
-from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns
+from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 from tests.fleets import fleet_of, host_run, rejected, slower
 from tests.node_records import Between, of_nodes
 from tests.report.browser import seen

@@ -263,7 +263,7 @@ def test_half_of_the_fleet_cannot_hide_behind_the_other_half():
 
     slow = {"node-005", "node-006", "node-007", "node-008"}
     hosts = [of_today(host_run(name, change=slower(0.1 if name in slow else 0.0))) for name in NAMES]
-    found = [each for each in slow_places(hosts)[0] if each.figure.name == better.metric]
+    found = [each for each in slow_places(dict(enumerate(hosts)))[0] if each.figure.name == better.metric]
     assert {hosts[each.node].host for each in found} == slow
 
 
@@ -279,7 +279,7 @@ def test_one_figure_that_is_too_good_speaks_against_nobody():
         return replace(run, record=replace(run.record, findings=findings))
 
     hosts = [held_against_the_best(run) for run in fleet_of(8, node_003=host_run("node-003", change=slower(-0.1, 0)))]
-    assert [each for each in slow_places(hosts)[0] if each.figure.name == best.metric] == []
+    assert [each for each in slow_places(dict(enumerate(hosts)))[0] if each.figure.name == best.metric] == []
 
 
 def test_a_host_that_is_held_back_is_told_apart_from_one_that_is_slow():
@@ -306,9 +306,9 @@ def test_what_several_gpus_do_together_is_told_and_not_judged():
 
 def test_figures_that_no_other_host_has_are_told():
     lone = host_run("node-003", folder="h200x1-e")
-    assert slow_places(fleet_of(8, node_003=lone))[1] == ["node-003"]
+    assert slow_places(dict(enumerate(fleet_of(8, node_003=lone))))[1] == ["node-003"]
     assert "node-003" in fleet(node_003=lone).notes[0]
-    assert slow_places(fleet_of(8))[1] == []
+    assert slow_places(dict(enumerate(fleet_of(8))))[1] == []
 
 
 def test_one_host_is_held_against_nobody():

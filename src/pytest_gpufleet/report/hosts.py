@@ -21,9 +21,9 @@ from pytest_gpufleet.report.gpu_grid import Group, group_title, groups
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import told
 from pytest_gpufleet.verdict.fleet.equality import Difference
-from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns, OddHost, SlowPlaces
+from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
-from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, by_host, natural
+from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, NodeRuns, by_host, natural
 from pytest_gpufleet.verdict.node_verdicts import one_host_told, unaccepted
 
 OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"

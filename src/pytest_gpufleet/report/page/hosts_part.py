@@ -16,8 +16,9 @@ from pytest_gpufleet.report.page.rendering import render
 from pytest_gpufleet.report.page.several_runs import Table, what
 from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns, SlowPlaces
+from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
+from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 
 ROWS_OF_A_MAP = 25  # then the next table begins beside it
 MOST_FIGURES = 12  # of a host

@@ -37,7 +37,7 @@ from pytest_gpufleet.report.page.rendering import render
 from pytest_gpufleet.report.page.training_tables import is_swept, training_tables
 from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.fleet.fleet_peers import NodeRuns
+from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, STEADY
 
 SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures

@@ -14,7 +14,8 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.page.rendering import render
 from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict.across_runs.drift import Drift, Worsened
-from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, Figure, Outlier, RunComparison, models
+from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, Figure, Outlier, RunComparison
+from pytest_gpufleet.verdict.fleet.equality import models
 
 if TYPE_CHECKING:
     from rich.console import Group

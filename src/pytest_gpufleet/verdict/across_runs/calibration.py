@@ -24,9 +24,9 @@ from pytest_gpufleet.verdict.across_runs.run_comparison import (
     differences,
     figures,
     held_to_limits,
-    models,
     whose,
 )
+from pytest_gpufleet.verdict.fleet.equality import models
 from pytest_gpufleet.verdict.profile import Profile, for_gpu, of_every_gpu
 
 # How far from the mean of known-good machines a healthy one may be: one-sided tolerance intervals.

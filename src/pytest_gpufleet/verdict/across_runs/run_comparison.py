@@ -15,7 +15,7 @@ from pytest_gpufleet.model.measurement import Measurement, goodness
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits
+from pytest_gpufleet.verdict.fleet.equality import Difference, models, not_compared, other_bits
 
 GpuIds = tuple[str, ...]
 
@@ -228,12 +228,6 @@ def differences(runs: Mapping[str, Record]) -> list[str]:
         for fact, of in facts.items()
         if len(set(of.values())) > 1
     ]
-
-
-def models(record: Record) -> str:
-    """The GPU model of a run; several if it has several."""
-    names = sorted({gpu.name for gpu in record.topology.gpus})
-    return " and ".join(names) or ("CPU ranks (rehearsal)" if record.run.rehearsal else "no GPU")
 
 
 def _owners(values: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -14,7 +14,7 @@ from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fingerprint_rules import Work, computed, told, usual
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
 
 UNKNOWN, NOT_SET = "unknown", "not set"
 # Facts of GPUs that one model can have in several ways: firmware, memory, settings. Of a host all that its GPUs have.
@@ -81,24 +81,24 @@ class Difference:
         return Said(text, fact=Said(self.fact), others=others, usual=Said(self.usual or ""))
 
 
-def unlike(hosts: Sequence[HostRun]) -> list[Difference]:
+def unlike(hosts: Collection[HostRun]) -> list[Difference]:
     """In which facts of machine and software the hosts differ; those of GPUs among hosts of one GPU model."""
     return _differences(hosts, _machine) + _within_models(hosts, _gpus)
 
 
-def other_boards(hosts: Sequence[HostRun]) -> list[Difference]:
+def other_boards(hosts: Collection[HostRun]) -> list[Difference]:
     """Which hosts have boards with other part numbers: no fault, as within a machine."""
     return _within_models(hosts, _boards)
 
 
-def run_otherwise(hosts: Sequence[HostRun]) -> list[Difference]:
+def run_otherwise(hosts: Collection[HostRun]) -> list[Difference]:
     """In what the runs differ that decides what a verdict means."""
     return _differences(hosts, _run)
 
 
-def faults(differences: Sequence[Difference], hosts: Sequence[HostRun]) -> list[Fault]:
+def faults(differences: Iterable[Difference], runs: NodeRuns) -> list[Fault]:
     """Each host that differs, and each fact of which nobody can say who differs."""
-    node = {run.host: Place(index, "node") for index, run in enumerate(hosts)}
+    node = {run.host: Place(number, "node") for number, run in runs.items()}
     found = []
     for each in differences:
         if each.usual is None:
@@ -110,14 +110,14 @@ def faults(differences: Sequence[Difference], hosts: Sequence[HostRun]) -> list[
     return found
 
 
-def _within_models(hosts: Sequence[HostRun], facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
+def _within_models(hosts: Collection[HostRun], facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
     by_model: dict[str, list[HostRun]] = defaultdict(list)
     for run in hosts:
-        by_model[_models(run.record)].append(run)
+        by_model[models(run.record)].append(run)
     return [each for same in by_model.values() for each in _differences(same, facts_of)]
 
 
-def _differences(hosts: Sequence[HostRun], facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
+def _differences(hosts: Collection[HostRun], facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
     every = {run.host: facts_of(run.record) for run in hosts}
     names = dict.fromkeys(name for facts in every.values() for name in facts)
     found = (difference(name, {host: facts.get(name, NOT_SET) for host, facts in every.items()}) for name in names)
@@ -142,8 +142,10 @@ def _boards(record: Record) -> dict[str, str]:
     return {"board part number": _of_all(record, "board_part_number")}
 
 
-def _models(record: Record) -> str:
-    return " and ".join(sorted({gpu.name for gpu in record.topology.gpus})) or "no GPU"
+def models(record: Record) -> str:
+    """The GPU model of a run; several if it has several."""
+    names = sorted({gpu.name for gpu in record.topology.gpus})
+    return " and ".join(names) or ("CPU ranks (rehearsal)" if record.run.rehearsal else "no GPU")
 
 
 def _machine(record: Record) -> dict[str, str]:
@@ -151,7 +153,7 @@ def _machine(record: Record) -> dict[str, str]:
     of_all_hosts = (name for name in environment if name not in OF_ONE_HOST)
     variables: dict[str, str] = {Said("variable {name}", name=name): environment[name] for name in of_all_hosts}
     return {
-        "GPU model": _models(record),
+        "GPU model": models(record),
         "number of GPUs": str(len(topology.gpus)),
         "fabric": topology.fabric,
         **{what: getattr(topology, fact) or UNKNOWN for fact, what in SOFTWARE.items()},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -17,7 +17,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.run_comparison import Figure, figure_of, held_to_limits, worse_ones
 from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.equality import in_common, other_bits
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
 from pytest_gpufleet.verdict.peers import slower_than_peers
 
 LEAST_HOSTS = 3  # of two, nobody can say which one is off
@@ -62,31 +62,30 @@ class OddHost:
     worse: float
 
 
-def slow_places(hosts: Sequence[HostRun]) -> tuple[list[SlowPlaces], list[str]]:
+def slow_places(runs: NodeRuns) -> tuple[list[SlowPlaces], list[str]]:
     """The places of each host that are worse than their peers of the whole fleet, figure by figure; by host, the worst
     first. And the hosts of which figures are held against no other host's: since none has them under these conditions,
     or too few. Figures are the same if metric and all conditions are; rehearsals have none."""
     found: list[SlowPlaces] = []
     without_peers: set[int] = set()
     whole = joined(
-        {node: run.record.topology for node, run in enumerate(hosts)},
-        {node: run.host for node, run in enumerate(hosts)},
+        {node: run.record.topology for node, run in runs.items()},
+        {node: run.host for node, run in runs.items()},
     )
-    for figure, by_node in _with_peers(hosts).items():
+    for figure, by_node in _with_peers(runs).items():
         slow = _slow(figure, by_node, whole) if len(by_node) > 1 else None
         if slow is None:
             without_peers |= by_node.keys()
         else:
             found += slow
-    return sorted(found, key=lambda each: (each.node, -each.worst)), [
-        hosts[node].host for node in sorted(without_peers)
-    ]
+    alone = [runs[node].host for node in sorted(without_peers)]
+    return sorted(found, key=lambda each: (each.node, -each.worst)), alone
 
 
-def _with_peers(hosts: Sequence[HostRun]) -> dict[Figure, dict[int, Finding]]:
+def _with_peers(runs: NodeRuns) -> dict[Figure, dict[int, Finding]]:
     """The figures whose places have peers, by host; of two the last, as in the run itself."""
     figures: dict[Figure, dict[int, Finding]] = defaultdict(dict)
-    for node, run in enumerate(hosts):
+    for node, run in runs.items():
         for finding in _that_count(run):
             if finding.tolerances:
                 figures[figure_of(finding.measurement)][node] = finding
@@ -136,13 +135,13 @@ def _of_fleet(tolerance: Tolerance) -> Tolerance:
     return replace(tolerance, reference="better half") if tolerance.reference == "best" else tolerance
 
 
-def odd_hosts(hosts: Sequence[HostRun]) -> list[OddHost]:
+def odd_hosts(runs: NodeRuns) -> list[OddHost]:
     """What whole hosts reach, like the bandwidth of a collective over all of their GPUs, and the worst place of each in
     what else has no peers at home, where it stands out among all hosts as `gpufleet compare` has it. It is told and not
     judged: nobody has measured how much healthy hosts differ."""
     values: dict[Figure, dict[str, float]] = defaultdict(dict)
-    nodes = {run.host: node for node, run in enumerate(hosts)}
-    for run in hosts:
+    nodes = {run.host: node for node, run in runs.items()}
+    for run in runs.values():
         for finding in held_to_limits(_that_count(run)):
             if finding.measurement.values and not finding.tolerances:
                 figure = figure_of(finding.measurement)
@@ -162,19 +161,15 @@ CLOCKS_APART_SECONDS = 0.05
 # What nodes have to have in common before they work together: in all else they are only unlike.
 TO_WORK_TOGETHER = (*SOFTWARE.values(), "network plugin of NCCL", "VBIOS", "GSP firmware")
 
-NodeRuns = Mapping[int, HostRun]
-
 
 def nodes_unlike_others(runs: NodeRuns) -> list[Fault]:
     """In what nodes differ from most of them: driver, firmware, kernel, libraries, environment, limits."""
-    hosts = list(runs.values())
-    return [_numbered(fault, runs) for fault in equality.faults(equality.unlike(hosts), hosts)]
+    return equality.faults(equality.unlike(runs.values()), runs)
 
 
 def nodes_compute_otherwise(runs: NodeRuns) -> list[Fault]:
     """Nodes whose GPUs agree on other bits than those of the same model on most nodes; of two, nobody can say which."""
-    found = equality.faults(other_bits(_records(runs)), list(runs.values()))
-    return [_numbered(fault, runs) for fault in found]
+    return equality.faults(other_bits(_records(runs)), runs)
 
 
 def fingerprints_in_common(runs: NodeRuns) -> bool:
@@ -191,7 +186,7 @@ def minority(runs: NodeRuns) -> dict[int, str]:
     the network. None where nobody can say who differs."""
     numbers = {run.host: node for node, run in runs.items()}
     found: dict[int, str] = {}
-    for each in equality.unlike(list(runs.values())):
+    for each in equality.unlike(runs.values()):
         if each.usual is not None and each.fact in TO_WORK_TOGETHER:
             for value, hosts in each.others.items():
                 for host in hosts:
@@ -201,8 +196,7 @@ def minority(runs: NodeRuns) -> dict[int, str]:
 
 def slower_than_other_nodes(runs: NodeRuns) -> list[Fault]:
     """The places that are worse than their peers on all nodes, by more than healthy ones differ."""
-    slow, _ = slow_places(list(runs.values()))
-    return [_numbered(each.fault, runs) for each in slow]
+    return [each.fault for each in slow_places(runs)[0]]
 
 
 def clocks_apart(ahead: Mapping[int, float]) -> list[Fault]:
@@ -219,9 +213,3 @@ def clocks_apart(ahead: Mapping[int, float]) -> list[Fault]:
         )
         for node, seconds in off.items()
     ]
-
-
-def _numbered(fault: Fault, runs: NodeRuns) -> Fault:
-    """With the numbers that the nodes have in the run, where it has their position among `runs`."""
-    numbers = list(runs)
-    return replace(fault, subjects=tuple(on_node(each, numbers[each.parts[0].node]) for each in fault.subjects))

@@ -91,9 +91,10 @@ def judge_fleet(
     for each in equality.run_otherwise(real):
         gaps.append(Gap("run otherwise", each.hosts, each.told))
     records = {run.host: run.record for run in real}
-    differences, odd = [*equality.unlike(real), *other_bits(records)], odd_hosts(hosts)
-    slow, without_peers = slow_places(hosts)
-    faults = [*(each.fault for each in slow), *equality.faults(differences, hosts)]
+    runs_of = dict(enumerate(hosts))
+    differences, odd = [*equality.unlike(real), *other_bits(records)], odd_hosts(runs_of)
+    slow, without_peers = slow_places(runs_of)
+    faults = [*(each.fault for each in slow), *equality.faults(differences, runs_of)]
     notes += [Said("not judged: {difference}", difference=each.told) for each in equality.other_boards(real)]
     notes += not_compared(records)
     notes += _of_runs(real)

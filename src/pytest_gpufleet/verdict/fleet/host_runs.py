@@ -83,6 +83,7 @@ class OnHosts(Protocol):
 
 
 Found = TypeVar("Found", bound=OnHosts)
+NodeRuns = Mapping[int, HostRun]
 
 
 @dataclass(frozen=True)
