@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.codec import Finite
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.limit import Limit, Tolerance
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Where, where
@@ -70,7 +71,4 @@ def distinct(findings: Iterable[Finding]) -> list[Finding]:
 
 def by_check(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
     """The findings of each check."""
-    found: dict[str, list[Finding]] = {}
-    for finding in findings:
-        found.setdefault(finding.check, []).append(finding)
-    return found
+    return grouped((finding.check, finding) for finding in findings)

@@ -12,6 +12,7 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, Say, english
 from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
@@ -23,21 +24,10 @@ from pytest_gpufleet.verdict.accusations import told
 from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import OddHost, SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
-from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, NodeRuns, by_host, natural
+from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, NodeRuns, natural
 from pytest_gpufleet.verdict.node_verdicts import one_host_told, unaccepted
 
 OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
-
-
-@dataclass(frozen=True)
-class BetweenHosts:
-    """What checks between hosts say of one: its state by their group (`cells`), and what they found there."""
-
-    cells: Mapping[str, str] = field(default_factory=dict)
-    said: tuple[str, ...] = ()
-
-
-NOTHING = BetweenHosts()
 
 
 @dataclass(frozen=True)
@@ -46,15 +36,15 @@ class HostRow:
     `wrong`: whether there is anything that somebody has to look at."""
 
     host: str
-    run: HostRun | None
-    node: int
-    cells: Mapping[str, str]
-    named: tuple[Gpu, ...]  # by failed checks of its own run, the one named most often first; then by its peers
-    gaps: tuple[Gap, ...]
-    slow: tuple[SlowPlaces, ...]
-    odd: tuple[OddHost, ...]
-    differences: tuple[Difference, ...]
-    said: tuple[str, ...] = ()  # by checks between hosts
+    gaps: Sequence[Gap]
+    run: HostRun | None = None
+    node: int = -1
+    cells: Mapping[str, str] = field(default_factory=dict)
+    named: Sequence[Gpu] = ()  # by failed checks of its own run, the one named most often first; then by its peers
+    slow: Sequence[SlowPlaces] = ()
+    odd: Sequence[OddHost] = ()
+    differences: Sequence[Difference] = ()
+    said: Sequence[str] = ()  # by checks between hosts
 
     @property
     def verdict(self) -> str:
@@ -70,35 +60,21 @@ class HostRow:
         return "lost" if _is_lost(self.gaps) else "no run that counts"
 
 
-def host_rows(fleet: Fleet, between: Mapping[str, BetweenHosts] | None = None) -> list[HostRow]:
-    """Each host, and each that is missing, in the order of their names. `between`: what a run over all of them has
-    found, by host."""
-    between = between or {}
-    gaps, differences = by_host(fleet.gaps), by_host(fleet.differences)
-    slow: dict[int, list[SlowPlaces]] = defaultdict(list)
-    odd: dict[int, list[OddHost]] = defaultdict(list)
-    for each in fleet.slow:
-        slow[each.node].append(each)
-    for figure in fleet.odd:
-        odd[figure.node].append(figure)
+def host_rows(fleet: Fleet) -> list[HostRow]:
+    """Each host, and each that is missing, in the order of their names."""
+    gaps_of = grouped((host, gap) for gap in fleet.gaps for host in gap.hosts)
+    differences_of = grouped((host, each) for each in fleet.differences for host in each.hosts)
+    slow_of = grouped((each.node, each) for each in fleet.slow)
+    odd_of = grouped((each.node, each) for each in fleet.odd)
     rows = []
     for node, run in enumerate(fleet.hosts):
-        cells, named = _standing(run, slow[node])
-        beyond = between.get(run.host, NOTHING)
-        cells |= beyond.cells
-        unlike = tuple(differences.get(run.host, ()))
-        cells[OWN] = _own(run, gaps.get(run.host, ()))
+        gaps, slow, unlike = gaps_of.pop(run.host, []), slow_of.get(node, []), differences_of.get(run.host, [])
+        cells, named = _standing(run, slow)
+        cells[OWN] = _own(run, gaps)
         cells[ALIKE] = "failed" if unlike else "ok"
-        cells[PEERS] = "failed" if slow[node] else "ok" if any(each.tolerances for each in run.record.findings) else ""
-        rows.append(
-            HostRow(
-                run.host, run, node, cells, named,
-                tuple(gaps.get(run.host, ())), tuple(slow[node]), tuple(odd[node]), unlike, beyond.said,
-            )
-        )  # fmt: skip
-    there = {row.host for row in rows}
-    absent = ((host, found) for host, found in gaps.items() if host not in there)
-    rows += [_absent(host, found, between.get(host, NOTHING)) for host, found in absent]
+        cells[PEERS] = "failed" if slow else "ok" if any(each.tolerances for each in run.record.findings) else ""
+        rows.append(HostRow(run.host, gaps, run, node, cells, named, slow, odd_of.get(node, []), unlike))
+    rows += [HostRow(host, gaps) for host, gaps in gaps_of.items()]  # of hosts that are not there
     return sorted(rows, key=lambda row: natural(row.host))
 
 
@@ -106,11 +82,6 @@ def columns(rows: Iterable[HostRow]) -> list[str]:
     """The groups of checks of all hosts, in the order of the suite; then what the fleet adds."""
     titles = dict.fromkeys(title for row in rows for title in row.cells if title not in (OWN, ALIKE, PEERS))
     return [*titles, OWN, ALIKE, PEERS]
-
-
-def _absent(host: str, gaps: Collection[Gap], between: BetweenHosts) -> HostRow:
-    cells = {**between.cells, OWN: "not run"} if between.cells else {}
-    return HostRow(host, None, -1, cells, (), tuple(gaps), (), (), (), between.said)
 
 
 def _own(run: HostRun, gaps: Collection[Gap]) -> str:
@@ -256,7 +227,15 @@ def as_fleet(record: Record, runs: NodeRuns) -> Fleet:
 
 def rows(record: Record, fleet: Fleet) -> list[HostRow]:
     """A row for each node. `fleet`: as `as_fleet` makes it of this record."""
-    return host_rows(fleet, _between(record, groups_between(groups(record), fleet)))
+    between = groups_between(groups(record), fleet)
+    numbers = {host: node for node, host in record.hosts.items()}
+    named, said = accused_nodes(record), _said(record, between)
+    found = []
+    for row in host_rows(fleet):
+        node, own = numbers[row.host], row.cells if row.run or not between else {OWN: "not run"}
+        cells = {group.title: _state(record, node, group, named) for group in between}
+        found.append(replace(row, cells={**own, **cells}, said=said[node][:MOST_SAID]))
+    return found
 
 
 def groups_between(every: Sequence[Group], fleet: Fleet) -> list[Group]:
@@ -310,20 +289,9 @@ def to_look_at(record: Record) -> dict[int, str]:
 
 
 def _gap(record: Record, kind: GapKind, node: int, what: str) -> Gap:
-    found = {each.index: each.serial for each in record.run.nodes}
-    if serial := found.get(node):
+    if serial := next((each.serial for each in record.run.nodes if each.index == node), None):
         what = Said("{what}; serial of the machine: {serial}", what=what, serial=serial)
     return Gap(kind, (record.hosts[node],), what)
-
-
-def _between(record: Record, between: Sequence[Group]) -> dict[str, BetweenHosts]:
-    named, said = accused_nodes(record), _said(record, between)
-    return {
-        host: BetweenHosts(
-            {group.title: _state(record, node, group, named) for group in between}, tuple(said[node][:MOST_SAID])
-        )
-        for node, host in record.hosts.items()
-    }
 
 
 def _state(record: Record, node: int, group: Group, named: Mapping[str, Accused]) -> str:

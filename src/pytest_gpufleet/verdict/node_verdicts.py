@@ -3,7 +3,6 @@ its own, by which its machine is judged; the run over all of them tells what the
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from pytest_gpufleet.model.events import NodeFinished, Outcome
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, Say, english, some
 from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.record import Record
@@ -63,13 +63,10 @@ def unaccepted(record: Record) -> list[Nodes]:
     """The nodes that keep a run from being accepted, the gravest first; none of a run on its own machine."""
     if not record.of_cluster:
         return []
-    found: dict[tuple[State, str], list[str]] = defaultdict(list)
-    for number, host in record.hosts.items():
-        if told := _state(record, number):
-            found[told].append(host)
+    found = grouped((told, host) for number, host in record.hosts.items() if (told := _state(record, number)))
     order = list(TOLD)
-    grouped = [Nodes(state, tuple(hosts), why) for (state, why), hosts in found.items()]
-    return sorted(grouped, key=lambda each: order.index(each.state))
+    nodes = [Nodes(state, tuple(hosts), why) for (state, why), hosts in found.items()]
+    return sorted(nodes, key=lambda each: order.index(each.state))
 
 
 def _state(record: Record, number: int) -> tuple[State, str] | None:
@@ -107,26 +104,18 @@ def _shares_a_gpu(record: Record, number: int) -> bool:
 def of_one_host(record: Record) -> list[tuple[int, ...]]:
     """Nodes that are one host, by their numbers: one kernel runs them, in containers or beside each other. Nobody knows
     of nodes that do not tell which kernel that is, and those of a rehearsal on one machine are meant to be there."""
-    by_kernel: dict[str, list[int]] = defaultdict(list)
-    for number, machine in record.machines.items():
-        if (kernel := machine.get("boot_id")) and not record.run.rehearsal:
-            by_kernel[kernel].append(number)
+    machines = {} if record.run.rehearsal else record.machines
+    by_kernel = grouped((kernel, number) for number, machine in machines.items() if (kernel := machine.get("boot_id")))
     return [tuple(numbers) for numbers in by_kernel.values() if len(numbers) > 1]
 
 
 def one_host_told(record: Record, say: Say = english) -> list[str]:
     """ "2 nodes are one host (vm (1), vm (2)): ..." """
-    told = []
-    for numbers in of_one_host(record):
-        hosts = some([record.hosts[number] for number in numbers], MOST_NAMES)
-        told.append(
-            say(
-                "{count} nodes are one host ({hosts}): its memory, PCIe, drives and network adapters are there once",
-                count=len(numbers),
-                hosts=hosts,
-            )
-        )
-    return told
+    text = "{count} nodes are one host ({hosts}): its memory, PCIe, drives and network adapters are there once"
+    return [
+        say(text, count=len(numbers), hosts=some([record.hosts[number] for number in numbers], MOST_NAMES))
+        for numbers in of_one_host(record)
+    ]
 
 
 def not_as_many(record: Record) -> str:

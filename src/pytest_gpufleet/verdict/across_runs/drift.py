@@ -10,8 +10,8 @@ from statistics import fmean, median
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import COUNTERS, Gpu
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
-from pytest_gpufleet.model.limit import Tolerance
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
@@ -107,10 +107,7 @@ def drift(runs: Mapping[str, Record]) -> Drift:
     worse, compared = [], 0
     for figure, now in measured[last].items():
         earlier = [of_run[figure] for name, of_run in measured.items() if name != last and figure in of_run]
-        before: dict[GpuIds, list[float]] = {}
-        for each in earlier:
-            for gpus, value in each.at(now.temperature, now.per_kelvin).items():
-                before.setdefault(gpus, []).append(value)
+        before = grouped(item for each in earlier for item in each.at(now.temperature, now.per_kelvin).items())
         allowed = max(now.tolerance, SIGMAS * math.sqrt(2) * noise(before.values(), figure))
         for gpus in now.values.keys() & before.keys():
             compared += 1
@@ -131,15 +128,14 @@ def drift(runs: Mapping[str, Record]) -> Drift:
 
 
 def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measured]:
-    tolerances: dict[Figure, list[Tolerance]] = {}
-    temperatures: dict[Figure, list[float]] = {}
-    for finding in record.findings:
-        figure = figure_of(finding.measurement)
-        states = finding.measurement.gpu_states.values()
-        tolerances.setdefault(figure, []).extend(finding.tolerances)
-        temperatures.setdefault(figure, []).extend(
-            state.temperature_c for state in states if state.temperature_c is not None
-        )
+    measured = [(figure_of(finding.measurement), finding) for finding in record.findings]
+    tolerances = grouped((figure, each) for figure, finding in measured for each in finding.tolerances)
+    temperatures = grouped(
+        (figure, state.temperature_c)
+        for figure, finding in measured
+        for state in finding.measurement.gpu_states.values()
+        if state.temperature_c is not None
+    )
     found = {}
     for figure, values in figures(record.findings).items():
         if figure in wanted:
@@ -149,9 +145,9 @@ def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measu
                 figure,
                 {ids: values[place] for ids, place in gpus.items()},
                 gpus,
-                fmean(temperatures[figure]) if temperatures[figure] else None,
-                min((each.worse for each in tolerances[figure]), default=usual),
-                max((each.per_kelvin for each in tolerances[figure]), default=0.0),
+                fmean(temperatures[figure]) if figure in temperatures else None,
+                min((each.worse for each in tolerances.get(figure, ())), default=usual),
+                max((each.per_kelvin for each in tolerances.get(figure, ())), default=0.0),
             )
     return found
 
@@ -182,10 +178,7 @@ def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
     """What the errors that GPUs count say of the time since their first run: faults, and what is only told."""
     faults: list[Fault] = []
     told: list[str] = []
-    first: dict[str, tuple[Gpu, Record]] = {}
-    for record in runs[:-1]:
-        for gpu in record.topology.gpus:
-            first.setdefault(gpu.lasting_id, (gpu, record))
+    first = {gpu.lasting_id: (gpu, record) for record in reversed(runs[:-1]) for gpu in record.topology.gpus}
     for gpu in runs[-1].topology.gpus:
         if not gpu.lasting_id or gpu.lasting_id not in first:
             continue

@@ -10,6 +10,7 @@ from statistics import median
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import SOFTWARE
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import Measurement, goodness
 from pytest_gpufleet.model.metric import Metric
@@ -224,17 +225,14 @@ def differences(runs: Mapping[str, Record]) -> list[str]:
         },
     }
     return [
-        Said("{fact} differs: {values}", fact=Said(fact), values=_owners(of))
+        Said(
+            "{fact} differs: {values}",
+            fact=Said(fact),
+            values=", ".join(f"{value} ({', '.join(names)})" for value, names in owners.items()),
+        )
         for fact, of in facts.items()
-        if len(set(of.values())) > 1
+        if len(owners := grouped((value, name) for name, value in of.items())) > 1
     ]
-
-
-def _owners(values: Mapping[str, str]) -> str:
-    owners: dict[str, list[str]] = {}
-    for name, value in values.items():
-        owners.setdefault(value, []).append(name)
-    return ", ".join(f"{value} ({', '.join(names)})" for value, names in owners.items())
 
 
 def _exchanged(runs: Mapping[str, Record]) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import SOFTWARE
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.record import Record
@@ -111,9 +112,7 @@ def faults(differences: Iterable[Difference], runs: NodeRuns) -> list[Fault]:
 
 
 def _within_models(hosts: Collection[HostRun], facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
-    by_model: dict[str, list[HostRun]] = defaultdict(list)
-    for run in hosts:
-        by_model[models(run.record)].append(run)
+    by_model = grouped((models(run.record), run) for run in hosts)
     return [each for same in by_model.values() for each in _differences(same, facts_of)]
 
 
@@ -131,10 +130,7 @@ def difference(fact: str, values: Mapping[str, str], code: str = "host_unlike_ot
         return None
     most, count = counts.most_common(1)[0]
     usual = most if 2 * count > len(values) else None
-    others: dict[str, list[str]] = defaultdict(list)
-    for host, value in values.items():
-        if value != usual:
-            others[value].append(host)
+    others = grouped((value, host) for host, value in values.items() if value != usual)
     return Difference(fact, usual, {value: tuple(hosts) for value, hosts in others.items()}, code)
 
 
@@ -229,13 +225,12 @@ def other_bits(records: Mapping[str, Record]) -> list[Difference]:
     Each machine counts once, with what most of its GPUs compute, however many they are: what spoils all of them is one
     cause. One whose GPUs do not agree among themselves takes no part: its own run says so.
     """
-    split: dict[tuple[object, ...], list[tuple[str, Mapping[str, str]]]] = defaultdict(list)
-    for (_, work), of_machines in _by_work(records).items():
-        found = difference(work.part, of_machines, "machine_computes_otherwise")
-        if found:
-            apart = frozenset(found.others.values())
-            split[work.kind, work.software, found.usual is None, apart].append((work.part, of_machines))
-    return [_merged(str(kind), parts) for (kind, *_), parts in split.items()]
+    split = grouped(
+        ((work.kind, work.software, found.usual is None, frozenset(found.others.values())), (work.part, of_machines))
+        for (_, work), of_machines in _by_work(records).items()
+        if (found := difference(work.part, of_machines))
+    )
+    return [_merged(kind, parts) for (kind, *_), parts in split.items()]
 
 
 def in_common(records: Mapping[str, Record]) -> bool:
@@ -253,7 +248,7 @@ def _by_work(records: Mapping[str, Record]) -> dict[tuple[str, Work], dict[str, 
     return found
 
 
-def _merged(kind: str, parts: list[tuple[str, Mapping[str, str]]]) -> Difference:
+def _merged(kind: str, parts: Sequence[tuple[str, Mapping[str, str]]]) -> Difference:
     """The parts in which the same machines differ, as one difference with the hashes of the first."""
     shown = {name: each[:SHOWN] for name, each in parts[0][1].items()}
     what = Said("fingerprint of {kind}: {parts}", kind=kind, parts=told([part for part, _ in parts]))
@@ -264,10 +259,11 @@ def _merged(kind: str, parts: list[tuple[str, Mapping[str, str]]]) -> Difference
 
 def not_compared(records: Mapping[str, Record]) -> list[str]:
     """Why fingerprints of some machines are not held against those of others; nothing where there is only one kind."""
-    setups: dict[str, list[str]] = defaultdict(list)
-    for name, record in records.items():
-        for setup in dict.fromkeys(_setup(record, work) for work in _computed(record)) or ["none"]:
-            setups[setup].append(name)
+    setups = grouped(
+        (setup, name)
+        for name, record in records.items()
+        for setup in dict.fromkeys(_setup(record, work) for work in _computed(record)) or ["none"]
+    )
     if len(setups) < 2:
         return []
     each = "; ".join(f"{setup} ({', '.join(names)})" for setup, names in setups.items())

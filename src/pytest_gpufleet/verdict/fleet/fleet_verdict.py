@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.limit import Grade
 from pytest_gpufleet.verdict import basis
@@ -112,10 +112,7 @@ def judge_fleet(
 
 def _of_runs(runs: Sequence[HostRun]) -> list[str]:
     """What a signer has to know of the hosts' own runs: whose limits they met, and what of the hosts was not tested."""
-    by_file: dict[str, list[str]] = defaultdict(list)
-    for run in runs:
-        if run.record.profile:
-            by_file[run.record.profile.file].append(run.host)
+    by_file = grouped((run.record.profile.file, run.host) for run in runs if run.record.profile)
     text = "{hosts} held against limits that were given ({file}): what only these let pass, the hosts' reports say"
     told: list[str] = [Said(text, hosts=_hosts(names), file=file) for file, names in by_file.items()]
     if partly := [run.host for run in runs if run.record.run.gpus_present > len(run.record.topology.gpus)]:
@@ -129,12 +126,10 @@ def _notes(without_peers: Sequence[str], odd: Sequence[str], expected: Collectio
         text = "{hosts} not held against others in all figures: too few hosts have the same"
         told.append(Said(text, hosts=_hosts(without_peers)))
     if odd:
-        one, several = (
-            "{hosts} stands out in what whole hosts reach: not judged",
-            "{hosts} stand out in what whole hosts reach: not judged",
-        )
+        one = "{hosts} stands out in what whole hosts reach: not judged"
+        more = "{hosts} stand out in what whole hosts reach: not judged"
         names = list(dict.fromkeys(odd))
-        told.append(Said(one if len(names) == 1 else several, hosts=_hosts(names, verb=False)))
+        told.append(Said(one if len(names) == 1 else more, hosts=_hosts(names, verb=False)))
     return told + ([] if expected is not None else [NOBODY_SAID])
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 import msgspec
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
@@ -68,6 +68,9 @@ class HostRun:
         return frozenset(filter(None, (gpu.lasting_id for gpu in self.record.topology.gpus)))
 
 
+NodeRuns = Mapping[int, HostRun]
+
+
 @dataclass(frozen=True)
 class Unusable:
     """A folder of which nothing counts, and why. `host`: whose it says that it is, if it says so."""
@@ -75,15 +78,6 @@ class Unusable:
     folder: str
     host: str
     why: str
-
-
-class OnHosts(Protocol):
-    @property
-    def hosts(self) -> Iterable[str]: ...
-
-
-Found = TypeVar("Found", bound=OnHosts)
-NodeRuns = Mapping[int, HostRun]
 
 
 @dataclass(frozen=True)
@@ -120,9 +114,7 @@ def _kept(finding: Finding) -> Finding:
 def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], list[Gap]]:
     """One run of each host, the newest, in the order of their names; which others there are; and names and GPUs that
     two machines have."""
-    of_host: dict[str, list[HostRun]] = defaultdict(list)
-    for run in runs:
-        of_host[run.host].append(run)
+    of_host = grouped((run.host, run) for run in runs)
     hosts: list[HostRun] = []
     notes: list[str] = []
     gaps: list[Gap] = []
@@ -148,10 +140,7 @@ def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], li
 
 
 def _shared_gpus(hosts: Sequence[HostRun]) -> list[Gap]:
-    owners: dict[str, list[str]] = defaultdict(list)
-    for run in hosts:
-        for gpu in run.gpus:
-            owners[gpu].append(run.host)
+    owners = grouped((gpu, run.host) for run in hosts for gpu in run.gpus)
     shared = sorted({tuple(names) for names in owners.values() if len(names) > 1})
     return [Gap("one GPU", names, Said("the same GPU is in all of these: one run is told twice")) for names in shared]
 
@@ -197,12 +186,3 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Puts node-9 before node-10."""
     parts = enumerate(NUMBERS.split(name))
     return tuple((len(part.lstrip("0")), part.lstrip("0")) if number % 2 else (0, part) for number, part in parts)
-
-
-def by_host(found: Iterable[Found]) -> Mapping[str, list[Found]]:
-    """Gaps, or whatever else was found on hosts, by the names of these."""
-    of_each: dict[str, list[Found]] = defaultdict(list)
-    for each in found:
-        for host in each.hosts:
-            of_each[host].append(each)
-    return of_each
