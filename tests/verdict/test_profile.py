@@ -11,7 +11,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
@@ -338,13 +337,6 @@ def test_who_reads_a_finding_sees_whose_the_limit_is(tmp_path):
         for shown in (dict(finding.properties())["busbw limit"], page):
             assert ("contract, customer's limit from contract.toml" in shown) == marked
             assert ("customer's" in shown) == marked
-
-
-def test_evidence_from_before_there_were_contracts_can_be_read():
-    found = judge(busbw(**ALL_REDUCE), for_gpu(H200), GpuTopology(), "test_a.py::test_it", rehearsal=False)
-    old = json.loads(json.dumps(found.to_json()))
-    del old["limit"]["given"], old["limit"]["measured"]
-    assert codec.typed(old, Finding) == found
 
 
 def test_the_profile_is_chosen_by_the_gpus(tmp_path):
