@@ -23,7 +23,7 @@ from pytest_gpufleet.plugin.terminal import SCREEN
 from pytest_gpufleet.report.terminal.live import NodeNow, NodesNow
 from pytest_gpufleet.run.cluster_run import ClusterRun
 from pytest_gpufleet.run.settings import Options
-from pytest_gpufleet.verdict.node_verdicts import findings_of, outcome_of_all
+from pytest_gpufleet.verdict.node_verdicts import faults_of, findings_of, outcome_of_all
 from pytest_gpufleet.world.engines.processes import exit_summary
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class Mirrors:
 
 def _found(run: NodeRun, check: str) -> list[Fault]:
     """What a check found on a node: at the node itself, if nothing else is known of why it failed."""
-    found, own = run.faults(check), run.record.checks.get(check)
+    found, own = faults_of(run.node, run.record, check), run.record.checks.get(check)
     if found or own is None or own.outcome != "failed":
         return found
     return [Fault("check_failed", (Place(run.node, "node"),), own.message.partition("\n")[0], "", check)]

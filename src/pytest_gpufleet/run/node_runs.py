@@ -16,7 +16,6 @@ from typing import Any
 
 from pytest_gpufleet.model import events
 from pytest_gpufleet.model.events import NodeFound
-from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.nodes.cluster import Cluster, Lost, Trouble
@@ -25,7 +24,6 @@ from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, 
 from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, kept
-from pytest_gpufleet.verdict.node_verdicts import faults_of
 
 START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
 OF_ITS_OWN = ("samples", "details")  # of a figure: nobody asks for them before its node's own evidence is here
@@ -68,10 +66,6 @@ class NodeRun:
                     self.record.add(events.parsed(line, _of_one_of_many))
             except ValueError as error:
                 self.damage = f"it told what is no event of a run ({error})"
-
-    def faults(self, check: str) -> list[Fault]:
-        """What this check found there, at its places among all nodes."""
-        return faults_of(self.node, self.record, check)
 
 
 def _of_one_of_many(told: dict[str, Any]) -> dict[str, Any]:
