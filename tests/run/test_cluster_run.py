@@ -81,20 +81,21 @@ def test_why_a_host_does_not_tell_a_fact_is_on_record():
 TAKEN = "GPU 3 is in use by another run: process 4711"
 
 
+def said_to_be_unfit(said, why):
+    """Whether node 1 alone is, and is left out."""
+    (told, content), (left_out, of) = said
+    assert (told, content["fault"]["name"], content["fault"]["subjects"]) == ("fault", "node_unfit", ["node1"])
+    return (left_out, of["node"]) == ("node_left_out", 1) and str(why) in of["why"]
+
+
 @pytest.mark.parametrize("answer", [TAKEN, Trouble("no answer within 30 s")])
-def test_a_node_that_cannot_be_locked_is_named_and_left_out(cluster, run, answer):
+def test_a_node_that_cannot_be_locked_is_named_and_left_out_and_the_others_are_not_asked_again(cluster, run, answer):
     cluster.answers[Lock][1] = answer
     run.lock()
     assert cluster.alive == [0, 2]
-    (told, content), (left_out, of) = run.said
-    assert (told, content["fault"]["name"], content["fault"]["subjects"]) == ("fault", "node_unfit", ["node1"])
-    assert (left_out, of["node"], str(answer) in of["why"]) == ("node_left_out", 1, True)
-
-
-def test_nodes_that_the_run_has_are_not_asked_again(cluster, run):
+    assert said_to_be_unfit(run.said, answer)
     run.lock()
-    run.lock()
-    assert (cluster.asked, run.said) == ([], [])
+    assert (cluster.asked, len(run.said)) == ([], 2)
 
 
 def test_what_got_worse_is_at_its_node_and_only_those_that_take_part_are_asked(cluster, run):
@@ -105,18 +106,13 @@ def test_what_got_worse_is_at_its_node_and_only_those_that_take_part_are_asked(c
     assert (cluster.asked, fault.subjects, fault.check, run.spoiled) == ([0, 2], (gpu(3, node=2),), "a check", [])
 
 
-def test_what_a_node_does_not_tell_is_not_known_to_be_fine(cluster, run):
+def test_what_a_node_does_not_tell_is_not_known_to_be_fine_and_a_run_that_ends_does_not_wait_long(cluster, run):
     run.lock()
     silent = Trouble("no answer within 30 s")
     cluster.answers[CheckHealth][2] = cluster.answers[ReadHost][1] = silent
     assert run.check_health("a check") == []
     assert run.hosts_now("network_ports") == {0: (), 2: ()}
     assert [why.partition(":")[0] for why in run.spoiled] == ["gf2", "gf1"]
-
-
-def test_a_run_that_was_told_to_end_does_not_wait_long_for_a_driver_that_hangs(cluster, run):
-    run.lock()
-    run.check_health("a check")
     usual = cluster.seconds
     run.interruption.heard = True
     run.check_health("the end of the run")
@@ -137,9 +133,7 @@ def test_a_node_whose_own_run_cannot_be_started_is_named_and_left_out(cluster, r
     cluster.answers[RunSuite][1] = NO_SPACE
     run.start_alone(("test_a.py",), ["test_a.py::test_a"])
     assert (cluster.alive, [*run.node_runs.all]) == ([0, 2], [0, 2])  # nobody waits for the run of the other
-    (told, content), (left_out, of) = run.said
-    assert (told, content["fault"]["name"], content["fault"]["subjects"]) == ("fault", "node_unfit", ["node1"])
-    assert (left_out, of["node"], str(NO_SPACE) in of["why"]) == ("node_left_out", 1, True)
+    assert said_to_be_unfit(run.said, NO_SPACE)
     assert {path.name for path in (tmp_path / "nodes").iterdir()} == {"0-gf0", "2-gf2"}
 
 
