@@ -54,31 +54,21 @@ def test_each_package_is_measured_by_the_same_benchmark(monkeypatch, tmp_path, a
         against.sample("held", [], variables)
 
 
-def test_a_commit_is_unpacked_with_what_makes_it_a_package(monkeypatch, tmp_path, against):
-    package = tmp_path / "clone" / "src" / "pytest_gpufleet"
+def test_both_packages_are_compiled_the_one_of_a_commit_as_it_was_then(monkeypatch, tmp_path, against):
+    clone = tmp_path / "clone"
+    package = clone / "src" / "pytest_gpufleet"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("HELD = 3\n")
-    (tmp_path / "clone" / "acceptance").mkdir()
-    (tmp_path / "clone" / "acceptance" / "conftest.py").touch()
-    (tmp_path / "clone" / "pyproject.toml").write_text(PROJECT.format("x"))
-    git = ["git", "-C", str(tmp_path / "clone"), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    (clone / "acceptance").mkdir()
+    (clone / "acceptance" / "conftest.py").touch()
+    (clone / "pyproject.toml").write_text(PROJECT.format("x"))
+    git = ["git", "-C", str(clone), "-c", "user.name=n", "-c", "user.email=e@example.org"]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "before"]):
         subprocess.run([*git, *arguments], check=True)
     (package / "__init__.py").write_text("HELD = 5\n")
-    monkeypatch.setattr(against, "ROOT", tmp_path / "clone")
-    tree = against.archived("HEAD", tmp_path / "before")
-    assert [*tree.rglob("*.pyc")]
-    assert (tree / "src" / "pytest_gpufleet" / "__init__.py").read_text() == "HELD = 3\n"
-    assert (tree / "pyproject.toml").exists()
-
-
-def test_both_packages_are_compiled(monkeypatch, tmp_path, against):
-    package = tmp_path / "clone" / "src" / "pytest_gpufleet"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("HELD = 3\n")
-    (tmp_path / "clone" / "acceptance").mkdir()
-    (tmp_path / "clone" / "acceptance" / "conftest.py").touch()
-    (tmp_path / "clone" / "pyproject.toml").write_text(PROJECT.format("x"))
-    monkeypatch.setattr(against, "ROOT", tmp_path / "clone")
-    assert [*against.copied(tmp_path / "now").rglob("*.pyc")]
-    assert not [*(tmp_path / "clone").rglob("*.pyc")]
+    monkeypatch.setattr(against, "ROOT", clone)
+    for tree, held in ((against.archived("HEAD", tmp_path / "before"), 3), (against.copied(tmp_path / "now"), 5)):
+        assert [*tree.rglob("*.pyc")]
+        assert (tree / "src" / "pytest_gpufleet" / "__init__.py").read_text() == f"HELD = {held}\n"
+        assert (tree / "pyproject.toml").exists()
+    assert not [*clone.rglob("*.pyc")]

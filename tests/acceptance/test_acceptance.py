@@ -13,8 +13,8 @@ from pytest_gpufleet.model.suite import shipped
 from tests.conftest import ACCEPTANCE, ROOT
 
 FOLDER = "--fleet-dir=runs"
-EXACT, EXACT_TEST = "test_3_exactness.py", "test_collective_is_exact"
-TRAINING, PHASE_3 = "test_7_training.py", "test_phase_3_ranks_stay_identical[every batch]"
+EXACT = "test_3_exactness.py::test_collective_is_exact"
+PHASE_3 = "test_7_training.py::test_phase_3_ranks_stay_identical[every batch]"
 
 # Changes torch.distributed on the ranks, where it lasts: they are warm processes.
 FAULT = """
@@ -127,30 +127,25 @@ def pytest_collection_finish(session):
 """
 
 
+OWN = "def test_own(world): pass"
 BESIDE = {f"checks/{name}": ACCEPTANCE / name for name in ("test_1_inventory.py", "conftest.py")}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "files", "begun"),
-    [
-        ([ACCEPTANCE / "test_1_inventory.py"], {}, "True"),
-        ([ACCEPTANCE / "test_1_inventory.py", "-k", "gpu_count"], {}, "True"),  # what is deselected is not known yet
-        ([ACCEPTANCE / "test_1_inventory.py", "test_own.py"], {"test_own.py": "def test_own(world): pass"}, "False"),
-        (["test_1_inventory.py"], {"test_1_inventory.py": "def test_own(world): pass"}, "False"),
-        (["checks"], BESIDE, "True"),
-        (["checks"], {**BESIDE, "checks/own_test.py": "def test_own(): pass"}, "False"),
-    ],
-    ids=[
-        "the suite",
-        "a part without ranks",
-        "beside a test of somebody's own",
-        "under a name of the suite",
-        "a folder of the suite's",
-        "in a folder with a test of somebody's own",
-    ],
-)
-def test_ranks_of_the_suite_alone_start_while_it_is_collected(run_pytest, arguments, files, begun):
+INVENTORY = ACCEPTANCE / "test_1_inventory.py"
+OF_SUITE_ALONE = {
+    "the suite": ([INVENTORY], {}, "True"),
+    "a part without ranks": ([INVENTORY, "-k", "gpu_count"], {}, "True"),  # what is deselected is not known yet
+    "beside a test of somebody's own": ([INVENTORY, "test_own.py"], {"test_own.py": OWN}, "False"),
+    "under a name of the suite": (["test_1_inventory.py"], {"test_1_inventory.py": OWN}, "False"),
+    "a folder of the suite's": (["checks"], BESIDE, "True"),
+    "in a folder with a test of somebody's own": (["checks"], {**BESIDE, "checks/own_test.py": OWN}, "False"),
+}
+
+
+@pytest.mark.parametrize("what", OF_SUITE_ALONE)
+def test_ranks_of_the_suite_alone_start_while_it_is_collected(run_pytest, what):
     """Those of other tests find what they need by what their files do when they are collected."""
+    arguments, files, begun = OF_SUITE_ALONE[what]
     options = ("-p", "begun", "--rehearse", "--fleet-level=quick", FOLDER)
     run = run_pytest(*options, *arguments, files={"begun.py": BEGUN, **files})
     assert re.findall(r"^begun: (.*)$", run.text, re.MULTILINE) == [begun], run.text
@@ -191,12 +186,7 @@ def test_checks_measure_what_the_manifest_says(rehearsal):
 def test_report_is_one_file_with_figures_and_a_place_to_sign(rehearsal):
     (folder,) = rehearsal.folders
     html = (folder / "report.html").read_text()
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "evidence.jsonl",
-        "junit.xml",
-        "report.html",
-        "summary.json",
-    ]
+    assert {path.name for path in folder.iterdir()} == {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
     assert not re.search(r"""<link|\bsrc=["'](?!data:|["'])""", html)
     for words in ("<svg", "bus bandwidth", "training throughput", "Vendor", "Customer", "not judged"):
         assert words.lower() in html.lower()
@@ -212,70 +202,34 @@ def test_junit_has_every_figure_as_a_property(rehearsal):
         assert set(finding.properties()) <= found
 
 
+def run_with(run_pytest, fault, ranks, *checks):
+    options = (f"--rehearse={ranks}", FOLDER, "-p", "faulty")
+    nodes = [ACCEPTANCE / check for check in checks]
+    return run_pytest(*nodes, *options, files={"faulty.py": FAULT}, PYTHONPATH=".", FAULT=fault)
+
+
 @pytest.mark.parametrize(
-    ("fault", "ranks", "file", "check", "blame", "words"),
+    ("fault", "ranks", "check", "blame", "words"),
     [
-        (
-            "flip",
-            2,
-            EXACT,
-            f"{EXACT_TEST}[all_reduce-sum]",
-            "CPU rank 1: has wrong data",
-            "1 of 16,384 elements are wrong: [7]",
-        ),
-        (
-            "flip in the input",
-            3,
-            EXACT,
-            f"{EXACT_TEST}[all_reduce-max]",
-            "CPU rank 1: corrupts data",
-            "all ranks alike",
-        ),
-        (
-            "swap",
-            3,
-            EXACT,
-            f"{EXACT_TEST}[all_reduce-sum]",
-            "CPU rank 1: corrupts data",
-            "2 of 16,384 elements are wrong: [7]",
-        ),
-        (
-            "lose",
-            3,
-            EXACT,
-            f"{EXACT_TEST}[all_reduce-min]",
-            "CPU rank 1: corrupts data",
-            "1 of 16,384 elements are wrong: [163",
-        ),
-        (
-            "parameter",
-            3,
-            TRAINING,
-            PHASE_3,
-            "rank 1 of 3, CPU: raised AssertionError",
-            "0.weight: 1 of 288 bytes, first in element 0",
-        ),
+        ("flip", 2, f"{EXACT}[all_reduce-sum]", "CPU rank 1: has wrong data", "1 of 16,384 elements are wrong: [7]"),
+        ("flip in the input", 3, f"{EXACT}[all_reduce-max]", "CPU rank 1: corrupts data", "all ranks alike"),
+        ("swap", 3, f"{EXACT}[all_reduce-sum]", "CPU rank 1: corrupts data", "2 of 16,384 elements are wrong: [7]"),
+        ("lose", 3, f"{EXACT}[all_reduce-min]", "CPU rank 1: corrupts data", "1 of 16,384 elements are wrong: [163"),
+        ("parameter", 3, PHASE_3, "rank 1 of 3, CPU: raised AssertionError", "0.weight: 1 of 288 bytes, first in"),
     ],
-    ids=["flipped bit", "flipped bit in the input", "swapped elements", "lost element", "parameter"],
 )
-def test_a_planted_fault_is_found_and_the_rank_named(run_pytest, fault, ranks, file, check, blame, words):
-    node = ACCEPTANCE / f"{file}::{check}"
-    run = run_pytest(
-        node, f"--rehearse={ranks}", FOLDER, "-p", "faulty", files={"faulty.py": FAULT}, PYTHONPATH=".", FAULT=fault
-    )
+def test_a_planted_fault_is_found_and_the_rank_named(run_pytest, fault, ranks, check, blame, words):
+    run = run_with(run_pytest, fault, ranks, check)
     assert run.status == 1, run.text
-    message = run.check(check).message
+    message = run.check(check.rpartition("::")[2]).message
     assert message.removeprefix("Failed: ").startswith(blame), message
     assert words in message
     assert f"rank 0 of {ranks}, CPU: raised" not in message
 
 
 def test_without_a_fault_the_same_checks_pass(run_pytest):
-    exact = [f"{EXACT}::{EXACT_TEST}[all_reduce-{operation}]" for operation in ("sum", "max", "min")]
-    nodes = [ACCEPTANCE / node for node in (*exact, f"{TRAINING}::{PHASE_3}")]
-    run = run_pytest(
-        *nodes, "--rehearse=3", FOLDER, "-p", "faulty", files={"faulty.py": FAULT}, PYTHONPATH=".", FAULT="none"
-    )
+    exact = [f"{EXACT}[all_reduce-{operation}]" for operation in ("sum", "max", "min")]
+    run = run_with(run_pytest, "none", 3, *exact, PHASE_3)
     assert run.status == 0, run.text
 
 
@@ -288,10 +242,9 @@ def described(run_pytest):
             f"import sys\nfrom tests.hardware.fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
             "from pathlib import Path\nfrom pytest_gpufleet.hardware import locks\nlocks.DEVICES = Path()\n"
         )
-        inventory = ACCEPTANCE / "test_1_inventory.py"
         environment = {"PYTHONPATH": f".:{ROOT}"}
         return run_pytest(
-            inventory, FOLDER, "-p", "described", *arguments, files={"described.py": plugin}, **environment
+            INVENTORY, FOLDER, "-p", "described", *arguments, files={"described.py": plugin}, **environment
         )
 
     return run

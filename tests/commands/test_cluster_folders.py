@@ -61,13 +61,17 @@ def test_what_a_run_on_many_nodes_leaves_belongs_together(folder: Path, gpufleet
 
 
 def test_evidence_of_a_node_that_was_changed_is_not_the_one_that_the_run_vouches_for(
-    folder: Path, gpufleet: Told
+    folder: Path, limits: Path, gpufleet: Told
 ) -> None:
     own = folder / "nodes" / "1-gf2"
     changed(own / "evidence.jsonl", lambda events: events[0].update(command="pytest acceptance/ --gpus 3"))
     status, text = gpufleet("verify", folder)
     assert (status, text.count("nodes/1-gf2"), "is not that of which" in text) == (1, 1, True)
     assert gpufleet("verify", own)[0] == 0  # by itself it belongs together
+    status, text = gpufleet("fleet", folder, "--json")
+    assert (status, [each["host"] for each in json.loads(text)["unusable"]]) == (10, ["gf2"])
+    status, text = gpufleet("judge", folder, "--fleet-profile", limits)
+    assert (status, "1-gf2" in text) == (1, True)
 
 
 def test_a_node_whose_folder_is_gone_is_named(folder: Path, gpufleet: Told) -> None:
@@ -144,13 +148,6 @@ def test_a_fleet_says_which_nodes_left_nothing_and_that_the_run_between_them_is_
     ]
 
 
-def test_a_fleet_does_not_take_evidence_of_a_node_that_the_run_does_not_vouch_for(folder: Path, gpufleet: Told) -> None:
-    own = folder / "nodes" / "1-gf2"
-    changed(own / "evidence.jsonl", lambda events: events[0].update(command="pytest acceptance/ --gpus 3"))
-    status, text = gpufleet("fleet", folder, "--json")
-    assert (status, [each["host"] for each in json.loads(text)["unusable"]]) == (10, ["gf2"])
-
-
 # ---------------------------------------------------------------- judge
 
 
@@ -194,12 +191,6 @@ def test_limits_bring_no_lost_node_back(tmp_path: Path, limits: Path) -> None:
     folder = cluster(tmp_path / "run", limits, Ends(lost={1: "silent"}))
     record = judged(folder, clusters.limits(tmp_path / "easy.toml", between=1.0, alone=1.0))
     assert (record.verdict, [each.state for each in unaccepted(record)]) == ("REJECTED", ["lost"])
-
-
-def test_no_judgement_rests_on_evidence_of_a_node_that_was_changed(folder: Path, limits: Path, gpufleet: Told) -> None:
-    changed(folder / "nodes" / "1-gf2" / "evidence.jsonl", lambda events: events[0].update(command="pytest"))
-    status, text = gpufleet("judge", folder, "--fleet-profile", limits)
-    assert (status, "1-gf2" in text) == (1, True)
 
 
 def judged(folder: Path, limits: Path) -> Record:

@@ -64,17 +64,31 @@ def test_four_healthy_hosts(fleet: Answer, reports: Path) -> None:
         assert host["evidence_sha256"] == sha256(Path(host["folder"]) / "evidence.jsonl")
 
 
-def test_a_missing_folder(fleet: Answer, reports: Path) -> None:
-    shutil.rmtree(reports / "node2-x")
-    status, document = fleet()
-    assert (status, document["verdict"], kinds(document)) == (10, "INCOMPLETE", [("missing", ["node2"])])
+def another(reports: Path) -> None:
+    runs.record(reports / "node9", "node9", limits=reports.parent / "contract.toml")
 
 
-def test_a_folder_without_evidence(fleet: Answer, reports: Path) -> None:
-    (reports / "node2-x" / "evidence.jsonl").unlink()
-    status, document = fleet()
-    folder = str(reports / "node2-x")
-    assert (status, kinds(document)) == (10, [("unusable", [folder]), ("missing", ["node2"])])
+@pytest.mark.parametrize(
+    ("change", "status", "gaps"),
+    [
+        (lambda reports: shutil.rmtree(reports / "node2-x"), 10, [("missing", ["node2"])]),
+        (
+            lambda reports: (reports / "node2-x" / "evidence.jsonl").unlink(),
+            10,
+            [("unusable", ["{reports}/node2-x"]), ("missing", ["node2"])],
+        ),
+        (another, 10, [("unexpected", ["node9"])]),
+        (lambda reports: (reports / "fleet.html").write_text("the report of yesterday"), 0, []),  # is no run
+    ],
+    ids=["a missing folder", "no evidence", "a host that nobody expected", "a file beside the folders"],
+)
+def test_what_lacks_and_what_is_too_many(
+    fleet: Answer, reports: Path, change: Callable[[Path], object], status: int, gaps: list[tuple[str, list[str]]]
+) -> None:
+    change(reports)
+    ended, document = fleet()
+    assert (ended, document["verdict"]) == (status, "INCOMPLETE" if status else "ACCEPTED")
+    assert kinds(document) == [(kind, [host.format(reports=reports) for host in hosts]) for kind, hosts in gaps]
 
 
 def test_a_tampered_figure(fleet: Answer, reports: Path) -> None:
@@ -93,12 +107,6 @@ def test_a_host_twice(fleet: Answer, reports: Path, limits: Path) -> None:
     assert (status, document["verdict"], len(document["hosts"])) == (1, "REJECTED", 4)
     assert document["hosts"][1]["folder"] == str(reports / "node2-y")
     assert len(document["notes"]) == 2
-
-
-def test_a_host_that_nobody_expected(fleet: Answer, reports: Path, limits: Path) -> None:
-    runs.record(reports / "node9", "node9", limits=limits)
-    status, document = fleet()
-    assert (status, kinds(document)) == (10, [("unexpected", ["node9"])])
 
 
 def test_a_host_with_another_driver(fleet: Answer, reports: Path, limits: Path) -> None:
@@ -146,11 +154,6 @@ def test_the_page_is_written_once(fleet: Answer, reports: Path, tmp_path: Path) 
     assert cli.main(["fleet", str(reports / "node1-x"), "-o", str(reports / "node1-x" / "report.html")]) == 1
 
 
-def test_a_file_beside_the_folders_is_none_of_them(fleet: Answer, reports: Path) -> None:
-    (reports / "fleet.html").write_text("the report of yesterday")
-    assert fleet()[0] == 0
-
-
 def test_the_terminal_names_verdict_and_hosts(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(reports / "node4-x")
     (reports.parent / "hosts.txt").write_text("node[1-4]")
@@ -183,12 +186,9 @@ def test_hosts_are_read(tmp_path: Path, text: str, names: list[str]) -> None:
     "text", ["", "# none", "a b", "node-[", "node-[]", "node-[a-b]", "node-[5-3]", "n[1-999999999]", "node[1]]", "<b>"]
 )
 def test_what_names_no_host_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "hosts").write_text(text)
     with pytest.raises(Refused):
-        read_hosts(tmp_path / "hosts")
-
-
-def test_a_file_of_hosts_that_is_not_there_is_refused(tmp_path: Path) -> None:
+        read_hosts(tmp_path / "hosts")  # which is not there
+    (tmp_path / "hosts").write_text(text)
     with pytest.raises(Refused):
         read_hosts(tmp_path / "hosts")
 

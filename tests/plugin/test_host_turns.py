@@ -90,11 +90,18 @@ def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
         process.wait()
 
 
-def test_the_second_waits_until_the_first_has_done(node):
+@pytest.fixture
+def two(node):
+    """The first has its turn, for which the second waits."""
     first = node("first", *ON_GPUS)
     first.says(THERE)
     second = node("second", *ON_GPUS)
     assert f"process {first.process.pid} of " in second.says(WAITS)
+    return first, second
+
+
+def test_the_second_waits_until_the_first_has_done(two):
+    first, second = two
     assert not second.record.started
     first.ends()
     second.says(THERE)
@@ -102,11 +109,8 @@ def test_the_second_waits_until_the_first_has_done(node):
     assert (first.outcomes, second.outcomes) == (["passed"], ["passed"])
 
 
-def test_the_turn_of_one_that_is_killed_is_over(node):
-    first = node("first", *ON_GPUS)
-    first.says(THERE)
-    second = node("second", *ON_GPUS)
-    second.says(WAITS)
+def test_the_turn_of_one_that_is_killed_is_over(two):
+    first, second = two
     first.process.kill()
     second.says(THERE)
     second.ends()
@@ -128,11 +132,8 @@ def test_nobody_waits_for_ever_for_who_keeps_the_host(node):
     assert second.record.verdict == "INCOMPLETE"
 
 
-def test_who_waits_can_be_ended(node):
-    first = node("first", *ON_GPUS)
-    first.says(THERE)
-    second = node("second", *ON_GPUS)
-    second.says(WAITS)
+def test_who_waits_can_be_ended(two):
+    first, second = two
     second.process.terminate()
     second.ends()
     assert (second.record.verdict, second.outcomes) == ("INCOMPLETE", [])

@@ -1,4 +1,4 @@
-"""The page: what it says, that it says it safely, and that it stands on its own."""
+"""The page: what it says and asks to be signed, that it says it safely, stands on its own, and what to type next."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.events import Check, RunHeader
+from pytest_gpufleet.model.events import Check, CommandLine, HostFound, NodeFound, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, Unavailable
@@ -23,11 +24,12 @@ from pytest_gpufleet.model.metric import Metric, MiB
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import shipped, titled
-from pytest_gpufleet.report.banner import why
+from pytest_gpufleet.report.banner import next_steps, why
 from pytest_gpufleet.report.failures import accused, failures
 from pytest_gpufleet.report.page import machine_section
 from pytest_gpufleet.report.page.rendering import stylesheet
 from pytest_gpufleet.report.page.report_page import summary
+from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict.verdict import conclude, remarks
 from tests.report import standard_run
 from tests.report.conftest import written
@@ -321,3 +323,150 @@ def test_health_has_no_column_for_what_no_gpu_here_has(standard: Record) -> None
     column = "NVLink 5: blocks with 1, 2, ... errors corrected on the way"
     assert column not in machine_section.heads(older)
     assert column in machine_section.heads([*older, replace(older[0], facts={"nvlink_fec": [[0, 1]]})])
+
+
+GIVEN = {"technician": "J. Roe", "cost_centre": "88", "order": "4711", "remarks": "</style><b>bold</b>"}
+
+
+@pytest.fixture
+def noted(standard: Record) -> Record:
+    node = NodeFound(0, "node7", "ABC123")
+    standard.run = msgspec.structs.replace(standard.run, notes=GIVEN, commit="0123abcd-dirty", nodes=(node,))
+    standard.machines = {0: HostFound(host={"dmi": {"vendor": "Dell Inc.", "product": "PowerEdge XE9680"}})}
+    standard.ended, standard.lasted = "2026-11-20T09:45:15+00:00", 1872.0
+    return standard
+
+
+def test_notes_stand_in_the_head_and_beside_the_signatures(noted: Record) -> None:
+    page = Page(summary(noted, "5e" * 32))
+    head = page.text[: page.text.index("Sign-off")]
+    for words in ("Order number: 4711", "Technician: J. Roe", "Cost centre: 88", "</style><b>bold</b>"):
+        assert words in head
+    signed = dict(row for row in page.table("What this is about").rows)
+    assert list(signed)[:4] == ["Order number", "Technician", "Remarks", "Cost centre"]
+    assert signed["Machine"] == "Dell Inc. PowerEdge XE9680, serial ABC123"
+    assert signed["Suite"].endswith(", commit 0123abcd-dirty")
+    assert signed["Time"] == "2026-11-20 09:14:03 UTC to 2026-11-20 09:45:15 UTC, 31 min 12 s"
+    assert "5e5e" in signed["Evidence"]
+    assert "b" not in page.headings()
+    assert "b" not in {tag for tag, _ in page.seen}
+
+
+def test_what_is_signed_is_the_first_part_after_the_verdict(noted: Record) -> None:
+    """On paper it ends the first page; the screen has it last, by the style."""
+    text = Page(summary(noted)).text
+    assert text.index("ACCEPTED") < text.index("Sign-off") < text.index("The GPUs at a glance")
+
+
+def test_a_run_that_says_less_says_nothing_in_its_place(standard: Record) -> None:
+    standard.run = msgspec.structs.replace(standard.run, nodes=(), notes={}, commit="")
+    standard.machines, standard.ended = {}, ""
+    signed = dict(machine_section.signed(standard))
+    assert not {"Machine", "Order number"} & set(signed)
+    assert signed["Time"].endswith("not ended")
+    assert "commit" not in signed["Suite"]
+
+
+def test_the_foot_of_a_page_names_host_run_and_evidence_and_ends_nothing(noted: Record) -> None:
+    host = 'a"}</style><script>x\\'
+    noted.run = msgspec.structs.replace(noted.run, host=host)
+    rules = machine_section.page_foot(noted, "5e" * 32)
+    content = re.search(r'@bottom-left \{ content: "([^"]*)"', rules)
+    assert content
+    assert "<" not in rules
+    said = re.sub(r"\\([0-9a-f]+) ", lambda code: chr(int(code[1], 16)), content[1])
+    assert said.split("\\A ") == [f"{host} · run of 2026-11-20 09:14:03 UTC", f"evidence SHA-256 {'5e' * 32}"]
+
+
+def test_many_gpus_and_notes_leave_room_for_signatures(noted: Record) -> None:
+    noted.run = msgspec.structs.replace(noted.run, notes={f"key{number}": "x" for number in range(40)})
+    rows = machine_section.signed(noted)
+    assert len(rows) < 20
+    assert ("And", "28 more notes, which evidence.jsonl has") in rows
+
+
+def commands(record: Record) -> list[str]:
+    return [step.command for step in next_steps(record)]
+
+
+@pytest.fixture
+def left_out(incomplete: Record) -> Record:
+    """A run from which checks were left out; whatever it measured was judged."""
+    incomplete.findings[:] = [each for each in incomplete.findings if each.state != "not judged"]
+    return incomplete
+
+
+def test_what_was_left_out_runs_without_what_left_it_out(left_out: Record) -> None:
+    left_out.run = msgspec.structs.replace(left_out.run, command="pytest acceptance/ --gpus 8 -k bandwidth")
+    assert commands(left_out) == ["pytest acceptance/ --gpus 8 --fleet-level standard"]
+
+
+def test_a_long_burn_in_is_as_long_again(left_out: Record) -> None:
+    left_out.run = msgspec.structs.replace(left_out.run, level="burnin", burn_in_seconds=7200.0)
+    assert commands(left_out) == ["pytest acceptance/ --gpus 8 --fleet-burn-in 7200s"]
+    left_out.run = msgspec.structs.replace(left_out.run, burn_in_seconds=30.0)  # which was too short
+    assert commands(left_out) == ["pytest acceptance/ --gpus 8 --fleet-level burnin"]
+
+
+def test_it_is_started_as_it_was(left_out: Record) -> None:
+    line = CommandLine("gpufleet accept", "--gpus 8 -k bandwidth")
+    left_out.run = msgspec.structs.replace(left_out.run, command=line.typed, command_line=line)
+    assert commands(left_out) == ["gpufleet accept --gpus 8 --fleet-level standard"]
+    died = replace(left_out, verdict=None)
+    assert commands(died) == ["gpufleet accept --gpus 8 -k bandwidth --fleet-resume FOLDER"]
+
+
+def test_figures_without_limits_need_a_calibration_first(incomplete: Record) -> None:
+    finding = next(each for each in incomplete.findings if each.limit)
+    incomplete.findings.append(replace(finding, state="not judged", limit=None, required=True, reason="no profile"))
+    assert commands(incomplete) == [
+        "gpufleet calibrate DIR -o my.toml",
+        "pytest acceptance/ --gpus 8 --fleet-level standard --fleet-profile my.toml",
+    ]
+
+
+def test_a_run_that_was_cut_short_goes_on(standard: Record) -> None:
+    died = replace(standard, verdict=None)
+    assert commands(died) == [f"{standard.run.command} --fleet-resume FOLDER"]
+
+
+def test_where_the_folder_is_known_it_is_named(standard: Record) -> None:
+    died = replace(standard, verdict=None)
+    told = [line for line, _ in summary_lines(died, "reports/node 7")]
+    assert f"  {standard.run.command} --fleet-resume 'reports/node 7'" in told
+
+
+def test_nothing_is_to_be_typed_where_nothing_is_open(standard: Record, bad_gpu: Record, rehearsal: Record) -> None:
+    assert commands(standard) == commands(bad_gpu) == commands(rehearsal) == []
+    assert "What to type next" not in summary(standard)
+
+
+def test_page_and_terminal_have_the_same_command(left_out: Record) -> None:
+    (step,) = next_steps(left_out)
+    assert step.command in Page(summary(left_out)).of("code")
+    assert f"  {step.command}" in [line for line, _ in summary_lines(left_out)]
+
+
+def test_every_part_is_in_the_index_and_what_is_settled_is_folded(page_of: Callable[[str], Page]) -> None:
+    page = page_of("BAD GPU")
+    index = page.html[page.html.index("<nav") : page.html.index("</nav>")]
+    for anchor in ("fleet-gpus", "fleet-failed", "fleet-group-1", "fleet-open", "fleet-machine", "fleet-signoff"):
+        assert f'href="#{anchor}"' in index
+    opened = {
+        " ".join(part.partition("<h4")[2].partition("</h4>")[0].partition(">")[2].split()): "<details open>" in part
+        for part in page.html.split('<section class="fleet-group"')[1:]
+    }
+    assert opened["Inventory"]
+    assert not opened["What the GPUs did during the run"]
+    healthy = page_of("STANDARD").html.split('<section class="fleet-group"')[1:]
+    assert healthy
+    assert not [part for part in healthy if "<details open>" in part]
+
+
+def test_what_is_not_judged_links_to_its_reason(incomplete: Record) -> None:
+    finding = next(each for each in incomplete.findings if each.limit)
+    incomplete.findings[:] = [replace(finding, state="not judged", limit=None, required=True, reason="no profile")]
+    page = Page(summary(incomplete))
+    rows = {part.partition('"')[0]: part.partition("</tr>")[0] for part in page.html.split('<tr id="')[1:]}
+    (row,) = (anchor for anchor, told in rows.items() if "no profile" in told)
+    assert page.values("href").count(f"#{row}") >= 2  # of the GPUs at a glance, and of the figures

@@ -1,14 +1,12 @@
 """Every fault costs one test, is told by the rank that caused it, and leaves a world that works."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import torch._C._distributed_c10d as c10d
 
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.model.record import read
 
 from .faults import CULPRIT, FAULTS, RANKS
 
@@ -31,33 +29,23 @@ def test_it(nccl_group, name, step):
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory):
-    """One run over the whole table: the record and what it printed."""
-    import subprocess
-    import sys
-
-    folder = tmp_path_factory.mktemp("faults")
-    shutil.copy(Path(__file__).with_name("faults.py"), folder)
-    (folder / "test_inner.py").write_text(INNER)
-    (folder / "pytest.ini").write_text("[pytest]")
-    command = [sys.executable, "-m", "pytest", f"--rehearse={RANKS}", "--fleet-dir=out", "--fleet-timeout=60", "-q"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    (evidence,) = folder.glob("out/*/evidence.jsonl")
-    return read(evidence), result.stdout
+def suite(fleet):
+    """One run over the whole table."""
+    return fleet(INNER, "--fleet-timeout=60", ranks=RANKS, files={"faults.py": Path(__file__).with_name("faults.py")})
 
 
 @pytest.mark.parametrize("name", ON_CPU)
 def test_costs_one_test_and_names_the_rank(suite, name):
-    record, output = suite
-    check = record.checks[f"test_inner.py::test_it[{name}-fault]"]
-    assert check.outcome == "failed", output
-    fault, (found,) = FAULTS[name], [each for each in record.faults if each.check == check.id]
+    check = suite.check(f"test_it[{name}-fault]")
+    assert check.outcome == "failed", suite.text
+    fault, (found,) = FAULTS[name], [each for each in suite.record.faults if each.check == check.id]
     assert not fault.kind or found.code == CODES[fault.kind], check.message
     for words in fault.says:
         assert words in check.message, check.message
     if fault.kind and fault.others != "same":
         assert found.subjects == (Place(0, "cpu", CULPRIT),)
         assert check.message.startswith(f"rank {CULPRIT} of {RANKS}")
+    assert suite.check(f"test_it[{name}-next]").outcome == "passed", suite.text  # in a world that works
 
 
 UNEQUAL = """
@@ -129,9 +117,3 @@ def test_the_flight_recorder_compares_within_one_group(unequal, name):
     line = told_by("flight recorder", unequal, name)
     assert line.startswith("ranks 0, 1, 2 arrived at collective number ")
     assert "; rank 3 did not: only at number " in line
-
-
-@pytest.mark.parametrize("name", ON_CPU)
-def test_leaves_a_world_that_works(suite, name):
-    record, output = suite
-    assert record.checks[f"test_inner.py::test_it[{name}-next]"].outcome == "passed", output

@@ -1,0 +1,204 @@
+"""The pages of a fleet and of a run on many nodes: how each host stands, where they lead, and how large they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report.hosts import ALIKE, OWN, PEERS, HostRow, as_fleet, document, host_rows
+from pytest_gpufleet.report.hosts import rows as hosts_of
+from pytest_gpufleet.report.page.hosts_part import MOST_FIGURES, page
+from pytest_gpufleet.report.page.report_page import page as report
+from pytest_gpufleet.report.terminal.summary_lines import MOST_HOSTS, fleet_lines
+from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
+from tests.fleets import fleet_of, host_run, rejected, slower
+from tests.node_records import Between, of_nodes
+from tests.report.browser import seen
+from tests.report.page import Page
+
+HOSTS = [f"node-{number:03}" for number in range(1, 65)]
+
+
+def runs_of_64() -> list[HostRun]:
+    """7 is slow by itself, 12 has a slow GPU, 20 another driver, and 31 is rejected by its own run."""
+    return fleet_of(
+        64,
+        node_007=host_run("node-007", change=slower(0.1)),
+        node_012=host_run("node-012", change=slower(0.12, 2)),
+        node_020=host_run("node-020", machine=lambda topology: replace(topology, driver="570.86.15")),
+        node_031=rejected("node-031"),
+    )
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Fleet:
+    """Of 64 hosts one is missing."""
+    return judge_fleet([run for run in runs_of_64() if run.host != "node-055"], (), HOSTS)
+
+
+@pytest.fixture(scope="module")
+def fleet_page(fleet: Fleet) -> Page:
+    return Page(page(fleet, {fleet.hosts[0].folder: "reports/a%20b/report.html"}))
+
+
+def test_each_host_has_a_row_and_those_that_are_wrong_are_marked(fleet: Fleet) -> None:
+    rows = {row.host: row for row in host_rows(fleet)}
+    assert list(rows) == HOSTS
+    assert [host for host, row in rows.items() if row.wrong] == [
+        "node-007", "node-012", "node-020", "node-031", "node-055",
+    ]  # fmt: skip
+    assert (rows["node-007"].cells[OWN], rows["node-007"].cells[PEERS]) == ("ok", "failed")
+    assert (rows["node-020"].cells[ALIKE], rows["node-020"].cells[PEERS]) == ("failed", "ok")
+    assert (rows["node-031"].cells[OWN], rows["node-031"].cells["Health"]) == ("failed", "failed")
+    assert rows["node-055"].run is None
+
+
+def test_the_gpu_that_is_slow_is_named_and_none_where_all_are(fleet: Fleet) -> None:
+    rows = {row.host: row for row in host_rows(fleet)}
+    assert rows["node-012"].named[0].index == 2
+    assert rows["node-007"].named == ()
+
+
+def test_the_page_leads_to_what_is_wrong(fleet: Fleet, fleet_page: Page) -> None:
+    anchors = {values["id"] for tag, values in fleet_page.seen if values.get("id")}
+    links = [values["href"] for tag, values in fleet_page.seen if tag == "a"]
+    assert {link[1:] for link in links if link.startswith("#")} <= anchors
+    assert sum(link.startswith("#") for link in links) == 5
+    assert "reports/a%20b/report.html" in links
+    text = fleet_page.html
+    for run in fleet.hosts:
+        assert run.sha256 in text
+    for told in ("SN-node-012", "570.86.15", "no run that counts", "Worse than the peers on all hosts"):
+        assert told in text
+
+
+def test_a_page_is_small(fleet: Fleet, fleet_page: Page) -> None:
+    assert len(fleet_page.html) < 5e6 / 10
+    everywhere = judge_fleet(
+        [host_run(name, change=slower(0.1 * (index % 4 == 0))) for index, name in enumerate(HOSTS)]
+    )
+    assert len([row for row in host_rows(everywhere) if len(row.slow) > MOST_FIGURES]) == 16
+    assert len(page(everywhere, {})) < 5e6
+
+
+def test_the_terminal_stays_short() -> None:
+    lines = fleet_lines(judge_fleet([rejected(name) for name in HOSTS], (), HOSTS))
+    assert lines[0][0].startswith("REJECTED")
+    assert f"... and {64 - MOST_HOSTS} more" in lines[-1][0]
+
+
+def test_programs_find_the_host_of_every_fault(fleet: Fleet) -> None:
+    told = document(fleet)
+    by_host = {host: [fault for fault in told["faults"] if host in fault["hosts"]] for host in HOSTS}
+    assert [host for host, faults in by_host.items() if faults] == ["node-007", "node-012", "node-020"]
+    assert {fault["name"] for fault in by_host["node-020"]} == {"host_unlike_others"}
+    assert [each["host"] for each in told["hosts"]] == [host for host in HOSTS if host != "node-055"]
+
+
+def test_a_healthy_fleet_has_nobody_to_look_at() -> None:
+    healthy = Page(page(judge_fleet(fleet_of(4), (), HOSTS[:4]), {}))
+    assert "Hosts to look at" not in healthy.html
+    assert "The hosts are alike in everything that is compared" in healthy.html
+
+
+def test_no_fleet_at_all_has_a_page_too() -> None:
+    assert "There is no host" in Page(page(judge_fleet([]), {})).html
+
+
+PAIRS, RAILS = "Nodes groups", "Nodes rails"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> tuple[Record, NodeRuns]:
+    """Of 64 nodes 31 is left out too, 16 is slow in pairs, 21 and 22 with each other, rail 2 of 41 is slow, and 45 is
+    lost."""
+    return of_nodes(
+        runs_of_64(),
+        Between(
+            nodes=(15,), rails=((40, 2),), links=((20, 21),), lost={44: "nothing heard"}, left_out={30: "REJECTED"}
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def rows(nodes: tuple[Record, NodeRuns]) -> dict[str, HostRow]:
+    record, runs = nodes
+    return {row.host: row for row in hosts_of(record, as_fleet(record, runs))}
+
+
+@pytest.fixture(scope="module")
+def node_page(nodes: tuple[Record, NodeRuns]) -> Page:
+    record, runs = nodes
+    return Page(report(record, "5e0" * 21 + "1", runs, {runs[15].folder: "nodes/15-node-016/report.html"}))
+
+
+def test_nodes_that_need_a_look_are_those_that_are_not_fine(rows: dict[str, HostRow]) -> None:
+    assert len(rows) == 64
+    assert [host for host, row in rows.items() if row.wrong] == [
+        "node-007", "node-012", "node-016", "node-020", "node-021", "node-022", "node-031", "node-041", "node-045",
+    ]  # fmt: skip
+
+
+def test_each_node_stands_by_its_own_run_and_by_the_checks_between(rows: dict[str, HostRow]) -> None:
+    assert {host: rows[host].cells[PAIRS] for host in ("node-001", "node-016", "node-017", "node-031", "node-045")} == {
+        "node-001": "ok", "node-016": "failed", "node-017": "affected", "node-031": "not run", "node-045": "not run",
+    }  # fmt: skip
+    assert {rows[host].cells[RAILS] for host in rows if host not in ("node-031", "node-041", "node-045")} == {"ok"}
+    assert rows["node-041"].cells[RAILS] == "failed"
+    assert [rows[host].cells[OWN] for host in ("node-016", "node-031", "node-045")] == ["ok", "failed", "not run"]
+
+
+def test_what_is_told_of_a_node_names_places_by_hosts(rows: dict[str, HostRow]) -> None:
+    told = " ".join(rows["node-041"].said)
+    assert "node-041 rail 2: with 3 others" in told
+    assert "node40" not in told
+    assert rows["node-045"].gone == "lost"
+    assert rows["node-045"].gaps[0].what == "lost: nothing heard; serial of the machine: SN-node-045"
+
+
+def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows, node_page: Page) -> None:
+    anchors = {values["id"] for _, values in node_page.seen if values.get("id")}
+    links = [values["href"] for tag, values in node_page.seen if tag == "a"]
+    assert {link[1:] for link in links if link.startswith("#")} <= anchors
+    assert sum(link.startswith("#fleet-host-") for link in links) == sum(row.wrong for row in rows.values())
+    assert "nodes/15-node-016/report.html" in links
+    assert "which nobody reads or sends without the cluster&#39;s token" in node_page.html
+    assert "SN-node-016" in node_page.html
+
+
+def test_what_is_told_of_nodes_is_told_in_chinese_too(nodes: tuple[Record, NodeRuns]) -> None:
+    record, runs = nodes
+    text = Page(report(record, "", runs, language="zh")).text
+    assert "1 个节点（node-045）：失联：nothing heard" in text  # noqa: RUF001
+    assert "该节点的一条 rail 慢：node-041 rail 2" in text  # noqa: RUF001
+
+
+def test_on_a_phone_nothing_is_cut_off(node_page: Page, standard: Record, bad_gpu: Record, tmp_path: Path) -> None:
+    pages = {"nodes": node_page.html, "standard": report(standard, ""), "bad GPU": report(bad_gpu, "")}
+    for name, each in seen(pages, tmp_path, width=400).items():
+        assert not each.sticks_out, name
+        assert each.narrowest > 300, name  # text is read in lines, not in letters
+
+
+def test_the_page_of_64_nodes_is_small(node_page: Page) -> None:
+    assert len(node_page.html.encode()) < 5e6 / 4
+    assert len(node_page.seen) < 20_000
+
+
+def test_a_node_whose_evidence_is_not_here_has_a_row_all_the_same() -> None:
+    record, _ = of_nodes(fleet_of(3))
+    rows = hosts_of(record, as_fleet(record, {}))
+    assert [row.host for row in rows] == ["node-001", "node-002", "node-003"]
+    assert all(row.cells[PAIRS] == "ok" and row.cells[OWN] == "not run" for row in rows)
+    assert "no run that counts" in report(record, "")
+
+
+def test_healthy_nodes_leave_nobody_to_look_at() -> None:
+    record, runs = of_nodes(fleet_of(3))
+    html = report(record, "", runs)
+    assert "Nodes to look at" not in html
+    assert "The nodes are alike in everything that is compared" in html
