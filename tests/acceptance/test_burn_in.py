@@ -133,18 +133,6 @@ def test_what_is_no_duration(text):
         duration(text)
 
 
-def test_what_is_no_duration_is_a_mistake_of_whoever_called(run_pytest):
-    run = run_pytest(BURN_IN, "--rehearse", "--fleet-burn-in=15")
-    assert run.status == 4
-    assert "'15' is no duration" in run.text
-
-
-def test_it_belongs_to_its_level(run_pytest):
-    run = run_pytest(BURN_IN, "--rehearse", "--fleet-burn-in=2h", "--fleet-level=quick")
-    assert run.status == 4
-    assert "--fleet-burn-in is part of level burnin, but --fleet-level quick was given" in run.text
-
-
 def drew(*watts):
     """A GPU with a limit of 700 W in turns of products; each with the median of its samples."""
     gpu = Gpu(0, {"power_limit_watts": 700.0})

@@ -120,9 +120,3 @@ def test_a_line_that_is_not_told_leaves_a_run_incomplete(run_pytest):
     assert any("memory modules is not told" in reason for reason in run.record.reasons), [
         reason for reason in run.record.reasons if "order" in reason
     ]
-
-
-def test_a_bad_order_ends_a_run_before_it_begins(run_pytest):
-    run = run_with(run_pytest, RIGHT.replace("nvlinks", "nvlink"))
-    assert (run.status, run.folders) == (4, [])
-    assert 'order.toml:6: [gpus]: unknown key "nvlink"; did you mean "nvlinks"?' in run.text

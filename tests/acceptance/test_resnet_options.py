@@ -37,26 +37,6 @@ when = {{ batch = 512, optimizer = "adam"{workload} }}
 CUSTOM = ', workload = "custom"'
 
 
-@pytest.mark.parametrize(
-    ("option", "sentence"),
-    [
-        ("--resnet-model=resnet34", "argument --resnet-model: invalid choice: 'resnet34'"),
-        ("--resnet-batch=1e3", "argument --resnet-batch: '1e3' is not a whole number, 1 or more"),
-        ("--resnet-steps=-1", "argument --resnet-steps: '-1' is not a whole number, 1 or more"),
-        ("--resnet-warm-up=none", "argument --resnet-warm-up: 'none' is not a whole number, 1 or more"),
-        ("--resnet-model=transformer-0.1b", "argument --resnet-model: invalid choice: 'transformer-0.1b'"),
-        ("--resnet-workers=0", "argument --resnet-workers: '0' is not a whole number, 1 or more"),
-        ("--resnet-optimizer=lamb", "argument --resnet-optimizer: invalid choice: 'lamb'"),
-    ],
-)
-def test_bad_values(run_pytest, option, sentence):
-    run = run_pytest(RESNET, *OPTIONS, option)
-    assert run.status == 4, run.text
-    assert sentence in run.text
-    assert "Traceback" not in run.text
-    assert not run.folders
-
-
 def test_what_may_be_asked_is_what_can_be_done():
     assert tuple(MODELS) == RESNETS
     assert CONDITIONS["optimizer"].values == tuple(OPTIMIZERS)

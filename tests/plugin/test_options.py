@@ -85,13 +85,6 @@ def test_notes_of_the_command_line_stand_beside_those_of_the_ini_file(fleet):
     assert (said["ended"], said["seconds"]) == (run.record.ended, run.record.lasted)
 
 
-@pytest.mark.parametrize("text", ["4711", "=4711", "order=", "order= "])
-def test_a_note_has_a_key_and_a_value(run_pytest, text):
-    run = run_pytest(f"--fleet-note={text}", files={"test_inner.py": TELLS})
-    assert run.status == pytest.ExitCode.USAGE_ERROR
-    assert "write KEY=VALUE, like order=4711" in run.text
-
-
 @pytest.mark.parametrize(
     ("level", "folder", "status"),
     [

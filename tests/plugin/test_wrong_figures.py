@@ -1,4 +1,5 @@
-"""What authors of own checks get wrong: the check fails with a sentence, and run and report are none the worse."""
+"""What authors of own checks tell, figures and losses, and get wrong: the check fails with a sentence, and run and
+report are none the worse."""
 
 from __future__ import annotations
 
@@ -59,6 +60,10 @@ WRONG = {
     "judges_nothing": ("judge()", "judge() was given no measurement: nothing was judged"),
     "judges_an_empty_list": ("judge(*[], required=False)", "judge() was given no measurement: nothing was judged"),
     "shows_number": ("judge(shown=[5])", "judge() takes Measurements, not 5"),
+    "losses_text": (
+        "world.run(lambda rank: rank.record_losses({'model': 'mine'}, {1: 'low'}))",
+        "a loss must be a number, not 'low'",
+    ),
     "better": ("Metric('x', 's', 'smaller', 'x')", """metric x: better must be "higher" or "lower", not 'smaller'"""),
     "unit": ("Metric('x', ' ', 'lower', 'x')", "the unit of metric 'x' must be a text that is not blank, not ' '"),
     "name": ("Metric('', 's', 'lower', 'x')", "the name of metric '' must be a text that is not blank"),
@@ -74,8 +79,9 @@ WRONG = {
 }  # fmt: skip
 
 HEAD = """
+import pytest
 import torch
-from pytest_gpufleet import Measurement, Metric, Reading, measure
+from pytest_gpufleet import WORLD, Measurement, Metric, Reading, measure
 
 SORTING = Metric("sort_rate", "Mkeys/s", "higher", "sorting")
 
@@ -84,6 +90,21 @@ def sort_rate(rank):
 
 def test_right(world, judge):
     judge(measure(world, lambda rank: Reading(SORTING, torch.tensor(5.0), {"keys": torch.tensor(8)}, (torch.ones(2)))))
+
+def train(rank):
+    rank.record_losses({"model": "mine", "ranks": 1}, {1: 2.0 + rank.index, 2: float("nan"), 3: 1.5})
+
+def test_losses_alone(world):
+    world.run(train)
+
+@pytest.mark.spmd
+def test_fails_after_losses(rank):
+    if rank.index == 0:
+        rank.record_losses({"model": "mine", "ranks": rank.size}, {10: 0.5}, WORLD)
+    assert False
+
+def test_losses_of_nobody(world):
+    world.run(lambda rank: None)
 """
 
 PROFILE = """
@@ -111,7 +132,8 @@ def run(fleet: Callable[..., FleetRun]) -> FleetRun:
 
 def test_only_the_wrong_checks_fail(run: FleetRun) -> None:
     assert run.status == 1, run.text
-    assert run.outcomes == {"test_right": "passed", **{f"test_{name}": "failed" for name in WRONG}}
+    right = dict.fromkeys(("test_right", "test_losses_alone", "test_losses_of_nobody"), "passed")
+    assert run.outcomes == {**right, **{f"test_{name}": "failed" for name in ("fails_after_losses", *WRONG)}}
     assert "INTERNALERROR" not in run.text
     (folder,) = run.folders
     assert (folder / "report.html").exists()
@@ -120,6 +142,17 @@ def test_only_the_wrong_checks_fail(run: FleetRun) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_check_says_what_is_wrong(run: FleetRun, name: str) -> None:
     assert WRONG[name][1] in run.check(f"test_{name}").message
+
+
+def test_losses_are_on_record_whatever_becomes_of_the_check(run: FleetRun) -> None:
+    told = [(each.check.rsplit("::", 1)[-1], str(each.curve.place), each.curve.steps, each.curve.losses)
+            for each in run.record.losses]  # fmt: skip
+    assert told == [
+        ("test_losses_alone", "cpu0", (1, 3), (2.0, 1.5)),
+        ("test_losses_alone", "cpu1", (1, 3), (3.0, 1.5)),
+        ("test_fails_after_losses", "world", (10,), (0.5,)),
+    ]
+    assert run.record.losses[2].curve.training == {"model": "mine", "ranks": 2}
 
 
 def test_a_tensor_without_dimensions_is_a_number(run: FleetRun) -> None:
