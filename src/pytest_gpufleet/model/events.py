@@ -319,6 +319,11 @@ class RunHeader(Event, frozen=True, tag="run"):
     secured: Secured | None = None
     interfaces: tuple[str, ...] = ()
 
+    @property
+    def began(self) -> float:
+        """Seconds since the epoch; 0 if nobody says."""
+        return datetime.fromisoformat(self.utc).timestamp() if self.utc else 0.0
+
 
 class TopologyFound(Event, frozen=True, tag="topology"):
     """Of each node, in the order of the run's, as it describes itself, with all facts of its GPUs as they were when the

@@ -8,13 +8,13 @@ import io
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import READINGS
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
@@ -240,16 +240,14 @@ def points(record: Record) -> list[Point]:
 
 
 def _figures(record: Record) -> Iterator[Point]:
-    began = _began(record)
     for figure, values in figures(record.findings).items():
         told = clean(figure.name), figure.metric.unit, _words(dict(figure.conditions))
         for place, value in values.items():
-            yield Point("figures", *told, str(place), "", 0, began, value)
+            yield Point("figures", *told, str(place), "", 0, record.run.began, value)
 
 
 def _curves(record: Record) -> Iterator[Point]:
     """The figures that differ in nothing but a size, at least two of them."""
-    began = _began(record)
     found: dict[tuple[str, Figure, str], dict[int, float]] = defaultdict(dict)
     for figure, values in figures(record.findings).items():
         conditions = dict(figure.conditions)
@@ -263,7 +261,7 @@ def _curves(record: Record) -> Iterator[Point]:
     for (along, figure, at), curve in found.items():
         told = f"{clean(figure.name)} by {along}", figure.metric.unit, _words(dict(figure.conditions)), at, along
         if len(curve) >= FEWEST_POINTS:
-            yield from (Point("curves", *told, size, began, curve[size]) for size in sorted(curve))
+            yield from (Point("curves", *told, size, record.run.began, curve[size]) for size in sorted(curve))
 
 
 def _losses(record: Record) -> Iterator[Point]:
@@ -288,19 +286,14 @@ def _telemetry(record: Record) -> Iterator[Point]:
                     yield Point("telemetry", *told, "milliseconds", round(1000 * since), sample["time"], float(value))
 
 
-def _began(record: Record) -> float:
-    return datetime.fromisoformat(record.run.utc).timestamp() if record.run.utc else 0.0
-
-
 def _words(conditions: Mapping[str, Condition]) -> str:
     return clean(", ".join(f"{name}={value}" for name, value in conditions.items()))
 
 
 def to_csv(about: About, points: Sequence[Point], folder: Path) -> None:
     """A file for each kind."""
-    for kind in dict.fromkeys(point.kind for point in points):
-        text = csv_text(Point._fields[1:], (point[1:] for point in points if point.kind == kind))
-        safe_files.write_text(folder / f"{kind}.csv", text)
+    for kind, of_kind in grouped((point.kind, point[1:]) for point in points).items():
+        safe_files.write_text(folder / f"{kind}.csv", csv_text(Point._fields[1:], of_kind))
     safe_files.write_text(folder / "run.csv", csv_text(("name", "value"), about.items()))
 
 
@@ -326,13 +319,9 @@ def to_swanlab(about: About, points: Sequence[Point], folder: Path) -> None:
     run = swanlab.init(
         mode="offline", log_dir=str(folder), project=PROJECT, name=name, config=dict(about), settings=settings
     )
-    for kind in dict.fromkeys(point.kind for point in points):
-        at_step: dict[int, dict[str, float]] = defaultdict(dict)
-        for point in points:
-            if point.kind == kind:
-                at_step[point.step][point.tag] = point.value
-        for step in sorted(at_step):
-            run.log(at_step[step], step=step)
+    for of_kind in grouped((point.kind, point) for point in points).values():
+        for step, at_step in sorted(grouped((point.step, point) for point in of_kind).items()):
+            run.log({point.tag: point.value for point in at_step}, step=step)
     run.finish()
 
 

@@ -149,8 +149,25 @@ def document(fleet: Fleet) -> dict[str, Any]:
         "gaps": [{"kind": gap.kind, "hosts": list(gap.hosts), "what": gap.what} for gap in fleet.gaps],
         "unusable": [{"folder": each.folder, "host": each.host, "why": each.why} for each in fleet.unusable],
         "differences": [exports.difference(each) for each in fleet.differences],
-        "slower_than_peers": [_slow(each, fleet.hosts) for each in fleet.slow],
-        "odd_hosts": [_odd(each, fleet.hosts) for each in fleet.odd],
+        "slower_than_peers": [
+            {
+                **_figure(each, fleet.hosts),
+                "values": {str(place): exports.number(value) for place, value in each.values.items()},
+                "worse": {str(place): fraction for place, fraction in each.worse.items()},
+                "everywhere": each.everywhere,
+                "peers": each.peers,
+            }
+            for each in fleet.slow
+        ],
+        "odd_hosts": [
+            {
+                **_figure(each, fleet.hosts),
+                "value": exports.number(each.value),
+                "reference": exports.number(each.reference),
+                "worse": each.worse,
+            }
+            for each in fleet.odd
+        ],
         "faults": [_fault(fault, fleet.hosts) for fault in fleet.faults],
         "notes": list(fleet.notes),
     }
@@ -175,25 +192,6 @@ def _host(run: HostRun, row: HostRow) -> dict[str, Any]:
 
 def _figure(found: SlowPlaces | OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
     return {"host": hosts[found.node].host, **exports.of_figure(found.figure)}
-
-
-def _slow(slow: SlowPlaces, hosts: Sequence[HostRun]) -> dict[str, Any]:
-    return {
-        **_figure(slow, hosts),
-        "values": {str(place): exports.number(value) for place, value in slow.values.items()},
-        "worse": {str(place): fraction for place, fraction in slow.worse.items()},
-        "everywhere": slow.everywhere,
-        "peers": slow.peers,
-    }
-
-
-def _odd(odd: OddHost, hosts: Sequence[HostRun]) -> dict[str, Any]:
-    return {
-        **_figure(odd, hosts),
-        "value": exports.number(odd.value),
-        "reference": exports.number(odd.reference),
-        "worse": odd.worse,
-    }
 
 
 def _fault(fault: Fault, hosts: Sequence[HostRun]) -> dict[str, Any]:

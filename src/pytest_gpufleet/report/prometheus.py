@@ -11,7 +11,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import get_args
 
@@ -46,7 +45,6 @@ def write(path: Path, record: Record) -> None:
 
 def _of_the_run(record: Record) -> Metrics:
     run, running, host = record.run, record.verdict is None, {"host": record.run.host}
-    began = datetime.fromisoformat(run.utc).timestamp() if run.utc else math.nan
     outcomes = Counter(check.outcome for check in record.checks.values())
     yield "gpufleet_running", "Whether an acceptance run goes on.", [(host, float(running))]
     yield (
@@ -54,7 +52,7 @@ def _of_the_run(record: Record) -> Metrics:
         "Whether the last acceptance run came to this verdict; all 0 while it goes on.",
         [({"verdict": verdict, **host}, float(verdict == record.verdict)) for verdict in STAMPS],
     )
-    yield "gpufleet_run_timestamp_seconds", "When the last acceptance run began.", [(host, began)]
+    yield "gpufleet_run_timestamp_seconds", "When the last acceptance run began.", [(host, run.began or math.nan)]
     yield (
         "gpufleet_run_end_timestamp_seconds",
         "When the last acceptance run ended; NaN while it goes on.",

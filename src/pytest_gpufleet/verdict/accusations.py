@@ -72,16 +72,12 @@ def explaining(fault: Fault, causes: Iterable[Fault]) -> list[Fault]:
 def _meet(fault: Fault, other: Fault) -> bool:
     """What has no subject may be anywhere."""
     return any(
-        _one_holds_the_other(a, b)
+        a == b or _holds(a, b) or _holds(b, a)
         for one in fault.subjects or (WORLD,)
         for another in other.subjects or (WORLD,)
         for a in one.parts
         for b in another.parts
     )
-
-
-def _one_holds_the_other(a: Place, b: Place) -> bool:
-    return a == b or _holds(a, b) or _holds(b, a)
 
 
 def _holds(outer: Place, inner: Place) -> bool:

@@ -158,7 +158,14 @@ def finished(number: int, run: str, record: Record, sha256: str) -> dict[str, An
 def faults_of(number: int, record: Record, check_id: str) -> list[Fault]:
     """What a check found on a node, by the record of that node's own run: faults and figures that missed, at their
     places among all nodes. What has no place there is at the node."""
-    return [_moved(fault, number) for fault in accusations(record) if fault.check == check_id]
+    return [
+        replace(
+            fault,
+            subjects=tuple(on_node(subject, number) for subject in fault.subjects) or (Place(number, "node"),),
+        )
+        for fault in accusations(record)
+        if fault.check == check_id
+    ]
 
 
 def findings_of(number: int, record: Record, check_id: str) -> list[Finding]:
@@ -178,11 +185,6 @@ def _at(finding: Finding, number: int) -> Finding:
         missed=tuple(on_node(place, number) for place in finding.missed),
         slower_than_peers=slower and {on_node(place, number): by for place, by in slower.items()},
     )
-
-
-def _moved(fault: Fault, number: int) -> Fault:
-    subjects = tuple(on_node(subject, number) for subject in fault.subjects)
-    return replace(fault, subjects=subjects or (Place(number, "node"),))
 
 
 def outcome_of_all(outcomes: Iterable[Outcome]) -> Outcome:

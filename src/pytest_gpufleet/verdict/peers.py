@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable
 from statistics import fmean, median
 
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.limit import Reference, Tolerance
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Where
@@ -46,10 +46,10 @@ def _groups(measurement: Measurement, tolerance: Tolerance, topology: GpuTopolog
     places, near = list(measurement.values), tolerance.within == "numa node"
     if near and len({topology.processors_near(place) for place in places}) < 2:
         return []
-    groups = defaultdict(list)
-    for place in places:
-        way = (topology.processors_near(place), topology.switch_neighbours(place)) if near else ()
-        groups[topology.kind(place), way].append(place)
+    groups = grouped(
+        ((topology.kind(place), near and (topology.processors_near(place), topology.switch_neighbours(place))), place)
+        for place in places
+    )
     return [peers for peers in groups.values() if len(peers) >= tolerance.least]
 
 

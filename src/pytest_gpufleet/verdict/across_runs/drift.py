@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from statistics import fmean, median
 
 from pytest_gpufleet.model.fault import Fault
@@ -100,7 +99,7 @@ def drift(runs: Mapping[str, Record]) -> Drift:
     figure got worse if it did by more than the least tolerance among peers (3 % where it has none), and, where four
     runs or more tell the machine's own noise, by more than three standard deviations of a difference of two runs.
     """
-    runs = dict(sorted(runs.items(), key=lambda item: _time(item[1])))
+    runs = dict(sorted(runs.items(), key=lambda item: item[1].run.began))
     *_, last = runs
     judged = {figure for record in runs.values() for figure in figures(held_to_limits(record.findings))}
     measured = {name: _measured(record, judged) for name, record in runs.items()}
@@ -183,7 +182,7 @@ def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
         if not gpu.lasting_id or gpu.lasting_id not in first:
             continue
         before, record = first[gpu.lasting_id]
-        minutes = (_time(runs[-1]) - _time(record)).total_seconds() / 60
+        minutes = (runs[-1].run.began - record.run.began) / 60
         faults += worsened(before, replace(gpu, facts={name: gpu[name] for name in COUNTERS}), minutes)
         for counter, part, what in CORRECTED:
             then, now = _count(before, counter, part), _count(gpu, counter, part)
@@ -196,10 +195,8 @@ def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
 def _count(gpu: Gpu, counter: str, part: str | int | None) -> int:
     """0 where it cannot be read."""
     value = gpu.get(counter)
-    if value is None or part is None:
-        return value or 0
-    count: int = value[part]
-    return count
+    count: int = value if value is None or part is None else value[part]
+    return count or 0
 
 
 def _moved(runs: Mapping[str, Record]) -> list[str]:
@@ -216,7 +213,3 @@ def _moved(runs: Mapping[str, Record]) -> list[str]:
             notes.append(Said(text, gpu=gpu.identity, host=host, bus=was[1], old=was[0], run=name))
     gone = "{gpu}: in {run}, and not in {last}"
     return notes + [Said(gone, gpu=gpu.identity, run=name, last=last) for gpu, name in before.values()]
-
-
-def _time(record: Record) -> datetime:
-    return datetime.fromisoformat(record.run.utc) if record.run.utc else datetime.min.replace(tzinfo=timezone.utc)

@@ -89,7 +89,7 @@ def unlike(hosts: Collection[HostRun]) -> list[Difference]:
 
 def other_boards(hosts: Collection[HostRun]) -> list[Difference]:
     """Which hosts have boards with other part numbers: no fault, as within a machine."""
-    return _within_models(hosts, _boards)
+    return _within_models(hosts, lambda record: {"board part number": _of_all(record, "board_part_number")})
 
 
 def run_otherwise(hosts: Collection[HostRun]) -> list[Difference]:
@@ -132,10 +132,6 @@ def difference(fact: str, values: Mapping[str, str], code: str = "host_unlike_ot
     usual = most if 2 * count > len(values) else None
     others = grouped((value, host) for host, value in values.items() if value != usual)
     return Difference(fact, usual, {value: tuple(hosts) for value, hosts in others.items()}, code)
-
-
-def _boards(record: Record) -> dict[str, str]:
-    return {"board part number": _of_all(record, "board_part_number")}
 
 
 def models(record: Record) -> str:

@@ -97,12 +97,10 @@ def judge_fleet(
     faults = [*(each.fault for each in slow), *equality.faults(differences, runs_of)]
     notes += [Said("not judged: {difference}", difference=each.told) for each in equality.other_boards(real)]
     notes += not_compared(records)
-    notes += _of_runs(real)
-    notes += _notes(without_peers, [hosts[each.node].host for each in odd], expected)
+    notes += [*_of_runs(real), *_beside(without_peers, [hosts[each.node].host for each in odd])]
+    notes += [] if expected is not None else [NOBODY_SAID]
     grades = basis.by_grade(*(run.record for run in hosts))
-    rejected = [run.host for run in hosts if run.record.verdict == "REJECTED"]
-    against = _against(rejected, hosts, slow, differences)
-    verdict, reasons, status = _verdict(hosts, against, gaps, notes)
+    verdict, reasons, status = _verdict(hosts, _against(hosts, slow, differences), gaps, notes)
     return Fleet(
         hosts, None if expected is None else tuple(expected), tuple(unusable), tuple(gaps), tuple(notes),
         tuple(differences), tuple(slow), tuple(odd), tuple(faults), grades,
@@ -120,7 +118,7 @@ def _of_runs(runs: Sequence[HostRun]) -> list[str]:
     return told
 
 
-def _notes(without_peers: Sequence[str], odd: Sequence[str], expected: Collection[str] | None) -> list[str]:
+def _beside(without_peers: Sequence[str], odd: Sequence[str]) -> list[str]:
     told: list[str] = []
     if without_peers:
         text = "{hosts} not held against others in all figures: too few hosts have the same"
@@ -130,13 +128,12 @@ def _notes(without_peers: Sequence[str], odd: Sequence[str], expected: Collectio
         more = "{hosts} stand out in what whole hosts reach: not judged"
         names = list(dict.fromkeys(odd))
         told.append(Said(one if len(names) == 1 else more, hosts=_hosts(names, verb=False)))
-    return told + ([] if expected is not None else [NOBODY_SAID])
+    return told
 
 
-def _against(
-    rejected: Sequence[str], hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], differences: Sequence[Difference]
-) -> list[str]:
+def _against(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], differences: Sequence[Difference]) -> list[str]:
     """What rejects a fleet."""
+    rejected = [run.host for run in hosts if run.record.verdict == "REJECTED"]
     reasons: list[str] = [Said("{hosts} REJECTED", hosts=_hosts(rejected))] if rejected else []
     for held_back, told in ((False, ""), (True, Said(HELD_BACK))):
         found = [each for each in slow if hosts[each.node].held_back == held_back]

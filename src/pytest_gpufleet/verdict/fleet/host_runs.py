@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Literal
 
 import msgspec
 
-from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.record import Record
@@ -50,12 +48,6 @@ class HostRun:
     def serial(self) -> str | None:
         """Of the machine's board, by its firmware; None if the run could not read it."""
         return next((node.serial for node in self.record.run.nodes), None)
-
-    @property
-    def began(self) -> float:
-        """Seconds since the epoch; 0 if nobody says."""
-        utc = self.record.run.utc
-        return datetime.fromisoformat(utc).timestamp() if utc else 0.0
 
     @property
     def held_back(self) -> bool:
@@ -103,12 +95,11 @@ def kept(record: Record, suites: list[Suite], host: str = "") -> Record:
         manifest=suites[suites.index(suite)],
         telemetry=[],
         spans=[],
-        findings=[_kept(finding) for finding in record.findings],
+        findings=[
+            replace(finding, measurement=replace(finding.measurement, samples={}, details={}))
+            for finding in record.findings
+        ],
     )
-
-
-def _kept(finding: Finding) -> Finding:
-    return replace(finding, measurement=replace(finding.measurement, samples={}, details={}))
 
 
 def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], list[Gap]]:
@@ -119,7 +110,7 @@ def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], li
     notes: list[str] = []
     gaps: list[Gap] = []
     for host, found in sorted(of_host.items(), key=lambda item: natural(item[0])):
-        *others, newest = sorted(found, key=lambda run: run.began)
+        *others, newest = sorted(found, key=lambda run: run.record.run.began)
         hosts.append(newest)
         if others:
             notes.append(
@@ -136,13 +127,10 @@ def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], li
         if strangers := [run.folder for run in others if run.gpus and not run.gpus & newest.gpus]:
             text = "{folder} and {others} have one name and no GPU in common: are these two machines?"
             gaps.append(Gap("one name", (host,), Said(text, folder=newest.folder, others=", ".join(strangers))))
-    return tuple(hosts), notes, gaps + _shared_gpus(hosts)
-
-
-def _shared_gpus(hosts: Sequence[HostRun]) -> list[Gap]:
     owners = grouped((gpu, run.host) for run in hosts for gpu in run.gpus)
     shared = sorted({tuple(names) for names in owners.values() if len(names) > 1})
-    return [Gap("one GPU", names, Said("the same GPU is in all of these: one run is told twice")) for names in shared]
+    gaps += [Gap("one GPU", names, Said("the same GPU is in all of these: one run is told twice")) for names in shared]
+    return tuple(hosts), notes, gaps
 
 
 def muster(hosts: Iterable[HostRun], unusable: Iterable[Unusable], expected: Collection[str] | None) -> list[Gap]:
