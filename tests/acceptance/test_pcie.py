@@ -106,41 +106,120 @@ def test_evidence_of_before_has_no_such_facts():
     assert {each.what for each in told(recorded("host['pcie_acs'] = None")).values()} == {"not applicable"}
 
 
-# ---------------------------------------------------------------- links
+CLOSED = "host['gpudirect'] = dict(peer_module=None, open_modules=False)\n"
+OPEN = "host['gpudirect'] = dict(peer_module=None, open_modules=True)\n"
+OLD = "host['kernel'] = '5.4.0-200-generic'\n"
+RAILS = ["rail0", "rail1", "rail2", "rail3"]
+TRANSLATES = [("iommu_translates", [rail]) for rail in RAILS]
 
 
-@pytest.mark.parametrize(
-    ("path", "file", "old", "new", "words"),
-    [
-        (UP, "current_link_width", "16", "8", "it runs at 32 GT/s on 8 lanes, and can 32 GT/s on 16"),
-        (UP, "current_link_speed", "32.0", "16.0", "it runs at 16 GT/s on 16 lanes, and can 32 GT/s on 16"),
-    ],
-)
-def test_a_riser_that_costs_lanes_or_speed(tmp_path, path, file, old, new, words):
-    outcome = told(machine(tmp_path, change=set_to(f"{path}/{file}", old, new)))
+def replacing(old, new):
+    """The kind of all groups of the IOMMU."""
+    return lambda text: text.replace(f"\n{old}\n", f"\n{new}\n")
 
-    assert failed(outcome) == {FULL: [("pcie_path_reduced", ["gpu0"])]}
-    assert f"link from 0000:15:01.0 to 0000:16:00.0 (it leads to GPU 0, mlx5_0): {words}" in outcome[FULL].message
+
+def before_others(text):
+    """Of each six groups the last are GPU and adapter."""
+    for number in (number for number in range(24) if number % 6 < 4):
+        text = set_to(f"sys/kernel/iommu_groups/{number}/type", "identity", "DMA-FQ")(text)
+    return text
+
+
+def narrow(text):
+    for end in ("max", "current"):
+        text = set_to(f"{UP}/{end}_link_width", "16", "8")(text)
+    return text
 
 
 def inside_a_switch(found):
     return found[0].replace("32.0", "5.0" if found[1] == "max" else "2.5")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        set_to(f"{GPU}/current_link_speed", "32.0", "2.5"),  # it rests
-        set_to(f"{GPU}/current_link_width", "16", "8"),  # test_pcie_width_is_full says that
-        set_to(f"{UP}/current_link_width", "16", "255"),  # nobody tells
-        lambda text: text.replace(f"{UP}/max_link_width\n16", f"{UP}/max_link_width\n8").replace(
-            f"{UP}/current_link_width\n16", f"{UP}/current_link_width\n8"
-        ),  # a switch that has no more
-        lambda text: re.sub(rf"== {UP}/(max|current)_link_speed\n32.0", inside_a_switch, text),
-    ],
-)
-def test_links_that_are_none_of_it(tmp_path, change):
-    assert failed(told(machine(tmp_path, change=change))) == {}
+def elsewhere(text):
+    """The adapter of GPU 3 is under a switch of the other socket."""
+    its, there = (
+        "pci0000:59/0000:59:01.0/0000:5a:00.0/0000:5b:00.0/0000:5c:00.0",
+        "pci0000:04/0000:04:01.0/0000:05:00.0",
+    )
+    assert its in text
+    return set_to(f"sys/devices/{there}/numa_node", "1", "0")(text.replace(its, there))
+
+
+# What is wrong, with the check that fails, its faults by code and places, and words of what is said.
+FAULTY = {
+    "a riser costs lanes": (
+        {"change": set_to(f"{UP}/current_link_width", "16", "8")}, FULL, [("pcie_path_reduced", ["gpu0"])],
+        "from 0000:15:01.0 to 0000:16:00.0 (it leads to GPU 0, mlx5_0): it runs at 32 GT/s on 8 lanes, and can 32 GT/s",
+    ),
+    "a riser costs speed": (
+        {"change": set_to(f"{UP}/current_link_speed", "32.0", "16.0")}, FULL, [("pcie_path_reduced", ["gpu0"])],
+        "it runs at 16 GT/s on 16 lanes, and can 32 GT/s on 16",
+    ),
+    # As switches told it above an H20: Data Link Protocol Error, fatal (NVIDIA/open-gpu-kernel-modules, issue 937).
+    "an error since boot that could not be corrected": (
+        {"change": counted(TO_GPU, "fatal", "DLP", 1)}, RECORDED, [("pcie_uncorrected", ["gpu0"])],
+        "link from 0000:17:00.0 to 0000:18:00.0",
+    ),
+    "an error of the adapter below blames no GPU": (
+        {"change": counted(TO_ADAPTER, "nonfatal", "TLP", 1)}, RECORDED, [("pcie_uncorrected", ["node"])],
+        "0000:19:00.0 (it leads to mlx5_0)",
+    ),
+    "an IOMMU translates": ({"change": replacing("identity", "DMA")}, GPUDIRECT, TRANSLATES, ""),
+    "an IOMMU translates later": ({"change": replacing("identity", "DMA-FQ")}, GPUDIRECT, TRANSLATES, ""),
+    "no way to the memory of GPUs": ({"host": CLOSED}, GPUDIRECT, [("gpudirect_module_missing", RAILS)], ""),
+    "a way that this kernel has not": ({"host": OPEN + OLD}, GPUDIRECT, [("gpudirect_module_missing", RAILS)], ""),
+    "ports of a switch redirect": (
+        {"control": lambda address: 0x1D if address.startswith("0000:17") else 0},
+        SWITCHES, [("acs_redirects", ["rail0"])],
+        "0000:17:00.0 (0x001d) and 0000:17:01.0 (0x001d)",
+    ),
+    "an adapter is on the other socket": (
+        {"change": elsewhere}, NEAR, [("adapter_far", ["rail3"])],
+        "(NUMA node 1); under no GPU's switch are: mlx5_3 (NUMA node 0)",
+    ),
+    "an adapter whose port is down is not in use": (
+        {"host": f"host['network_ports'][3] = {port(3, '1: DOWN')!r}"}, NEAR, [("adapter_far", ["rail3"])], "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FAULTY)
+def test_one_thing_is_wrong(tmp_path, what):
+    changes, check, faults, words = FAULTY[what]
+    outcome = told(machine(tmp_path, **changes))
+
+    assert failed(outcome) == {check: faults}
+    assert words in outcome[check].message
+
+
+HARMLESS = {
+    "the link of a GPU rests": {"change": set_to(f"{GPU}/current_link_speed", "32.0", "2.5")},
+    "test_pcie_width_is_full says that": {"change": set_to(f"{GPU}/current_link_width", "16", "8")},
+    "nobody tells the lanes": {"change": set_to(f"{UP}/current_link_width", "16", "255")},
+    "a switch that has no more lanes": {"change": narrow},
+    "links inside a switch": {
+        "change": lambda text: re.sub(rf"== {UP}/(max|current)_link_speed\n32.0", inside_a_switch, text)
+    },
+    "open modules": {"host": OPEN},
+    "an old kernel": {"host": OLD},
+    "an IOMMU that is off": {"change": lambda text: text.replace("/iommu_group -> ", "/no_group -> ")},
+    "an IOMMU that translates before others alone": {"change": before_others},
+    "SrcValid+ alone redirects nothing (NVIDIA/nccl, issue 606)": {"control": 0x01},
+    "DirectTrans+: on a host of virtual machines, with ATS": {"control": 0x5D},
+    "ports that do not tell": {"control": None},
+    "roots that redirect": {
+        "control": lambda address: 0x1D if address[5:] in ("15:01.0", "26:01.0", "37:01.0", "59:01.0") else 0
+    },
+    "few adapters": {"host": "host['network_ports'] = host['network_ports'][:2]"},
+}
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_nothing_is_wrong(tmp_path, what):
+    assert failed(told(machine(tmp_path, **HARMLESS[what]))) == {}
+
+
+# ---------------------------------------------------------------- links
 
 
 def with_drives(*speeds):
@@ -173,14 +252,6 @@ def test_a_drive_is_held_against_others_of_its_kind(tmp_path, speeds, slow):
 # ---------------------------------------------------------------- errors
 
 
-def test_an_error_since_boot_that_could_not_be_corrected(tmp_path):
-    """As switches told it above an H20: Data Link Protocol Error, fatal (NVIDIA/open-gpu-kernel-modules, issue 937)."""
-    outcome = told(machine(tmp_path, change=counted(TO_GPU, "fatal", "DLP", 1)))
-
-    assert failed(outcome) == {RECORDED: [("pcie_uncorrected", ["gpu0"])]}
-    assert "link from 0000:17:00.0 to 0000:18:00.0" in outcome[RECORDED].message
-
-
 @pytest.mark.parametrize("name", ["UnsupReq", "CmpltTO"])
 def test_probing_for_devices_at_boot_is_no_error(tmp_path, name):
     probed = machine(tmp_path / "before", change=counted(TO_GPU, "nonfatal", name, 2))
@@ -200,12 +271,6 @@ def test_only_the_deepest_link_with_errors_is_named(tmp_path):
 
     (fault,) = told(machine(tmp_path, change=change))[RECORDED].faults
     assert "link from 0000:17:00.0 to 0000:18:00.0" in fault.what
-
-
-def test_an_error_of_the_adapter_below_blames_no_gpu(tmp_path):
-    outcome = told(machine(tmp_path, change=counted(TO_ADAPTER, "nonfatal", "TLP", 1)))
-    assert failed(outcome) == {RECORDED: [("pcie_uncorrected", ["node"])]}
-    assert "0000:19:00.0 (it leads to mlx5_0)" in outcome[RECORDED].message
 
 
 # One wrong bit in 10^12 on 16 lanes of 32 GT/s are 30.7 a minute; the recorded machine was read a moment ago.
@@ -249,89 +314,9 @@ def test_an_interface_that_a_container_took_is_not_gone(tmp_path):
 # ---------------------------------------------------------------- GPUDirect RDMA
 
 
-CLOSED = "host['gpudirect'] = dict(peer_module=None, open_modules=False)\n"
-OPEN = "host['gpudirect'] = dict(peer_module=None, open_modules=True)\n"
-OLD = "host['kernel'] = '5.4.0-200-generic'\n"
-RAILS = ["rail0", "rail1", "rail2", "rail3"]
-
-
-@pytest.mark.parametrize(("host", "wrong"), [(CLOSED, True), (OPEN + OLD, True), (OPEN, False), (OLD, False)])
-def test_a_way_to_the_memory_of_gpus(tmp_path, host, wrong):
-    outcome = told(machine(tmp_path, host=host))
-    assert failed(outcome) == ({GPUDIRECT: [("gpudirect_module_missing", RAILS)]} if wrong else {})
-
-
 def test_an_adapter_for_management_alone_asks_for_no_such_way(tmp_path):
     """Two functions of one card, and no GPU next to it."""
     both = "host['pci_devices']['0000:0d:00.1'] = {**host['pci_devices']['0000:0d:00.0'], 'name': 'mlx5_1'}\n"
     other = "del host['pci_devices']['0000:0e:00.0']\n"
     assert told(machine(tmp_path / "one", VIRTUAL, host=CLOSED + both + other))[GPUDIRECT].what == "not applicable"
     assert told(machine(tmp_path / "two", VIRTUAL, host=CLOSED))[GPUDIRECT].what == "failed"
-
-
-@pytest.mark.parametrize("mode", ["DMA", "DMA-FQ"])
-def test_an_iommu_that_translates(tmp_path, mode):
-    outcome = told(machine(tmp_path, change=lambda text: text.replace("\nidentity\n", f"\n{mode}\n")))
-    assert failed(outcome) == {GPUDIRECT: [("iommu_translates", [rail]) for rail in RAILS]}
-
-
-def test_an_iommu_that_is_off_or_only_before_others_harms_nobody(tmp_path):
-    off = machine(tmp_path / "off", change=lambda text: text.replace("/iommu_group -> ", "/no_group -> "))
-    assert failed(told(off)) == {}
-    ports = [number for number in range(24) if number % 6 < 4]  # of each six the last are GPU and adapter
-
-    def change(text):
-        for number in ports:
-            text = set_to(f"sys/kernel/iommu_groups/{number}/type", "identity", "DMA-FQ")(text)
-        return text
-
-    assert failed(told(machine(tmp_path / "ports", change=change))) == {}
-
-
-def test_ports_of_a_switch_that_redirect(tmp_path):
-    outcome = told(machine(tmp_path, control=lambda address: 0x1D if address.startswith("0000:17") else 0))
-
-    assert failed(outcome) == {SWITCHES: [("acs_redirects", ["rail0"])]}
-    assert "0000:17:00.0 (0x001d) and 0000:17:01.0 (0x001d)" in outcome[SWITCHES].message
-
-
-@pytest.mark.parametrize(
-    "control",
-    [
-        0x01,  # SrcValid+ alone redirects nothing (NVIDIA/nccl, issue 606)
-        0x5D,  # DirectTrans+: on a host of virtual machines, with ATS
-        None,
-        lambda address: (
-            0x1D if address.endswith(":01.0") and address[5:7] in ("15", "26", "37", "59") else 0
-        ),  # at roots
-    ],
-)
-def test_ports_that_let_peers_meet(tmp_path, control):
-    assert failed(told(machine(tmp_path, control=control))) == {}
-
-
-def elsewhere(text):
-    """The adapter of GPU 3 is under a switch of the other socket."""
-    its, there = (
-        "pci0000:59/0000:59:01.0/0000:5a:00.0/0000:5b:00.0/0000:5c:00.0",
-        "pci0000:04/0000:04:01.0/0000:05:00.0",
-    )
-    assert its in text
-    return set_to(f"sys/devices/{there}/numa_node", "1", "0")(text.replace(its, there))
-
-
-def test_an_adapter_on_the_other_socket(tmp_path):
-    outcome = told(machine(tmp_path, change=elsewhere))
-
-    assert failed(outcome) == {NEAR: [("adapter_far", ["rail3"])]}
-    assert "(NUMA node 1); under no GPU's switch are: mlx5_3 (NUMA node 0)" in outcome[NEAR].message
-
-
-def test_an_adapter_whose_port_is_down_is_not_in_use(tmp_path):
-    down = f"host['network_ports'][3] = {port(3, '1: DOWN')!r}"
-    assert failed(told(machine(tmp_path, host=down))) == {NEAR: [("adapter_far", ["rail3"])]}
-
-
-def test_a_machine_that_was_built_with_few_adapters(tmp_path):
-    few = "host['network_ports'] = host['network_ports'][:2]"
-    assert failed(told(machine(tmp_path, host=few))) == {}
