@@ -25,7 +25,8 @@ from pytest_gpufleet.verdict.fleet.equality import Difference
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that spreadsheets compute (OWASP, "CSV Injection")
 
-Row = Sequence[str | float | None]
+Cell = str | float | Mapping[str, Condition] | None
+Row = Sequence[Cell]
 
 
 def csv_text(columns: Row, rows: Iterable[Row]) -> str:
@@ -36,8 +37,10 @@ def csv_text(columns: Row, rows: Iterable[Row]) -> str:
     return file.getvalue()
 
 
-def _cell(value: str | float | None) -> str | float:
+def _cell(value: Cell) -> str | float:
     """What is no number is empty; a text from evidence is never a formula, nor more than one line."""
+    if isinstance(value, Mapping):
+        value = "; ".join(f"{name}={each}" for name, each in value.items())
     if isinstance(value, str):
         line = " ".join(clean(value).splitlines())
         return f"'{line}" if line.startswith(FORMULA) else line
@@ -138,11 +141,7 @@ def values_over_time(drift: Drift) -> str:
 
 
 def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    def cell(row: Mapping[str, Any], column: str) -> Any:
-        value = row.get(column)
-        return "; ".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, dict) else value
-
-    return csv_text(COLUMNS, ([cell(row, column) for column in COLUMNS] for row in rows))
+    return csv_text(COLUMNS, ([row.get(column) for column in COLUMNS] for row in rows))
 
 
 def _run(name: str, record: Record) -> dict[str, str]:

@@ -199,20 +199,17 @@ def _row(
 ) -> ComparedFigure:
     numbers = [value for of_run in values.values() for value in of_run.values() if math.isfinite(value)] or [math.nan]
     middle = median(numbers)
+
+    def goodness_of(found: tuple[Where, float]) -> float:
+        return goodness(found[1], figure.metric)
+
     return ComparedFigure(
         figure,
-        tuple(_worst(figure, values.get(name, {})) for name in runs),
+        tuple(min(values.get(name, {}).items(), key=goodness_of, default=None) for name in runs),
         middle,
         (max(numbers) - min(numbers)) / abs(middle) if middle else 0.0,
         outliers,
     )
-
-
-def _worst(figure: Figure, values: Mapping[Where, float]) -> tuple[Where, float] | None:
-    if not values:
-        return None
-    worst = figure.worst(values.values())
-    return next((place, value) for place, value in values.items() if value is worst)
 
 
 def differences(runs: Mapping[str, Record]) -> list[str]:

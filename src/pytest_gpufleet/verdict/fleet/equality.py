@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
@@ -222,9 +222,9 @@ def other_bits(records: Mapping[str, Record]) -> list[Difference]:
     cause. One whose GPUs do not agree among themselves takes no part: its own run says so.
     """
     split = grouped(
-        ((work.kind, work.software, found.usual is None, frozenset(found.others.values())), (work.part, of_machines))
+        ((work.kind, work.software, found.usual is None, frozenset(found.others.values())), found)
         for (_, work), of_machines in _by_work(records).items()
-        if (found := difference(work.part, of_machines))
+        if (found := difference(work.part, of_machines, "machine_computes_otherwise"))
     )
     return [_merged(kind, parts) for (kind, *_), parts in split.items()]
 
@@ -244,13 +244,11 @@ def _by_work(records: Mapping[str, Record]) -> dict[tuple[str, Work], dict[str, 
     return found
 
 
-def _merged(kind: str, parts: Sequence[tuple[str, Mapping[str, str]]]) -> Difference:
+def _merged(kind: str, parts: Sequence[Difference]) -> Difference:
     """The parts in which the same machines differ, as one difference with the hashes of the first."""
-    shown = {name: each[:SHOWN] for name, each in parts[0][1].items()}
-    what = Said("fingerprint of {kind}: {parts}", kind=kind, parts=told([part for part, _ in parts]))
-    found = difference(what, shown, "machine_computes_otherwise")
-    assert found is not None
-    return found
+    what = Said("fingerprint of {kind}: {parts}", kind=kind, parts=told([each.fact for each in parts]))
+    usual, others = parts[0].usual, {value[:SHOWN]: machines for value, machines in parts[0].others.items()}
+    return replace(parts[0], fact=what, usual=usual and usual[:SHOWN], others=others)
 
 
 def not_compared(records: Mapping[str, Record]) -> list[str]:
