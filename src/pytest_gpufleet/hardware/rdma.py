@@ -1,4 +1,6 @@
-"""How fast each network adapter writes to itself: ib_write_bw of perftest, server and client on this host.
+"""By which way network adapters reach the memory of GPUs, and how fast each writes to itself.
+
+By ib_write_bw of perftest, server and client on this host.
 
 Both ends are the same port, so no cable and no other machine takes part: what is measured is the adapter and its way to
 memory. The two find each other over TCP, which is kept to 127.0.0.1.

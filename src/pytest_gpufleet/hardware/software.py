@@ -1,4 +1,4 @@
-"""Versions of torch and of what it was built with, and whether a driver can run them."""
+"""Versions of torch and its libraries, and the variables of the environment that can change a result."""
 
 from __future__ import annotations
 

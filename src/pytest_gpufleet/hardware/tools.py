@@ -1,4 +1,4 @@
-"""Programs of the system that tell what no file does: ipmitool, smartctl, fio and the like."""
+"""Programs of the system (ipmitool, smartctl, fio and the like), and the small files of /sys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rails: the GPUs of the same index on all nodes, and the network adapters next to them.
+"""What nodes reach together: rails, pairs and groups of nodes, and how it changes with their number.
+
+A rail is the GPUs of the same index on all nodes, and the network adapters next to them.
 
 Within a rail nodes meet in pairs, in rounds that a seed mixes, and GPUs of a pair send to each other both ways at the
 same time: what each of them gets is the rate of its adapter, so the figure is the wire's, whatever NCCL's algorithms

@@ -1,4 +1,4 @@
-"""Whether the memory of a GPU holds what was written."""
+"""How fast the memory of a GPU and of the host is, and whether that of a GPU holds what was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long operations of all ranks take, one after the other without a gap, as nccl-tests launches them."""
+"""How long work takes on one device, and on all ranks: launched as nccl-tests does, or from a CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements held against limits and peers."""
+"""Measurements held against limits and peers, and which of them are measured a second time."""
 
 from __future__ import annotations
 

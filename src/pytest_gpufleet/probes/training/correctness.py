@@ -1,4 +1,4 @@
-"""What the checks of training share: a network that learns in a second, and a layer whose gradients are known."""
+"""Whether training is right: a network that learns in a second, replicas, shards of a sampler."""
 
 from __future__ import annotations
 
