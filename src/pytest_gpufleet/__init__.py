@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.world.rank import Rank as Rank
     from pytest_gpufleet.world.world import World as World
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 _NAMES = {
     "model.endings": ("not_applicable", "not_judged"),
