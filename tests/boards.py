@@ -8,8 +8,6 @@ width of the data sheet or white paper of the board, where NVML's highest clocks
 rate of the memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Folders of runs on many nodes that are not here, with those of their nodes in them, written as runs write them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path

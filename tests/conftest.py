@@ -1,7 +1,5 @@
 """How tests start a pytest of their own: a real process with real ranks, in a folder of its own."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -1,7 +1,5 @@
 """Evidence that somebody edited after its run, and the files that go with it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path

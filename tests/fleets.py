@@ -1,8 +1,6 @@
 """Fleets that are not here: a recorded machine many times over, each with another name, other serial numbers and the
 noise of healthy machines."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -8,8 +8,6 @@ ours for longer than the rest of them does. That nothing is imported before it i
 `run_fresh` shows.
 """
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Machines that are not here: H200 that were recorded, with the one fact changed that a test is about."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Records of runs on many nodes that are not here: each node a recorded machine (fleets.py), with figures between
 them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations

@@ -1,7 +1,5 @@
 """What a release needs and no change does: translations, generated pages, packages. `make release` runs it."""
 
-from __future__ import annotations
-
 import gettext
 import re
 import runpy

@@ -1,7 +1,5 @@
 """Folders of runs on machines that are not here, written as a run writes them: through Evidence, judged for real."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks of this machine that take themselves for ranks of several: what a probe sees of many nodes, without any."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

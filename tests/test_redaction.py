@@ -1,7 +1,5 @@
 """Secrets are hidden wherever text of others enters what a run leaves behind; what looks like one and is none stays."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

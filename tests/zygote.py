@@ -1,7 +1,5 @@
 """The process that Pythons are forked from (tests/forked.py), with all imported that a run imports, and their lives."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """The checks of inventory and health, called with a recorded machine instead of this one: no process, no ranks."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

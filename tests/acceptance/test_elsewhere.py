@@ -1,7 +1,5 @@
 """The suite where it is not in a clone: in a wheel, and as the start of somebody's own checks."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

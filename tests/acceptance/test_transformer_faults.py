@@ -1,7 +1,5 @@
 """Training of a transformer, and work under load, that go wrong on purpose: the rank that does it is named."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_gpufleet.verdict.verdict import without_figures

@@ -1,8 +1,6 @@
 """The folder of a run on many nodes, with those of its nodes in it: what the commands make of it, and of one that
 somebody changed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

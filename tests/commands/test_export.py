@@ -1,7 +1,5 @@
 """`gpufleet export`: what of recorded runs arrives in each format, read back with the format's own reader."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """`gpufleet fleet`: folders that any launcher left, as one fleet."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every command that reads a run refuses one whose files do not belong together, whatever is different."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

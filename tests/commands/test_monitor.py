@@ -1,7 +1,5 @@
 """The live table: drawn at any width, and run as a real process on a real pseudo-terminal, ended by real signals."""
 
-from __future__ import annotations
-
 import csv
 import fcntl
 import io

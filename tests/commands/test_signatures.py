@@ -1,7 +1,5 @@
 """Signatures over a run: made with real keys by the real ssh-keygen, and whatever somebody may do to them."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What can be done with the evidence of a run on a machine without GPUs: verify, report, judge, compare, calibrate."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

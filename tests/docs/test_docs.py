@@ -1,7 +1,5 @@
 """The documents say what the code does: what is generated is up to date, what is written by hand leaves nothing out."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

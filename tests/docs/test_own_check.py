@@ -1,8 +1,6 @@
 """Checks of one's own, as the README and their page teach them. The examples are taken out of the text, so that what is
 tested is what a reader copies."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

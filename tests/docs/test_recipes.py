@@ -1,8 +1,6 @@
 """Recipes can be read by what they are for and use options that there are; dashboard and alerts ask for what a run
 writes, and Prometheus and Grafana can read them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

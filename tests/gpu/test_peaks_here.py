@@ -1,7 +1,5 @@
 """What the driver of this machine tells is enough for physical limits, and is what its data sheet says."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_gpufleet.hardware import local_node

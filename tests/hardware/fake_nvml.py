@@ -1,7 +1,5 @@
 """A machine that is described instead of present: the part of pynvml that pytest-gpufleet uses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace

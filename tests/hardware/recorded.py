@@ -4,8 +4,6 @@ The environment variable SNAPSHOT names the machine, of those in snapshots/ (def
 about it: see tests/machines.py.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a BMC tells: parts that are ill are named, and machines that only look so pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is told of the software, and no secret of the environment gets into what a run leaves behind."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

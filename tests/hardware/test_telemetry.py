@@ -1,7 +1,5 @@
 """Samples of all GPUs, the thread that takes them, what they amount to. The GPUs are stand-ins, the threads real."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -6,8 +6,6 @@ file, "== sys/firmware/dmi/entries/17-0/raw : hex" one whose bytes are written i
 printed, and "== $ ipmitool sel list ! ipmitool failed: no device" is one that failed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

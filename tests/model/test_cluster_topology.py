@@ -1,7 +1,5 @@
 """The GPUs of several nodes as those of one run: how places are called, and which are held against which."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

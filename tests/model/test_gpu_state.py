@@ -1,7 +1,5 @@
 """What a GPU was like while a figure was measured on it stands beside the figure, in evidence too."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What can happen to a node while a run goes on, done to hosts that are separate for all that a run can see: each is
 named, costs one check at most, and leaves nothing running anywhere."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time

@@ -1,7 +1,5 @@
 """Slow cables between hosts that are separate, with a network for each rail: the node or the rail is named."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -4,8 +4,6 @@ On a recorded machine, with a suite of two files. What failed stays failed and w
 INCOMPLETE, whatever happens beside it, or there is no run at all.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tests that need the host to themselves: processes that are nodes of one host have their turns one after the other."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

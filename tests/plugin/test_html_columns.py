@@ -1,7 +1,5 @@
 """The columns in pytest-html's table of results."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

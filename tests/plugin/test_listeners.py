@@ -1,7 +1,5 @@
 """Who hears of figures, faults and the verdict by the hooks of the plugin. The example is that of docs/trackers.md."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Runs on three nodes that are processes of this machine, and what becomes of them when a node goes wrong."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

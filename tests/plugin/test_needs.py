@@ -1,7 +1,5 @@
 """What the marker `needs` says of machines that lack something."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What authors of own checks tell, figures and losses, and get wrong: the check fails with a sentence, and run and
 report are none the worse."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

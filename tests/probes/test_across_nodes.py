@@ -1,7 +1,5 @@
 """What probes of one machine do on ranks of several nodes: conditions, sizes, and who is blamed for wrong data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Rails, pairs and groups of nodes on ranks that take themselves for several nodes, some of them made slow."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations

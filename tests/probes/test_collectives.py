@@ -1,7 +1,5 @@
 """Bandwidth and latency of collectives on CPU ranks: what is counted, and under which conditions it is told."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """The search for a slow node or network, on fabrics that are made up: who is named, who never is, and at what cost."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Power steps: what their turns amount to, what ends them, and all of it on CPU ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

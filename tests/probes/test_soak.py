@@ -1,7 +1,5 @@
 """What the soak and its products amount to: planted faults are found at their GPU, healthy machines pass."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

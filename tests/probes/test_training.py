@@ -1,7 +1,5 @@
 """How ResNets are trained and timed: on real ranks, some of them slowed down on purpose."""
 
-from __future__ import annotations
-
 import re
 import sys
 from contextlib import nullcontext

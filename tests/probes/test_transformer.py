@@ -1,7 +1,5 @@
 """A transformer is computed as its formulas say, counted right, and fits where it is said to."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -11,8 +11,6 @@ Beside the evidence of each run stands what is expected (README.md tells why):
     terminal.txt   what a run prints at its end
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Pages as headless Chromium shows them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

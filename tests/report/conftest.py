@@ -1,7 +1,5 @@
 """Records of runs as they come out of evidence.jsonl: each is written event by event and folded again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The record of a run at level standard on 8 GPUs, with all kinds of figures; and what a bad GPU 5 does to it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

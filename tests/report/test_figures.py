@@ -1,7 +1,5 @@
 """The tables of figures, the matrices of pairs, and training by the number of GPUs with where efficiency is lost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

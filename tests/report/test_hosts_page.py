@@ -1,7 +1,5 @@
 """The pages of a fleet and of a run on many nodes: how each host stands, where they lead, and how large they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page: what it says and asks to be signed, that it says it safely, stands on its own, and what to type next."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Figures and sentences in words, and in other languages, where nothing but the words changes. That each text has a
 translation: tests/release.py."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Figures as broken machines and broken probes make them: whatever they are, they do not cost the report."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

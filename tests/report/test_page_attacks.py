@@ -1,7 +1,5 @@
 """What comes from outside (a branch name, an id, a message, a serial) cannot change what a reader sees of a verdict."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

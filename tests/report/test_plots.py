@@ -1,7 +1,5 @@
 """The drawings: that they are drawn when there is something to draw, small, readable and always the same."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import pairwise

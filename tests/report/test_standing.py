@@ -1,7 +1,5 @@
 """The GPUs at a glance: whom failures name, and what each group of checks says of each GPU."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The last lines on the terminal, of one machine and of many nodes; the lines below while these run; and Prometheus."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

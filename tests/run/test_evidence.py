@@ -1,7 +1,5 @@
 """Evidence that somebody else changes while the run goes on, and evidence that is damaged or made to do harm."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

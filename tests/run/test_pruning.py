@@ -1,7 +1,5 @@
 """--fleet-keep: what is removed of earlier runs, and what stays however old it is."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

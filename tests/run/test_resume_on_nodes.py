@@ -1,7 +1,5 @@
 """What a run on many nodes takes over from one that was interrupted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs side by side, and one machine over time: what got worse than noise is named, and a healthy machine is not."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a verdict stands on: by limits of which grades figures were judged, and that nobody makes more of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Figures between nodes, held against those of their peers and against limits that were made for such nodes."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

@@ -1,7 +1,5 @@
 """What the runs of many hosts, or of the nodes of one run, amount to: who is missing, unlike the others, slower."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

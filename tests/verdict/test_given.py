@@ -1,7 +1,5 @@
 """What is told of a profile that somebody gave: limits that held for nothing, facts that it changes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run on many nodes amounts to: by what became of each, and by what was found between them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

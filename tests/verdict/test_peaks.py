@@ -1,7 +1,5 @@
 """What a GPU can do at best, the share of it that training makes use of, and figures that no GPU can reach."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_gpufleet.model.gpu import Unavailable

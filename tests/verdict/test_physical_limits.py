@@ -1,8 +1,6 @@
 """Limits that a machine's own facts make: every healthy machine that was recorded or published meets them, none with a
 fault of 30 % does, and where nothing fair can be said there is none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Figures are those of the recorded machines, each with the fault in every place that can have it, one after the other.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

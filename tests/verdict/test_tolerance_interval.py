@@ -1,7 +1,5 @@
 """Factors and intervals of calibration, against what was drawn by chance."""
 
-from __future__ import annotations
-
 import random
 from statistics import NormalDist
 

@@ -4,8 +4,6 @@ How a function ends says what its rank does: it returns or raises, takes its tim
 answer.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """Ways in which one rank of a world can fail, each really caused. `benchmarks/faults.py` runs the same table."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import ctypes
