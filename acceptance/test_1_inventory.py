@@ -35,15 +35,6 @@ pytestmark = [
 ]
 needs_gpus = pytest.mark.needs(gpus=True)
 
-# Variables that make NCCL or CUDA slower than the machine is, or other arithmetic than was asked for. NCCL_TOPO_FILE is
-# none: images of clouds set it, since a virtual machine does not show its own topology.
-HARMFUL = (
-    "NCCL_P2P_DISABLE", "NCCL_P2P_DIRECT_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_ALGO", "NCCL_PROTO",
-    "NCCL_MIN_NRINGS", "NCCL_MAX_NRINGS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_P2P_NCHANNELS",
-    "NCCL_MAX_CTAS", "NCCL_GRAPH_FILE", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "CUDA_LAUNCH_BLOCKING",
-    "NVIDIA_TF32_OVERRIDE",
-)  # fmt: skip
-
 # Data sheets and NVML round the speed of an NVLink, each in its own way.
 ROUNDED = 0.99
 # What NVML tells of a GPU's memory is more than the data sheet's billions of bytes, less where error correction takes
@@ -124,14 +115,13 @@ def test_no_foreign_process(gpu_topology: GpuTopology) -> None:
     )
 
 
-def test_no_harmful_variable(machine: Machine) -> None:
+def test_no_harmful_variable(machine: Machine, gpu_topology: GpuTopology) -> None:
     """No variable in the environment slows NCCL or CUDA down
 
     Left from debugging or baked into an image, they turn links or algorithms off for every program. Unset those that
     are named; the report lists all others that steer NCCL, CUDA and torch.
     """
-    left = {name: value for name, value in machine.host["environment"].items() if name in HARMFUL}
-    expect_none(Fault("harmful_variable", (THIS_NODE,), f"{name}={value} is set") for name, value in left.items())
+    expect_none(link_rules.harmful_variables(machine.host["environment"], gpu_topology))
 
 
 @needs_gpus

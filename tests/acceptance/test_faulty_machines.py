@@ -322,8 +322,8 @@ CHECKS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "test_no_harmful_variable": [
         ("host['environment']['NCCL_P2P_DISABLE'] = '1'", "harmful_variable", NODE, "NCCL_P2P_DISABLE"),
-        # a cloud's topology file
-        ("host['environment']['NCCL_TOPO_FILE'] = '/opt/microsoft/ndv5-topo.xml'", "passed"),
+        # a cloud's topology file, and switches that are off
+        ("host['environment'].update(NCCL_TOPO_FILE='/opt/ndv5-topo.xml', NCCL_P2P_DISABLE='0')", "passed"),
     ],
     "test_files_may_be_opened": [("host['open_files_hard_limit'] = 1024", "open_files_limited", NODE)],
     "test_processors_run_at_full_clock": [

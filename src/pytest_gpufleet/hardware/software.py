@@ -65,7 +65,8 @@ def _assignments(path: str) -> dict[str, str]:
             parts = [line.partition("=") for line in file]
     except OSError:
         return {}
-    return {name.strip(): value.strip() for name, _, value in parts if name.strip().startswith("NCCL_")}
+    # NCCL takes what stands on both sides of "=" as it is: it looks for no variable "NCCL_ALGO " (misc/param.cc).
+    return {name: value.rstrip("\r\n") for name, _, value in parts if name.startswith("NCCL_")}
 
 
 def of_this_process() -> dict[str, str]:

@@ -5,11 +5,13 @@ Rules after DCGM's health checks (PCIe replay rates, NVLink errors, the fabric's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu, Unavailable
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Unavailable
+from pytest_gpufleet.model.place import THIS_NODE
 
 
 def gpu_fault(code: str, gpu: Gpu, what: str) -> Fault:
@@ -135,3 +137,77 @@ def replays_allowed(gpu: Gpu, minutes: float) -> float:
     rate = REPLAYS.get(generation, min(REPLAYS.values())) if isinstance(generation, int) else min(REPLAYS.values())
     lanes = width if isinstance(width, int) else 1
     return rate * lanes * max(minutes, 1.0)
+
+
+# Variables that make NCCL or CUDA slower than the machine is, or other arithmetic than was asked for, with the values
+# that do. NCCL_TOPO_FILE and NCCL_GRAPH_FILE are none: images of clouds set them (Azure's nccl.conf), since a virtual
+# machine does not show its own topology. Values by NCCL's source as of 2.30 (graph/paths.cc, connect.cc and tuning.cc,
+# init.cc), where what its user guide calls 0 or "not set" is more: -2 is "not set" for some, and 0 channels are 1.
+CHANNELS = 32  # as many as NCCL could have before 2.25; it takes no more by itself, but for a few on newer GPUs
+HARMFUL_NUMBERS: dict[str, Callable[[int], bool]] = {
+    "NCCL_P2P_DISABLE": lambda number: number == 1,
+    "NCCL_SHM_DISABLE": lambda number: number == 1,
+    "NCCL_P2P_DIRECT_DISABLE": lambda number: number != 0,
+    **dict.fromkeys(("NCCL_MAX_NRINGS", "NCCL_MAX_NCHANNELS"), lambda number: number != -2 and number < CHANNELS),
+    **dict.fromkeys(("NCCL_MIN_NRINGS", "NCCL_MIN_NCHANNELS"), lambda number: number > CHANNELS),
+    "NCCL_MAX_P2P_NCHANNELS": lambda number: number < CHANNELS,
+    "NCCL_MAX_CTAS": lambda number: 0 < number < CHANNELS,
+    "NCCL_NTHREADS": lambda number: 0 < number < 512 and number % 32 == 0,
+    "NCCL_BUFFSIZE": lambda number: number != -2 and number < 4 << 20,
+    "CUDA_LAUNCH_BLOCKING": lambda number: number != 0,  # CUDA Programming Guide, "CUDA Environment Variables": 0 or 1
+    "NVIDIA_TF32_OVERRIDE": lambda number: number == 0,  # cuBLAS and cuDNN know no other value
+}
+# How far apart GPUs may be that reach each other's memory, in NCCL's words; before it had words it had numbers.
+LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+NUMBERED_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
+USUAL_LEVEL = "PXB"
+_NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))")
+
+
+def harmful_variables(environment: Mapping[str, str], topology: GpuTopology) -> list[Fault]:
+    """What is set so that it harms this machine. What is empty is not set."""
+    gpus, linked = topology.gpus, topology.fabric in ("nvswitch", "nvlink")
+    nvls = topology.fabric == "nvswitch" and all((gpu.compute_capability or (0, 0)) >= (9, 0) for gpu in gpus)
+    harms: dict[str, Callable[[str], bool]] = {
+        "NCCL_P2P_LEVEL": lambda text: _keeps_apart(text, topology),
+        "NCCL_ALGO": lambda text: _lacks(text, {"ring", "tree", *(["nvls"] if nvls else [])}),
+        "NCCL_PROTO": lambda text: _lacks(text, {"ll", "simple", *(["ll128"] if linked else [])}),
+    }
+    return [
+        Fault("harmful_variable", (THIS_NODE,), f"{name}={text} is set")
+        for name, text in environment.items()
+        if (name in harms and text and harms[name](text))
+        or (name in HARMFUL_NUMBERS and text and HARMFUL_NUMBERS[name](c_number(text)))
+    ]
+
+
+def c_number(text: str) -> int:
+    """What C's strtoll with base 0 makes of a text: of what is no number 0, and nothing of what stands behind one."""
+    told = _NUMBER.match(text)
+    if told is None:
+        return 0
+    sign, hexadecimal, octal, decimal = told.groups()
+    return int(f"{sign}{hexadecimal or octal or decimal}", 16 if hexadecimal else 8 if octal else 10)
+
+
+def _keeps_apart(text: str, topology: GpuTopology) -> bool:
+    """Whether by this NCCL_P2P_LEVEL any two GPUs do not reach each other that else do (ncclGetLevel)."""
+    named = text if text in LEVELS else None
+    if named is None and text[0].isdigit():
+        named = NUMBERED_LEVELS[min(c_number(text), len(NUMBERED_LEVELS) - 1)]
+    if named is None:  # NCCL does not heed it
+        return False
+    words = {re.sub(r"^NV\d+$", "NVL", link.replace("NODE", "PHB")) for row in topology.links for link in row}
+    usual = {LEVELS.index(word) for word in words if word in LEVELS[: LEVELS.index(USUAL_LEVEL) + 1]}
+    return named == "LOC" or any(LEVELS.index(named) < distance for distance in usual)
+
+
+def _lacks(text: str, needed: set[str]) -> bool:
+    """Whether a list of algorithms or protocols leaves out one that this machine is faster with, for all functions or
+    for some: "ring,tree", "^ll128", "tree;broadcast:ring" (parseList)."""
+    for part in text.lower().split(";"):
+        names = part.rpartition(":")[2]
+        listed = set(names.lstrip("^").split(","))
+        if needed & listed if names.startswith("^") else needed - listed:
+            return True
+    return False
