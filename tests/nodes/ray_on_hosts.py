@@ -29,8 +29,8 @@ RAY = {
 MEMORY = str(80 << 20)
 # What Ray itself runs on a node, by what stands in the command line. All else there is of a run.
 OF_RAY = (
-    "/ray/core/src/", "/ray/_private/", "/ray/autoscaler/", "/ray/dashboard/", "ray.scripts", "ray::DashboardAgent",
-    "ray::RuntimeEnvAgent", "ray::IDLE",
+    "/ray/core/src/", "/ray/_private/", "/ray/autoscaler/", "/ray/dashboard/", "ray.scripts", "ray.util.client.server",
+    "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE",
 )  # fmt: skip
 RELAY = "ray::Relay"
 AGENT, RAYLET = "agent.main(", "/ray/core/src/ray/raylet/raylet"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ACCEPTANCE, ROOT, FleetRun
 from tests.nodes.hosts import hosts, possible, until
-from tests.nodes.ray_on_hosts import AGENT, PATIENCE_SECONDS, RAYLET, RayCluster, of_a_run
+from tests.nodes.ray_on_hosts import AGENT, PATIENCE_SECONDS, RAYLET, RELAY, RayCluster, of_a_run
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
@@ -75,6 +75,8 @@ def test_healthy_nodes_lose_nothing(cluster: RayCluster) -> None:
     ended = run.end()
     assert (ended.status, set(ended.outcomes.values())) == (0, {"passed"}), ended.text
     assert run.who == ["gf0", "gf0", "gf1", "gf1", "gf2", "gf2"]
+    assert ended.record.run.secured == "token"
+    assert "INFO worker.py" not in ended.text  # which Ray prints, where it may
     nothing_runs(cluster)
 
 
@@ -136,11 +138,12 @@ def test_a_frozen_node_is_lost_and_does_not_come_back(cluster: RayCluster) -> No
     nothing_runs(cluster)
 
 
-def test_a_raylet_that_is_killed_costs_its_node_and_one_check(cluster: RayCluster) -> None:
+@pytest.mark.parametrize("process", [RAYLET, RELAY], ids=["raylet", "actor"])
+def test_what_carries_an_agent_is_killed_and_costs_its_node_and_one_check(cluster: RayCluster, process: str) -> None:
     _, _, third = cluster.hosts
     run = cluster.rehearse("then", "together", "last", held=["together"])
     run.at("together", *cluster.hosts, ranks=2)
-    third.signal(signal.SIGKILL, RAYLET)
+    assert third.signal(signal.SIGKILL, process)
     ended = run.end()
     assert_lost(ended, {"gf2": "together"})
     assert run.who == ["gf0", "gf0", "gf1", "gf1"]
