@@ -53,19 +53,8 @@ class Ends:
 
 def limits(path: Path, between: float = 300.0, alone: float = 6000.0) -> Path:
     """A contract for the figures of each machine, and for the one between nodes."""
-    rows = (
-        ("busbw", "min", 350.0, "GB/s", 'bytes = "8 GiB"'),
-        ("collective_latency", "max", 40.0, "us", ""),
-        ("solo_train_throughput", "min", alone, "images/s", ""),
-        (BETWEEN, "min", between, "GB/s", "nodes = 3"),
-    )
-    tables = (
-        f'[[limit]]\nmetric = "{metric}"\n{sense} = {value}\nunit = "{unit}"\ngrade = "contract"\n'
-        f'source = "order 4711"\nwhen = {{ {when} }}\n'
-        for metric, sense, value, unit, when in rows
-    )
-    path.write_text(f'name = "Contract 4711"\nmatch = ["{runs.UNKNOWN}"]\n{"".join(tables)}')
-    return path
+    of_nodes = runs.limit(BETWEEN, "min", between, "GB/s", "nodes = 3")
+    return runs.written(path, runs.contract(solo_train_throughput=alone) + of_nodes)
 
 
 def cluster(

@@ -49,6 +49,36 @@ FIGURES = (
     ),
 )
 
+# A contract that they meet: sense, value, unit and conditions of each limit.
+CONTRACT = {
+    "busbw": ("min", 350.0, "GB/s", 'bytes = "8 GiB"'),
+    "collective_latency": ("max", 40.0, "us", ""),
+    "solo_train_throughput": ("min", 6000.0, "images/s", ""),
+}
+
+
+def limit(metric: str, sense: str, value: float, unit: str, when: str = "", grade: str = "contract") -> str:
+    """A limit as a profile has it."""
+    return (
+        f'[[limit]]\nmetric = "{metric}"\n{sense} = {value}\nunit = "{unit}"\ngrade = "{grade}"\n'
+        f'source = "order 4711"\nwhen = {{ {when} }}\n'
+    )
+
+
+def contract(grades: Mapping[str, str] | None = None, **values: float) -> str:
+    """The text of a profile with the limits of CONTRACT: of other grades, and with other values, by their metrics."""
+    limits = (
+        limit(metric, sense, values.get(metric, value), unit, when, (grades or {}).get(metric, "contract"))
+        for metric, (sense, value, unit, when) in CONTRACT.items()
+    )
+    return f'name = "Contract 4711"\nmatch = ["{UNKNOWN}"]\n{"".join(limits)}'
+
+
+def written(path: Path, text: str = contract()) -> Path:
+    """A file with this text."""
+    path.write_text(text)
+    return path
+
 
 def topology(host: str, model: str = UNKNOWN, driver: str = "580.159.04") -> GpuTopology:
     gpus = tuple(

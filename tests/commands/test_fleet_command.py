@@ -14,14 +14,13 @@ from pytest_gpufleet.commands.fleet import read_hosts
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.safe_files import sha256
 from tests import runs
-from tests.commands.test_tools import contract
 
 Answer = Callable[..., tuple[int, dict[str, Any]]]
 
 
 @pytest.fixture
 def limits(tmp_path: Path) -> Path:
-    return contract(tmp_path / "contract.toml")
+    return runs.written(tmp_path / "contract.toml")
 
 
 @pytest.fixture
@@ -98,48 +97,22 @@ def test_a_tampered_figure(fleet: Answer, reports: Path) -> None:
     assert "was not made of this evidence.jsonl" in document["unusable"][0]["why"]
 
 
-def test_a_host_twice(fleet: Answer, reports: Path, limits: Path) -> None:
-    runs.record(reports / "node2-y", "node2", limits=limits, utc="2026-11-21T09:40:06+00:00",
-                failed={runs.ALONE: "other"})  # fmt: skip
-    status, document = fleet()
-    assert (status, document["verdict"], len(document["hosts"])) == (1, "REJECTED", 4)
-    assert document["hosts"][1]["folder"] == str(reports / "node2-y")
-    assert len(document["notes"]) == 2
-
-
-def test_a_host_with_another_driver(fleet: Answer, reports: Path, limits: Path) -> None:
-    machine = runs.topology("node5", driver="570.86.15")
-    runs.record(reports / "node5", "node5", limits=limits, machine=machine)
-    status, document = fleet()
-    assert (status, document["verdict"]) == (1, "REJECTED")
-    assert document["differences"] == [{"fact": "driver", "usual": "580.159.04", "others": {"570.86.15": ["node5"]}}]
-    (fault,) = document["faults"]
-    assert (fault["name"], fault["hosts"], fault["action"]) == ("host_unlike_others", ["node5"], "CONFIG")
-
-
-def test_a_slow_host(fleet: Answer, reports: Path, limits: Path) -> None:
-    """It meets its limits (6,000), and its own GPUs are alike."""
-    slow = {f"solo_train_throughput {gpu}": 6005.0 for gpu in runs.GPUS}
+def test_what_is_found_among_hosts_is_told_with_their_names(fleet: Answer, reports: Path, limits: Path) -> None:
+    """A GPU meets its limit (6,000) and is like those beside it, node3 ran again, and node5 has another driver."""
     shutil.rmtree(reports / "node2-x")
-    runs.record(reports / "node2-x", "node2", limits=limits, values=slow)
+    values = dict(zip((f"solo_train_throughput {gpu}" for gpu in runs.GPUS), (6100, 6000, 6020, 6110), strict=True))
+    runs.record(reports / "node2-x", "node2", limits=limits, values=values)
+    runs.record(reports / "node3-y", "node3", limits=limits, utc="2026-11-21T09:40:06+00:00")
+    runs.record(reports / "node5", "node5", limits=limits, machine=runs.topology("node5", driver="570.86.15"))
     status, document = fleet()
     assert (status, document["verdict"], document["hosts"][1]["verdict"]) == (1, "REJECTED", "ACCEPTED")
     (slower,) = document["slower_than_peers"]
-    assert (slower["host"], slower["everywhere"], set(slower["values"].values())) == ("node2", True, {6005.0})
-
-
-def test_a_slow_gpu_among_all_of_the_fleet(fleet: Answer, reports: Path, limits: Path) -> None:
-    shutil.rmtree(reports / "node2-x")
-    values = {"solo_train_throughput gpu1": 6015.0, "solo_train_throughput gpu2": 6020.0}  # 2 % below the others
-    values |= {"solo_train_throughput gpu0": 6100.0, "solo_train_throughput gpu3": 6110.0}
-    runs.record(reports / "node2-x", "node2", limits=limits, values=values)
-    assert fleet()[0] == 0
-    shutil.rmtree(reports / "node2-x")
-    runs.record(reports / "node2-x", "node2", limits=limits, values={**values, "solo_train_throughput gpu1": 6000.0})
-    status, document = fleet()
-    assert (status, document["hosts"][1]["verdict"]) == (1, "ACCEPTED")
-    assert list(document["slower_than_peers"][0]["values"]) == ["node1/gpu1"]
+    assert (slower["host"], slower["everywhere"], list(slower["values"])) == ("node2", False, ["node1/gpu1"])
     assert [named.partition(" NVIDIA")[0] for named in document["hosts"][1]["named"]] == ["GPU 1"]
+    assert document["hosts"][2]["folder"] == str(reports / "node3-y")
+    assert document["differences"] == [{"fact": "driver", "usual": "580.159.04", "others": {"570.86.15": ["node5"]}}]
+    faults = {(fault["name"], *fault["hosts"], fault["action"]) for fault in document["faults"]}
+    assert ("host_unlike_others", "node5", "CONFIG") in faults
 
 
 def test_the_page_is_written_once(fleet: Answer, reports: Path, tmp_path: Path) -> None:

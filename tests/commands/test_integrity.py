@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.safe_files import sha256
+from tests.commands.conftest import Command
 from tests.conftest import ACCEPTANCE, RECORDED, REPORTS, FleetRun
 from tests.edited_evidence import edit, seal
 
@@ -46,17 +47,13 @@ def whole(run_pytest: Callable[..., FleetRun]) -> Path:
 
 
 @pytest.fixture
-def gpufleet(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[[str, Path], tuple[int, str]]:
-    """gpufleet(command, folder): its exit status and all that it printed; compare has an untouched run beside it."""
+def command_on(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpufleet: Command) -> Command:
+    """command_on(command, folder): its exit status and what it printed; compare has an untouched run beside it."""
     monkeypatch.chdir(tmp_path)
 
     def run(command: str, folder: Path) -> tuple[int, str]:
         beside = [shutil.copytree(whole, tmp_path / "beside")] if command == "compare" else []
-        status = cli.main([command, *map(str, (folder, *beside, *COMMANDS[command]))])
-        printed = capsys.readouterr()
-        return status, " ".join((printed.out + printed.err).split())
+        return gpufleet(command, folder, *beside, *COMMANDS[command])
 
     return run
 
@@ -105,10 +102,8 @@ DIFFERENCES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_as_it_was_left_is_read(
-    command: str, whole: Path, tmp_path: Path, gpufleet: Callable[[str, Path], tuple[int, str]]
-) -> None:
-    _, text = gpufleet(command, shutil.copytree(whole, tmp_path / "run"))
+def test_a_run_as_it_was_left_is_read(command: str, whole: Path, tmp_path: Path, command_on: Command) -> None:
+    _, text = command_on(command, shutil.copytree(whole, tmp_path / "run"))
     assert DONE[command] in text
 
 
@@ -124,15 +119,13 @@ def test_a_difference_is_refused_in_one_sentence(
     difference: str,
     whole: Path,
     tmp_path: Path,
-    gpufleet: Callable[[str, Path], tuple[int, str]],
-    capsys: pytest.CaptureFixture[str],
+    command_on: Command,
 ) -> None:
     folder = shutil.copytree(whole, tmp_path / "run")
     change, said = DIFFERENCES[difference]
     change(folder)
-    capsys.readouterr()
     before = {path.name: sha256(path) for path in folder.iterdir()}
-    status, text = gpufleet(command, folder)
+    status, text = command_on(command, folder)
     assert said in text
     assert status == (10 if command == "fleet" else 1)  # in which such a host does not count
     assert not list(tmp_path.glob("new*"))
@@ -141,12 +134,12 @@ def test_a_difference_is_refused_in_one_sentence(
 
 @pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"sign"}))
 def test_of_a_run_that_was_killed_it_is_said_what_is_missing(
-    command: str, whole: Path, tmp_path: Path, gpufleet: Callable[[str, Path], tuple[int, str]]
+    command: str, whole: Path, tmp_path: Path, command_on: Command
 ) -> None:
     folder = shutil.copytree(whole, tmp_path / "run")
     for name in ("summary.json", "report.html"):
         (folder / name).unlink()
-    _, text = gpufleet(command, folder)
+    _, text = command_on(command, folder)
     assert ("stands alone" if command == "verify" else DONE[command]) in text
     for name in ("summary.json", "report.html"):
         assert f"{name} is missing, as after a run that was killed" in text

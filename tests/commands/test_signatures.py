@@ -10,6 +10,7 @@ import pytest
 
 from pytest_gpufleet import cli
 from tests import runs
+from tests.commands.conftest import Command
 from tests.edited_evidence import seal
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen of OpenSSH")
@@ -25,17 +26,10 @@ class Stand:
     folder: Path
     keys: Path
     signers: Path
-    capsys: pytest.CaptureFixture[str]
+    run: Command
 
     def public(self, name: str) -> str:
         return (self.keys / f"{name}.pub").read_text().strip()
-
-    def run(self, *arguments: object) -> tuple[int, str]:
-        """The exit status of gpufleet, and all that it printed, its lines joined as a reader joins them."""
-        self.capsys.readouterr()
-        status = cli.main([str(argument) for argument in arguments])
-        printed = self.capsys.readouterr()
-        return status, " ".join((printed.out + printed.err).split())
 
     def sign(self, key: str = "customer", name: str = CUSTOMER) -> tuple[int, str]:
         return self.run("sign", self.folder, "--key", self.keys / key, f"--as={name}")
@@ -62,10 +56,10 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stand(signed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Stand:
+def stand(signed: Path, tmp_path: Path, gpufleet: Command) -> Stand:
     """A copy of it, to do to it what one likes."""
     folder = shutil.copytree(signed / "run", tmp_path / "run")
-    return Stand(folder, signed, Path(shutil.copy(signed / "signers", tmp_path)), capsys)
+    return Stand(folder, signed, Path(shutil.copy(signed / "signers", tmp_path)), gpufleet)
 
 
 def test_vendor_and_customer_sign_and_verify_says_who(stand: Stand) -> None:

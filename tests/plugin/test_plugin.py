@@ -108,6 +108,7 @@ BAD_FILES = {
         ("--rehearse --fleet-note==4711", ["=4711", "write KEY=VALUE, like order=4711"]),
         ("--rehearse --fleet-note order=", ["order=", "write KEY=VALUE, like order=4711"]),
         ("--rehearse --fleet-note 'order= '", ["order= ", "write KEY=VALUE, like order=4711"]),
+        ("--rehearse --fleet-prometheus=broken.toml", ["broken.toml", "is no textfile of an earlier run"]),
         ("--rehearse --fleet-dir=file", ["file", "cannot be written", "--fleet-dir"]),
         ("--rehearse --fleet-dir=file/deep", ["file/deep", "cannot be written", "--fleet-dir"]),
     ],

@@ -1,25 +1,22 @@
-"""The last lines on the terminal, of one machine and of many nodes; the lines below while these run; and Prometheus."""
+"""The last lines on the terminal, of one machine and of many nodes, and the lines below while these run."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_gpufleet.model.events import Check, HostFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
-from pytest_gpufleet.report import prometheus
 from pytest_gpufleet.report.banner import reasons, why
 from pytest_gpufleet.report.terminal.live import NodeNow, NodesNow, lines
 from pytest_gpufleet.report.terminal.summary_lines import SCREEN, summary_lines
 from pytest_gpufleet.run.summary import summary
 from pytest_gpufleet.verdict.verdict import settled
-from tests.fleets import fleet_of, healthy, rejected
+from tests.fleets import fleet_of, rejected
 from tests.node_records import Between, of_nodes
 
 # As recorded by runs at level standard.
@@ -210,28 +207,3 @@ def test_a_node_that_could_not_do_its_part_is_left_out_and_named_by_no_check() -
     record.faults.append(Fault("node_unfit", (Place(1, "node"),), "no space left on device"))
     named = text_of(record).partition("Nodes to look at")[2]
     assert (": left out" in named, "named by checks" in named) == (True, False)
-
-
-def series(record: Record, folder: Path) -> dict[str, list[tuple[dict[str, str], float]]]:
-    prometheus.write(folder / "x.prom", record)
-    families = text_string_to_metric_families((folder / "x.prom").read_text())
-    return {family.name: [(dict(each.labels), each.value) for each in family.samples] for family in families}
-
-
-def test_prometheus_tells_the_node_of_each_verdict_figure_and_fault(faulty: Record, tmp_path: Path) -> None:
-    told = series(faulty, tmp_path)
-    verdicts = {labels["node"]: labels["verdict"] for labels, value in told["gpufleet_node_verdict"] if value}
-    assert verdicts["node-004"] == "REJECTED"
-    assert verdicts["node-001"] == "ACCEPTED"
-    assert "node-007" not in verdicts
-    assert [labels["node"] for labels, value in told["gpufleet_node_lost"] if value] == ["node-007"]
-    rails = {(labels["node"], labels["place"]) for labels, _ in told["gpufleet_figure"] if "rail" in labels["place"]}
-    assert ("node-005", "node4/rail1") in rails
-    faults = {(labels["name"], labels["node"]) for labels, _ in told["gpufleet_fault"]}
-    assert {("node_slow", "node-003"), ("rail_slow", "node-005")} <= faults
-
-
-def test_of_one_machine_prometheus_has_no_label_of_a_node(tmp_path: Path) -> None:
-    told = series(healthy(), tmp_path)
-    assert not [name for name in told if "node" in name]
-    assert not [labels for samples in told.values() for labels, _ in samples if "node" in labels]

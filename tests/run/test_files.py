@@ -95,13 +95,6 @@ def test_rows_are_appended_to_a_file_and_written_to_a_stream(tmp_path):
     safe_files.append_to(Path("/dev/stderr")).close()
 
 
-@pytest.mark.parametrize("path", ["there", "nowhere/x.prom"])
-def test_a_textfile_is_no_link(tmp_path, victim, path):
-    (tmp_path / "there").symlink_to(victim)
-    with pytest.raises(Refused, match="cannot be written"):
-        opening.check_textfile(tmp_path / path)
-
-
 # ---------------------------------------------------------------- room for evidence
 
 

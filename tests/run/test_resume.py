@@ -125,20 +125,9 @@ def ended(tmp_path, limits):
     return record
 
 
-LIMITS = 'name = "Mine"\nmatch = ["NVIDIA X9000"]\n' + "".join(
-    f'[[limit]]\nmetric = "{metric}"\n{sense} = {value}\nunit = "{unit}"\ngrade = "contract"\nsource = "us"\n'
-    for metric, sense, value, unit in (
-        ("busbw", "min", 1, "GB/s"),
-        ("collective_latency", "max", 1000, "us"),
-        ("solo_train_throughput", "min", 1, "images/s"),
-    )
-)
-
-
 @pytest.fixture
 def limits(tmp_path):
-    (path := tmp_path / "limits.toml").write_text(LIMITS)
-    return path
+    return runs.written(tmp_path / "limits.toml")
 
 
 @pytest.mark.parametrize(

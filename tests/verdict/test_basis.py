@@ -20,7 +20,7 @@ from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict import basis, profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from tests import runs
-from tests.verdict.test_given import HEAD, MET, UNUSED
+from tests.verdict.test_given import UNUSED
 
 OF_METRIC: dict[str, Grade] = {
     "busbw": "calibrated",
@@ -30,24 +30,15 @@ OF_METRIC: dict[str, Grade] = {
 TOLD = "1 figure by calibrated limits, 2 by project ones"
 
 
-def limits(folder: Path, grades: dict[str, Grade], more: str = "") -> Path:
+def limits(folder: Path, more: str = "") -> Path:
     """A profile that runs.FIGURES meet, by limits of these grades."""
-    blocks = MET.split("[[limit]]")[1:]
-    graded = [
-        block.replace('"contract"', f'"{grade}"')
-        for block in blocks
-        for metric, grade in grades.items()
-        if f'metric = "{metric}"' in block
-    ]
-    path = folder / "limits.toml"
-    path.write_text(HEAD + "".join(f"[[limit]]{block}" for block in graded) + more)
-    return path
+    return runs.written(folder / "limits.toml", runs.contract(OF_METRIC) + more)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Of a run that was accepted, one figure by a calibrated limit and two by project ones."""
-    return runs.record(tmp_path / "run", limits=limits(tmp_path, OF_METRIC))
+    return runs.record(tmp_path / "run", limits=limits(tmp_path))
 
 
 @pytest.fixture
@@ -122,7 +113,7 @@ def test_judge_asks_for_another_basis(folder: Path, tmp_path: Path, capsys: pyte
 
 
 def test_a_failure_stays_a_rejection_on_whatever_basis(tmp_path: Path) -> None:
-    given = limits(tmp_path, OF_METRIC)
+    given = limits(tmp_path)
     slow = runs.record(tmp_path / "run", limits=given, values={"busbw world": 100.0})
     assert judge_again(read(slow / "evidence.jsonl"), profile.load(given), "contract").verdict == "REJECTED"
 
@@ -147,7 +138,7 @@ def test_programs_read_the_lowest_grade(folder: Path, record: Record, tmp_path: 
 
 
 def test_limits_that_were_never_applied_stand_in_the_summary(tmp_path: Path) -> None:
-    given = limits(tmp_path, OF_METRIC, UNUSED % "calibrated")
+    given = limits(tmp_path, UNUSED["calibrated"])
     folder = runs.record(tmp_path / "run", limits=given)
     (unused,) = json.loads((folder / "summary.json").read_text())["limits_not_applied"]
     assert (unused["number"], unused["metric"], unused["limit"]["grade"]) == (4, "busbw", "calibrated")

@@ -19,52 +19,12 @@ from pytest_gpufleet.verdict.given_limits import as_given
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 
-HEAD = f'''
-name = "Contract 4711"
-match = ["{runs.UNKNOWN}"]
-'''
-# What the figures of runs.FIGURES meet.
-MET = """
-[[limit]]
-metric = "busbw"
-min = 350
-unit = "GB/s"
-grade = "contract"
-source = "order 4711"
-when = { bytes = "8 GiB" }
-[[limit]]
-metric = "collective_latency"
-max = 40
-unit = "us"
-grade = "contract"
-source = "order 4711"
-[[limit]]
-metric = "solo_train_throughput"
-min = 6000
-unit = "images/s"
-grade = "contract"
-source = "order 4711"
-"""
+MET = runs.contract()
 # NVLS was off, so nobody has measured this.
-UNUSED = """
-[[limit]]
-metric = "busbw"
-min = 99999
-unit = "GB/s"
-grade = "%s"
-source = "order 4711, annex 2"
-when = { collective = "all_reduce", bytes = "8 GiB", dtype = "float32", nvls = true }
-"""
+OF_NVLS = 'collective = "all_reduce", bytes = "8 GiB", dtype = "float32", nvls = true'
+UNUSED = {grade: runs.limit("busbw", "min", 99999, "GB/s", OF_NVLS, grade) for grade in ("contract", "calibrated")}
 # More specific than the first, so that it decides; the conditions of both were measured.
-STRICTER = """
-[[limit]]
-metric = "busbw"
-min = 355
-unit = "GB/s"
-grade = "contract"
-source = "order 4711"
-when = { bytes = "8 GiB", dtype = "float32" }
-"""
+STRICTER = runs.limit("busbw", "min", 355, "GB/s", 'bytes = "8 GiB", dtype = "float32"')
 
 
 def run(tmp_path: Path, text: str, again: str = "") -> Record:
@@ -77,9 +37,9 @@ def run(tmp_path: Path, text: str, again: str = "") -> Record:
     return record
 
 
-@pytest.mark.parametrize("again", ["", HEAD + MET], ids=["run", "judge"])
+@pytest.mark.parametrize("again", ["", MET], ids=["run", "judge"])
 def test_a_limit_of_the_contract_that_nothing_was_held_against_is_a_gap(tmp_path: Path, again: str) -> None:
-    record = run(tmp_path, HEAD + MET + UNUSED % "contract", again)
+    record = run(tmp_path, MET + UNUSED["contract"], again)
     assert record.verdict == "INCOMPLETE"
     (told,) = [reason for reason in record.reasons if "never applied" in reason]
     assert told.endswith(
@@ -89,28 +49,28 @@ def test_a_limit_of_the_contract_that_nothing_was_held_against_is_a_gap(tmp_path
     assert counted(gaps(record)) == ["1 limit not applied"]
 
 
-@pytest.mark.parametrize("again", ["", HEAD + MET], ids=["run", "judge"])
+@pytest.mark.parametrize("again", ["", MET], ids=["run", "judge"])
 def test_by_how_much_peers_may_differ_is_told_where_the_customer_says_it(tmp_path: Path, again: str) -> None:
     tolerance = '[[tolerance]]\nmetric = "memory_bandwidth"\nworse = 0.9\nsource = "nobody"\n'
-    told = [reason for reason in run(tmp_path, HEAD + MET + tolerance, again).reasons if "allows" in reason]
+    told = [reason for reason in run(tmp_path, MET + tolerance, again).reasons if "allows" in reason]
     assert told == [
         "the customer's profile c.toml allows memory bandwidth to be 90 % worse than the better half of its peers"
     ]
     (tmp_path / "other").mkdir()
-    no_longer = run(tmp_path / "other", HEAD + MET, HEAD + MET + tolerance)
+    no_longer = run(tmp_path / "other", MET, MET + tolerance)
     assert not [reason for reason in no_longer.reasons if "allows" in reason]
 
 
-@pytest.mark.parametrize("again", ["", HEAD + MET], ids=["run", "judge"])
+@pytest.mark.parametrize("again", ["", MET], ids=["run", "judge"])
 def test_another_limit_that_nothing_was_held_against_is_told(tmp_path: Path, again: str) -> None:
-    record = run(tmp_path, HEAD + MET + UNUSED % "calibrated", again)
+    record = run(tmp_path, MET + UNUSED["calibrated"], again)
     assert record.verdict == "ACCEPTED"
     assert "1 limit of the customer's profile c.toml held for no figure of this run." in why(record)
     assert "limit 4, bus bandwidth ≥ 99,999 GB/s" in not_applied(record)[0].things[0]
 
 
 def test_a_limit_whose_conditions_were_measured_is_not_told_though_another_decides(tmp_path: Path) -> None:
-    record = run(tmp_path, HEAD + MET + STRICTER)
+    record = run(tmp_path, MET + STRICTER)
     assert (record.verdict, not_applied(record)) == ("ACCEPTED", [])
 
 
@@ -171,7 +131,7 @@ source = "we think so"
 SPARING = {
     "a limit": (LOWER % "contract", {"busbw world": 200.0}, "1 figure", "bus bandwidth ≥ 353.5 GB/s"),
     "peers": (
-        HEAD + MET + '[[tolerance]]\nmetric = "solo_train_throughput"\nworse = 0.9\nsource = "we think so"\n',
+        MET + '[[tolerance]]\nmetric = "solo_train_throughput"\nworse = 0.9\nsource = "we think so"\n',
         {"solo_train_throughput gpu2": 6001.0},
         "1 figure",
         "training throughput, each GPU alone",
@@ -189,7 +149,7 @@ SPARING = {
 def test_what_only_a_given_profile_lets_pass_is_told_beside_the_verdict(tmp_path: Path, name: str) -> None:
     text, values, figures, what = SPARING[name]
     (tmp_path / "c.toml").write_text(text)
-    machine = runs.topology("node7", runs.UNKNOWN if HEAD in text else runs.H200)
+    machine = runs.topology("node7", runs.UNKNOWN if MET in text else runs.H200)
 
     def told(run: str, values: dict[str, float]) -> list[str]:
         folder = runs.record(tmp_path / run, values=values, limits=tmp_path / "c.toml", machine=machine)

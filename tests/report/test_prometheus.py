@@ -1,0 +1,112 @@
+"""What Prometheus reads of a run: figures with their limits, faults, nodes; and where the textfile may be."""
+
+import math
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.report import prometheus
+from pytest_gpufleet.run import opening
+from tests import runs
+from tests.conftest import EVIDENCE
+from tests.fleets import healthy
+from tests.report.test_terminal import faulty
+
+__all__ = ["faulty"]
+
+
+def exported(record: Record, folder: Path) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """By family the labels and values of its series."""
+    (folder / "textfiles").mkdir()
+    prometheus.write(file := folder / "textfiles" / "x.prom", record)
+    assert [path.name for path in file.parent.iterdir()] == ["x.prom"]  # nothing half-written beside it
+    assert file.stat().st_mode & 0o044  # node_exporter is another user
+    families = text_string_to_metric_families(file.read_text())
+    return {family.name: [(dict(each.labels), each.value) for each in family.samples] for family in families}
+
+
+def test_figures_and_limits_of_gpus(tmp_path: Path) -> None:
+    limits, host = runs.written(tmp_path / "c.toml"), 'a "strange"\\host'
+    folder = runs.record(tmp_path / "run", host=host, limits=limits, values={"busbw world": math.nan})
+    record = read(folder / "evidence.jsonl")
+    found = exported(record, tmp_path)
+    verdicts = {labels["verdict"]: (value, labels["host"]) for labels, value in found["gpufleet_verdict"]}
+    names = ("ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL")
+    assert verdicts == {name: (name == "REJECTED", host) for name in names}
+    assert {labels["outcome"]: value for labels, value in found["gpufleet_checks"]} == {
+        "passed": len(record.checks) - 2, "failed": 2, "skipped": 0, "not applicable": 0,
+    }  # fmt: skip
+    assert {labels.get("condition_collective") for labels, _ in found["gpufleet_figure"]} == {"all_reduce", ""}
+    solo = [labels for labels, _ in found["gpufleet_figure"] if labels["metric"] == "solo_train_throughput"]
+    assert [labels["serial"] for labels in solo] == [f'a "strange"\\host-S{index}' for index in range(4)]
+    assert any(math.isnan(value) for _, value in found["gpufleet_figure"])
+    assert {(labels["metric"], labels["sense"]): value for labels, value in found["gpufleet_limit"]} == {
+        (metric, sense): value for metric, (sense, value, *_) in runs.CONTRACT.items()
+    }
+
+
+def test_faults_by_code_and_place(tmp_path: Path) -> None:
+    record = read(EVIDENCE / "h200x4-neighbour" / "evidence.jsonl")
+    record.run = msgspec.structs.replace(record.run, host="node\udcff")  # no UTF-8, as names of files give it
+    told = exported(record, tmp_path)
+    found = [labels for labels, value in told["gpufleet_fault"] if value == 1]
+    serials = [gpu.serial for gpu in record.topology.gpus]
+    neighbours = [labels for labels in found if labels["name"] == "foreign_process"]
+    assert neighbours == [
+        {"code": "106", "name": "foreign_process", "action": "CONFIG", "place": f"gpu{index}", "serial": serials[index]}
+        for index in (0, 2)
+    ]
+    assert {labels["code"] for labels in found} == {"106", "401", "402"}
+    assert {labels["host"] for labels, _ in told["gpufleet_verdict"]} == {"node"}
+
+
+def test_the_node_of_each_verdict_figure_and_fault(faulty: Record, tmp_path: Path) -> None:
+    told = exported(faulty, tmp_path)
+    verdicts = {labels["node"]: labels["verdict"] for labels, value in told["gpufleet_node_verdict"] if value}
+    assert verdicts["node-004"] == "REJECTED"
+    assert verdicts["node-001"] == "ACCEPTED"
+    assert "node-007" not in verdicts
+    assert [labels["node"] for labels, value in told["gpufleet_node_lost"] if value] == ["node-007"]
+    rails = {(labels["node"], labels["place"]) for labels, _ in told["gpufleet_figure"] if "rail" in labels["place"]}
+    assert ("node-005", "node4/rail1") in rails
+    faults = {(labels["name"], labels["node"]) for labels, _ in told["gpufleet_fault"]}
+    assert {("node_slow", "node-003"), ("rail_slow", "node-005")} <= faults
+
+
+def test_one_machine_has_no_label_of_a_node(tmp_path: Path) -> None:
+    told = exported(healthy(), tmp_path)
+    assert not [name for name in told if "node" in name]
+    assert not [labels for samples in told.values() for labels, _ in samples if "node" in labels]
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("no/such/folder/x.prom", "No such file or directory"),
+        (".", "it is a folder"),
+        ("/proc/x.prom", ""),
+        ("/dev/null", "it is there and is no textfile of an earlier run"),
+        ("bash.rc", "it is there and is no textfile of an earlier run; give another name, or remove it"),
+        ("link.prom", "it is there"),
+    ],
+)
+def test_a_textfile_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bash.rc").write_text("secret")
+    Path("x.prom").touch()
+    Path("link.prom").symlink_to("x.prom")
+    with pytest.raises(Refused, match=f"--fleet-prometheus {re.escape(path)} cannot be written: {why}"):
+        opening.check_textfile(Path(path))
+
+
+def test_an_administrator_may_make_the_textfile_before(tmp_path: Path) -> None:
+    """To give it to the right user."""
+    (tmp_path / "x.prom").touch()
+    opening.check_textfile(tmp_path / "x.prom")
