@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -11,7 +11,6 @@ import pytest
 from pytest_gpufleet import (
     Fault,
     GiB,
-    Gpu,
     Judge,
     Measurement,
     MiB,
@@ -23,7 +22,7 @@ from pytest_gpufleet import (
     measure_all,
 )
 from pytest_gpufleet.probes.compute import corruption
-from pytest_gpufleet.probes.compute.rate import PRECISIONS, precisions_of, relative_rate
+from pytest_gpufleet.probes.compute.rate import PRECISIONS, precisions_of, relative_rate, usual_precision
 from pytest_gpufleet.probes.memory import PatternTest, hold_patterns, memory_bandwidth
 from pytest_gpufleet.probes.search import collective
 
@@ -33,12 +32,6 @@ of_memory = pytest.mark.chapter("Memory", "Is each GPU's memory sound, and as fa
 SOAK_SECONDS = Size(60.0, rehearsal=0.3)  # of all precisions together
 PATTERN_SECONDS = Size(3.0, rehearsal=0.0)  # whole rounds of all patterns; the burn-in goes on with them
 OWN_BYTES = 2 * GiB  # and a tenth: contexts and NCCL's communicators of the tests before; 5 GiB were seen on an H200
-
-
-def usual_precision(gpus: Sequence[Gpu]) -> str:
-    """The one that training uses, and for which figures are published."""
-    capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
-    return "bf16" if all(capability >= PRECISIONS["bf16"].since for capability in capabilities) else "fp16"
 
 
 def beside_the_peak(measurement: Measurement, profile: Profile | None) -> Measurement:

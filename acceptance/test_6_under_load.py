@@ -6,7 +6,7 @@ import pytest
 
 from pytest_gpufleet import Judge, MiB, Size, World, expect_none, measure_all
 from pytest_gpufleet.probes.collectives import under_load
-from pytest_gpufleet.probes.compute.rate import PRECISIONS
+from pytest_gpufleet.probes.compute.rate import usual_precision
 
 pytestmark = [
     pytest.mark.chapter("Under load", "What becomes of products and collectives that run at the same time?"),
@@ -20,8 +20,7 @@ NBYTES = Size(256 * MiB, rehearsal=256 * 1024)  # as large as what training redu
 @pytest.fixture(scope="module")
 def precision(nccl_group: World) -> str:
     """The one that training uses."""
-    capabilities = [gpu.compute_capability for gpu in nccl_group.gpus if gpu.compute_capability]
-    return "bf16" if all(capability >= PRECISIONS["bf16"].since for capability in capabilities) else "fp16"
+    return usual_precision(nccl_group.gpus)
 
 
 def test_both_stay_exact(nccl_group: World, precision: str) -> None:

@@ -25,6 +25,7 @@ from pytest_gpufleet import (
     not_applicable,
     scaling_efficiency,
 )
+from pytest_gpufleet.model.gpu import BF16_SINCE
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.training import loader, recipes, sweep
 from pytest_gpufleet.probes.training.loop import train_throughput
@@ -228,7 +229,7 @@ def several(world: World) -> list[int]:
 
 def has_bf16(gpus: Sequence[Gpu]) -> bool:
     """Whether all have bf16 and TF32, which came with the same GPUs."""
-    known = [gpu.compute_capability >= (8, 0) for gpu in gpus if gpu.compute_capability]
+    known = [gpu.compute_capability >= BF16_SINCE for gpu in gpus if gpu.compute_capability]
     return bool(known) and all(known)
 
 

@@ -28,6 +28,11 @@ MODELS = {
         {"compute_capability": [9, 0]},
         ALWAYS | ECC | {"remapped_rows"},
     ),
+    "a B300": (
+        "NVIDIA B300 SXM6 AC",
+        {"nvlink_states": [1] * 18, "compute_capability": [10, 3]},
+        ALWAYS | ECC | {"remapped_rows", "nvlink_errors"},
+    ),
     "a T4 retires pages": (
         "Tesla T4",
         {"compute_capability": [7, 5]},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import ARCHITECTURES, Capability, Gpu, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
@@ -196,6 +196,38 @@ def parts(products: float, memory: float, precision: str = "fp16") -> list[Measu
         figure("gemm", products, precision=precision, at_once="all"),
         figure("memory_bandwidth", memory, operation="triad", at_once="all"),
     ]
+
+
+# Of one GPU, and of several behind an NVSwitch.
+OF_ONE = [
+    figure("memory_bandwidth", operation="triad", at_once="all"),
+    figure("host_bandwidth", direction="host to device", at_once="one"),
+    figure("gemm", precision="fp16", at_once="all"),
+    figure("train_throughput", **TRAINING),
+]
+OF_SEVERAL = [
+    figure("pair_bandwidth", places=("gpu0-gpu1",), direction="read", link="NVLink"),
+    *(figure("busbw", **{**BANDWIDTH, "collective": name}) for name in COLLECTIVES),
+]
+
+
+@pytest.mark.parametrize("capability", ARCHITECTURES, ids=lambda each: ".".join(map(str, each)))
+def test_every_architecture_has_a_limit_for_each_figure_that_a_verdict_needs(capability: Capability) -> None:
+    """Or its machines could never be ACCEPTED as shipped."""
+    known = ARCHITECTURES[capability]
+    topology = replace(H200, capability=capability, links=18 if known.nvlink else 0).machine()
+    for each in OF_ONE + (OF_SEVERAL if known.nvlink else []):
+        limit = physical_limit(each, topology, parts(100.0, 1000.0))
+        assert limit.value > 0
+
+
+def test_gpus_of_capability_10_3_are_asked_for_what_their_data_sheets_make_of_them() -> None:
+    b300, b200 = (BOARDS[name].machine() for name in ("NVIDIA B300 SXM6 AC", "NVIDIA B200"))
+    for each in OF_ONE + OF_SEVERAL:
+        measured = parts(1500.0, 6000.0)
+        assert physical_limit(each, b300, measured).value >= physical_limit(each, b200, measured).value
+    products = figure("gemm", precision="fp16", at_once="all")
+    assert physical_limit(products, b300, ()).value < 0.8 * 2250  # as healthy B200 reach of theirs
 
 
 # ---------------- what a limit is, and where there is none

@@ -77,6 +77,87 @@ CLOCK_EVENTS = {
 COUNTED_SLOWDOWNS = {"sw_thermal": 0x20, "hw_thermal": 0x40, "power_brake": 0x80, "thermal": 0x20}
 
 
+Capability = tuple[int, int]
+
+# The first that have these.
+TF32_SINCE = BF16_SINCE = (8, 0)
+FP8_SINCE = (8, 9)
+NVLS_SINCE = FP8_REDUCTIONS_SINCE = (
+    9,
+    0,
+)  # NCCL moves float8 on any GPU, and adds it on these
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Dense 16-bit matrix products with sums in 32 bits: operations in a clock of an SM (`tensor`); `geforce`: the
+    same on GeForce boards; `named`: on boards that have less, by the names that NVML gives. `cores`: of an SM.
+
+    `per_joule`: 10^12 operations a joule, measured on a healthy board. Of many boards the power limit alone decides how
+    fast they are; a chip computes more with a joule at lower clocks, so that a board of fewer watts reaches at least
+    that. Where nobody measured one it is that of the data sheet: then their clocks decide.
+
+    `nvlink`: GB/s of one in one direction, 0 where there is none. By architecture, since drivers have told wrong
+    versions, and speeds with the overhead of the line (26.562 GB/s on an H200). `data_centre`: no other GPUs have it.
+    `fp64`: it has more than the few units of the others, which do 1/32 or 1/64 of the fp32 rate.
+    """
+
+    cores: int
+    tensor: int
+    per_joule: float
+    source: str
+    geforce: int | None = None
+    named: tuple[tuple[str, int], ...] = ()
+    nvlink: float = 0.0
+    data_centre: bool = False
+    fp64: bool = False
+
+
+# By compute capability; whatever needs an architecture takes it from here. The sources are white papers and data sheets
+# by NVIDIA; operations in a clock follow from their TFLOP/s, SMs and boost clock, GB/s of an NVLink from those of all
+# of them: P100 160 in both directions on 4, V100 300 on 6, A100 600 on 12, H100 900 on 18, B200 1,800 on 18; Quadro RTX
+# 8000 100 on 2; RTX A6000 112.5 on 4. Watts and TFLOP/s of a healthy board: stas00/ml-engineering (A100, B200),
+# mag-/gpu_benchmark (V100, RTX A6000, L40S), forums.developer.nvidia.com/t/264462 (T4), the slowest of 13 in
+# tests/recorded (H200, fp16).
+ARCHITECTURES: dict[Capability, Architecture] = {
+    # P100, without tensor cores: 21.2 TFLOP/s, 56 SMs, 1,480 MHz, 300 W.
+    (6, 0): Architecture(64, 256, 21.2 / 300, "P100 white paper", nvlink=20.0, fp64=True),
+    # P40, which does 16 bits at the rate of fp32: 11.8 TFLOP/s, 30 SMs, 1,531 MHz, 250 W.
+    (6, 1): Architecture(128, 256, 11.8 / 250, "P40 data sheet"),
+    # 125 TFLOP/s, 80 SMs, 1,530 MHz.
+    (7, 0): Architecture(64, 1024, 94 / 300, "V100 white paper", nvlink=25.0, fp64=True),
+    # T4 65 TFLOP/s, 40 SMs, 1,590 MHz; RTX 2080 Ti 56.9, 68 SMs, 1,635 MHz.
+    (7, 5): Architecture(64, 1024, 24 / 70, "Turing white paper", geforce=512, nvlink=25.0),
+    # 312 TFLOP/s, 108 SMs, 1,410 MHz.
+    (8, 0): Architecture(64, 2048, 256 / 400, "A100 white paper", nvlink=25.0, data_centre=True, fp64=True),
+    # A10 125 TFLOP/s, 72 SMs, 1,695 MHz; RTX 3090 71, 82 SMs, 1,695 MHz.
+    (8, 6): Architecture(128, 1024, 131 / 300, "GA102 white paper", geforce=512, nvlink=14.0625),
+    # Jetson AGX Orin 42.5 TFLOP/s, 16 SMs, 1,300 MHz, 60 W.
+    (8, 7): Architecture(128, 2048, 42.5 / 60, "Jetson AGX Orin technical brief"),
+    # L40S 362 TFLOP/s, 142 SMs, 2,520 MHz; RTX 4090 165, 128 SMs, 2,520 MHz; L40 181, 142 SMs, 2,490 MHz; L20 119.5,
+    # 92 SMs, 2,520 MHz.
+    (8, 9): Architecture(
+        128, 1024, 252 / 350, "Ada white paper", geforce=512, named=(("NVIDIA L40", 512), ("NVIDIA L20", 512))
+    ),
+    # H100 SXM 989 TFLOP/s, 132 SMs, 1,830 MHz; H20 148, 78 SMs.
+    (9, 0): Architecture(
+        128, 4096, 649 / 700, "H100 white paper", named=(("NVIDIA H20", 1040), ("NVIDIA H20-3e", 1040)),
+        nvlink=25.0, data_centre=True, fp64=True,
+    ),
+    # B200 2,250 TFLOP/s, 148 SMs, 1,850 MHz.
+    (10, 0): Architecture(128, 8192, 1745 / 1000, "Blackwell data sheet", nvlink=50.0, data_centre=True, fp64=True),
+    # GB300 2,500 TFLOP/s, 160 SMs, 1,910 MHz; 1.3 in fp64. A joule: as B200, of the same process.
+    (10, 3): Architecture(128, 8192, 1745 / 1000, "Blackwell Ultra data sheet", nvlink=50.0, data_centre=True),
+    # Jetson T5000 258 TFLOP/s, 20 SMs, 1,575 MHz, 130 W.
+    (11, 0): Architecture(128, 8192, 258 / 130, "Jetson Thor data sheet"),
+    # RTX 5090 209.5 TFLOP/s, 170 SMs, 2,407 MHz; RTX PRO 6000 twice that in an SM. A joule: as Ada, of the same
+    # process.
+    (12, 0): Architecture(128, 1024, 252 / 350, "RTX Blackwell white paper", geforce=512),
+    # GB10 125 TFLOP/s, 48 SMs, 2,500 MHz. A joule: as Ada.
+    (12, 1): Architecture(128, 1024, 252 / 350, "GB10 data sheet"),
+}  # fmt: skip
+
+
 class Unavailable(msgspec.Struct, frozen=True):
     """A fact that could not be read. `applicable` is False where this GPU or driver has no such thing."""
 
@@ -166,9 +247,15 @@ class Gpu:
         return self.get("memory_bytes") or 0
 
     @property
-    def compute_capability(self) -> tuple[int, int] | None:
+    def compute_capability(self) -> Capability | None:
         major, minor = self.get("compute_capability") or (0, 0)
         return (major, minor) if major else None
+
+    @property
+    def of_data_centre(self) -> bool:
+        """Whether only GPUs of data centres have its architecture."""
+        known = ARCHITECTURES.get(self.compute_capability or (0, 0))
+        return known is not None and known.data_centre
 
     @property
     def power_limit_watts(self) -> float | None:

@@ -130,7 +130,7 @@ def slowdowns(before: Gpu, gpu: Gpu, reasons: Iterable[int]) -> list[Fault]:
 def held_clocks(gpu: Gpu, seen: Mapping[str, int]) -> list[Fault]:
     """Clocks that somebody holds below what this GPU can do, by the highest that were `seen` under load: `sm` and
     `memory` in MHz, and the clock event `reasons` of that moment."""
-    reached = CLOCKS_REACHED if gpu.compute_capability in DATA_CENTRE else CLOCKS_REACHED_ELSEWHERE
+    reached = CLOCKS_REACHED if gpu.of_data_centre else CLOCKS_REACHED_ELSEWHERE
     faults = unreadable(gpu, [f"{clock}_clock_max_mhz" for clock in CLOCKS])
     for clock, words in CLOCKS.items():
         best = gpu.get(f"{clock}_clock_max_mhz")
@@ -228,8 +228,6 @@ _GROWN: dict[str, tuple[str, Callable[[Any, Any, Gpu, float], bool]]] = {
 # What a GPU must tell of itself. Where it does not, what rests on it is not judged: who cannot see a fault has not
 # found that there is none.
 
-# Compute capabilities that only GPUs of data centres have: A100 and A30; H100 to H200; B200 and GB200; B300.
-DATA_CENTRE = ((8, 0), (9, 0), (10, 0), (10, 3))
 # Of the shipped profiles' models, those of which NVIDIA leaves open what NVML tells.
 CONSUMER = ("GeForce", "TITAN")
 # Telemetry without which no slowdown and no heat would be seen.
@@ -239,7 +237,7 @@ TELEMETRY = ("clock_event_reasons", "temperature_c", "power_watts")
 def _known(gpu: Gpu) -> bool:
     """Either is enough: a GPU that tells next to nothing still tells its name."""
     consumer = any(word in gpu.name for word in CONSUMER)
-    return not consumer and (gpu.compute_capability in DATA_CENTRE or for_gpu(gpu.name) is not None)
+    return not consumer and (gpu.of_data_centre or for_gpu(gpu.name) is not None)
 
 
 def _corrects_errors(gpu: Gpu) -> bool:
@@ -257,7 +255,7 @@ def _retires_pages(gpu: Gpu) -> bool:
 
 
 def _counts_link_errors(gpu: Gpu) -> bool:
-    return _known(gpu) and gpu.nvlinks_active > 0 and gpu.compute_capability in DATA_CENTRE
+    return _known(gpu) and gpu.nvlinks_active > 0 and gpu.of_data_centre
 
 
 # Fact: which GPUs have it, whatever their driver or nvidia-ml-py says. What is not here, a healthy GPU may lack: the

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import ARCHITECTURES, Architecture, Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, Where
-
-Capability = tuple[int, int]
 
 # nvml.h: nvmlBrandType_t GEFORCE and GEFORCE_RTX, nvmlGpuVirtualizationMode_t PASSTHROUGH and VGPU.
 GEFORCE = (5, 15)
@@ -23,60 +21,6 @@ PASSTHROUGH, VGPU = 1, 2
 # GB/s of a lane after the encoding of the line, by PCIe generation: 8, 16 and 32 GT/s with 128b/130b; generation 6
 # sends 64 GT/s in flits of 256 bytes, of which 236 carry packets (PCI Express Base Specification).
 PCIE_LANE = {3: 8 * 128 / 130 / 8, 4: 16 * 128 / 130 / 8, 5: 32 * 128 / 130 / 8, 6: 64 * 236 / 256 / 8}
-
-# GB/s of an NVLink, from the data sheets: V100 300 GB/s in both directions on 6 links, A100 600 on 12, H100 900 on 18,
-# B200 1,800 on 18; Quadro RTX 8000 100 on 2; RTX A6000 112.5 on 4. By compute capability, since drivers have told wrong
-# versions, and speeds with the overhead of the line (26.562 GB/s on an H200).
-NVLINK: dict[Capability, float] = {
-    (7, 0): 25.0, (7, 5): 25.0, (8, 0): 25.0, (8, 6): 14.0625, (9, 0): 25.0, (10, 0): 50.0,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Dense 16-bit matrix products with sums in 32 bits: operations in a clock of an SM (`tensor`); `geforce`: the
-    same on GeForce boards; `named`: on boards that have less, by the names that NVML gives. `cores`: of an SM.
-
-    `per_joule`: 10^12 operations a joule, measured on a healthy board. Of many boards the power limit alone decides how
-    fast they are; a chip computes more with a joule at lower clocks, so that a board of fewer watts reaches at least
-    that.
-    """
-
-    cores: int
-    tensor: int
-    per_joule: float
-    source: str
-    geforce: int | None = None
-    named: tuple[tuple[str, int], ...] = ()
-
-
-# The sources are white papers and data sheets by NVIDIA; operations in a clock follow from their TFLOP/s, SMs and boost
-# clock. Watts and TFLOP/s of a healthy board: stas00/ml-engineering (A100, B200), mag-/gpu_benchmark (V100, RTX A6000,
-# L40S), forums.developer.nvidia.com/t/264462 (T4), the slowest of 13 in tests/recorded (H200, fp16).
-ARCHITECTURES: dict[Capability, Architecture] = {
-    # 125 TFLOP/s, 80 SMs, 1,530 MHz.
-    (7, 0): Architecture(64, 1024, 94 / 300, "V100 white paper"),
-    # T4 65 TFLOP/s, 40 SMs, 1,590 MHz; RTX 2080 Ti 56.9, 68 SMs, 1,635 MHz.
-    (7, 5): Architecture(64, 1024, 24 / 70, "Turing white paper", geforce=512),
-    # 312 TFLOP/s, 108 SMs, 1,410 MHz.
-    (8, 0): Architecture(64, 2048, 256 / 400, "A100 white paper"),
-    # A10 125 TFLOP/s, 72 SMs, 1,695 MHz; RTX 3090 71, 82 SMs, 1,695 MHz.
-    (8, 6): Architecture(128, 1024, 131 / 300, "GA102 white paper", geforce=512),
-    # L40S 362 TFLOP/s, 142 SMs, 2,520 MHz; RTX 4090 165, 128 SMs, 2,520 MHz; L40 181, 142 SMs, 2,490 MHz; L20 119.5,
-    # 92 SMs, 2,520 MHz.
-    (8, 9): Architecture(
-        128, 1024, 252 / 350, "Ada white paper", geforce=512, named=(("NVIDIA L40", 512), ("NVIDIA L20", 512))
-    ),
-    # H100 SXM 989 TFLOP/s, 132 SMs, 1,830 MHz; H20 148, 78 SMs.
-    (9, 0): Architecture(
-        128, 4096, 649 / 700, "H100 white paper", named=(("NVIDIA H20", 1040), ("NVIDIA H20-3e", 1040))
-    ),
-    # B200 2,250 TFLOP/s, 148 SMs, 1,850 MHz.
-    (10, 0): Architecture(128, 8192, 1745 / 1000, "Blackwell data sheet"),
-    # RTX 5090 209.5 TFLOP/s, 170 SMs, 2,407 MHz; RTX PRO 6000 twice that in an SM. A joule: as Ada, of the same
-    # process.
-    (12, 0): Architecture(128, 1024, 252 / 350, "RTX Blackwell white paper", geforce=512),
-}
 
 
 class NoPeak(Exception):
@@ -123,10 +67,9 @@ def host_link(gpu: Gpu) -> Peak:
 
 def nvlinks(gpu: Gpu, count: int) -> Peak:
     """Of so many of its NVLinks, in one direction."""
-    capability = _capability(gpu)
-    if capability not in NVLINK:
-        raise NoPeak(f"nobody has looked up the NVLinks of {_called(capability)}")
-    return Peak(count * NVLINK[capability], "GB/s", f"{count} NVLinks x {NVLINK[capability]:g} GB/s")
+    if not (each := _architecture(gpu, "NVLinks").nvlink):
+        raise NoPeak(f"no GPU of the architecture of GPU {gpu.index} is known to have NVLinks")
+    return Peak(count * each, "GB/s", f"{count} NVLinks x {each:g} GB/s")
 
 
 def product_rate(gpu: Gpu) -> Peak:
@@ -146,20 +89,11 @@ def power_bound(gpu: Gpu) -> Peak:
     return Peak(watts * per_joule, "TFLOP/s", f"{watts:g} W x {per_joule:.3g} TFLOP a joule")
 
 
-def _architecture(gpu: Gpu) -> Architecture:
-    capability = _capability(gpu)
-    if capability not in ARCHITECTURES:
-        raise NoPeak(f"nobody has looked up the matrix products of {_called(capability)}")
-    return ARCHITECTURES[capability]
-
-
-def _capability(gpu: Gpu) -> Capability:
+def _architecture(gpu: Gpu, what: str = "matrix products") -> Architecture:
     major, minor = _fact(gpu, "compute_capability")
-    return major, minor
-
-
-def _called(capability: Capability) -> str:
-    return "compute capability {}.{}".format(*capability)
+    if (known := ARCHITECTURES.get((major, minor))) is None:
+        raise NoPeak(f"nobody has looked up the {what} of compute capability {major}.{minor}")
+    return known
 
 
 def _fact(gpu: Gpu, name: str) -> Any:

@@ -10,6 +10,7 @@ from itertools import combinations
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import NVLS_SINCE
 from pytest_gpufleet.model.language import Say, english, some
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.model.record import Record
@@ -130,8 +131,8 @@ def _of_several_boards(record: Record) -> list[str]:
 
 
 def _nvls_is_off(record: Record) -> bool:
-    """Whether the environment switches off what GPUs from compute capability 9.0 on can do behind an NVSwitch."""
-    able = all((gpu.compute_capability or (0, 0)) >= (9, 0) for gpu in record.topology.gpus)
+    """Whether the environment switches off what such GPUs can do behind an NVSwitch."""
+    able = all((gpu.compute_capability or (0, 0)) >= NVLS_SINCE for gpu in record.topology.gpus)
     off = record.run.environment.get("NCCL_NVLS_ENABLE") == "0"
     return off and able and record.topology.fabric == "nvswitch"
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pytest_gpufleet.model.gpu import FP8_REDUCTIONS_SINCE
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.timing import agree, seconds, synchronize, wait
 from pytest_gpufleet.world import process_group
@@ -54,7 +55,6 @@ REFUSALS = (
     "Unsupported Float8 type for NCCL reduction",
     "Cannot use ReduceOp.AVG with boolean inputs",  # NCCL
 )
-FP8_REDUCTIONS_SINCE = (9, 0)  # compute capability; NCCL moves float8 on any GPU, and adds it on these
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ Unlike there it is one shape on all GPUs, so that peers and runs are compared by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from statistics import fmean
@@ -18,6 +18,7 @@ from torch import Tensor
 from pytest_gpufleet.hardware.telemetry import Watch
 from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.endings import not_applicable
+from pytest_gpufleet.model.gpu import ARCHITECTURES, BF16_SINCE, FP8_SINCE, TF32_SINCE, Capability, Gpu
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
 from pytest_gpufleet.probes.timing import parts, seconds_each, warm_up
 from pytest_gpufleet.world.rank import Rank
@@ -49,7 +50,7 @@ class Precision:
 
     dtype: torch.dtype
     shape: Shape
-    since: tuple[int, int] = (0, 0)
+    since: Capability = (0, 0)
     tf32: bool = False
 
 
@@ -58,17 +59,15 @@ class Precision:
 PRECISIONS = {
     "fp64": Precision(torch.float64, (4096, 4096, 4096)),
     "fp32": Precision(torch.float32, (8192, 8192, 8192)),
-    "tf32": Precision(torch.float32, (8192, 8192, 8192), since=(8, 0), tf32=True),
+    "tf32": Precision(torch.float32, (8192, 8192, 8192), since=TF32_SINCE, tf32=True),
     "fp16": Precision(torch.float16, (8192, 8192, 16384)),
-    "bf16": Precision(torch.bfloat16, (8192, 8192, 16384), since=(8, 0)),
-    "fp8": Precision(torch.float8_e4m3fn, (8192, 8192, 16384), since=(8, 9)),
+    "bf16": Precision(torch.bfloat16, (8192, 8192, 16384), since=BF16_SINCE),
+    "fp8": Precision(torch.float8_e4m3fn, (8192, 8192, 16384), since=FP8_SINCE),
 }
 REHEARSAL_SHAPE = (64, 96, 128)
 NEEDS_A_GPU = "this precision needs a GPU"
 REHEARSED = ("fp64", "fp32", "fp16", "bf16")
 HEAVIEST = ("bf16", "fp16", "fp32")  # the first that a device has: tensor cores draw the most power
-# Other models have a few fp64 units for compatibility only, at 1/32 or 1/64 of the fp32 rate.
-FULL_FP64 = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))
 
 
 def lacking(precision: str, device: torch.device) -> str:
@@ -78,11 +77,17 @@ def lacking(precision: str, device: torch.device) -> str:
     capability, since = torch.cuda.get_device_capability(device), PRECISIONS[precision].since
     if capability < since:
         return f"{precision} came with compute capability {since[0]}.{since[1]}"
-    if precision == "fp64" and capability not in FULL_FP64:
+    if precision == "fp64" and not (capability in ARCHITECTURES and ARCHITECTURES[capability].fp64):
         return "this GPU model has hardly any fp64 units"
     if precision == "fp8" and torch.__version__ < "2.5":
         return "torch multiplies fp8 from version 2.5 on"
     return ""
+
+
+def usual_precision(gpus: Iterable[Gpu]) -> str:
+    """The one that training uses, and for which figures are published."""
+    capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
+    return "bf16" if all(each >= BF16_SINCE for each in capabilities) else "fp16"
 
 
 def heaviest(device: torch.device) -> str:
