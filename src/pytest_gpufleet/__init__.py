@@ -4,8 +4,6 @@ The public names for authors of checks; the fixtures are in `pytest_gpufleet.fix
 Names that need torch or judge are loaded at their first use, since this package is part of every pytest run.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The command `gpufleet`. Nothing that it loads needs pytest, torch or a GPU."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

@@ -5,8 +5,6 @@ Reports go from hand to hand. A secret is known by where it stands (a password i
 "none" are left as they are: our own figures and serial numbers are no secrets, whatever stands before them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

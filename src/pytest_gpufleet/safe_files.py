@@ -1,7 +1,5 @@
 """Files opened and written so that nothing else in their place is followed or harmed."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """`gpufleet accept`: the acceptance suite, wherever it is installed."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

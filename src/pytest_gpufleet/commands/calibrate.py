@@ -1,7 +1,5 @@
 """`gpufleet calibrate` and `gpufleet order`: what runs on machines that are right say of others like them."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """`gpufleet export`: what a run measured, for experiment trackers and spreadsheets."""
 
-from __future__ import annotations
-
 import argparse
 from importlib.util import find_spec
 from pathlib import Path

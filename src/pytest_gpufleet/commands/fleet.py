@@ -1,7 +1,5 @@
 """`gpufleet fleet`: the runs of many hosts as one fleet."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

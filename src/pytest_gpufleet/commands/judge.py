@@ -1,7 +1,5 @@
 """`gpufleet judge` and `gpufleet report`: a run held against other limits, and its report made again."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 from dataclasses import replace

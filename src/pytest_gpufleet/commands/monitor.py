@@ -1,7 +1,5 @@
 """`gpufleet monitor`: what all GPUs do, now."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

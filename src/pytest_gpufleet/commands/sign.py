@@ -1,7 +1,5 @@
 """`gpufleet sign` and `gpufleet verify`: a signature over a run, and whether its files belong together."""
 
-from __future__ import annotations
-
 import argparse
 
 from pytest_gpufleet import __version__

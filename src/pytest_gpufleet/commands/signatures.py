@@ -3,8 +3,6 @@
 ssh-keygen makes and checks them. Source: ssh-keygen(1), -Y and ALLOWED SIGNERS.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

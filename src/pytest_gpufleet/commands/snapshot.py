@@ -1,7 +1,5 @@
 """`gpufleet snapshot`: everything the inventory reads."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -5,8 +5,6 @@ it, and is left out. What ipmitool prints for people is parsed: its `-c` quotes 
 kind of sensor. `sdr type` and `sel elist` print the same in 1.8.18 and 1.8.19, but for dates (lib/ipmi_sel.c).
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from datetime import datetime

@@ -1,7 +1,5 @@
 """What NVIDIA's own diagnostic says of the GPUs: `dcgmi diag` of the Data Center GPU Manager (DCGM)."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

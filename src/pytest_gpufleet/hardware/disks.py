@@ -1,7 +1,5 @@
 """What drives say of their own health, by smartctl or nvme."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

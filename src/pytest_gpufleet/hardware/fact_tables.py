@@ -1,7 +1,5 @@
 """Which call of NVML gives which fact of a GPU: one each, so that a failing call costs one fact and never the run."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What the host around the GPUs is like: limits, memory, processor, network ports."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

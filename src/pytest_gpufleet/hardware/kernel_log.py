@@ -1,8 +1,6 @@
 """Reads the kernel log: XIDs and SXids (model/log_catalogue.py says what they are), and what it says of the host
 (model/log_catalogue.py)."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence

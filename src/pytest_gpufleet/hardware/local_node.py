@@ -1,7 +1,5 @@
 """The node that this process runs on: its GPUs, in the order of the run, and the host around them."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ The driver's device files are what all who can use the GPUs of a host share, whe
 only root can replace them. So no file is made for the lock, and none that another user has made is trusted.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pwd

@@ -1,7 +1,5 @@
 """The memory of the host: its modules by the firmware (DMI, SMBIOS), and the errors that the kernel counts (EDAC)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """InfiniBand and RoCE ports as the system describes them: state, PCIe link, and the errors that they count."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

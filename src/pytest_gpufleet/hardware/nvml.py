@@ -1,7 +1,5 @@
 """The GPUs as NVML, the driver's management library, describes them. Creates no GPU context."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Cables and transceivers of the network ports, as mlxlink (NVIDIA's MFT, or mstlink of mstflint) tells of them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ its memory. The counters of InfiniBand ports are another matter: on HGX B200 the
 kernel log for each one that it may not read (leptonai/gpud, issue 1164).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

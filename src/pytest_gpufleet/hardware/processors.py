@@ -1,7 +1,5 @@
 """How the processors and the memory beside them are set up: clock source, idle states, what is offline, swap."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ Both ends are the same port, so no cable and no other machine takes part: what i
 memory. The two find each other over TCP, which is kept to 127.0.0.1.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

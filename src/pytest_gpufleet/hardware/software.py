@@ -1,7 +1,5 @@
 """Versions of torch and its libraries, and the variables of the environment that can change a result."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

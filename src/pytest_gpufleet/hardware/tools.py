@@ -1,7 +1,5 @@
 """Programs of the system (ipmitool, smartctl, fio and the like), and the small files of /sys."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

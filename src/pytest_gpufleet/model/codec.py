@@ -1,7 +1,5 @@
 """Types of the model as JSON values or as bytes, and back."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from datetime import datetime

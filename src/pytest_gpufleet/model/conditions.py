@@ -1,7 +1,5 @@
 """What figures are measured under: every condition that the suite's probes give, its values, and how it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

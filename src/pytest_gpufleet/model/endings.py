@@ -1,7 +1,5 @@
 """How a check ends that neither passes nor fails. Loaded in every pytest run, so it needs nothing."""
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 

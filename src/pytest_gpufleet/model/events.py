@@ -4,8 +4,6 @@ Earlier versions had fewer fields, and later ones may have more: what is missing
 is not looked at.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping

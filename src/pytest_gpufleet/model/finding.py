@@ -1,7 +1,5 @@
 """Limits, and measurements held against them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

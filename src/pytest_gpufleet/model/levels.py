@@ -1,7 +1,5 @@
 """The levels of the suite, and what its checks are called. Which checks a level requires is in the manifest."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 Level = Literal["quick", "standard", "burnin"]

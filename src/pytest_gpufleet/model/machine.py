@@ -1,7 +1,5 @@
 """A machine at one moment: every fact of its GPUs and its host, to be checked now."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What was measured: on one rank, and everywhere."""
 
-from __future__ import annotations
-
 import math
 import reprlib
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The metrics there are, and what a probe hands back."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What happened in a run: the fold of its evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Evidence is judged by the manifest of the suite that made it, which it holds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

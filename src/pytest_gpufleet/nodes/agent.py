@@ -4,8 +4,6 @@ It never waits: what may take its time is done aside, so that it goes on to say 
 that its controller is not.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import select

@@ -1,7 +1,5 @@
 """How the agent of a node is started: a process of its own, with one end of a socket pair."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import subprocess

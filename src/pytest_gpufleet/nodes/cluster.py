@@ -1,7 +1,5 @@
 """The nodes of a run as its controller has them: who is there, who is lost, what each is told and what it says."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """Ranks on several nodes, each behind the agent of its node."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Watches the health of all GPUs and of their host around every test: what gets worse while a test runs fails that
 test."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """By which address and network interface a node is reached by the others."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

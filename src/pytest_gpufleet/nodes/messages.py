@@ -4,8 +4,6 @@ The controller asks and commands, the agent answers and tells what happens on it
 back are bytes here, which neither side opens on the way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The ranks of a run that are on this node. All others know them by their numbers among the ranks of all nodes, the
 engine by their places among those here."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import resource

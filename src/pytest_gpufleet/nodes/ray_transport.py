@@ -1,7 +1,5 @@
 """Messages over Ray, which starts an actor on every node (ray_actor) and carries calls to it, but judges nothing."""
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 import os

@@ -1,8 +1,6 @@
 """Whether all nodes of a run have the same software that carries it: else they do not understand each other, or measure
 something else under the same name. What is measured (torch, CUDA, NCCL, driver) is compared by a check."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

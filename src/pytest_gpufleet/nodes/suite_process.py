@@ -1,7 +1,5 @@
 """The run of a node alone: `python -m pytest` as a child, and what its evidence tells while it grows."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

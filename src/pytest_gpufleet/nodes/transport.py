@@ -1,7 +1,5 @@
 """What carries messages between the controller and the agents of all nodes."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import subprocess

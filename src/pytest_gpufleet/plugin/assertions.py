@@ -1,8 +1,6 @@
 """What checks assert: facts by expect(); figures by judge(), which records and returns, and what was missed fails the
 test at its end."""
 
-from __future__ import annotations
-
 import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a test's reports amount to as a check of the verdict."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import asdict, replace

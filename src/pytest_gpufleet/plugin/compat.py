@@ -1,7 +1,5 @@
 """What this plugin takes from pytest and its plugins beyond their public names; a test holds each in place."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What this plugin adds to the page that pytest-html writes. Registered only in runs that make a report."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Generator, Iterable, Mapping

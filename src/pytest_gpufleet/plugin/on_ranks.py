@@ -1,7 +1,5 @@
 """What pytest is on a rank: assertions explain themselves there, and what ends a test there ends it here."""
 
-from __future__ import annotations
-
 import logging
 import os
 from functools import cache

@@ -1,7 +1,5 @@
 """The settings of a run, read out of pytest: the command line, and where that says nothing an ini file."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -3,8 +3,6 @@
 Loaded in every pytest run of an environment, so nothing heavy is imported before it is used.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Generator
 from functools import partial

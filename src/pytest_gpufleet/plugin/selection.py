@@ -1,7 +1,5 @@
 """Which checks a run that was asked for has: those of its level, without those that an earlier run has done."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

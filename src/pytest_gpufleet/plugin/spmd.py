@@ -1,7 +1,5 @@
 """Bodies of tests marked spmd: their way to the ranks and the story of their failure back."""
 
-from __future__ import annotations
-
 import inspect
 import unittest
 from collections.abc import Callable

@@ -6,8 +6,6 @@ and Azure's health checks (azure_nccl_allreduce_ib_loopback.nhc) do. That NCCL t
 the port's own counters must have grown by what was sent.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ make of larger groups. A rail of one node is worth what it reaches with the best
 cannot pull down. With one partner only the figure is that of the two.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

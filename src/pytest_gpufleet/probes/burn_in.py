@@ -3,8 +3,6 @@
 Every result is compared, bit for bit, with what it must be or with the first one; the first trouble ends it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

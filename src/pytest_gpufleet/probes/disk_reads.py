@@ -1,7 +1,5 @@
 """What was written to a drive, read again and compared, and how fast it was read, by fio."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A figure with everything that is needed to judge it later."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import reprlib

@@ -1,7 +1,5 @@
 """How fast the memory of a GPU and of the host is, and whether that of a GPU holds what was written."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import mmap

@@ -5,8 +5,6 @@ beforehand, on the clock that all processes of one machine share, so that ranks 
 apart. Few products wait in a GPU's queue at a time: when a step is over, its load is.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """How long work takes on one device, and on all ranks: launched as nccl-tests does, or from a CUDA graph."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -1,7 +1,5 @@
 """What stands on top of a report."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,6 @@
 """What goes to other programs: runs side by side as JSON and CSV; the figures, curves, losses and telemetry of one run,
 a row a point, to experiment trackers and spreadsheets."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

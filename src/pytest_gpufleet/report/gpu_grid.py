@@ -1,7 +1,5 @@
 """How every GPU stands: one row a GPU, one cell a group of checks, so that the bad one is seen at a glance."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

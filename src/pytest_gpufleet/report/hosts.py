@@ -1,7 +1,5 @@
 """How the nodes of a run on many stand: each by its own run, as a host of a fleet, and by the checks between them."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

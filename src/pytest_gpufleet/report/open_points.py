@@ -1,7 +1,5 @@
 """What a run leaves open: checks that did not run to their end, findings that nobody judged."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

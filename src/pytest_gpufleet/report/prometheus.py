@@ -4,8 +4,6 @@ Prometheus' own client knows how to escape labels. From the beginning of a run o
 that a verdict does not stay when the machine dies in the next run.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import time

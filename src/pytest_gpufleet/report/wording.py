@@ -1,7 +1,5 @@
 """How the report puts figures, conditions and places into words."""
 
-from __future__ import annotations
-
 import gettext
 import math
 import re

@@ -1,7 +1,5 @@
 """A run on many nodes: each checks itself in a run of its own, and between them run the checks that need several."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The end of a run: its verdict, on record, and the exit status that goes with it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The append-only record of a run, and what can be read back from it."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

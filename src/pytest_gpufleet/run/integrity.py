@@ -1,7 +1,5 @@
 """Whether what a run left belongs together: evidence, summary and page, and the verdict that all three state."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -3,8 +3,6 @@ SIGHUP (of a terminal that is closed). After the last two the process dies by th
 SIGTERM that comes when the time of the run is up is that of its supervisor (hard_end), and ends it by its verdict.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import math

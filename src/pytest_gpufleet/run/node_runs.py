@@ -1,7 +1,5 @@
 """The nodes' own runs as the controller of all hears of them: what each has come to, check by check."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The begin of a run that was asked for: what can be checked is checked, and its evidence starts."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -8,8 +8,6 @@ A run on many nodes takes over the checks between nodes, if all nodes took part 
 came to their end, as they are. All other nodes run their own checks again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

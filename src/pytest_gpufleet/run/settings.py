@@ -1,7 +1,5 @@
 """What a run was asked for, and how its settings are read from text."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Its JSON Schema is made from these types: `python -m pytest_gpufleet.run.summary` prints it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

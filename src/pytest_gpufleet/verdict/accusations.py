@@ -1,7 +1,5 @@
 """What a run says against places, whoever found it, and what of it explains the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from pytest_gpufleet.model.fault import Fault

@@ -1,8 +1,6 @@
 """What a verdict stands on: how many figures were held against limits of which grade, and whether that is as much as
 was asked for."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 

@@ -1,8 +1,6 @@
 """GPUs of one machine that compute other bits than the others of their model, from the same data with the same
 libraries."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

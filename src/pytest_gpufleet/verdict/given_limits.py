@@ -1,7 +1,5 @@
 """The profile that somebody gave for a run, as its evidence keeps it, and what is to be told of it beside a verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Rules after DCGM's health checks (row remapping, clock events) and NVIDIA's XID 
 link_rules.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 

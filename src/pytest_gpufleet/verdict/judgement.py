@@ -1,7 +1,5 @@
 """Measurements held against limits and peers, and which of them are measured a second time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Rules after DCGM's health checks (PCIe replay rates, NVLink errors, the fabric's health).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """What becomes of the nodes of a run on many, and what that does to its verdict. Each node has a run and evidence of
 its own, by which its machine is judged; the run over all of them tells what these came to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal

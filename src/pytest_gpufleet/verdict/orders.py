@@ -1,7 +1,5 @@
 """The lines of an order, each held against what a machine tells of itself."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -4,8 +4,6 @@ GB = 10^9 bytes, TFLOP = 10^12 operations, of which a multiplication with its ad
 direction. A peak that cannot be had is NoPeak, with the reason: a fact that the driver does not tell is never guessed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

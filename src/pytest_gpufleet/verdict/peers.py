@@ -1,7 +1,5 @@
 """Places held against their peers: GPUs of the same model in the same run, or pairs of such GPUs linked alike."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from statistics import fmean, median

@@ -7,8 +7,6 @@ a tenth slow. Where no part would be fair to every healthy machine there is no l
 that does not go over NVLink.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_FLOOR, Context
 

@@ -1,7 +1,5 @@
 """What counts as healthy of network ports: their PCIe links, the errors that they count, cables and transceivers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

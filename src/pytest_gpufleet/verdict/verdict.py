@@ -1,7 +1,5 @@
 """What the evidence of a run amounts to."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from dataclasses import replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """What is run on ranks, as it travels to them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

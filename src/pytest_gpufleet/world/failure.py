@@ -1,7 +1,5 @@
 """How ranks fail, and how that is told."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pickle

@@ -1,7 +1,5 @@
 """How a call can end on one rank."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The processes behind a world: started once, kept warm, killed after a failure and started afresh."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

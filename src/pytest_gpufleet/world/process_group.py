@@ -1,7 +1,5 @@
 """The process group of a world and those of its subsets. Runs on ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta

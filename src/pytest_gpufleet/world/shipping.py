@@ -1,7 +1,5 @@
 """Functions on their way to the ranks, and results on their way back: values as bytes."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

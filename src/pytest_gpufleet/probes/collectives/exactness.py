@@ -5,8 +5,6 @@ them is exact in its type. A flipped, swapped, lost or doubled element changes t
 right (0 ULP).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ bytes. S is the size of the larger of a rank's two buffers, so where a rank has 
 reduce_scatter, all_to_all, gather, scatter) the bytes of all ranks together.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import time

@@ -1,7 +1,5 @@
 """The collectives: how each is started, what it must deliver, and what it moves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -6,8 +6,6 @@ turns, on streams of the same priority: products alone, the all_reduce alone, bo
 under way counts as together, since the one that is done last runs on alone.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -7,8 +7,6 @@ one architecture with the same number of SMs (cuBLAS documentation, "Results Rep
 version and GPU (cuDNN documentation, "Reproducibility").
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import warnings

@@ -5,8 +5,6 @@ and run faster; the second operand is stored by columns, as a linear layer holds
 Unlike there it is one shape on all GPUs, so that peers and runs are compared by the same work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields

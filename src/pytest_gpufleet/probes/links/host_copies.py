@@ -1,7 +1,5 @@
 """The links between GPU and host."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import suppress

@@ -11,8 +11,6 @@ that CUDA IPC, or a file descriptor of cuMemCreate, maps into the context of the
 the contexts of both GPUs in one process.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Who makes a collective slow: what the suite looks for by itself after one was too slow."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -16,8 +16,6 @@ because a switch is. Both together can do it: of a few nodes behind a slow switc
 but slow ones looks like them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

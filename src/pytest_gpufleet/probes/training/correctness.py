@@ -1,7 +1,5 @@
 """Whether training is right: a network that learns in a second, replicas, shards of a sampler."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ and the optimizer is a handful of kernels. The optimizer works on float32 master
 16-bit copy of them, except BatchNorm, which uses the master weights themselves.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sysconfig

@@ -1,7 +1,5 @@
 """Training that is fed from JPEG files: whether the host keeps up with the GPUs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Generator

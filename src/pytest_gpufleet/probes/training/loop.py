@@ -1,7 +1,5 @@
 """ResNet training on synthetic data that stays on the device: what a GPU can do when nothing holds it up."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import math

@@ -1,8 +1,6 @@
 """DDP and FSDP: a copy of the network on every rank, or a part of its weights, their gradients and the state of the
 optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature

@@ -4,8 +4,6 @@ Convolutions stay cuDNN's. A gradient that comes from two sides is added up in t
 run at the rate of a copy, and nothing is compiled but eight small kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

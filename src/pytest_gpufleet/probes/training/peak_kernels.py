@@ -8,8 +8,6 @@ float32. The number of channels is a multiple of BLOCK_CHANNELS. NaN goes throug
 # mypy: ignore-errors
 # ruff: noqa: N803  # Triton's names for what is known when it compiles
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

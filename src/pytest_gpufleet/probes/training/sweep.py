@@ -1,7 +1,5 @@
 """One sweep over the ways to train a ResNet: method, number of GPUs, batch, and batches whose gradients accumulate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace

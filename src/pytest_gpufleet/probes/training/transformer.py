@@ -5,8 +5,6 @@ Weights are kept in float32 and cast to the precision of the products where they
 every precision and every way to train on several GPUs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether a transformer is trained right: as in float32, as on one GPU, and to the same bits on all ranks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ Three forms: a column for each GPU where every GPU has a figure of its own; a co
 curve was measured; else one figure a row.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Figures of many places as tables whose cells are coloured by them: of pairs, and of what each node of several has."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

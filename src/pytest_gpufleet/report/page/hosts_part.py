@@ -1,8 +1,6 @@
 """The hosts of a fleet, or of a run on many nodes: all of them by groups of checks, those that are not fine, in what
 they differ, and where each one's own report is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

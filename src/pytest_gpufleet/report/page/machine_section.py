@@ -1,7 +1,5 @@
 """The machine and the run as tables: software, environment, GPUs, and how these are linked."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

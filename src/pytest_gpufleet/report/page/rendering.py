@@ -1,7 +1,5 @@
 """How the pages of a report are made of the templates beside this file."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

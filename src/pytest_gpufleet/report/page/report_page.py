@@ -1,7 +1,5 @@
 """The page that somebody signs: verdict, the GPUs at a glance, what failed, every figure beside its limit."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

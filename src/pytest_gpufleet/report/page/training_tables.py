@@ -1,8 +1,6 @@
 """Training by the number of GPUs: throughput, efficiency and where it is lost, memory and time of an epoch, made of the
 figures of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean

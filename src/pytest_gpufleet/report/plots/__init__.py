@@ -1,7 +1,5 @@
 """The plots of the report. Importing this loads matplotlib, so it is done once there is something to draw."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pytest_gpufleet.model.finding import Finding

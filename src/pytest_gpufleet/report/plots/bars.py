@@ -1,7 +1,5 @@
 """One bar a GPU, beside the limit and its peers."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from statistics import median

@@ -6,8 +6,6 @@ mid-tones that stand out on both. Places are computed here and not by matplotlib
 everything twice to find them.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import math

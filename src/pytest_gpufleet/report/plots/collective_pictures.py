@@ -1,7 +1,5 @@
 """Who gives data to whom in each collective."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures against a size: bandwidth and latency against bytes or the number of nodes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The plots of what the GPUs did during the run: one a quantity, a line a GPU, the files of tests as stripes behind."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What each way to train makes of a GPU: by recipe, by method, by batch and by accumulated gradients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Which check a run is at, read from its evidence while it is being written."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The end of the run on the terminal: the verdict, why, and what to look at."""
 
-from __future__ import annotations
-
 import textwrap
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Limits from machines that are known to be good, for what nobody published or a contract asks for more."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

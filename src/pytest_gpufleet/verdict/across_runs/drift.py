@@ -1,7 +1,5 @@
 """One machine over time: what its GPUs do now, against their own earlier runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Recorded figures held against other limits, without the machine they come from."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Runs side by side: what each measured, by what it is, for one node over time or many nodes of one model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

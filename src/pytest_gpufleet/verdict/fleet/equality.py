@@ -1,7 +1,5 @@
 """Whether the hosts of a fleet are alike, and were run alike: who differs from most of them."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

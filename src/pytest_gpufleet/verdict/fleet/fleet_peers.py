@@ -1,7 +1,5 @@
 """Each GPU of a fleet held against all others of it: a host that is slow everywhere has no peer at home to show it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

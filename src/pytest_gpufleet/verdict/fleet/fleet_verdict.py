@@ -1,7 +1,5 @@
 """What the runs of many hosts amount to."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 

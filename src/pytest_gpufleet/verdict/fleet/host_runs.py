@@ -1,7 +1,5 @@
 """The runs of a fleet: which one of each host counts, and what keeps them from being the whole fleet."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace

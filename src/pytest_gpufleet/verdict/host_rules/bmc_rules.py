@@ -2,8 +2,6 @@
 what it has logged during a run. The states and events are those of IPMI 2.0, section 42, as ipmitool words them
 (include/ipmitool/ipmi_sel.h)."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ dcgm_diag_schema.json): it renamed the outermost name, and tells of an entity wh
 looks for the old names finds no test, and so none that failed: what is not known here counts as not seen.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The place of all these faults is the rail of a GPU, its way to other nodes: they
 that the GPU does by itself.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What the kernel log says of the host, as faults: what speaks against the machine, and what is only shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Literal
 

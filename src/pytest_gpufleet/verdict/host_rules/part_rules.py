@@ -1,7 +1,5 @@
 """What counts as healthy of the parts of a host: its processors, its memory, its drives."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

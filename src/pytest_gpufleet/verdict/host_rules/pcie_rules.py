@@ -1,7 +1,5 @@
 """What counts as healthy of the PCIe links between GPUs, network adapters, NVMe drives and the root."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

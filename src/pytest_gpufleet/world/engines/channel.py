@@ -4,8 +4,6 @@ A message is a header, which is a mark and a length, and a body: the parcel itse
 one lies in. The rank's end blocks. The controller's end never does, whatever the rank sends or does not read.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

@@ -5,8 +5,6 @@ or stuck. It has no socket with a path, which a long TMPDIR would break. And wha
 in whatever session or process group, so that it can be found and killed.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import itertools

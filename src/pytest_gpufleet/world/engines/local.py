@@ -1,7 +1,5 @@
 """Ranks as processes of this machine, forked from one that has imported torch for all of them."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import itertools

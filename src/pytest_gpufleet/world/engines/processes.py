@@ -1,7 +1,5 @@
 """Processes of this machine, as /proc shows them."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """What a way of running rank processes must be able to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,5 @@
 """The files by which a local engine sees what a rank does, or did before it died."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

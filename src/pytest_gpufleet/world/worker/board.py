@@ -1,7 +1,5 @@
 """How far a rank has come, in memory shared with its engine: readable even while the rank hangs or is dead."""
 
-from __future__ import annotations
-
 import mmap
 import struct
 import time

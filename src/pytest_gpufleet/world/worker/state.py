@@ -4,8 +4,6 @@ Between the calls of one test everything stays as the test left it. What only a 
 threads that still run, memory that is held, modules that are loaded) is left to the marker fresh_world.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import logging
