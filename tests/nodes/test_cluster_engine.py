@@ -133,6 +133,14 @@ def test_ranks_are_examined_where_they_are():
     assert "its agent died by SIGKILL" in seen[3].state
 
 
+def test_of_ranks_that_a_node_has_no_more_nothing_is_seen():
+    """As of one that was left out while they were examined."""
+    with engine_on(AnsweringTransport(1, Examine=lambda node, question: {}), 2) as (engine, _):
+        assert {rank: trace.state[:16] for rank, trace in engine.examine((0, 1)).items()} == dict.fromkeys(
+            (0, 1), "(nothing can be "
+        )
+
+
 def test_nobody_waits_for_a_node_that_has_fallen_silent():
     transport = AnsweringTransport(2, **NONE_LEFT, Examine=lambda node, question: {0: Trace(phase="here")})
     with engine_on(transport, 1, 1) as (engine, cluster):

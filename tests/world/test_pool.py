@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from pytest_gpufleet import RankFailure, RankReport
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.world import call
 from pytest_gpufleet.world import pool as pool_module
+from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
 from pytest_gpufleet.world.engines.protocol import Engine, Trace
 from pytest_gpufleet.world.failure import GRACE_SECONDS, MAX_FAILED_STARTS
 from pytest_gpufleet.world.outcomes import Outcome
@@ -168,25 +170,93 @@ def test_of_those_that_hang_the_ones_that_others_wait_for_come_first(engine):
     assert failure.value.reports[0].headline == 'rank 2 of 4, CPU: running in phase "training" for 7.0 s'
 
 
-def report(rank, state):
-    return RankReport(rank, f"rank {rank}", state, "")
+STOPPED, STUCK = CANNOT_ANSWER["T"], CANNOT_ANSWER["D"]
+RAISES, DIES, RETURNS = Takes(1.0, ValueError("boom")), Takes(1.0, Dies("by SIGSEGV")), Takes(0.5)
+LOST = Takes(0.9, Dies("with the process that all ranks are forked from"))
+HERE, BEFORE = Trace(collective="all_reduce", number=3), Trace(collective="all_reduce", number=2)
+
+
+def fault_of(engine, *endings):
+    with pytest.raises(RankFailure) as failure:
+        world_of(engine, len(endings)).run(lambda rank: endings[rank.index])
+    fault = failure.value.fault([gpu(index) for index in range(len(endings))])
+    return fault.code, [place.index for place in fault.subjects], failure.value
 
 
 @pytest.mark.parametrize(
-    ("states", "code", "ranks"),
+    ("endings", "code", "ranks"),
     [
-        (["raised", *["returned"] * 7], "rank_raised", [5]),
-        (["raised", "raised", *["running"] * 6], "rank_raised", [5, 6]),
-        (["died", *["raised"] * 7], "rank_died", [5]),
-        (["running"] * 8, "rank_hung", [5]),
-        (["raised"] * 8, "rank_raised", [5, 6, 7, 0, 1, 2, 3, 4]),
+        ([RETURNS, RAISES, RETURNS, RETURNS], "rank_raised", [1]),
+        ([Hangs(), RAISES, RAISES, Hangs()], "rank_raised", [1, 2]),
+        ([RAISES, RAISES, DIES, RAISES], "rank_died", [2]),
+        ([RAISES] * 4, "rank_raised", [0, 1, 2, 3]),
+        ([Takes(1.2, Dies("by SIGABRT")), DIES, Hangs(), Hangs()], "rank_died", [1]),  # as they were seen
+        ([LOST] * 4, "rank_died", []),
+        ([LOST], "rank_died", [0]),
     ],
 )
-def test_a_failure_is_the_fault_of_who_failed_and_not_of_who_tells_it(states, code, ranks):
-    reports = [report((5 + number) % 8, state) for number, state in enumerate(states)]
-    fault = RankFailure("exception", "test_x", tuple(reports)).fault([gpu(index) for index in range(8)])
-    assert (fault.code, fault.subjects) == (code, tuple(map(gpu, ranks)))
-    assert "rank 4" in fault.story
+def test_a_failure_is_the_fault_of_who_failed_and_not_of_who_tells_it(engine, endings, code, ranks):
+    *found, failure = fault_of(engine, *endings)
+    assert found == [code, ranks]
+    assert f"rank {len(endings) - 1}" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("traces", "ranks"),
+    [
+        ([HERE] * 4, []),
+        ([Trace()] * 4, []),
+        ([HERE, BEFORE, HERE, HERE], [1]),
+        ([HERE, BEFORE, Trace(), HERE], [1, 2]),
+        ([HERE, HERE, HERE, replace(HERE, state=STUCK)], [3]),
+        ([HERE, BEFORE, HERE, replace(HERE, state=STOPPED)], [1, 3]),
+        ([replace(HERE, state=STUCK)] * 4, []),  # what they share: the driver, the host
+        ([Trace(state="(nothing can be seen of it: no answer)")] * 4, []),
+        ([Trace()], [0]),
+    ],
+)
+def test_a_hang_names_those_that_others_wait_for_and_else_nobody(engine, traces, ranks):
+    engine.traces = dict(enumerate(traces))
+    code, blamed, failure = fault_of(engine, *[Hangs()] * len(traces))
+    assert (code, sorted(blamed), failure.kind) == ("rank_hung", ranks, "hang")
+    assert failure.headline.startswith(f"rank {ranks[0]} of" if ranks else "ranks 0, 1, 2, 3: running")
+
+
+@pytest.mark.parametrize(
+    ("endings", "trace", "ranks"),
+    [
+        ([RETURNS, Hangs(), RETURNS, RETURNS], Trace(), [1]),
+        ([Hangs(), Hangs(), RETURNS, Hangs()], Trace(), [0, 1, 3]),  # each works alone
+        ([RETURNS, Hangs(), RETURNS, RETURNS], HERE, [1]),
+        ([Hangs(), Hangs(), RETURNS, Hangs()], HERE, []),  # they wait for each other
+    ],
+)
+def test_where_most_ranks_have_returned_the_others_hang(engine, endings, trace, ranks):
+    engine.traces = dict.fromkeys(range(4), trace)
+    assert fault_of(engine, *endings)[:2] == ("rank_hung", ranks)
+
+
+def test_a_rank_that_has_returned_without_the_others_keeps_them_waiting(engine):
+    engine.traces = {0: HERE, 1: BEFORE, 2: HERE}
+    code, blamed, failure = fault_of(engine, Hangs(), RETURNS, Hangs())
+    assert (code, blamed, failure.headline.partition(":")[0]) == ("rank_hung", [1], "rank 1 of 3, CPU")
+
+
+def test_a_rank_that_raises_and_dies_of_it_is_told_by_what_it_raised(engine):
+    """As a GPU that is lost does it: CUDA's error, and a moment later the watchdog of NCCL."""
+    endings = Hangs(), RAISES, Takes(0.8, ConnectionError("reset by peer"))
+    world = world_of(engine, 3)
+    world.run(lambda rank: None)
+    engine.then(1, Takes(1.1, Dies("by SIGABRT")))
+    with pytest.raises(ValueError, match="boom; then it died by SIGABRT") as failure:
+        world.run(lambda rank: endings[rank.index])
+    assert told(failure) == [(1, "raised"), (2, "raised"), (0, "running")]
+    fault = failure.value.fault([gpu(index) for index in range(3)])
+    assert (fault.code, fault.subjects) == ("rank_raised", (gpu(1),))
+
+
+def report(rank, state):
+    return RankReport(rank, f"rank {rank}", state, "", to_blame=rank == 0)
 
 
 def test_of_thousands_of_ranks_those_to_blame_are_told_and_the_others_counted():

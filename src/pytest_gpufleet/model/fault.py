@@ -341,10 +341,11 @@ _CODES = (
     Code(415, "above_peak", "performance", "TRIAGE", "a figure is above what this GPU can do",
          "The GPU is not what it says it is, or its clock is wrong: compare model, clocks and SMs with the data sheet"),
     # ---------------------------------------------------------------- 5xx processes
-    Code(501, "rank_died", "process", "TRIAGE", "the process of this GPU died",
+    Code(501, "rank_died", "process", "TRIAGE", "the process of a GPU died",
          "Look at the kernel log for XIDs and for the out-of-memory killer"),
-    Code(502, "rank_hung", "process", "TRIAGE", "the process of this GPU did not answer",
-         "Look at the kernel log for XIDs of this GPU, and at what its process waited for"),
+    Code(502, "rank_hung", "process", "TRIAGE", "the process of a GPU did not answer",
+         "Look at the kernel log for XIDs and at what the process waited for; where no GPU is named, at what all GPUs "
+         "share: switches, driver, host"),
     Code(503, "rank_raised", "process", "TRIAGE", "the rank of this GPU raised an error",
          "Read its error; look at the kernel log for XIDs of this GPU"),
     # ---------------------------------------------------------------- 9xx an author's own assertions

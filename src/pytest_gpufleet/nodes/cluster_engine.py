@@ -69,8 +69,9 @@ class ClusterEngine:
         traces: dict[int, Trace] = {}
         for node, here in asked.items():
             told = answers[node]
-            silent = Trace(state=f"(nothing can be seen of it: {told})")
-            traces |= dict.fromkeys(here, silent) if isinstance(told, Trouble) else told
+            why = told if isinstance(told, Trouble) else "its node has ended it"  # as one does that is left out
+            traces |= dict.fromkeys(here, Trace(state=f"(nothing can be seen of it: {why})"))
+            traces |= {} if isinstance(told, Trouble) else told
         return traces
 
     def kill(self, timeout: float) -> dict[int, str]:

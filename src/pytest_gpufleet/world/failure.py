@@ -6,7 +6,7 @@ import pickle
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from typing import Any, Literal
@@ -14,19 +14,14 @@ from typing import Any, Literal
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.world.call import Call, Members, RankSpec, ranks_text
+from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
 from pytest_gpufleet.world.engines.protocol import Answer, Death, Engine, Trace
 from pytest_gpufleet.world.outcomes import Outcome
 
 FailureKind = Literal["exception", "crash", "hang"]
 State = Literal["returned", "raised", "died", "running"]
 MOST_STORIES = 32  # in a message: of the ranks of four nodes. Who is to blame comes first
-# What it is called if the first rank to fail did this; what a rank has returned may be what cannot be read here.
-CODES: dict[State, str] = {
-    "returned": "rank_raised",
-    "raised": "rank_raised",
-    "died": "rank_died",
-    "running": "rank_hung",
-}
+CODES: dict[FailureKind, str] = {"exception": "rank_raised", "crash": "rank_died", "hang": "rank_hung"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +29,7 @@ class RankReport:
     """One rank's own story of a call that failed.
 
     `state`: it returned, raised, died, or was still running when the world was ended. `seconds`: how long it had run
-    when it raised.
+    when it raised. `to_blame`: what is known of all ranks speaks against this one.
     """
 
     rank: int
@@ -47,6 +42,7 @@ class RankReport:
     traceback: str = ""
     stack: str = ""
     output: str = ""
+    to_blame: bool = False
 
     @property
     def headline(self) -> str:
@@ -77,16 +73,21 @@ class RankFailure(Exception):
 
     @property
     def headline(self) -> str:
+        culprit = next((report.headline for report in self.reports if report.to_blame), "")
+        return "\n".join(filter(None, (culprit or self._ended, f"({self.what})" if self.what else "")))
+
+    @property
+    def _ended(self) -> str:
+        """What is told of the ranks if none is to blame: "ranks 0, 1: running"."""
         first = self.reports[0]
-        return f"{first.headline}\n({self.what})" if self.what else first.headline
+        alike = [report.rank for report in self.reports if report.state == first.state]
+        return f"{ranks_text(alike)}: {first.state} {first.summary}".rstrip()
 
     def fault(self, places: Sequence[Where]) -> Fault:
-        """What is wrong, where rank i is at places[i]. The first rank to fail is to blame. Others that raised by
-        themselves are too; that others died, hang or have returned is what came of it."""
-        first = self.reports[0]
-        to_blame = [report.rank for report in self.reports if report.state == first.state == "raised"]
-        subjects = tuple(places[rank] for rank in to_blame or [first.rank])
-        return Fault(CODES[first.state], subjects, f"{first.state} {first.summary}".rstrip(), str(self))
+        """What is wrong, where rank i is at places[i]; nowhere if no rank is to blame."""
+        culprits = [report for report in self.reports if report.to_blame]
+        what = f"{culprits[0].state} {culprits[0].summary}".rstrip() if culprits else f"{self._ended} ({self.what})"
+        return Fault(CODES[self.kind], tuple(places[report.rank] for report in culprits), what, str(self))
 
     def __str__(self) -> str:
         # Of two bases the rank's exception type might have another idea, as KeyError has.
@@ -125,7 +126,7 @@ def failure_type(original: str) -> type[RankFailure]:
     try:
         # Made once by hand to see that this base accepts RankFailure's arguments; UnicodeDecodeError does not.
         combined = type(f"RankFailure[{name}]", (RankFailure, base), {})
-        combined("exception", "", (RankReport(0, "", "raised", ""),))
+        combined("exception", "", (RankReport(0, "", "raised", "", to_blame=True),))
     except TypeError:
         return RankFailure
     return combined
@@ -266,34 +267,71 @@ def diagnose(engine: Engine, specs: Sequence[RankSpec], call: Call, answers: Ans
     """The failure of a call that had `timeout` seconds. The ranks are still alive afterwards."""
     ranks = sorted({*call.ranks, *answers.deaths})
     missing = sorted({*ranks} - answers.ranks)
-    kind: FailureKind = "crash" if answers.deaths else "exception" if answers.failed else "hang"
     # Who has come to which collective is compared after a hang, also with those that have returned.
-    traces = engine.examine(ranks if kind == "hang" else [rank for rank in ranks if rank not in answers.outcomes])
+    unseen = [rank for rank in ranks if rank not in answers.outcomes or rank in answers.deaths]
+    traces = engine.examine(unseen if answers.failed else ranks)
     arrivals = [arrival for members in call.groups for arrival in _arrivals(members, traces, missing)]
     reports = [_report(specs[rank], answers, traces) for rank in ranks]
-    # Of those that hang, first the ones that others wait for.
     late = {rank for _, missed in arrivals for rank in missed}
-    reports.sort(key=lambda report: (ORDER[report.state], report.seconds, report.rank not in late, report.rank))
+    waited_for = set() if answers.failed else _waited_for(ranks, missing, late, traces, bool(arrivals))
+    died = [*answers.deaths]  # as they were seen, one after the other
+
+    def order(report: RankReport) -> tuple[Any, ...]:
+        """One that only died comes before those that raised, and what one raised that died of it before what others
+        did; of those that hang, first the ones that others wait for."""
+        place = died.index(report.rank) if report.rank in died else len(died)
+        state = ORDER["died"] if report.rank in died else ORDER[report.state]
+        return state, report.state, report.seconds, report.rank not in waited_for, place, report.rank
+
+    reports.sort(key=order)
     what, notes = call.name, []
-    if kind == "hang":
+    if not answers.failed:
         what = f"{what}: no answer within {timeout:g} s from {ranks_text(missing)}"
         notes = [text for text, _ in arrivals]
-    failure = failure_type(answers.outcomes[reports[0].rank].error_type) if kind == "exception" else RankFailure
-    return failure(kind, what, tuple(reports), tuple(notes))
+    first, to_blame = reports[0], waited_for if not answers.failed else _first_to_fail(reports, answers.deaths)
+    stories = tuple(replace(report, to_blame=report.rank in to_blame) for report in reports)
+    kind: FailureKind = "hang" if not answers.failed else "crash" if first.state == "died" else "exception"
+    failure = failure_type(answers.outcomes[first.rank].error_type) if kind == "exception" else RankFailure
+    return failure(kind, what, stories, tuple(notes))
+
+
+def _waited_for(
+    ranks: Sequence[int], missing: Sequence[int], late: set[int], traces: Mapping[int, Trace], arrived: bool
+) -> set[int]:
+    """Of a call that hangs, the ranks that keep the others waiting: those that have not come to a collective (`late`),
+    and those whose process is stopped or stuck in the kernel. Else those that have not answered where others have:
+    `arrived` at one collective, the more of them wait for the fewer. Nobody if that would be all."""
+    stopped = {rank for rank in missing if traces[rank].state in CANNOT_ANSWER.values()}
+    found = late | stopped
+    if not found and (not arrived or len(missing) <= len(ranks) / 2):
+        found = {*missing}
+    return found if len(found) < len(ranks) or len(ranks) == 1 else set()
+
+
+def _first_to_fail(reports: Sequence[RankReport], deaths: Mapping[int, Death]) -> set[int]:
+    """The one that died, or those that raised. That others raised because of a death, died, hang or have returned is
+    what came of it; and where all have died of one thing, it is none of them."""
+    first = reports[0]
+    if first.state == "raised":
+        raised = {report.rank for report in reports if report.state == "raised"}
+        return raised & deaths.keys() or raised
+    alike = {deaths[report.rank].reason if report.rank in deaths else "" for report in reports}
+    return set() if len(alike) == 1 < len(reports) else {first.rank}
 
 
 def _report(spec: RankSpec, answers: Answers, traces: Mapping[int, Trace]) -> RankReport:
     story = partial(RankReport, spec.index, spec.name)
-    if (outcome := answers.outcomes.get(spec.index)) and spec.index not in answers.deaths:
-        if outcome.kind != "raised":
-            return story("returned", "", output=outcome.output)
+    outcome, death = answers.outcomes.get(spec.index), answers.deaths.get(spec.index)
+    if outcome and outcome.kind == "raised":
         return story(
-            "raised", _summary(outcome),
+            "raised", _summary(outcome) + (f"; then it died {death.reason}" if death else ""),
             seconds=outcome.seconds, phase=outcome.phase, traceback=outcome.traceback, output=outcome.output,
         )  # fmt: skip
+    if outcome and not death:
+        return story("returned", "", output=outcome.output)
     trace = traces[spec.index]
     seen = partial(story, phase=trace.phase, stack=trace.stack, output=trace.output)
-    if death := answers.deaths.get(spec.index):
+    if death:
         return seen("died", death.reason)
     return seen("running", trace.state, phase_seconds=trace.seconds)
 

@@ -225,7 +225,7 @@ class Pool:
             return shipping.unpack(outcome.result)
         except (Exception, SystemExit) as error:  # unpickling runs the object's own code, which may raise anything
             why = f"what cannot be unpickled here: {type(error).__name__}: {error}"
-            report = RankReport(rank, self.specs[rank].name, "returned", why, output=outcome.output)
+            report = RankReport(rank, self.specs[rank].name, "returned", why, output=outcome.output, to_blame=True)
             raise RankFailure("exception", what, (report,)) from None
 
     @contextlib.contextmanager
@@ -242,6 +242,7 @@ class Pool:
             return
         for rank, state in self._engine.kill(KILL_SECONDS).items():
             why = f"and could not be killed within {KILL_SECONDS:g} s {state}".rstrip()
-            report = RankReport(rank, self.specs[rank].name, "running", f"{why}: reset this GPU or restart the machine")
+            why = f"{why}: reset this GPU or restart the machine"
+            report = RankReport(rank, self.specs[rank].name, "running", why, to_blame=True)
             self._starts.give_up(RankFailure("hang", "nothing is started on this GPU again", (report,)))
         self.started = self._ready = False
