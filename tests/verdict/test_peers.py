@@ -68,6 +68,27 @@ def test_of_two_the_slower_one_is_named_only_where_the_noise_of_healthy_ones_is_
     assert slower([100.0], Tolerance("gemm", 0.035, source=source)) == set()
 
 
+# GB/s of copies on H200 of two part numbers, A and B.
+@pytest.mark.parametrize(
+    ("boards", "values", "named"),
+    [
+        ("AABB", [4261.0, 4263.0, 4288.0, 4287.0], set()),
+        ("BBBA", [4288.0, 4288.0, 4287.0, 4261.0], set()),
+        ("BA", [4288.0, 4261.0], set()),
+        ("AABB", [4261.0, 4239.0, 4288.0, 4287.0], {gpu(1)}),  # 0.5 % less than its like
+        ("BBBA", [4288.0, 4288.0, 4287.0, 4236.0], {gpu(3)}),  # 1.2 % less than all
+        ("BB", [4288.0, 4261.0], {gpu(1)}),
+    ],
+)
+def test_boards_of_one_part_number_are_held_closer_than_all_of_a_model(boards, values, named):
+    gpus = tuple(Gpu(i, {"name": "Card", "board_part_number": number}) for i, number in enumerate(boards))
+    topology = GpuTopology(gpus, (), "nvswitch")
+    given = Tolerance("memory_bandwidth", 0.005, across=0.012, source=NOISE)
+    assert slower(values, given, topology=topology, metric="memory_bandwidth") == named
+    usual = replace(given, across=None)  # then the metric's own 3 %
+    assert slower(values, usual, topology=topology, metric="memory_bandwidth") == named - {gpu(3)}
+
+
 def test_of_the_two_directions_of_one_pair_the_slower_one_is_named():
     pairs = {at("gpu0-gpu1"): 396.0, at("gpu1-gpu0"): 392.0}
     tolerance = Tolerance("pair_bandwidth", 0.005, "best", source=NOISE)

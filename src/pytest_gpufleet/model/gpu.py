@@ -344,6 +344,11 @@ class GpuTopology:
         link = self.links[found[0]][found[1]].rstrip("0123456789") if len(found) == 2 else ""
         return (*models, link)
 
+    def boards(self, where: Where) -> tuple[str, ...]:
+        """The part number of the board of each GPU in a place, sorted; "" of one that tells none."""
+        by_place = {gpu.place: str(gpu.get("board_part_number") or "") for gpu in self.gpus}
+        return tuple(sorted(by_place[part] for part in where.parts if part in by_place))
+
     def processors_near(self, where: Where) -> tuple[Any, ...]:
         """The processors at the NUMA node of each GPU in a place, as NVML's masks of them. (NVML's own number of a
         NUMA node is that of the GPU's memory, which machines with Grace have one of for each GPU.)"""

@@ -23,7 +23,9 @@ class Tolerance:
     one of `conditions` holds.
 
     `per_kelvin`: the fraction that a healthy GPU loses for each kelvin that it is warmer, which is taken out where the
-    temperatures are known. `source`: the machines whose noise it comes from; empty if nobody has measured any.
+    temperatures are known. `worse` is among boards of one part number, `across` among all of a model; left out, it is
+    the metric's own tolerance where that is wider. `source`: the machines whose noise it comes from; empty if nobody
+    has measured any.
     """
 
     metric: str
@@ -31,6 +33,7 @@ class Tolerance:
     reference: Reference = "better half"
     within: Within = "machine"
     per_kelvin: Finite = 0.0
+    across: Finite | None = None
     source: str = ""
     conditions: Mapping[str, Condition] = field(default_factory=dict)
 
@@ -51,7 +54,10 @@ class Tolerance:
         """What may be, in words: "3 % worse than the better half of its peers"."""
         near = "{percent} % worse than the {reference} of its peers at the same NUMA node"
         text = "{percent} % worse than the {reference} of its peers" if self.within == "machine" else near
-        return Said(text, percent=f"{100 * self.worse:g}", reference=Said(self.reference))
+        told = Said(text, percent=f"{100 * self.worse:g}", reference=Said(self.reference))
+        if self.across is None:
+            return told
+        return Said("{told} ({across} % across part numbers)", told=told, across=f"{100 * self.across:g}")
 
 
 # How much a limit is worth: what was agreed; what machines known to be good reach; what somebody published, a gate of

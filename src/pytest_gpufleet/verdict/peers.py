@@ -1,7 +1,8 @@
-"""Places held against their peers: GPUs of the same model in the same run, or pairs of such GPUs linked alike."""
+"""Places held against their peers: GPUs of one model and board in the same run, or pairs of such GPUs linked alike."""
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from statistics import fmean, median
 
 from pytest_gpufleet.model.gpu import GpuTopology
@@ -25,7 +26,7 @@ def slower_than_peers(
     """
     slower: dict[Where, float] = {}
     sign = measurement.definition.sign
-    groups = [(each, peers) for each in tolerances for peers in _groups(measurement, each, topology)]
+    groups = [(each, peers) for given in tolerances for each, peers in _groups(measurement, given, topology)]
     if not groups:
         return None
     for tolerance, peers in groups:
@@ -38,17 +39,25 @@ def slower_than_peers(
     return {place: slower[place] for place in measurement.values if place in slower}
 
 
-def _groups(measurement: Measurement, tolerance: Tolerance, topology: GpuTopology) -> list[list[Where]]:
-    """Places that are peers of each other. At a NUMA node only those are that share a PCIe switch with as many others.
+def _groups(
+    measurement: Measurement, tolerance: Tolerance, topology: GpuTopology
+) -> list[tuple[Tolerance, list[Where]]]:
+    """Places that are peers of each other, with what may differ among them: all of a model by `across`, and those whose
+    boards have one part number by `worse`. At a NUMA node only those are that share a PCIe switch with as many others.
     Where all GPUs show the same NUMA node, nobody knows who is near whom: virtual machines hide it."""
     places, near = list(measurement.values), tolerance.within == "numa node"
     if near and len({topology.processors_near(place) for place in places}) < 2:
         return []
-    groups = grouped(
-        ((topology.kind(place), near and (topology.processors_near(place), topology.switch_neighbours(place))), place)
+    alike = {
+        place: (topology.kind(place), near and (topology.processors_near(place), topology.switch_neighbours(place)))
         for place in places
-    )
-    return [peers for peers in groups.values() if len(peers) >= tolerance.least]
+    }
+    of_model = grouped((alike[place], place) for place in places).values()
+    of_board = grouped(((alike[place], topology.boards(place)), place) for place in places).values()
+    usual = max(tolerance.worse, measurement.definition.peer_tolerance or 0.0)
+    wider = replace(tolerance, worse=usual if tolerance.across is None else tolerance.across)
+    found = [*((tolerance, peers) for peers in of_board), *((wider, peers) for peers in of_model)]
+    return [(each, peers) for each, peers in found if len(peers) >= tolerance.least]
 
 
 def _at_one_temperature(measurement: Measurement, peers: list[Where], per_kelvin: float) -> dict[Where, float]:

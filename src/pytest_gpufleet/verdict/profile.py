@@ -81,7 +81,7 @@ LimitTable = table_type(
 ToleranceTable = table_type(
     "Tolerance",
     {"metric": Text, "worse": Ratio, "source": Source},
-    {"reference": Reference, "within": Within, "per_kelvin": Ratio, "when": When},
+    {"reference": Reference, "within": Within, "per_kelvin": Ratio, "across": Ratio, "when": When},
 )
 ProfileTable = table_type(
     "Profile",
