@@ -25,14 +25,8 @@ from torch.nn import functional
 from pytest_gpufleet.hardware.software import of_this_process, software
 from pytest_gpufleet.model.events import Fingerprint, Part
 from pytest_gpufleet.model.place import THIS_NODE
+from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.compute.corruption import kind
-from pytest_gpufleet.probes.compute.rate import (
-    PRECISIONS,
-    Shape,
-    multiplication,
-    precisions_of,
-    strictly,
-)
 from pytest_gpufleet.probes.training.correctness import full_precision
 from pytest_gpufleet.redaction import variable
 from pytest_gpufleet.world.rank import Rank
@@ -40,7 +34,7 @@ from pytest_gpufleet.world.world import World
 
 DIGITS = 23  # of a number behind the binary point: with its sign fp32 holds it exactly
 # Tiles for every SM of a large GPU; and edges that are no multiples of a tile, but of the 16 that fp8 needs.
-SHAPES: dict[str, tuple[Shape, ...]] = {
+SHAPES: dict[str, tuple[rate.Shape, ...]] = {
     "cuda": ((4096, 4096, 4096), (1040, 2064, 528)),
     "cpu": ((64, 96, 128), (48, 80, 112)),
 }
@@ -127,15 +121,15 @@ def products(rank: Rank) -> Iterator[Job]:
         a, b = fixed(m, k, seed=0), fixed(n, k, seed=1)
         inputs = _hash(a, b)
         on_device = a.to(rank.device), b.to(rank.device)
-        for precision in precisions_of(rank):
+        for precision in rate.precisions_of(rank):
             yield Job(f"{precision} product {m} x {n} x {k}", inputs, _product(precision, *on_device))
 
 
 def _product(precision: str, a: Tensor, b: Tensor) -> Callable[[], Tensor]:
     def compute() -> Tensor:
-        first, second = (matrix.to(PRECISIONS[precision].dtype) for matrix in (a, b))
-        with strictly(precision):
-            return multiplication(precision, first, second.t())()
+        first, second = (matrix.to(rate.PRECISIONS[precision].dtype) for matrix in (a, b))
+        with rate.strictly(precision):
+            return rate.multiplication(precision, first, second.t())()
 
     return compute
 
@@ -158,9 +152,9 @@ def trainings(rank: Rank) -> Iterator[Job]:
     images, labels = fixed(count, 3, edge, edge, seed=6), _whole(CLASSES, count, seed=7).abs().long() % CLASSES
     inputs = _hash(*weights, images, labels)
     for precision in ("fp32", "bf16"):
-        if precision in precisions_of(rank):
+        if precision in rate.precisions_of(rank):
             name = f"{STEPS} steps of training, {precision}"
-            work = _training(rank, PRECISIONS[precision].dtype, weights, images, labels)
+            work = _training(rank, rate.PRECISIONS[precision].dtype, weights, images, labels)
             yield Job(name, inputs, work)
 
 

@@ -28,15 +28,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Pair, Place
-from pytest_gpufleet.probes.between_nodes import (
-    Rails,
-    group_bandwidth,
-    rail_pairs,
-    rails_of,
-    ranks_by_node,
-    ranks_of,
-    slowest,
-)
+from pytest_gpufleet.probes import between_nodes
 from pytest_gpufleet.probes.links.pairs import IndexPair, some_rounds
 from pytest_gpufleet.probes.search.collective import Deadline, failed, gigabytes
 from pytest_gpufleet.world.world import World
@@ -259,7 +251,7 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
     }
 
     def measure(groups: Sequence[Group]) -> list[float]:
-        by_group = deadline.each(world, ranks_of(world, groups), group_bandwidth, nbytes)
+        by_group = deadline.each(world, between_nodes.ranks_of(world, groups), between_nodes.group_bandwidth, nbytes)
         return [min(reading.value for reading in readings) for readings in by_group]
 
     try:
@@ -274,17 +266,17 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
 
 def _equally_large(world: World) -> tuple[int, ...]:
     """The nodes with as many GPUs as most of them have; of equally many nodes those with more GPUs."""
-    sizes = {node: len(ranks) for node, ranks in ranks_by_node(world).items()}
+    sizes = {node: len(ranks) for node, ranks in between_nodes.ranks_by_node(world).items()}
     nodes = Counter(sizes.values())
     usual = max(nodes, key=lambda size: (nodes[size], size))
     return tuple(node for node, size in sizes.items() if size == usual)
 
 
-def who_slows_rails(world: World, rails: Rails, nbytes: int) -> list[Fault]:
+def who_slows_rails(world: World, rails: between_nodes.Rails, nbytes: int) -> list[Fault]:
     """Whose rails are slow, or what lies between two nodes on a rail."""
-    deadline, found, nodes = Deadline(), dict[int, Culprits](), [*ranks_by_node(world)]
+    deadline, found, nodes = Deadline(), dict[int, Culprits](), [*between_nodes.ranks_by_node(world)]
     try:
-        ranks = rails_of(world)
+        ranks = between_nodes.rails_of(world)
         for rail, seen in rails.pairs.items():
             measure = _on_rail(world, nodes, ranks[rail], deadline, nbytes)
             found[rail] = culprits(nodes, measure, seen, _share(world))
@@ -323,8 +315,8 @@ def _on_rail(
 
     def measure(pairs: Sequence[Group]) -> list[float]:
         meeting = [(at[a], at[b]) for a, b in pairs]
-        (by_rank,) = deadline.each(world, [ranks], rail_pairs, [meeting], nbytes)
-        figures = slowest([taken for taken, _ in by_rank])
+        (by_rank,) = deadline.each(world, [ranks], between_nodes.rail_pairs, [meeting], nbytes)
+        figures = between_nodes.slowest([taken for taken, _ in by_rank])
         return [median(figures[pair]) for pair in meeting]
 
     return measure

@@ -17,15 +17,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.timing import everyones
-from pytest_gpufleet.probes.training.loop import (
-    SAMPLES,
-    eager,
-    lap,
-    module_of,
-    precision,
-    returns_memory,
-    synthetic_batch,
-)
+from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Workload, plan
 from pytest_gpufleet.world.rank import Rank
 
@@ -91,7 +83,7 @@ def photo_set(folder: str, pixels: int) -> Dataset[Any]:
     return photos
 
 
-@returns_memory
+@loop.returns_memory
 def fed_throughput(
     rank: Rank, folder: str, recipe: str, workload: Workload = USUAL, *, workers: int | None = None
 ) -> Reading:
@@ -107,16 +99,16 @@ def fed_throughput(
     workers = workers or worker_count(rank.local_size, batch * 3 * training.pixels**2)
     count = workers * PREFETCH
     # More than are read: else nobody would work on the next ones during the last sample.
-    photos = photo_loader(rank, photo_set(folder, training.pixels), batch, (2 + SAMPLES) * count, workers)
-    with rank.phase(f"{training}, fed by {workers} workers"), precision(training.recipe):
-        module = module_of(rank, training)
-        step = eager(module, training, rank.device)
-        same = synthetic_batch(rank, training)
-        lap(rank, lambda: step(*same), training.recipe.warm_up)
-        full = lap(rank, lambda: step(*same), max(count, training.recipe.steps))
+    photos = photo_loader(rank, photo_set(folder, training.pixels), batch, (2 + loop.SAMPLES) * count, workers)
+    with rank.phase(f"{training}, fed by {workers} workers"), loop.precision(training.recipe):
+        module = loop.module_of(rank, training)
+        step = loop.eager(module, training, rank.device)
+        same = loop.synthetic_batch(rank, training)
+        loop.lap(rank, lambda: step(*same), training.recipe.warm_up)
+        full = loop.lap(rank, lambda: step(*same), max(count, training.recipe.steps))
         with closing(normalised(rank, training, photos)) as images:
-            lap(rank, lambda: step(*next(images)), count)
-            laps = [lap(rank, lambda: step(*next(images)), count) for _ in range(SAMPLES)]
+            loop.lap(rank, lambda: step(*next(images)), count)
+            laps = [loop.lap(rank, lambda: step(*next(images)), count) for _ in range(loop.SAMPLES)]
     samples = tuple(rank.size * batch * count / each.seconds for each in laps)
     every = everyones(rank, [median(samples), rank.size * batch / full.mean])
     rate, could = (min(column) for column in zip(*every, strict=True))

@@ -12,16 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from pytest_gpufleet.probes.training.peak_kernels import (
-    coefficients,
-    gradient_sums,
-    input_gradient,
-    max_pool,
-    max_pool_gradient,
-    normalise,
-    statistics,
-    sums,
-)
+from pytest_gpufleet.probes.training import peak_kernels
 
 # Of a tile, and how many programs there are for each multiprocessor. One H200 (torch 2.11, triton 3.6), batch 512: sums
 # of 4.0 to 4.4 TB/s for all that is larger than the cache, where a copy makes 4.28.
@@ -119,7 +110,7 @@ class _Norm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, module: nn.BatchNorm2d, relu: bool) -> Tensor:
         about, out = _statistics(x, weight, bias, module), torch.empty_like(x)
-        normalise[_tiles(x)](x, x, about, out, *_shape(x), ADD=False, RELU=relu, **TILE)
+        peak_kernels.normalise[_tiles(x)](x, x, about, out, *_shape(x), ADD=False, RELU=relu, **TILE)
         ctx.save_for_backward(x, about)
         ctx.relu = relu
         return out
@@ -129,7 +120,7 @@ class _Norm(Function):
         x, about = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         partial = _partial(x)
-        gradient_sums[_programs(partial)](
+        peak_kernels.gradient_sums[_programs(partial)](
             gradient, gradient, x, x, about, gradient, partial, *_shape(x),
             RELU=ctx.relu, JUNCTION=False, SECOND=False, **TILE,
         )  # fmt: skip
@@ -142,7 +133,7 @@ class _Junction(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, identity: Tensor, weight: Tensor, bias: Tensor, module: nn.BatchNorm2d) -> Pair:
         about, out = _statistics(x, weight, bias, module), torch.empty_like(x)
-        normalise[_tiles(x)](x, identity, about, out, *_shape(x), ADD=True, RELU=True, **TILE)
+        peak_kernels.normalise[_tiles(x)](x, identity, about, out, *_shape(x), ADD=True, RELU=True, **TILE)
         ctx.save_for_backward(x, out, about)
         ctx.set_materialize_grads(False)  # of the last one, only one half is used
         return out, out.view_as(out)
@@ -152,7 +143,7 @@ class _Junction(Function):
         x, out, about = ctx.saved_tensors
         given = [each.contiguous(memory_format=torch.channels_last) for each in gradients if each is not None]
         merged, partial = torch.empty_like(x), _partial(x)
-        gradient_sums[_programs(partial)](
+        peak_kernels.gradient_sums[_programs(partial)](
             given[0], given[-1], x, out, about, merged, partial, *_shape(x),
             RELU=False, JUNCTION=True, SECOND=len(given) == 2, **TILE,
         )  # fmt: skip
@@ -168,7 +159,7 @@ class _MaxPool(Function):
         images, channels, height, width = x.shape
         out = _activations(x, images, channels, height // 2, width // 2)
         taken = torch.empty_like(out, dtype=torch.int8)
-        max_pool[_tiles(out)](x, out, taken, *_shape(out), *out.shape[2:], **TILE)
+        peak_kernels.max_pool[_tiles(out)](x, out, taken, *_shape(out), *out.shape[2:], **TILE)
         ctx.save_for_backward(taken)
         return out, out.view_as(out)
 
@@ -178,7 +169,7 @@ class _MaxPool(Function):
         first, second = (each.contiguous(memory_format=torch.channels_last) for each in (first, second))
         images, channels, height, width = taken.shape
         out = _activations(first, images, channels, 2 * height, 2 * width)
-        max_pool_gradient[_tiles(out)](first, second, taken, out, *_shape(out), height, width, **TILE)
+        peak_kernels.max_pool_gradient[_tiles(out)](first, second, taken, out, *_shape(out), height, width, **TILE)
         return out
 
 
@@ -212,9 +203,9 @@ def _programs(partial: Tensor) -> tuple[int]:
 def _statistics(x: Tensor, weight: Tensor, bias: Tensor, module: nn.BatchNorm2d) -> Tensor:
     """Scale, shift, mean and 1 / standard deviation of each channel; the module remembers what it does remember."""
     (rows, channels), partial = _shape(x), _partial(x)
-    sums[_programs(partial)](x, partial, rows, channels, **TILE)
+    peak_kernels.sums[_programs(partial)](x, partial, rows, channels, **TILE)
     about = x.new_empty((4, channels), dtype=torch.float32)
-    statistics[(channels // PARTS["BLOCK_CHANNELS"],)](
+    peak_kernels.statistics[(channels // PARTS["BLOCK_CHANNELS"],)](
         partial, weight, bias, module.running_mean, module.running_var, about, len(partial), rows, channels,
         module.eps, module.momentum, **PARTS,
     )  # fmt: skip
@@ -227,9 +218,9 @@ def _gradients(
     """Of x, weight and bias."""
     rows, channels = _shape(x)
     of_weight, of_bias, line = about.new_empty(channels), about.new_empty(channels), about.new_empty((2, channels))
-    coefficients[(channels // PARTS["BLOCK_CHANNELS"],)](
+    peak_kernels.coefficients[(channels // PARTS["BLOCK_CHANNELS"],)](
         partial, about, of_weight, of_bias, line, len(partial), rows, channels, **PARTS
     )
     of_x = torch.empty_like(x)
-    input_gradient[_tiles(x)](gradient, x, about, line, of_x, rows, channels, RELU=relu, **TILE)
+    peak_kernels.input_gradient[_tiles(x)](gradient, x, about, line, of_x, rows, channels, RELU=relu, **TILE)
     return of_x, of_weight, of_bias

@@ -14,19 +14,7 @@ from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB, metric_under
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.timing import everyones
-from pytest_gpufleet.probes.training import methods
-from pytest_gpufleet.probes.training.loop import (
-    SAMPLES,
-    WithLoss,
-    eager,
-    lap,
-    module_of,
-    network,
-    precision,
-    release,
-    returns_memory,
-    synthetic_batch,
-)
+from pytest_gpufleet.probes.training import loop, methods
 from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Workload, most_images, plan
 from pytest_gpufleet.world.rank import Rank
 
@@ -42,7 +30,7 @@ class Way:
     accumulated: int = 1
 
 
-@returns_memory
+@loop.returns_memory
 def throughput_of(
     rank: Rank, way: Way, recipe: str, workload: Workload = USUAL, *, places: Sequence[Where] = ()
 ) -> list[Reading]:
@@ -66,25 +54,25 @@ def throughput_of(
     for device in here if on_gpu else ():
         torch.cuda.reset_peak_memory_stats(device)
     # What cuDNN has found to be the fastest it keeps for a thread, and DataParallel starts new ones in every step.
-    settings = precision(training.recipe, benchmark=not in_threads)
+    settings = loop.precision(training.recipe, benchmark=not in_threads)
     with rank.phase(f"{training}, {way.accumulated} batch(es) a step, {way.method} on {gpus} rank(s)"), settings:
-        model = network(training, rank.device)
+        model = loop.network(training, rank.device)
         stages = [child for name, child in model.named_children() if name.startswith("layer")]
-        module = methods.under(way.method if gpus > 1 else "", rank, WithLoss(model, training.recipe), stages)
+        module = methods.under(way.method if gpus > 1 else "", rank, loop.WithLoss(model, training.recipe), stages)
         if in_threads and gpus > 1:
             # One process, a thread for each GPU: PyTorch advises against it, and old code still has it.
             module = DataParallel(module, device_ids=list(range(gpus)), output_device=rank.device)
-        data = synthetic_batch(rank, training)
-        train = eager(module, training, rank.device, fused=False, batches=way.accumulated)
+        data = loop.synthetic_batch(rank, training)
+        train = loop.eager(module, training, rank.device, fused=False, batches=way.accumulated)
 
         def step() -> Tensor:
             return train(*data)
 
-        mean = lap(rank, step, training.recipe.warm_up, together=together).mean
+        mean = loop.lap(rank, step, training.recipe.warm_up, together=together).mean
         mean = max(each for (each,) in everyones(rank, [mean]))
         count = max(training.recipe.steps // way.accumulated, 1, round(SAMPLE_SECONDS[rank.device.type] / mean))
-        lap(rank, step, 1)  # from here on side by side, also those that train alone
-        laps = [lap(rank, step, count, together=together) for _ in range(SAMPLES)]
+        loop.lap(rank, step, 1)  # from here on side by side, also those that train alone
+        laps = [loop.lap(rank, step, count, together=together) for _ in range(loop.SAMPLES)]
     samples = tuple(gpus * way.batch * way.accumulated * count / each.seconds for each in laps)
     metric, place = ("train_throughput", WORLD) if together else ("solo_train_throughput", None)
     readings = [Reading(metric_under(metric, conditions), median(samples), conditions, samples, place)]
@@ -122,7 +110,7 @@ class Filled:
         return self.used >= FILLED * self.total or self.training.recipe.batch >= most_images(self.training.pixels)
 
 
-@returns_memory
+@loop.returns_memory
 def fill_memory(rank: Rank, recipe: str, workload: Workload = USUAL, *, seconds: float) -> Filled:
     """Train for so many seconds with a batch that fills at least 95 % of every GPU's memory, as far as one is found.
 
@@ -131,10 +119,10 @@ def fill_memory(rank: Rank, recipe: str, workload: Workload = USUAL, *, seconds:
     """
     training = plan(recipe, workload, rank.device, "sweep")
     _train_full(rank, training, 0.0)  # libraries take memory at their first use, and keep it
-    release(rank.device)
+    loop.release(rank.device)
     free_before, total = torch.cuda.mem_get_info()
     training, steps, rate, used = _train_full(rank, training, seconds)
-    release(rank.device)
+    loop.release(rank.device)
     return Filled(training, steps, rate, total, used, free_before, torch.cuda.mem_get_info()[0])
 
 
@@ -142,15 +130,15 @@ def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, 
     """The plan with the batch that was found, the steps done, images/s and the bytes then in use. 0 seconds: two small
     steps."""
     # Trying algorithms would fail at random with so little memory left.
-    with precision(training.recipe, benchmark=False):
-        module = module_of(rank, training)
-        step = eager(module, training, rank.device)
+    with loop.precision(training.recipe, benchmark=False):
+        module = loop.module_of(rank, training)
+        step = loop.eager(module, training, rank.device)
 
         def train(batch: int, steps: int, *, alone: bool = False) -> float:
             """Seconds a step."""
-            data = synthetic_batch(rank, training.with_batch(batch))
+            data = loop.synthetic_batch(rank, training.with_batch(batch))
             with methods.without_sync(module) if alone else nullcontext():
-                return lap(rank, lambda: step(*data), steps, together=not alone).mean
+                return loop.lap(rank, lambda: step(*data), steps, together=not alone).mean
 
         train(SMALLEST, 2)
         if not seconds:
@@ -160,7 +148,7 @@ def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, 
                 lambda batch: _fits(rank, lambda: train(batch, 1, alone=True)), SMALLEST, most_images(training.pixels)
             )
         training = training.with_batch(batch)
-        release(rank.device)
+        loop.release(rank.device)
         with rank.phase(f"{training}: {seconds:g} s in full memory"):
             mean = max(mean for (mean,) in everyones(rank, [train(batch, 2)]))
             steps = max(2, round(seconds / mean))
@@ -171,7 +159,7 @@ def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, 
 
 def _fits(rank: Rank, attempt: Callable[[], object]) -> bool:
     """Whether an attempt has the memory that it needs on every GPU, and leaves some."""
-    release(rank.device)
+    loop.release(rank.device)
     done = within_memory(lambda: (attempt(),), rank.device) is not None
     free, total = torch.cuda.mem_get_info()
     return all(fits for (fits,) in everyones(rank, [done and total - free <= BRIM * total]))
@@ -195,5 +183,5 @@ def within_memory(attempt: Callable[[], Result], device: torch.device) -> Result
         if not isinstance(error, torch.cuda.OutOfMemoryError) and not any(words in str(error) for words in NO_MEMORY):
             raise
     # Only here the frames of the attempt are gone, and with them its tensors.
-    release(device)
+    loop.release(device)
     return None

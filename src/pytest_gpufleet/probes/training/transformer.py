@@ -22,16 +22,7 @@ from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import lacking
 from pytest_gpufleet.probes.timing import agree
-from pytest_gpufleet.probes.training import methods
-from pytest_gpufleet.probes.training.loop import (
-    SAMPLES,
-    Lap,
-    communication_share,
-    lap,
-    record_losses,
-    returns_memory,
-    without_communication,
-)
+from pytest_gpufleet.probes.training import loop, methods
 from pytest_gpufleet.probes.training.recipes import Step
 from pytest_gpufleet.world.rank import Rank
 
@@ -305,7 +296,7 @@ def step_of(module: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[Ten
     return step
 
 
-@returns_memory
+@loop.returns_memory
 def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, *, seconds: float) -> list[Reading]:
     """Tokens/s of training a transformer in bf16 for about `seconds` in all: forward, loss, backward, AdamW.
 
@@ -325,36 +316,36 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
             optimizer_of(module, method),
             sequences(training.shape, training.batch, 1 + rank.index, rank.device),
         )
-        first = lap(rank, step, 1, together=together)
-        samples_of = [step] if method != "ddp" else [step, without_communication(module, step)]
-        tried = lap(rank, step, 2)
-        count, warm_up = _counts(rank, tried, seconds / SAMPLES / len(samples_of))
-        warm = lap(rank, step, warm_up, together=together)
+        first = loop.lap(rank, step, 1, together=together)
+        samples_of = [step] if method != "ddp" else [step, loop.without_communication(module, step)]
+        tried = loop.lap(rank, step, 2)
+        count, warm_up = _counts(rank, tried, seconds / loop.SAMPLES / len(samples_of))
+        warm = loop.lap(rank, step, warm_up, together=together)
         with Watch(rank.gpu) as watch:
-            laps = [[lap(rank, each, count) for each in samples_of] for _ in range(SAMPLES)]
+            laps = [[loop.lap(rank, each, count) for each in samples_of] for _ in range(loop.SAMPLES)]
     usual, *quiet = zip(*laps, strict=True)
     conditions = training.conditions(rank.size if together else 1, method)
     course = [first, tried, warm, *(each for pair in laps for each in pair)]
-    record_losses(rank, conditions, course, together=together)
+    loop.record_losses(rank, conditions, course, together=together)
     readings = [_throughput(rank, training, method, first, usual, watch.state)]
     for each in quiet:
         readings.append(_throughput(rank, training, NO_SYNC, first, each, watch.state))
-        readings.append(communication_share(rank, conditions, usual, each))
+        readings.append(loop.communication_share(rank, conditions, usual, each))
     return readings
 
 
-def _counts(rank: Rank, tried: Lap, seconds: float) -> tuple[int, int]:
+def _counts(rank: Rank, tried: loop.Lap, seconds: float) -> tuple[int, int]:
     """Steps of a sample of so many seconds, and of the warm-up, as the slowest rank would have them."""
     count = agree(rank, max(LEAST_STEPS, math.ceil(seconds / tried.mean)))
-    return count, max(1, math.ceil(LEAD_IN * SAMPLES * count) - len(tried.steps))
+    return count, max(1, math.ceil(LEAD_IN * loop.SAMPLES * count) - len(tried.steps))
 
 
 def _throughput(
     rank: Rank,
     training: Training,
     method: str,
-    first: Lap,
-    laps: Sequence[Lap],
+    first: loop.Lap,
+    laps: Sequence[loop.Lap],
     state: GpuState | None,
 ) -> Reading:
     together = method in TOGETHER
@@ -371,7 +362,9 @@ def _throughput(
     )
 
 
-def _details(rank: Rank, training: Training, first: Lap, laps: Sequence[Lap], rate: float) -> dict[str, Condition]:
+def _details(
+    rank: Rank, training: Training, first: loop.Lap, laps: Sequence[loop.Lap], rate: float
+) -> dict[str, Condition]:
     """`rate`: tokens/s of one GPU."""
     step = median(seconds for each in laps for seconds in each.steps)
     details: dict[str, Condition] = {

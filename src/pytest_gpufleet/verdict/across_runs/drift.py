@@ -12,18 +12,7 @@ from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.across_runs.run_comparison import (
-    MAD_TO_SIGMA,
-    SIGMAS,
-    TOLERANCE,
-    Figure,
-    GpuIds,
-    differences,
-    figure_of,
-    figures,
-    held_to_limits,
-    whose,
-)
+from pytest_gpufleet.verdict.across_runs import run_comparison
 from pytest_gpufleet.verdict.health_rules import worsened
 from pytest_gpufleet.verdict.peers import MOST_KELVIN
 
@@ -45,8 +34,8 @@ class Worsened:
 
     place: Where  # in the last run
     identity: str
-    gpus: GpuIds
-    figure: Figure
+    gpus: run_comparison.GpuIds
+    figure: run_comparison.Figure
     history: Mapping[str, float]
     reference: float
     worse: float
@@ -72,14 +61,14 @@ class Drift:
 class _Measured:
     """A figure of one run: by GPUs its values and places, their mean temperature, and what peers may differ by."""
 
-    figure: Figure
-    values: Mapping[GpuIds, float]
-    places: Mapping[GpuIds, Where]
+    figure: run_comparison.Figure
+    values: Mapping[run_comparison.GpuIds, float]
+    places: Mapping[run_comparison.GpuIds, Where]
     temperature: float | None
     tolerance: float
     per_kelvin: float
 
-    def at(self, temperature: float | None, per_kelvin: float) -> dict[GpuIds, float]:
+    def at(self, temperature: float | None, per_kelvin: float) -> dict[run_comparison.GpuIds, float]:
         """The values as they would be if the GPUs had this mean temperature. What one of them is warmer than the others
         stays: that is no warmer room."""
         kelvin = self.temperature - temperature if temperature is not None and self.temperature is not None else 0.0
@@ -99,13 +88,17 @@ def drift(runs: Mapping[str, Record]) -> Drift:
     """
     runs = dict(sorted(runs.items(), key=lambda item: item[1].run.began))
     *_, last = runs
-    judged = {figure for record in runs.values() for figure in figures(held_to_limits(record.findings))}
+    judged = {
+        figure
+        for record in runs.values()
+        for figure in run_comparison.figures(run_comparison.held_to_limits(record.findings))
+    }
     measured = {name: _measured(record, judged) for name, record in runs.items()}
     worse, compared = [], 0
     for figure, now in measured[last].items():
         earlier = [of_run[figure] for name, of_run in measured.items() if name != last and figure in of_run]
         before = grouped(item for each in earlier for item in each.at(now.temperature, now.per_kelvin).items())
-        allowed = max(now.tolerance, SIGMAS * math.sqrt(2) * noise(before.values(), figure))
+        allowed = max(now.tolerance, run_comparison.SIGMAS * math.sqrt(2) * noise(before.values(), figure))
         for gpus in now.values.keys() & before.keys():
             compared += 1
             reference = _reference(before[gpus], figure)
@@ -121,11 +114,11 @@ def drift(runs: Mapping[str, Record]) -> Drift:
                 worse.append(Worsened(place, who, gpus, figure, history, reference, fraction, allowed))
     worse.sort(key=lambda each: (-each.worse, each.place))
     faults, grown = _counters(list(runs.values()))
-    return Drift(runs, compared, tuple(worse), faults, (*differences(runs), *_moved(runs), *grown))
+    return Drift(runs, compared, tuple(worse), faults, (*run_comparison.differences(runs), *_moved(runs), *grown))
 
 
-def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measured]:
-    measured = [(figure_of(finding.measurement), finding) for finding in record.findings]
+def _measured(record: Record, wanted: Collection[run_comparison.Figure]) -> dict[run_comparison.Figure, _Measured]:
+    measured = [(run_comparison.figure_of(finding.measurement), finding) for finding in record.findings]
     tolerances = grouped((figure, each) for figure, finding in measured for each in finding.tolerances)
     temperatures = grouped(
         (figure, state.temperature_c)
@@ -134,10 +127,10 @@ def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measu
         if state.temperature_c is not None
     )
     found = {}
-    for figure, values in figures(record.findings).items():
+    for figure, values in run_comparison.figures(record.findings).items():
         if figure in wanted:
-            gpus = {ids: place for place in values if (ids := whose(record, figure, place))}
-            usual = TOLERANCE if figure.metric.peer_tolerance is None else figure.metric.peer_tolerance
+            gpus = {ids: place for place in values if (ids := run_comparison.whose(record, figure, place))}
+            usual = run_comparison.TOLERANCE if figure.metric.peer_tolerance is None else figure.metric.peer_tolerance
             found[figure] = _Measured(
                 figure,
                 {ids: values[place] for ids, place in gpus.items()},
@@ -149,7 +142,7 @@ def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measu
     return found
 
 
-def noise(histories: Iterable[list[float]], figure: Figure) -> float:
+def noise(histories: Iterable[list[float]], figure: run_comparison.Figure) -> float:
     """The standard deviation of a figure from run to run as a fraction, from all GPUs of the machine; 0 if none has
     three runs.
 
@@ -162,10 +155,10 @@ def noise(histories: Iterable[list[float]], figure: Figure) -> float:
         for one, two, three in zip(history, history[1:], history[2:], strict=False)
     ]
     numbers = [each for each in found if math.isfinite(each)]
-    return MAD_TO_SIGMA * median(numbers) if numbers else 0.0
+    return run_comparison.MAD_TO_SIGMA * median(numbers) if numbers else 0.0
 
 
-def _reference(earlier: list[float], figure: Figure) -> float:
+def _reference(earlier: list[float], figure: run_comparison.Figure) -> float:
     """The median of the better half; NaN if none of them is a number."""
     numbers = sorted((value for value in earlier if math.isfinite(value)), key=lambda v: -goodness(v, figure.metric))
     return median(numbers[: math.ceil(len(numbers) / 2)]) if numbers else math.nan
