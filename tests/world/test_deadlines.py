@@ -46,3 +46,16 @@ def test_the_rank_that_hangs_is_named(hangs, name):
 
 def test_a_hang_in_the_controller_is_left_to_pytest_timeout(hangs):
     assert "Timeout (>1.0s)" in hangs.check("test_controller").message
+
+
+OWN = "def test_own(world):\n    assert world.run(lambda rank: rank.index) == [0, 1]\n"
+
+
+@pytest.mark.parametrize("origin", ["timeout in {}/pytest.ini", "PYTEST_TIMEOUT", "--timeout in addopts"])
+def test_a_limit_for_all_tests_of_a_project_fails_no_check_and_is_told(fleet, origin):
+    name, _, place = origin.partition(" in ")
+    ini = {"{}/pytest.ini": "timeout = 0.001", "addopts": "addopts = --timeout=0.001"}.get(place, "")
+    variables = {} if ini else {name: "0.001"}
+    run = fleet(OWN, files={"pytest.ini": f"[pytest]\n{ini}\n"}, **variables)
+    assert (run.check("test_own").outcome, run.record.spoiled) == ("passed", []), run.text
+    assert f"limit of 0.001 s a test ({origin.format(run.root)}" in run.text
