@@ -184,6 +184,30 @@ def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return runs(Forked, tmp_path_factory)
 
 
+PLANTED = """
+import os
+import pytest
+
+@pytest.fixture(autouse=True)  # for each test: what one test changes on a rank, the next does not find
+def fault(world):
+    world.run(plant, os.environ["FAULT"])
+"""
+
+
+@pytest.fixture(scope="session")
+def planted(run_pytest: Runs) -> Runs:
+    """planted(text, fault, *arguments, files={}, **environment): with the text's `plant(rank, fault)` on every rank."""
+
+    def run(
+        text: str, fault: str, *arguments: object, files: Mapping[str, str] | None = None, **around: str
+    ) -> FleetRun:
+        options = ("-p", "faulty", f"--fleet-dir={REPORTS}")
+        files = {"faulty.py": text + PLANTED, **(files or {})}
+        return run_pytest(*arguments, *options, files=files, PYTHONPATH=".", FAULT=fault, **around)
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def run_fresh(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """The same in a fresh Python, as are those that it starts: for tests about what is imported."""

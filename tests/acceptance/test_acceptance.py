@@ -18,9 +18,6 @@ PHASE_3 = "test_7_training.py::test_phase_3_ranks_stay_identical[every batch]"
 
 # Changes torch.distributed on the ranks, where it lasts: they are warm processes.
 FAULT = """
-import os
-import pytest
-
 def plant(rank, fault):
     import torch
     import torch.distributed as dist
@@ -70,11 +67,6 @@ def plant(rank, fault):
         return result
 
     torch.optim.SGD.step = step_and_flip
-
-@pytest.fixture(autouse=True, scope="session")
-def fault(nccl_group):
-    if os.environ["FAULT"] != "none":
-        nccl_group.run(plant, os.environ["FAULT"])
 """
 
 
@@ -202,12 +194,6 @@ def test_junit_has_every_figure_as_a_property(rehearsal):
         assert set(finding.properties()) <= found
 
 
-def run_with(run_pytest, fault, ranks, *checks):
-    options = (f"--rehearse={ranks}", FOLDER, "-p", "faulty")
-    nodes = [ACCEPTANCE / check for check in checks]
-    return run_pytest(*nodes, *options, files={"faulty.py": FAULT}, PYTHONPATH=".", FAULT=fault)
-
-
 @pytest.mark.parametrize(
     ("fault", "ranks", "check", "blame", "words"),
     [
@@ -218,19 +204,13 @@ def run_with(run_pytest, fault, ranks, *checks):
         ("parameter", 3, PHASE_3, "rank 1 of 3, CPU: raised AssertionError", "0.weight: 1 of 288 bytes, first in"),
     ],
 )
-def test_a_planted_fault_is_found_and_the_rank_named(run_pytest, fault, ranks, check, blame, words):
-    run = run_with(run_pytest, fault, ranks, check)
+def test_a_planted_fault_is_found_and_the_rank_named(planted, fault, ranks, check, blame, words):
+    run = planted(FAULT, fault, ACCEPTANCE / check, f"--rehearse={ranks}")
     assert run.status == 1, run.text
     message = run.check(check.rpartition("::")[2]).message
     assert message.removeprefix("Failed: ").startswith(blame), message
     assert words in message
     assert f"rank 0 of {ranks}, CPU: raised" not in message
-
-
-def test_without_a_fault_the_same_checks_pass(run_pytest):
-    exact = [f"{EXACT}[all_reduce-{operation}]" for operation in ("sum", "max", "min")]
-    run = run_with(run_pytest, "none", 3, *exact, PHASE_3)
-    assert run.status == 0, run.text
 
 
 @pytest.fixture

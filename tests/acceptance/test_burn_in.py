@@ -32,9 +32,7 @@ FOLDER = "--fleet-dir=runs"
 
 # On rank 1 one product in the middle of a turn has one wrong bit.
 WRONG_BIT = """
-import pytest
-
-def plant(rank):
+def plant(rank, fault):
     import torch
 
     genuine, calls = torch.mm, []
@@ -47,10 +45,6 @@ def plant(rank):
         return result
 
     torch.mm = mm
-
-@pytest.fixture(autouse=True, scope="session")
-def fault(nccl_group):
-    nccl_group.run(plant)
 """
 
 
@@ -67,9 +61,8 @@ def test_it_lasts_as_long_as_asked_and_every_load_has_its_turn(run_pytest):
     assert "of 3 s, " in run.text
 
 
-def test_a_wrong_bit_ends_it_at_once_and_names_the_rank(run_pytest):
-    files = {"faulty.py": WRONG_BIT}
-    run = run_pytest(BURN_IN, "--rehearse", "--fleet-burn-in=60s", FOLDER, "-p", "faulty", files=files, PYTHONPATH=".")
+def test_a_wrong_bit_ends_it_at_once_and_names_the_rank(planted):
+    run = planted(WRONG_BIT, "one bit", BURN_IN, "--rehearse", "--fleet-burn-in=60s")
     assert run.status == 1
     message = run.check("test_burn_in").message
     assert "burn-in, matrix products:\nrank 1 of 2, CPU: wrong elements: 1, in 1 of " in message

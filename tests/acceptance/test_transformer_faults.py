@@ -7,12 +7,9 @@ from tests.conftest import ACCEPTANCE
 
 TRANSFORMER, UNDER_LOAD = ACCEPTANCE / "test_8_transformer.py", ACCEPTANCE / "test_6_under_load.py"
 
-# A pytest plugin that plants the fault of the environment variable FAULT on rank 1 before each check.
 FAULTY = """
-import os
 import time
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -74,17 +71,7 @@ FAULTS = {
 def plant(rank, fault):
     if rank.index == 1:
         FAULTS[fault]()
-
-
-@pytest.fixture(autouse=True)
-def fault(nccl_group):
-    nccl_group.run(plant, os.environ["FAULT"])
 """
-
-
-def run_with(run_pytest, check, fault):
-    options = ("--rehearse=3", "-p", "faulty", "--fleet-dir=runs")
-    return run_pytest(check, *options, files={"faulty.py": FAULTY}, PYTHONPATH=".", FAULT=fault)
 
 
 @pytest.mark.parametrize(("check", "fault", "code"), [
@@ -93,13 +80,13 @@ def run_with(run_pytest, check, fault):
     (f"{UNDER_LOAD}::test_both_stay_exact", "product", "product_changes"),
     (f"{UNDER_LOAD}::test_both_stay_exact", "sum", "collective_wrong"),
 ])  # fmt: skip
-def test_the_rank_that_is_wrong_is_named(run_pytest, check, fault, code):
-    run = run_with(run_pytest, check, fault)
+def test_the_rank_that_is_wrong_is_named(planted, check, fault, code):
+    run = planted(FAULTY, fault, check, "--rehearse=3")
     assert [(each.code, [place.index for place in each.subjects]) for each in run.record.faults] == [(code, [1])]
 
 
-def test_a_late_rank_is_slower_alone(run_pytest):
-    run = run_with(run_pytest, f"{TRANSFORMER}::test_speed", "late")
+def test_a_late_rank_is_slower_alone(planted):
+    run = planted(FAULTY, "late", f"{TRANSFORMER}::test_speed", "--rehearse=3")
     (tokens,) = (each.measurement for each in run.record.findings if each.measurement.metric == "solo_token_throughput")
     rates = {place.index: value for place, value in tokens.values.items()}
     assert rates[1] == min(rates.values()), run.text

@@ -33,9 +33,7 @@ when = {{ collective = "all_reduce", bytes = "64 MiB" }}
 
 # One rank sleeps before each launch.
 LATE = """
-import pytest
-
-def plant(rank):
+def plant(rank, fault):
     import time
     import torch.distributed as dist
 
@@ -47,10 +45,6 @@ def plant(rank):
 
     if rank.index == 1:
         dist.all_reduce = all_reduce
-
-@pytest.fixture(autouse=True, scope="session")
-def late(nccl_group):
-    nccl_group.run(plant)
 """
 
 SEARCH = """
@@ -160,9 +154,7 @@ def test_one_gpu_cannot_capture(nccl_group):
 
 # A thread that computes in the process of rank 1 takes its host from it.
 BUSY = """
-import pytest
-
-def plant(rank):
+def plant(rank, fault):
     import threading
 
     def compute():
@@ -172,23 +164,19 @@ def plant(rank):
 
     if rank.index == 1:
         threading.Thread(target=compute, daemon=True).start()
-
-@pytest.fixture(autouse=True, scope="session")
-def busy(nccl_group):
-    nccl_group.run(plant)
 """
+
+# The NCCL variables of this machine: some of them need NCCL_NVLS_ENABLE=0.
+OWN = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
 
 
 @pytest.fixture
 def on_gpus(run_pytest):
-    """Run checks on all GPUs, with the NCCL variables of this machine: some of them need NCCL_NVLS_ENABLE=0."""
-    own = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+    """Run checks on all GPUs."""
 
     def run(*arguments, files=None, **environment):
         files = {"profile.toml": PROFILE, **(files or {})}
-        return run_pytest(
-            *arguments, "--gpus=all", "--fleet-dir=runs", files=files, PYTHONPATH=".", **own, **environment
-        )
+        return run_pytest(*arguments, "--gpus=all", "--fleet-dir=runs", files=files, **OWN, **environment)
 
     return run
 
@@ -223,8 +211,8 @@ def test_small_collectives_are_timed_where_torch_waits_for_each(on_gpus):
 
 
 @of_three
-def test_a_host_that_launches_slowly_is_found_by_its_peers(on_gpus):
-    run = on_gpus(f"{SPEED}::test_launch_time", "-p", "busy", files={"busy.py": BUSY})
+def test_a_host_that_launches_slowly_is_found_by_its_peers(planted):
+    run = planted(BUSY, "busy", f"{SPEED}::test_launch_time", "--gpus=all", **OWN)
     assert run.outcomes == {"test_launch_time": "failed"}, run.text
     (finding,) = run.record.findings
     assert [*(finding.slower_than_peers or ())] == [GPUS[1].place]
@@ -232,17 +220,23 @@ def test_a_host_that_launches_slowly_is_found_by_its_peers(on_gpus):
 
 @of_three
 @pytest.mark.parametrize("fault", ["flip", "flip in the input"])
-def test_a_flipped_bit_is_found_and_the_gpu_named(on_gpus, fault):
+def test_a_flipped_bit_is_found_and_the_gpu_named(planted, fault):
     check = "test_collective_is_exact[all_reduce-sum]"
-    run = on_gpus(f"{EXACT}::{check}", "-p", "faulty", files={"faulty.py": FAULT}, FAULT=fault)
+    run = planted(FAULT, fault, f"{EXACT}::{check}", "--gpus=all", **OWN)
     message = run.check(check).message
     assert re.match(r"GPU 1 .*, serial .*: corrupts data", message), message
 
 
-def test_a_rank_that_comes_late_is_named(on_gpus):
-    run = on_gpus(
-        f"{SPEED}::{ALL_REDUCE}", "--fleet-profile=profile.toml", "-p", "late", files={"late.py": LATE}
-    )  # fmt: skip
+def test_a_rank_that_comes_late_is_named(planted):
+    run = planted(
+        LATE,
+        "late",
+        f"{SPEED}::{ALL_REDUCE}",
+        "--gpus=all",
+        "--fleet-profile=profile.toml",
+        files={"profile.toml": PROFILE},
+        **OWN,
+    )
     message = run.check(ALL_REDUCE).message
     assert re.match(r"GPU 1 .*, serial .*: it comes 1(\.\d)? ms late to every all_reduce", message), message
 

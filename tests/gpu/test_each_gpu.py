@@ -18,16 +18,6 @@ HOLDS = test_memory.HOLDS
 pytestmark = needs_gpus(2)
 
 
-@pytest.fixture
-def on_gpus(run_pytest):
-    def run(*checks, fault=None, **environment):
-        nodes = [f"{EACH_GPU}::{check}" for check in checks] or [EACH_GPU]
-        options = ["--gpus=all", "--fleet-dir=runs", *(["-p", "faulty"] if fault else [])]
-        return run_pytest(*nodes, *options, files={"faulty.py": fault or ""}, PYTHONPATH=".", **environment)
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def healthy(run_pytest):
     """All checks of each GPU on the GPUs that are here."""
@@ -84,22 +74,23 @@ def test_the_gpus_are_near_their_power_limit_in_the_soak_and_nearly_alike(health
         ("always bit", "fp16", "1 row (the first is 5) and 1 column (the first is 9) differ"),
     ],
 )
-def test_a_wrong_element_is_found_and_the_gpu_named(on_gpus, fault, precision, words):
-    faults = on_gpus(f"{REPEAT}[{precision}]", fault=test_compute.FAULT, FAULT=fault).record.faults
+def test_a_wrong_element_is_found_and_the_gpu_named(planted, fault, precision, words):
+    check = f"{EACH_GPU}::{REPEAT}[{precision}]"
+    faults = planted(test_compute.FAULT, fault, check, "--gpus=all").record.faults
     assert {each.subjects for each in faults} == {(gpu(1),)}, faults
     assert any(words in each.what for each in faults), faults
 
 
-def test_a_flipped_bit_in_memory_is_found_and_the_gpu_named(on_gpus):
-    (fault,) = on_gpus(HOLDS, fault=test_memory.FAULT, COMPARISON="1000", BIT="37").record.faults
+def test_a_flipped_bit_in_memory_is_found_and_the_gpu_named(planted):
+    (fault,) = planted(test_memory.FAULT, "1000 37", f"{EACH_GPU}::{HOLDS}", "--gpus=all").record.faults
     assert (fault.code, fault.subjects) == ("memory_wrong", (gpu(1),))
     assert re.search(r"wrong words in memory: 1; .*wrong bits 0x0000002000000000", fault.what), fault
 
 
 @needs_gpus(4, "so that three are not the intruder's")
-def test_a_gpu_that_somebody_else_uses_is_named(on_gpus):
+def test_a_gpu_that_somebody_else_uses_is_named(run_pytest):
     with intruder(MULTIPLIES, 2):
-        run = on_gpus("test_matrix_product_is_fast[bf16]")
+        run = run_pytest(f"{EACH_GPU}::test_matrix_product_is_fast[bf16]", "--gpus=all", "--fleet-dir=runs")
     slower = [place for finding in run.record.findings for place in finding.slower_than_peers or ()]
     assert set(slower) == {gpu(2)}, run.text
     alone = [measured for measured in figures(run, "gemm") if measured.conditions["at_once"] == "one"]

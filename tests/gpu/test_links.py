@@ -63,10 +63,9 @@ def test_through_host_memory(world, gpu_topology):
 
 # On rank 1 a bit of what it has read changes, before anybody looks.
 FLIP = """
-import pytest
 from pytest_gpufleet.probes.links import pairs
 
-def plant(rank):
+def plant(rank, fault):
     from pytest_gpufleet.probes.links.copying import CudaCopier
 
     genuine = CudaCopier.seconds
@@ -78,10 +77,6 @@ def plant(rank):
         return taken
 
     CudaCopier.seconds = seconds
-
-@pytest.fixture(autouse=True, scope="session")
-def flip(world):
-    world.run(plant)
 """
 
 
@@ -112,9 +107,8 @@ def test_gpus_that_cannot_reach_each_other_copy_through_host_memory(run_pytest):
     assert set(run.outcomes.values()) == {"passed"}, run.text
 
 
-def test_a_flipped_bit_is_found_and_its_pair_named(run_pytest):
-    check = f"{LINKS}::test_data_crosses_every_pair_unharmed"
-    run = run_pytest(check, "--gpus=2", "--fleet-dir=runs", "-p", "faulty", files={"faulty.py": FLIP}, PYTHONPATH=".")
+def test_a_flipped_bit_is_found_and_its_pair_named(planted):
+    run = planted(FLIP, "flip", f"{LINKS}::test_data_crosses_every_pair_unharmed", "--gpus=2")
     message = run.check("test_data_crosses_every_pair_unharmed").message
     assert re.search(r"GPU 1 .* and GPU 0 .*: 1 of 2,097,152 words of 8 bytes are wrong: word 2,097,151 is 0x", message)
     assert not re.search("GPU 0 .* and GPU 1 ", message)

@@ -1,6 +1,5 @@
 """Matrix products that go wrong on one rank are found, and the rank and the element named."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,6 @@ EXACT = "test_matrix_product_is_exact"
 
 # Spoils element [5, 9] of results of torch.mm on one rank: of the third product, or of each.
 FAULT = """
-import os
-import pytest
-
 BITS = {2: "int16", 4: "int32", 8: "int64"}
 
 def plant(rank, fault):
@@ -35,21 +31,7 @@ def plant(rank, fault):
 
     if rank.index == 1:
         torch.mm = mm
-
-@pytest.fixture(autouse=True)  # for each test: what one test changes on a rank, the next does not find
-def fault(world):
-    world.run(plant, os.environ["FAULT"])
 """
-
-
-@pytest.fixture
-def with_fault(run_pytest):
-    def run(fault, *checks, ranks=3):
-        nodes = [f"{EACH_GPU}::{check}" for check in checks]
-        options = (f"--rehearse={ranks}", "--fleet-dir=runs", "-p", "faulty")
-        return run_pytest(*nodes, *options, files={"faulty.py": FAULT}, PYTHONPATH=".", FAULT=fault)
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -82,8 +64,8 @@ def with_fault(run_pytest):
         ),
     ],
 )
-def test_a_wrong_element_is_found_and_the_rank_named(with_fault, fault, words):
-    run = with_fault(fault, *words)
+def test_a_wrong_element_is_found_and_the_rank_named(planted, fault, words):
+    run = planted(FAULT, fault, *(f"{EACH_GPU}::{check}" for check in words), "--rehearse=3")
     assert run.status == 1, run.text
     for check, phrases in words.items():
         message = run.check(check).message
@@ -94,13 +76,9 @@ def test_a_wrong_element_is_found_and_the_rank_named(with_fault, fault, words):
             assert phrase in message
 
 
-def test_of_two_ranks_that_disagree_neither_is_believed(with_fault):
-    message = with_fault("always bit", f"{REPEAT}[fp32]", ranks=2).check(f"{REPEAT}[fp32]").message
+def test_of_two_ranks_that_disagree_neither_is_believed(planted):
+    message = (
+        planted(FAULT, "always bit", f"{EACH_GPU}::{REPEAT}[fp32]", "--rehearse=2").check(f"{REPEAT}[fp32]").message
+    )
     assert "computes another product than 1 of 2 ranks (CPU)" in message
     assert "nobody can say which is right" in message
-
-
-def test_without_a_fault_the_same_checks_pass(run_pytest):
-    run = run_pytest(f"{EACH_GPU}::{REPEAT}", f"{EACH_GPU}::{EXACT}", "--rehearse=3", "--fleet-dir=runs")
-    assert run.status == 0, run.text
-    assert Counter(run.outcomes.values()) == {"passed": 8, "not applicable": 4}

@@ -10,9 +10,6 @@ CASES = ("products", "reductions", "training")
 
 # On one rank one bit of each product is wrong, or of every second one.
 FAULT = """
-import os
-import pytest
-
 def plant(rank, fault):
     import torch
 
@@ -29,10 +26,6 @@ def plant(rank, fault):
 
     if rank.index == 1:
         torch.mm = mm
-
-@pytest.fixture(autouse=True)
-def fault(world):
-    world.run(plant, os.environ["FAULT"])
 """
 
 
@@ -52,11 +45,8 @@ def test_all_ranks_compute_the_same_and_again_in_another_run(run_pytest):
 
 
 @pytest.mark.parametrize(("fault", "what"), [("always", "other bits than most"), ("at times", "other bits each time")])
-def test_a_rank_that_computes_otherwise_is_named(run_pytest, fault, what):
-    run = run_pytest(
-        FINGERPRINT, "-k", "same_bits", "--rehearse=3", "--fleet-dir=runs", "-p", "faulty",
-        files={"faulty.py": FAULT}, PYTHONPATH=".", FAULT=fault,
-    )  # fmt: skip
+def test_a_rank_that_computes_otherwise_is_named(planted, fault, what):
+    run = planted(FAULT, fault, FINGERPRINT, "-k", "same_bits", "--rehearse=3")
     outcomes = {name.partition("[")[2][:-1]: outcome for name, outcome in run.outcomes.items()}
     assert outcomes == {"products": "failed", "reductions": "passed", "training": "passed"}
     faults = [

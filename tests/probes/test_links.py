@@ -21,14 +21,11 @@ ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
 # Replaces the copies of the stand-in for a GPU on every rank, before any test.
 PLANT = """
-import os
-import pytest
-
 def plant(rank, fault):
     import ctypes
     from pytest_gpufleet.probes.links.copying import HostCopier
 
-    genuine = HostCopier.seconds
+    genuine = HostCopier.genuine = getattr(HostCopier, "genuine", HostCopier.seconds)  # planted before each test
 
     def seconds(self, copies, warm_up, timed, meet=None):
         if fault == "nothing is copied" and rank.index == 2:
@@ -42,10 +39,6 @@ def plant(rank, fault):
         return taken
 
     HostCopier.seconds = seconds
-
-@pytest.fixture(autouse=True, scope="session")
-def fault(world):
-    world.run(plant, os.environ["FAULT"])
 """
 
 # GB/s by who takes part: 10 x the one that copies + the one whose memory is copied, which its first word tells; and
@@ -130,10 +123,8 @@ def test_every_figure_belongs_to_its_pair_and_its_rank(fleet):
     ],
     ids=["a flipped bit", "a copy that does nothing"],
 )
-def test_wrong_data_fails_the_links_that_it_crossed_and_no_others(run_pytest, fault, words):
-    links = ACCEPTANCE / "test_5_links.py"
-    files, options = {"faulty.py": PLANT}, ("--rehearse=3", "--fleet-dir=runs", "-k", "not memory", "-p", "faulty")
-    run = run_pytest(links, *options, files=files, PYTHONPATH=".", FAULT=fault)
+def test_wrong_data_fails_the_links_that_it_crossed_and_no_others(planted, fault, words):
+    run = planted(PLANT, fault, ACCEPTANCE / "test_5_links.py", "--rehearse=3", "-k", "not memory")
     assert set(run.outcomes.values()) == {"failed"}, run.text
     for check in run.record.checks.values():
         host, latency = "host_bandwidth" in check.id, "latency" in check.id

@@ -25,12 +25,10 @@ HOLDS = "test_memory_holds_patterns"
 
 # Flips a bit of memory on one rank, after it was written and before it is compared.
 FAULT = """
-import os
-import pytest
-
-def plant(rank, number, bit):
+def plant(rank, fault):
     import torch
 
+    number, bit = map(int, fault.split())
     genuine = torch.ne
     comparisons = 0
 
@@ -43,10 +41,6 @@ def plant(rank, number, bit):
 
     if rank.index == 1:
         torch.ne = ne
-
-@pytest.fixture(autouse=True, scope="session")
-def fault(world):
-    world.run(plant, int(os.environ["COMPARISON"]), int(os.environ["BIT"]))
 """
 
 
@@ -54,10 +48,8 @@ def fault(world):
     ("comparison", "bit", "pattern"),
     [(2, 3, "address in address"), (10, 46, "random"), (150, 20, r"walking ones, step \d+")],
 )
-def test_a_flipped_bit_is_found_and_its_address_named(run_pytest, comparison, bit, pattern):
-    options = ("--rehearse=2", "--fleet-dir=runs", "-p", "faulty")
-    environment = {"PYTHONPATH": ".", "COMPARISON": str(comparison), "BIT": str(bit)}
-    run = run_pytest(f"{EACH_GPU}::{HOLDS}", *options, files={"faulty.py": FAULT}, **environment)
+def test_a_flipped_bit_is_found_and_its_address_named(planted, comparison, bit, pattern):
+    run = planted(FAULT, f"{comparison} {bit}", f"{EACH_GPU}::{HOLDS}", "--rehearse=2")
     assert run.status == 1, run.text
     message = run.check(HOLDS).message
     assert "CPU rank 0" not in message
