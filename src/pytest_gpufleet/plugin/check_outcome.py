@@ -12,10 +12,11 @@ from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.events import Check, FailedBy, Outcome
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.plugin import compat
-from pytest_gpufleet.plugin.keys import ONLY_LIMITS, RUN, Phases
+from pytest_gpufleet.plugin.keys import CHECK, ONLY_LIMITS, PHASES, RUN, Phases
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.verdict.judgement import LimitMissed
+from pytest_gpufleet.verdict.node_verdicts import outcome_of_all
 from pytest_gpufleet.world.failure import RankFailure
 
 
@@ -45,7 +46,8 @@ class FailedOnNodes(AssertionError):
 
 
 def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
-    """The check that a finished test was, as JSON."""
+    """The check that a finished test was, as JSON. Of what was raised nothing is kept but text: the frames of a
+    traceback hold all that the test had. One that another plugin runs again is what it was at its worst."""
     title, _, doc = (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")
     outcome, message = _outcome(phases)
     seconds = sum(report.duration for report, _ in phases)
@@ -58,6 +60,15 @@ def finished(item: pytest.Item, phases: Phases) -> dict[str, Any]:
         redacted(message[: 2 * MESSAGE_LIMIT])[:MESSAGE_LIMIT],  # cut last, and not through a secret
         failed_by=_failed_by(item, phases),
     )
+    if (before := item.stash.get(CHECK, None)) is not None:
+        worst = before if outcome_of_all([before.outcome, outcome]) == before.outcome else check
+        twice = before.outcome == outcome == "failed"
+        failed_by: FailedBy = "other" if twice else worst.failed_by
+        check = replace(worst, seconds=round(before.seconds + check.seconds, 3), failed_by=failed_by)
+    item.stash[CHECK] = check
+    del item.stash[PHASES]
+    if ONLY_LIMITS in item.stash:
+        del item.stash[ONLY_LIMITS]
     return asdict(check)
 
 

@@ -9,6 +9,7 @@ import pytest
 from pytest_gpufleet.run.run import Run
 
 if TYPE_CHECKING:
+    from pytest_gpufleet.model.events import Check
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.run.interruption import Supervised
@@ -26,6 +27,7 @@ FINDINGS: pytest.StashKey[list[Finding]] = pytest.StashKey()
 MISSED: pytest.StashKey[tuple[list[Finding], list[Fault]]] = pytest.StashKey()
 ONLY_LIMITS = pytest.StashKey[BaseException]()
 ON_RANKS = pytest.StashKey[bool]()  # whether its body was called there
-# Setup, call and teardown: pytest's report of each and what was raised in it.
+# Setup, call and teardown: pytest's report of each and what was raised in it. And what they were, once it has ended.
 Phases = list[tuple[pytest.TestReport, BaseException | None]]
 PHASES = pytest.StashKey[Phases]()
+CHECK: pytest.StashKey[Check] = pytest.StashKey()
