@@ -1,6 +1,7 @@
 """The data with which collectives are checked, and what becomes of wrong ones."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from pytest_gpufleet.probes.collectives.exactness import (
     OPERATIONS,
     Refused,
     as_type,
+    exchange,
+    gloo_only_adds,
     whole_numbers,
     wrong_elements,
 )
@@ -40,6 +43,13 @@ def test_numbers_and_results_are_exact_in_their_type(dtype, operation, n):
         assert not torch.equal(row, other)
     if operation == "avg":
         assert torch.equal(expected * n, numbers.sum(0))
+
+
+def test_what_an_older_gloo_does_wrong_is_not_asked_of_it(monkeypatch):
+    assert [gloo_only_adds(version) for version in ("2.4.0+cpu", "2.8.0", "2.9.1", "2.14.1+cu130")] == [1, 1, 0, 0]
+    monkeypatch.setattr(torch, "__version__", "2.8.0")
+    (reason,) = exchange(SimpleNamespace(device=CPU), "reduce_scatter", "max").refused
+    assert reason.startswith("Gloo of torch before 2.9")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

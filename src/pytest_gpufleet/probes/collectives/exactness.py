@@ -13,6 +13,7 @@ from functools import lru_cache, reduce
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from pytest_gpufleet.model.gpu import FP8_REDUCTIONS_SINCE
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
@@ -53,6 +54,8 @@ REFUSALS = (
     "Unsupported Float8 type for NCCL reduction",
     "Cannot use ReduceOp.AVG with boolean inputs",  # NCCL
 )
+# torch, whose Gloo has added up in reduce_scatter whatever it was asked for: 2.4.0, 2.7.1 and 2.8.0 do, 2.9.1 does not.
+GLOO_ONLY_ADDS_BEFORE = "2.9"
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,9 @@ def exchange(
     backends take tensors without gaps only (and some do not look).
     """
     collective = COLLECTIVES[name]
+    only_adds = rank.device.type == "cpu" and gloo_only_adds(torch.__version__)
+    if only_adds and name == "reduce_scatter" and operation != "sum":
+        return Delivery(refused=(f"Gloo of torch before {GLOO_ONLY_ADDS_BEFORE} adds up, whatever the operation is",))
     roots = sorted({0, rank.size // 2, rank.size - 1}) if collective.rooted else [None]
     places = {"always": [True], "also": [False] if strided else [False, True], "never": [False]}[collective.in_place]
     wrong, refused, right = [], [], 0
@@ -252,6 +258,10 @@ def type_name(dtype: torch.dtype) -> str:
 
 def _float8(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize == 1
+
+
+def gloo_only_adds(version: str) -> bool:
+    return bool(TorchVersion(version) < GLOO_ONLY_ADDS_BEFORE)
 
 
 def _adds_float8() -> bool:
