@@ -65,9 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Refused, NoGpus) as error:
         tell(f"gpufleet: {error}", file=sys.stderr)
         return 1
-    except ModuleNotFoundError as error:
-        tell(f"gpufleet: {error.name} is not installed, which this needs", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:  # as of a process that the signal ends: what was not done must not look done
         return 128 + signal.SIGINT
     return status

@@ -1,4 +1,4 @@
-"""What this plugin leaves as it is in the pytest of others, and what it asks of an environment."""
+"""What this plugin leaves as it is in the pytest of others."""
 
 from __future__ import annotations
 

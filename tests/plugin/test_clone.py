@@ -72,12 +72,21 @@ def test_it_runs_from_another_folder_and_a_changed_conftest_is_told(clone, tmp_p
     assert record.altered == ["../conftest.py"]
 
 
-def test_what_is_missing_is_named_in_one_sentence(clone, run_without_installation):
-    ended = run_without_installation(clone, "acceptance", "--gpus=8", without=("cloudpickle", "msgspec"))
+@pytest.mark.parametrize(
+    ("without", "options", "named"),
+    [
+        (("cloudpickle", "msgspec"), (), "cloudpickle, msgspec"),
+        (("pytest_html", "jinja2"), (), "pytest-html, jinja2"),  # pytest-html without jinja2 is no plugin any more
+        (("prometheus_client",), ("--fleet-prometheus=gpus.prom",), "prometheus-client"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_missing_is_named_in_one_sentence(clone, run_without_installation, without, options, named):
+    ended = run_without_installation(clone, "acceptance", "--gpus=8", *options, without=without)
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     (error,) = ended.stderr.strip().splitlines()
-    how = f"{sys.executable} -m pip install cloudpickle msgspec"
-    assert error.endswith(f"pytest-gpufleet needs cloudpickle, msgspec: {how}")
+    how = f"{sys.executable} -m pip install {named.replace(',', '')}"
+    assert error.endswith(f"pytest-gpufleet needs {named}: {how}")
 
 
 def test_where_it_is_installed_the_plugin_is_loaded_once(run_pytest):

@@ -145,18 +145,6 @@ def test_names_of_others_are_left_alone(run_pytest):
     assert "warning" not in run.text
 
 
-@pytest.mark.parametrize(
-    ("missing", "options"),
-    [("matplotlib", []), ("prometheus_client", ["--fleet-prometheus=gpufleet.prom"])],
-    ids=["matplotlib", "prometheus"],
-)
-def test_what_the_report_needs_is_missed_before_anything_starts(run_pytest, missing, options):
-    files = {"blocked.py": f"import sys\nsys.modules['{missing}'] = None", "test_inner.py": TELLS}
-    run = run_pytest("-p", "blocked", "--rehearse", "--fleet-dir=runs", *options, files=files)
-    assert (run.status, run.folders) == (pytest.ExitCode.USAGE_ERROR, [])
-    assert run.text.strip() == f"ERROR: a run needs {missing}, which is not installed"
-
-
 # Where a run would be made several times on the same GPUs, and where it would not.
 
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}

@@ -9,6 +9,7 @@ from pytest_gpufleet.commands.command import Command
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import STARTED_BY
 from pytest_gpufleet.model.suite import CLONE, PACKAGED
+from pytest_gpufleet.run.settings import lacking
 
 
 def named() -> list[str]:
@@ -23,6 +24,8 @@ def named() -> list[str]:
 
 
 def _run(given: argparse.Namespace) -> int:
+    if lacks := lacking():  # pytest-html says so by a traceback
+        raise Refused(lacks)
     arguments = [sys.executable, "-m", "pytest", *named(), *given.passed_on]
     # Signals and exit status are those of pytest.
     os.execve(sys.executable, arguments, {**os.environ, STARTED_BY: "gpufleet accept"})

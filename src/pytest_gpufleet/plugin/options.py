@@ -20,6 +20,8 @@ from pytest_gpufleet.model.levels import BURN_IN_SECONDS, LEVELS
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.run.settings import (
     LONGEST_INTERVAL_SECONDS,
+    NEEDS,
+    PROMETHEUS,
     REHEARSAL_RANKS,
     SHORTEST_DEADLINE_SECONDS,
     Options,
@@ -27,6 +29,7 @@ from pytest_gpufleet.run.settings import (
     duration,
     gpu_count,
     interval,
+    lacking,
     node_count,
     note,
     path,
@@ -363,6 +366,8 @@ def from_config(config: pytest.Config) -> Options:
     judged_by = [known[name] for name in ("profile", "order") if name in known]
     options = Options(**known, asked=asked, listing=listing, paths=_paths(config, judged_by))
     if options.makes_a_run:
+        if lacks := lacking({**NEEDS, **(PROMETHEUS if options.prometheus else {})}):
+            raise pytest.UsageError(lacks)  # known now, and not when all is measured
         check_launcher(options)
         check_disk_folder(options)
     if options.deadline is not None and options.makes_a_run:

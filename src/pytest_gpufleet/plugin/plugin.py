@@ -6,7 +6,6 @@ Loaded in every pytest run of an environment, so nothing heavy is imported befor
 import gc
 from collections.abc import Generator
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -58,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(selection, "gpufleet-selection")
     if run.options.makes_a_run:
-        _refuse_what_spoils_a_run(config, run.options)
+        _refuse_what_spoils_a_run(config)
         gc.disable()
         try:
             with options.refusals():
@@ -76,10 +75,7 @@ def _kind_of_run(asked: Options) -> type[Run]:
     return ClusterRun
 
 
-def _refuse_what_spoils_a_run(config: pytest.Config, asked: Options) -> None:
-    needed = ["matplotlib", *(["prometheus_client"] if asked.prometheus else [])]
-    if missing := [name for name in needed if find_spec(name) is None]:  # known now, and not when all is measured
-        raise pytest.UsageError(f"a run needs {', '.join(missing)}, which is not installed")
+def _refuse_what_spoils_a_run(config: pytest.Config) -> None:
     if config.getoption("dist", "no") != "no":  # xdist sets it for -n too
         raise pytest.UsageError(
             "-n and --dist do not go together with --gpus or --rehearse: several workers would share the GPUs and "

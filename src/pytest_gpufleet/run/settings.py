@@ -2,7 +2,10 @@
 
 import argparse
 import os
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +16,21 @@ SHORTEST_DEADLINE_SECONDS = 60.0  # to start (10 s on 8 GPUs), and to end with a
 LONGEST_INTERVAL_SECONDS = 10.0  # a slowdown that lasts for less can go unseen
 LONGEST_KEY, LONGEST_NOTE = 40, 500  # characters of a note: the page that is signed has to hold some of them
 DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+# What a run has to have, by the name that Python imports and the one that pip installs.
+NEEDS = {
+    "torch": "torch", "torchvision": "torchvision", "pytest_html": "pytest-html", "pynvml": "nvidia-ml-py",
+    "cloudpickle": "cloudpickle", "msgspec": "msgspec", "jinja2": "jinja2", "matplotlib": "matplotlib", "rich": "rich",
+    "tomli_w": "tomli-w", **({} if sys.version_info >= (3, 11) else {"tomli": "tomli"}),
+}  # fmt: skip
+PROMETHEUS = {"prometheus_client": "prometheus-client"}  # and with --fleet-prometheus
+
+
+def lacking(needs: Mapping[str, str] = NEEDS) -> str:
+    """What is not installed of this, and how to install it; "" if nothing lacks."""
+    lacks = " ".join(name for module, name in needs.items() if find_spec(module) is None)
+    return lacks and f"pytest-gpufleet needs {lacks.replace(' ', ', ')}: {sys.executable} -m pip install {lacks}"
+
 
 Gpus = int | Literal["all", "auto"]
 Nodes = int | Literal["all"]
