@@ -36,15 +36,23 @@ def by(program: str, *arguments: object) -> str:
     return "" if ended.returncode == 0 else f"{ended.stdout}{ended.stderr}"
 
 
-@pytest.mark.parametrize("path", of_kind(".sh"), ids=lambda path: path.name)
-def test_scripts_are_bash(path: Path) -> None:
-    assert os.access(path, os.X_OK)
-    assert by("bash", "-n", path) == ""
+CHECKED = {  # by the ending of a file
+    "bash -n": ".sh",
+    "shellcheck": ".sh",
+    "kubernetes-validate --strict": ".yaml",
+    "hadolint": "Dockerfile",
+}
 
 
-@pytest.mark.parametrize("path", of_kind(".sh"), ids=lambda path: path.name)
-def test_shellcheck_finds_nothing(path: Path) -> None:
-    assert by("shellcheck", path) == ""
+@pytest.mark.parametrize(
+    ("program", "path"), [(each, path) for each, kind in CHECKED.items() for path in of_kind(kind)]
+)
+def test_programs_that_check_such_files_find_nothing(program: str, path: Path) -> None:
+    assert by(*program.split(), path) == ""
+
+
+def test_scripts_can_be_run() -> None:
+    assert all(os.access(path, os.X_OK) for path in of_kind(".sh"))
 
 
 @pytest.mark.parametrize("path", of_kind(".yaml"), ids=lambda path: path.name)
@@ -54,19 +62,10 @@ def test_manifests_are_yaml(path: Path) -> None:
     assert (document["apiVersion"], document["kind"]) == ("batch/v1", "Job" if path.name == "job.yaml" else "CronJob")
 
 
-@pytest.mark.parametrize("path", of_kind(".yaml"), ids=lambda path: path.name)
-def test_manifests_are_those_of_kubernetes(path: Path) -> None:
-    assert by("kubernetes-validate", "--strict", path) == ""
-
-
 def test_units_are_those_of_systemd(tmp_path: Path) -> None:
     for unit in of_kind(".service", ".timer"):  # with a program that is here
         (tmp_path / unit.name).write_text(unit.read_text(encoding="utf-8").replace(PROGRAM, "/bin/true"))
     assert by("systemd-analyze", "verify", *sorted(tmp_path.iterdir())) == ""
-
-
-def test_hadolint_finds_nothing() -> None:
-    assert by("hadolint", RECIPES / "container" / "Dockerfile") == ""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

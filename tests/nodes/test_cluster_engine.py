@@ -4,7 +4,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -234,38 +233,7 @@ def test_a_rank_that_hangs_is_seen_where_it_hangs(world):
 
     world.run(sums, b"")
     with pytest.raises(RankFailure) as failure:
-        world.run(one_is_missing, timeout=3.0)
+        world.run(one_is_missing, timeout=1.0)
     assert failure.value.kind == "hang"
     (report,) = [report for report in failure.value.reports if report.rank == 3]
     assert (report.phase, "one_is_missing" in report.stack) == ("deep in thought", True)
-
-
-def test_with_an_agent_that_is_killed_all_its_ranks_die(tmp_path):
-    settings = [AgentSettings(str(tmp_path), 2, keep_in=str(tmp_path), name=f"gf{i}") for i in range(2)]
-    cluster = Cluster(LocalTransport(settings))
-    cluster.start(LONG * 10)
-    pool = Pool(ClusterEngine(cluster), specs(2, 2), timeout=LONG * 10)
-    world = World(pool, with_group=True)
-    try:
-        pids = world.run(lambda rank: os.getpid())
-        victim = cluster.hellos[1].pid
-        threading.Timer(0.0, os.kill, (victim, signal.SIGKILL)).start()
-        with pytest.raises(RankFailure) as failure:
-            world.run(lambda rank: threading.Event().wait())
-        died = {report.rank: report.summary for report in failure.value.reports if report.state == "died"}
-        assert died == dict.fromkeys((2, 3), died[2])
-        assert died[2].startswith("with its node, gf1: its agent died by SIGKILL")
-        assert list(cluster.lost) == [1]
-        wait_until_gone(pids[2:])
-    finally:
-        pool.close()
-        assert cluster.close(LONG) == {}
-
-
-def wait_until_gone(pids):
-    from pytest_gpufleet.world.engines import processes
-
-    until = time.monotonic() + LONG * 10
-    while any(map(processes.look, pids)):
-        assert time.monotonic() < until, "orphans"
-        os.sched_yield()

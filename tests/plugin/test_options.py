@@ -29,11 +29,14 @@ INI = """
 
 
 def test_a_site_says_its_settings_in_an_ini_file(run_pytest):
-    run = run_pytest("deep", files={"pytest.ini": INI, "deep/test_inner.py": TELLS}, PYTHONOPTIMIZE="")
+    """And the command line wins."""
+    run = run_pytest(
+        "deep", "--fleet-timeout=9", files={"pytest.ini": INI, "deep/test_inner.py": TELLS}, PYTHONOPTIMIZE=""
+    )
     told = (run.root / "told").read_text()
     for name, value in {
         "folder": f'"{run.root}/site/reports"',
-        "timeout": "7.0",
+        "timeout": "9.0",
         "interval": "2.5",
         "prometheus": '"/var/lib/gpufleet.prom"',
         "profile": f'"{run.root}/site.toml"',
@@ -42,14 +45,6 @@ def test_a_site_says_its_settings_in_an_ini_file(run_pytest):
         "paths": f'["deep", "{run.root}/pytest.ini", "{run.root}/site.toml", "{run.root}/bought.toml"]',
     }.items():
         assert f'"{name}": {value}' in told, run.text
-
-
-def test_the_command_line_wins(run_pytest):
-    run = run_pytest("--fleet-timeout=9", "--fleet-dir=here", files={"pytest.ini": INI, "test_inner.py": TELLS})
-    told = (run.root / "told").read_text()
-    assert '"timeout": 9.0' in told
-    assert '"folder": "here"' in told
-    assert '"interval": 2.5' in told
 
 
 @pytest.mark.parametrize("given", ["ini", "command line"])

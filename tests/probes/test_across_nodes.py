@@ -1,6 +1,6 @@
 """What probes of one machine do on ranks of several nodes: conditions, sizes, and who is blamed for wrong data."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -79,15 +79,15 @@ def test_sizes_that_take_too_long_are_left_out_but_for_the_smallest(three_nodes:
 # ---------------------------------------------------------------- wrong data
 
 
-def flip(rank: Rank, *culprits: int) -> None:
-    """Have every exchange of this rank's with others, across nodes, receive one element too many from a culprit."""
+def flip(rank: Rank, spoiled: Callable[[list[int]], bool]) -> None:
+    """Have this rank receive one wrong element in every exchange among ranks that are `spoiled`."""
     genuine = dist.all_reduce
 
     def wrong(tensor: torch.Tensor, *args: object, group: dist.ProcessGroup, **kwargs: object) -> object:
         work = genuine(tensor, *args, group=group, **kwargs)
         if work is not None:
             work.wait()
-        if tensor.numel() > 1000 and {*culprits} & {*dist.get_process_group_ranks(group)}:
+        if tensor.numel() > 1000 and spoiled(dist.get_process_group_ranks(group)):
             tensor[7] += 1
         return work
 
@@ -101,7 +101,7 @@ def put_right(rank: Rank) -> None:
 
 @pytest.mark.parametrize("culprit", [0, 3])
 def test_a_node_that_corrupts_data_is_named(three_nodes: World, culprit: int) -> None:
-    three_nodes.run(flip, culprit)
+    three_nodes.run(flip, lambda ranks: culprit in ranks)
     deliveries = three_nodes.run(exchange, "all_reduce", "sum", dtypes=FLOATS)
     fault = who_corrupts(three_nodes, deliveries, "all_reduce", "sum", dtypes=FLOATS)
     three_nodes.run(put_right)
@@ -110,22 +110,7 @@ def test_a_node_that_corrupts_data_is_named(three_nodes: World, culprit: int) ->
 
 def test_of_two_nodes_the_network_between_them_is_named(three_nodes: World) -> None:
     two = three_nodes.subset(range(4))
-
-    def between(rank: Rank) -> None:
-        genuine = dist.all_reduce
-
-        def wrong(tensor: torch.Tensor, *args: object, group: dist.ProcessGroup, **kwargs: object) -> object:
-            work = genuine(tensor, *args, group=group, **kwargs)
-            if work is not None:
-                work.wait()
-            if tensor.numel() > 1000 and len({index // 2 for index in dist.get_process_group_ranks(group)}) > 1:
-                tensor[7] += 1
-            return work
-
-        rank.kept["genuine"] = genuine
-        dist.all_reduce = wrong
-
-    three_nodes.run(between)
+    three_nodes.run(flip, lambda ranks: len({index // 2 for index in ranks}) > 1)
     deliveries = two.run(exchange, "all_reduce", "sum", dtypes=FLOATS)
     fault = who_corrupts(two, deliveries, "all_reduce", "sum", dtypes=FLOATS)
     three_nodes.run(put_right)

@@ -1,4 +1,4 @@
-"""The disk fills up or the report folder goes away while the suite runs: it goes on, says so and exits non-zero.
+"""The disk fills up while the suite runs: it goes on, says so and exits non-zero.
 
 What can still be written is there.
 """
@@ -8,21 +8,6 @@ import json
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_gpufleet import cli
-
-
-def test_report_folder_removed(fleet):
-    module = """
-    import shutil
-    def test_removes():
-        shutil.rmtree("runs")
-    def test_goes_on():
-        pass
-    """
-    run = fleet(module)
-    assert run.status == 10, run.text
-    assert "was removed while the run went on" in run.text
-    assert run.outcomes == {"test_removes": "passed", "test_goes_on": "passed"}  # the evidence is whole again
-    assert (run.folders[0] / "report.html").exists()
 
 
 def test_disk_full(fleet):
