@@ -20,6 +20,7 @@ LINES = [
     ("{1}[Hardware Error]: event severity: fatal", "machine_check", "", True, True),
     ("{2}[Hardware Error]: event severity: recoverable", "machine_check", "", True, True),
     ("{3}[Hardware Error]: event severity: corrected", "machine_check_corrected", "", False, False),
+    ("[Hardware Error]: event severity: fatal", "machine_check", "", True, True),  # of the boot before
     ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xe16677 offset:0x0 "
      "grain:32 -  err_code:0000:009f socket:0 imc:0 rank:0 bg:0 ba:3 row:dad3 col:3c0)", "dimm_uncorrected",
      "CPU_SrcID#0_MC#0_Chan#0_DIMM#0", True, True),
@@ -41,9 +42,14 @@ LINES = [
      "pcieport 0000:30:03.0", True, True),
     ("watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]", "host_stalled", "", False, True),
     ("watchdog: Watchdog detected hard LOCKUP on cpu 3", "host_stalled", "", True, True),
+    ("NMI watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [nvidia-smi:1]", "host_stalled", "", False, True),
+    ("watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3", "host_stalled", "", True, True),
     ("rcu: INFO: rcu_preempt self-detected stall on CPU", "host_stalled", "", False, True),
     ("rcu: INFO: rcu_sched detected stalls on CPUs/tasks:", "host_stalled", "", False, True),
     ("INFO: task jfsmount:136986 blocked for more than 120 seconds.", "host_stalled", "", False, True),
+    ("INFO: task kworker/u64:3:28 blocked in I/O wait for more than 122 seconds.", "host_stalled", "", False, True),
+    (r"INFO: task a\xc3\xa4 b:7:286 blocked for more than 120 seconds.", "host_stalled", "", False, True),
+    ("nvme nvme1: I/O 12 QID 3 timeout, disable controller", "disk_failing", "nvme1", True, True),
     ("nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller", "disk_failing", "nvme4",
      True, True),
     ("nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10", "disk_failing", "nvme0", True,
@@ -52,6 +58,7 @@ LINES = [
     ("nvme nvme1: Removing after probe failure status: -5", "disk_failing", "nvme1", True, True),
     ("I/O error, dev nvme0n1, sector 131209936 op 0x0:(READ) flags 0x80700 phys_seg 25 prio class 0", "disk_failing",
      "nvme0n1", True, True),
+    ("blk_update_request: I/O error, dev sdb, sector 8 op 0x1:(WRITE) flags 0x0", "disk_failing", "sdb", True, True),
     ("print_req_error: critical medium error, dev sdf, sector 1811939592", "disk_failing", "sdf", True, True),
     ("Buffer I/O error on dev nvme0n1p1, logical block 121667584, lost sync page write", "disk_failing", "nvme0n1p1",
      True, True),
@@ -81,6 +88,8 @@ LINES = [
     ("mlx5_core 0000:41:00.0: print_health_info:500:(pid 0): Health issue observed, firmware internal error, "
      "severity(3) ERROR:", "nic_firmware_failed", "mlx5_core 0000:41:00.0", True, True),
     ("mce: CPU1: Package temperature above threshold, cpu clock throttled (total events = 12705)",
+     "processor_throttled", "", False, True),
+    ("CPU7: Core temperature is above threshold, cpu clock is throttled (total events = 219)",
      "processor_throttled", "", False, True),
 ]  # fmt: skip
 
@@ -136,8 +145,10 @@ def test_what_is_wrong_with_the_host_is_recognised(line, code, device, before, d
 
 
 def test_every_row_of_the_table_was_seen_to_match():
-    matched = [next(row for row in TABLE if row.pattern.search(line)) for line, *_ in LINES]
-    missing = [row.pattern.pattern for row in TABLE if row not in matched and "oom_memcg" not in row.pattern.pattern]
+    matched = [next(row for row in TABLE if row.pattern.match(line)) for line, *_ in LINES]
+    missing = [
+        row.pattern.pattern for row in TABLE if row not in matched and "T_MEMCG," not in row.pattern.pattern[:40]
+    ]
     assert missing == []
 
 
@@ -156,6 +167,42 @@ def test_what_a_program_wrote_into_the_log_is_nothing():
     ):
         assert parse(f"12,1,1000,-;{xid}\n") == []
         assert len(parse(f"3,1,1000,-;{xid}\n30,2,1001,-;{xid}\n")) == 1
+
+
+SEGFAULT = "{}[31744]: segfault at 0 ip 00005566f8a0712d sp 00007ffc9d3e error 4 in {}[1139,5566f8a07000+1000]"
+XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        SEGFAULT,  # names of a program and of its file, as its user likes them; the one of the program has 15 letters
+        "traps: {}[31744] general protection fault ip:401136 sp:7ffd2 error:0 in {}[401000+1000]",
+        "process '/tmp/{}' started with executable stack; {}",
+        "{} invoked oom-killer: gfp_mask=0x140cca(GFP_HIGHUSER_MOVABLE), order=0, oom_score_adj=0",
+        "{} (31744): drop_caches: 3",
+        "{}: page allocation failure: order:4, mode:0xcc0(GFP_KERNEL), cpuset={},mems_allowed=0",
+        'audit: type=1326 comm="{}" exe="{}" sig=31',
+        "usb 1-1: Product: {} {}",
+    ],
+)
+def test_what_a_user_makes_the_kernel_write_is_nothing(form):
+    for line in (*(line for line, *_ in LINES), XID, XID.replace("PCI:", "")):
+        for name in (line[:15], line[:14], line[:13], *([] if form.startswith("{}") else [line])):
+            written = f"4,344,99,-;{form.format(name, line)}\n"
+            assert (parse(written), list(of_the_host(written))) == ([], [])
+
+
+def test_a_name_that_takes_the_place_of_a_device_is_nothing():
+    for name, file in (
+        ("EDAC MC0: 1 UE ", "a on DIMM_A1 (x"),
+        ("INFO: task a", "a:1 blocked for more than 120 seconds."),
+        ("nvme nvme0: I/O", " 1 timeout, reset controller"),
+        ("NVRM: Xid (0000", "a:1b:00): 79"),
+        ("I/O error, dev ", "sda, sector 1"),
+    ):
+        written = SEGFAULT.format(name, file)
+        assert (parse(written), list(of_the_host(written))) == ([], [])
 
 
 CONTAINER = (
@@ -179,6 +226,27 @@ def test_a_container_without_memory_counts_if_it_is_that_of_the_run(tmp_path, gr
     (tmp_path / "kmsg").write_text(CONTAINER)
     (message,) = KernelLog(str(tmp_path / "kmsg"), tmp_path / "cgroup").new().host
     assert (message.code, message.before, message.during) == ("host_out_of_memory", False, condemns)
+
+
+@pytest.mark.parametrize(
+    ("end", "own"),
+    [
+        ("oom_memcg=/advoom,task_memcg=/advoom,task=,global_oom,,pid=4711,uid=65534", "/run"),
+        ("oom_memcg=/advoom,task_memcg=/advoom,task=oom_memcg=/run,,pid=4711,uid=65534", "/run"),
+        ("oom_memcg=/advoom,task_memcg=/advoom,task=oom_memcg=/,,pid=4711,uid=65534", "/run"),
+        ("oom_memcg=/run,evil,task_memcg=/run,evil,task=a,pid=4711,uid=65534", "/run"),
+        ("oom_memcg=/run,task_memcg=/x,task_memcg=/run,task_memcg=/x,task=a,pid=4711,uid=65534", "/run"),
+    ],
+)
+def test_no_name_makes_the_memory_of_another_container_that_of_the_host(end, own):
+    line = f"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0,{end}"
+    assert not [message for message in of_the_host(line, own) if message.before or message.during]
+
+
+@pytest.mark.parametrize("constraint", ["NONE", "CPUSET", "MEMORY_POLICY"])
+def test_a_host_without_memory_is_told_by_its_constraint(constraint):
+    (message,) = of_the_host(f"oom-kill:constraint=CONSTRAINT_{constraint},nodemask=0")
+    assert message.during
 
 
 def test_a_flood_costs_as_much_as_one_line(tmp_path):
@@ -248,7 +316,7 @@ GPU = "00000000:1B:00.0"  # as NVML writes it
     "line",
     [
         "NVRM: Xid (PCI:0000:1b:00): 94, pid=7062, Contained: CE User Channel (0x9).",
-        "NVRM: Xid (PCI:0000:1b:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9).",
+        "NVRM: Xid (PCI:0000:1b:00 GPU-I:05 GPU-CI:00): 94, pid=7194, Contained: CE User Channel (0x9).",
         "6,1234,99,-;NVRM: Xid (PCI:0000:1b:00): 94, Ch 00000001",
         "NVRM: Xid (0000:1b:00): 94, Channel 00000001",
     ],

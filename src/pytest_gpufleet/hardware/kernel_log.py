@@ -1,5 +1,4 @@
-"""Reads the kernel log: XIDs and SXids (model/log_catalogue.py says what they are), and what it says of the host
-(model/log_catalogue.py)."""
+"""Reads the kernel log: XIDs and SXids, and what it says of the host. model/log_catalogue.py says what these are."""
 
 import os
 import re
@@ -9,10 +8,12 @@ from pathlib import Path
 
 from pytest_gpufleet.model.log_catalogue import BDF, Gathered, HostMessage, Logged, Sxid, Xid, of_group, recognised
 
-# Older drivers leave "PCI:" out; of a GPU in MIG mode the instance follows the address.
-_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:, (.*))?")
+# Older drivers leave "PCI:" out; of a GPU in MIG mode the instance follows the address. Whole addresses only: see
+# model/log_catalogue.py for what else stands at the beginning of lines.
+_PCI = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2})?(?:\.[0-7])?"
+_LINE = re.compile(rf"NVRM: Xid \((?:PCI:)?({_PCI})(?: [^)]*)?\): (\d+)(?:, (.*))?")
 # Two more lines with the same number follow, one with "Severity" and one with "Data" in this place: they judge nothing.
-_SXID_LINE = re.compile(r"(nvidia-nvswitch\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal), (.*)")
+_SXID_LINE = re.compile(rf"(nvidia-nvswitch\d+): SXid \(PCI:({_PCI})\): (\d+), (Fatal|Non-fatal), (.*)")
 # A record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg): priority, number, microseconds since boot, flags, text.
 _RECORD = re.compile(r"(\d+),\d+,(\d+),[^;]*;")
 FACILITIES = 8  # a priority below it is the kernel's: it gives a line that a program writes there another facility
@@ -21,31 +22,31 @@ DEVICES = Path("/sys/bus/pci/devices")
 
 def parse(text: str) -> list[Xid]:
     """The XIDs and SXids in lines of a kernel log."""
-    text = "\n".join(_of_the_kernel(text))
-    return [
-        *(Xid(pci, int(number), rest or "") for pci, number, rest in _LINE.findall(text)),
-        *(
-            Sxid(pci, int(number), rest, switch, severity)
-            for switch, pci, number, severity, rest in _SXID_LINE.findall(text)
-        ),
-    ]
+    found: list[Xid] = []
+    for _, line in _of_the_kernel(text):
+        if xid := _LINE.match(line):
+            found.append(Xid(xid[1], int(xid[2]), xid[3] or ""))
+        elif sxid := _SXID_LINE.match(line):
+            found.append(Sxid(sxid[2], int(sxid[3]), sxid[5], sxid[1], sxid[4]))
+    return found
 
 
 def of_the_host(text: str, own_group: str = "/") -> Iterable[HostMessage]:
     """What lines of a kernel log say of the host."""
-    for line in _of_the_kernel(text):
-        record = _RECORD.match(line)
-        if message := recognised(line[record.end() :] if record else line, int(record[2]) / 1e6 if record else None):
+    for seconds, line in _of_the_kernel(text):
+        if message := recognised(line, seconds):
             yield of_group(message, own_group)
 
 
-def _of_the_kernel(text: str) -> Iterator[str]:
-    """The lines of a kernel log without those that programs have written there: a daemon that puts messages of before
-    into it again has seen no error of now."""
+def _of_the_kernel(text: str) -> Iterator[tuple[float | None, str]]:
+    """The lines of a kernel log, each with its seconds since boot, without those that programs have written there: a
+    daemon that puts messages of before into it again has seen no error of now."""
     for line in text.splitlines():
         record = _RECORD.match(line)
-        if record is None or int(record[1]) < FACILITIES:
-            yield line
+        if record is None:
+            yield None, line
+        elif int(record[1]) < FACILITIES:
+            yield int(record[2]) / 1e6, line[record.end() :]
 
 
 def behind(message: HostMessage, pci_bus_ids: Sequence[str], devices: Path = DEVICES) -> HostMessage:

@@ -8,7 +8,9 @@ broken (a stall while it moved to another hypervisor, a full memory, a hot day) 
 was corrected does not at all: how often that may be is judged by counters, which count what the log leaves out.
 
 Above each row stands a line as it was really written, and where. Names of files are those of the Linux kernel's
-sources that write it.
+sources that write it. A pattern begins where its line does, with what any version of the kernel puts there: the kernel
+writes names that programs give themselves and their files into its lines too ("NAME[4711]: segfault at 0 ip ... in
+FILE"), and only the first 15 letters of a line can be such a name.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ MOST_DEVICES = 64
 # Each line of TABLE has one of these in it. A log has ten thousands of others, and to look for a word costs little.
 WORDS = (
     "Hardware Error", "EDAC MC", "Memory failure", "PCIe Bus Error", "DPC: ", "lockup", "LOCKUP", "rcu_",
-    "blocked for more", "nvme", "I/O error", "error, dev", "Disk failure", "EXT4-fs", "XFS (", "BTRFS", "oom-kill:",
+    "INFO: task ", "nvme", "I/O error", "error, dev", "Disk failure", "EXT4-fs", "XFS (", "BTRFS", "oom-kill:",
     "mlx5_core", "above threshold",
 )  # fmt: skip
 
@@ -54,26 +56,30 @@ def _row(code: str, before: bool, during: bool, pattern: str) -> Row:
 
 
 CONDEMNS, SHOWN = True, False
+# As print_mce has it since Linux 3.18, and before.
+_MCE = r"(?:mce: )?\[Hardware Error\]: (?P<device>CPU \d+): Machine Check(?: Exception)?: \w+ Bank \d+: "
+# With the number of the record, but for those of the boot before (BERT).
+_CPER = r"(?:\{\d+\})?\[Hardware Error\]: event severity: "
+_WATCHDOG = r"(?:(?:NMI )?watchdog: )?"
+_EDAC = r"EDAC MC\d+: (?P<times>\d+) {kind} (?=\w).*?\bon (?P<device>.+?) \("
 
 TABLE = (
     # mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 4: a600000000020408
     # arch/x86/kernel/cpu/mce/core.c, print_mce; github.com/andikleen/mcelog issue 70. Bit 61 of the status says that it
     # was not corrected: MCI_STATUS_UC of arch/x86/include/asm/mce.h.
-    _row("machine_check", CONDEMNS, CONDEMNS,
-         r"\[Hardware Error\]: (?P<device>CPU \d+): Machine Check(?: Exception)?: \w+ Bank \d+: [abefABEF]\w{15}"),
+    _row("machine_check", CONDEMNS, CONDEMNS, _MCE + r"[abefABEF]\w{15}"),
     # mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 5: 8c00004000010092
-    _row("machine_check_corrected", SHOWN, SHOWN,
-         r"\[Hardware Error\]: (?P<device>CPU \d+): Machine Check(?: Exception)?: \w+ Bank \d+: \w{16}"),
+    _row("machine_check_corrected", SHOWN, SHOWN, _MCE + r"\w{16}"),
     # {1}[Hardware Error]: event severity: fatal
     # drivers/firmware/efi/cper.c, cper_estatus_print: what the firmware tells (APEI), also of the boot before (BERT)
-    _row("machine_check", CONDEMNS, CONDEMNS, r"\[Hardware Error\]: event severity: (?:fatal|recoverable)"),
-    _row("machine_check_corrected", SHOWN, SHOWN, r"\[Hardware Error\]: event severity: corrected"),
+    _row("machine_check", CONDEMNS, CONDEMNS, _CPER + "(?:fatal|recoverable)"),
+    _row("machine_check_corrected", SHOWN, SHOWN, _CPER + "corrected"),
     # EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xe16677 offset:0x0 ...
     # drivers/edac/edac_mc.c; github.com/andikleen/mcelog issue 74
-    _row("dimm_uncorrected", CONDEMNS, CONDEMNS, r"EDAC MC\d+: (?P<times>\d+) UE .*?\bon (?P<device>.+?) \("),
+    _row("dimm_uncorrected", CONDEMNS, CONDEMNS, _EDAC.replace("{kind}", "UE")),
     # EDAC MC1: 262 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x2031c14 ...
     # github.com/illinois-scicomp/machine-shop-maintenance issue 66
-    _row("dimm_corrected", SHOWN, SHOWN, r"EDAC MC\d+: (?P<times>\d+) CE .*?\bon (?P<device>.+?) \("),
+    _row("dimm_corrected", SHOWN, SHOWN, _EDAC.replace("{kind}", "CE")),
     # Memory failure: 0x1ae83a4: recovery action for dirty LRU page: Recovered
     # mm/memory-failure.c: a page that the processor found poisoned
     _row("dimm_uncorrected", CONDEMNS, CONDEMNS, r"Memory failure: 0x[0-9a-f]+: recovery action for"),
@@ -93,22 +99,24 @@ TABLE = (
     _row("pcie_error_logged", CONDEMNS, CONDEMNS, _OF_PCI + r"DPC: containment event"),
     # watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]
     # kernel/watchdog.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go. Also where a hypervisor stood still.
-    _row("host_stalled", SHOWN, CONDEMNS, r"BUG: soft lockup - CPU#\d+ stuck for"),
+    _row("host_stalled", SHOWN, CONDEMNS, _WATCHDOG + r"BUG: soft lockup - CPU#\d+ stuck for"),
     # watchdog: Watchdog detected hard LOCKUP on cpu 3
-    # kernel/watchdog.c; older kernels say "NMI watchdog: ..."
-    _row("host_stalled", CONDEMNS, CONDEMNS, r"Watchdog detected hard LOCKUP on cpu \d+"),
+    # kernel/watchdog.c; since Linux 6.6 "watchdog: CPU5: Watchdog detected ...", by whom it was seen
+    _row("host_stalled", CONDEMNS, CONDEMNS, _WATCHDOG + r"(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu \d+"),
     # rcu: INFO: rcu_preempt self-detected stall on CPU
     # kernel/rcu/tree_stall.h; github.com/oxidecomputer/propolis issue 1153. "expedited" ones come after milliseconds
     # on some kernels (github.com/lkrg-org/lkrg issue 189), and are none.
-    _row("host_stalled", SHOWN, CONDEMNS, r"INFO: rcu_\w+ (?:self-)?detected stalls? on CPU"),
+    _row("host_stalled", SHOWN, CONDEMNS, r"(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected stalls? on CPU"),
     # INFO: task jfsmount:136986 blocked for more than 120 seconds.
-    # kernel/hung_task.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go
-    _row("host_stalled", SHOWN, CONDEMNS, r"INFO: task .+ blocked for more than \d+ seconds"),
+    # kernel/hung_task.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go; newer kernels: "blocked in I/O wait".
+    # The name of a task has 15 letters, and one that cannot be printed is "\x0a" in /dev/kmsg.
+    _row("host_stalled", SHOWN, CONDEMNS,
+         r"INFO: task (?:\\x\w\w|[^\\]){1,15}:\d+ blocked (?:in I/O wait )?for more than \d+ seconds"),
     # nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller
     # drivers/nvme/host/pci.c, nvme_timeout; github.com/leptonai/gpud components/disk/kmsg_matcher.go. A "completion
     # polled" lost an interrupt and no data, and is none.
     _row("disk_failing", CONDEMNS, CONDEMNS,
-         r"nvme (?P<device>nvme\d+): I/O .*timeout, (?:reset|disable) controller"),
+         r"nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ .*timeout, (?:reset|disable) controller"),
     # nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10
     # drivers/nvme/host/pci.c, nvme_warn_reset; github.com/raspberrypi/linux issue 6661
     _row("disk_failing", CONDEMNS, CONDEMNS, r"nvme (?P<device>nvme\d+): controller is down; will reset"),
@@ -122,7 +130,8 @@ TABLE = (
     # block/blk-mq.c, blk_print_req_error; github.com/oxidecomputer/crucible issue 1844, longhorn/longhorn issue 2775.
     # Disks may refuse to discard or to write zeroes, and are told not to be asked again.
     _row("disk_failing", CONDEMNS, CONDEMNS,
-         rf"(?:I/O|critical medium) error, dev {_DISK}, sector \d+\b(?! op 0x\w+:\((?:DISCARD|WRITE_ZEROES|SECURE_E))"),
+         r"(?:(?:end_request|blk_update_request|print_req_error): )?(?:I/O|critical medium) error, "
+         rf"dev {_DISK}, sector \d+\b(?! op 0x\w+:\((?:DISCARD|WRITE_ZEROES|SECURE_E))"),
     # Buffer I/O error on dev nvme0n1p1, logical block 121667584, lost sync page write
     # fs/buffer.c; github.com/Joshua-Riek/ubuntu-rockchip issue 970
     _row("disk_failing", CONDEMNS, CONDEMNS, rf"Buffer I/O error on dev(?:ice)? {_DISK}, logical block"),
@@ -145,13 +154,15 @@ TABLE = (
          rf"XFS \({_DISK}\): (?:Corruption|(?:[Ll]og |Metadata )?I/O [Ee]rror|Filesystem has been shut down due to)"),
     # BTRFS info (device nvme0n1p3 state EA): forced readonly
     # fs/btrfs/messages.c, __btrfs_handle_fs_error
-    _row("file_system_failed", CONDEMNS, CONDEMNS, rf"BTRFS \w+ \(device {_DISK}[^)]*\): .*forced readonly"),
+    _row("file_system_failed", CONDEMNS, CONDEMNS, rf"BTRFS \w+ \(device {_DISK}[^)]*\): forced readonly"),
     # oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/init.scope,...
-    # mm/oom_kill.c, dump_oom_summary (since Linux 5.0); github.com/0jc1/py-autovod issue 7
-    _row("host_out_of_memory", SHOWN, CONDEMNS, r"oom-kill:constraint=\w+,.*,global_oom,"),
+    # mm/oom_kill.c, dump_oom_summary (since Linux 5.0); github.com/0jc1/py-autovod issue 7. What follows the constraint
+    # has names in it that users choose (of groups, of the task), so that only the constraint says whose memory it was.
+    _row("host_out_of_memory", SHOWN, CONDEMNS, r"oom-kill:constraint=CONSTRAINT_(?!MEMCG,)\w+,"),
     # oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=...,oom_memcg=/kubepods.slice/...,task_memcg=...
-    # github.com/leptonai/gpud pull request 70. Of which control group: of_group()
-    _row("host_out_of_memory", SHOWN, CONDEMNS, r"oom-kill:constraint=CONSTRAINT_MEMCG,.*oom_memcg=(?P<device>[^,]+),"),
+    # github.com/leptonai/gpud pull request 70. Of which control group: of_group(); none if it seems named twice
+    _row("host_out_of_memory", SHOWN, CONDEMNS,
+         r"oom-kill:constraint=CONSTRAINT_MEMCG,(?!.*oom_memcg=.*oom_memcg=).*,oom_memcg=(?P<device>.+),task_memcg="),
     # mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected insufficient power on the PCIe slot (27W).
     # drivers/net/ethernet/mellanox/mlx5/core/events.c; github.com/leptonai/gpud issue 348
     _row("nic_underpowered", CONDEMNS, CONDEMNS, _MLX5 + r"Detected insufficient power on the PCIe slot"),
@@ -172,7 +183,8 @@ TABLE = (
     _row("nic_firmware_failed", CONDEMNS, CONDEMNS, _MLX5 + r"Health issue observed, .*severity\([0-3]\)"),
     # mce: CPU1: Package temperature above threshold, cpu clock throttled (total events = 12705)
     # drivers/thermal/intel/therm_throt.c; github.com/erpalma/throttled issue 239
-    _row("processor_throttled", SHOWN, CONDEMNS, r"(?:Core|Package) temperature (?:is )?above threshold, cpu clock"),
+    _row("processor_throttled", SHOWN, CONDEMNS,
+         r"(?:mce: )?CPU\d+: (?:Core|Package) temperature (?:is )?above threshold, cpu clock"),
 )  # fmt: skip
 
 
@@ -202,7 +214,7 @@ def recognised(line: str, at: float | None = None) -> HostMessage | None:
     if not any(word in line for word in WORDS):
         return None
     for row in TABLE:
-        if told := row.pattern.search(line):
+        if told := row.pattern.match(line):
             groups = told.groupdict()
             device, times = groups.get("device") or "", int(groups.get("times") or 1)
             return HostMessage(row.code, device, line[:LONGEST_LINE], row.before, row.during, times, at, at)
