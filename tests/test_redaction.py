@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 import timeit
 from pathlib import Path
@@ -156,3 +157,37 @@ def test_no_secret_is_in_what_a_run_leaves_behind_or_prints(fleet) -> None:
     assert run.record.run.environment["NVIDIA_NGC_APIKEY"] == "(hidden)"
     assert "--metadata my_token (hidden)" in run.record.run.command
     assert "https://(hidden)@host/job/7" in files["report.html"]
+
+
+STEERS = """
+    import warnings
+    import pytest
+
+    NASTY = "\\033cACCEPTED\\033[8m\\033]0;owned\\a\\u202e\\x9b2J\\r"
+
+    def test_output(): print(NASTY); assert False, NASTY
+
+    def test_warning(): warnings.warn(NASTY)
+
+    def test_skip(): pytest.skip(NASTY)
+
+    @pytest.mark.parametrize("x", [1], ids=["a\\033[8mb"])
+    def test_named(x, record_property): record_property("x", NASTY); assert x == 2
+
+    @pytest.mark.spmd
+    def test_on_ranks(rank): print(NASTY); raise ValueError(NASTY)
+"""
+
+
+@pytest.mark.parametrize("colour", ["yes", "no"])
+def test_nothing_of_others_steers_a_terminal_or_is_in_a_file(fleet, colour: str) -> None:
+    run = fleet(STEERS, f"--color={colour}", "-ra", "-l", "--fleet-prometheus=fleet.prom", HOST="\x1bc")
+    (folder,) = run.folders
+    paths = [run.root / "fleet.prom", *(path for path in folder.rglob("*") if path.is_file())]
+    files = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    steering = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]|\\\\u(001b|202e)|#x1B")
+    assert {name: steering.findall(text)[:3] for name, text in files.items() if steering.search(text)} == {}
+    printed = re.sub(r"\x1b\[(?!8)[\d;]*m", "", run.text) if colour == "yes" else run.text
+    assert not steering.search(printed)
+    assert "ACCEPTED" in run.check("test_on_ranks").message
+    assert ("\x1b[31m" in run.text) == (colour == "yes")

@@ -1,16 +1,44 @@
-"""Secrets, hidden in text of foreign origin: messages, output, tracebacks, command lines, values of variables.
+"""Text of foreign origin, as it may be shown: without control characters, and with secrets hidden.
 
-Reports go from hand to hand. A secret is known by where it stands (a password in an address, what follows the name
-"token"), or by its value, where the environment has it under a name that promises one. Numbers, paths and words like
-"none" are left as they are: our own figures and serial numbers are no secrets, whatever stands before them.
+Names of processes, drives and hosts, messages, output, tracebacks, command lines and values of variables are chosen by
+others, and reports go from hand to hand. A secret is known by where it stands (a password in an address, what follows
+the name "token"), or by its value, where the environment has it under a name that promises one. Numbers, paths and
+words like "none" are left as they are: our own figures and serial numbers are no secrets, whatever stands before them.
 """
 
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
+
+# Colour codes first, as whole sequences; then every control character that is not white space, those that turn the
+# direction of writing, so that a line reads otherwise than it stands there, and the halves of surrogate pairs, which no
+# UTF-8 file can hold.
+_COLOUR = r"\x1b\[[0-9;?]*[A-Za-z]"
+_UNPRINTABLE = re.compile(
+    rf"{_COLOUR}|[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]|[\ud800-\udfff]"
+)
+# What pytest itself writes beside text: colours (its own, and never what hides), and how far it is (pytest 9).
+_PYTESTS_OWN = re.compile(r"((?:\x1b\[(?!(?:[\d;]*;)?0*8[;m])[\d;]*m|\x1b\]9;4;[\d;]*\x1b\\|\r)+)")
+
+
+def clean(text: str) -> str:
+    """`text` without what could upset a terminal or a file: broken machines write anything."""
+    return _UNPRINTABLE.sub("", text.replace("\r\n", "\n"))
+
+
+def one_line(text: str) -> str:
+    """The same in one line: what others wrote cannot add lines that look like ours."""
+    return " ".join(clean(text).splitlines())
+
+
+def clean_screen(text: str) -> str:
+    """What pytest writes to a terminal, colours and all, without what steers the terminal otherwise."""
+    parts = _PYTESTS_OWN.split(text)
+    return "".join(part if at % 2 else clean(part) for at, part in enumerate(parts)) if "\x1b" in text else clean(text)
+
 
 HIDDEN = "(hidden)"
 
@@ -69,7 +97,8 @@ SHORTEST = 12  # of a value that is looked for everywhere: a shorter one may be 
 
 
 def redacted(text: str) -> str:
-    """`text` without the secrets in it."""
+    """`text` as it may be shown: clean, and without the secrets in it."""
+    text = clean(text)
     for secret in _secrets():
         if secret[:SHORTEST] in text or secret[-SHORTEST:] in text:
             text = _by_value(secret).sub(HIDDEN, text)
@@ -91,18 +120,18 @@ def _hide(found: re.Match[str]) -> str:
     return found[0][:start] + HIDDEN + found[0][end:]
 
 
-def throughout(value: Any) -> Any:
-    """The same value, with every text in it redacted: JSON, or what pytest shows of a test, of whose tracebacks the
+def throughout(value: Any, change: Callable[[str], str] = redacted) -> Any:
+    """The same value, with every text in it changed: JSON, or what pytest shows of a test, of whose tracebacks the
     parts that it prints one by one."""
     if isinstance(value, str):
-        return redacted(value)
+        return change(value)
     if isinstance(value, list | tuple):
-        return type(value)(map(throughout, value))
+        return type(value)(throughout(each, change) for each in value)
     if isinstance(value, dict):
-        return {key: throughout(each) for key, each in value.items()}
+        return {throughout(key, change): throughout(each, change) for key, each in value.items()}
     if type(value).__module__.startswith("_pytest."):
         for name, part in vars(value).items():
-            setattr(value, name, throughout(part))
+            setattr(value, name, throughout(part, change))
     return value
 
 

@@ -186,18 +186,27 @@ def test_a_driver_that_lists_garbage_is_told_in_one_sentence(read, monkeypatch):
         read(switched(2))
 
 
-def test_a_process_may_have_any_name(read, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"\xff\xfe", "\ufffd\ufffd"),
+        (b"\x1bcACCEPTED\x1b[8m", "cACCEPTED"),  # clears the screen of many a terminal, and hides what follows
+        (b"a\nACCEPTED\r", "a ACCEPTED"),
+        (b"\xc2\x9b8m\xe2\x80\xaeDETP\x07", "8mDETP"),  # as one character, and from right to left
+    ],
+)
+def test_a_process_may_have_any_name(read, name, shown):
     """A process chooses its name by itself, and bytes that are no text are a name too."""
     with open("/proc/self/comm", "r+b", buffering=0) as comm:
         before = comm.read()
-        comm.write(b"\xff\xfe")
+        comm.write(name)
         try:
             process = SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)
             (gpu,) = read(plain(1, processes={0: [process]})).gpus
             fabric_manager = host.read()["fabric_manager"]
         finally:
             comm.write(before)
-    assert gpu.processes == (f"process {os.getpid()} (\ufffd\ufffd)",)
+    assert gpu.processes == (f"process {os.getpid()} ({shown})",)
     assert fabric_manager is not None  # for which all processes of the host are looked at
 
 

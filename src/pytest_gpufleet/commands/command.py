@@ -40,8 +40,8 @@ def printing() -> Iterator[None]:
 
 
 def tell(text: str, file: TextIO | None = None) -> None:
-    """Print one line: what others wrote cannot add lines that look like ours, nor steer the terminal."""
-    print(" ".join(wording.clean(text).splitlines()), file=file)
+    """Print one line."""
+    print(wording.one_line(text), file=file)
 
 
 def new_console(**options: Any) -> Console:
@@ -62,7 +62,7 @@ def print_lines(lines: Iterable[tuple[str, Mapping[str, bool]]]) -> None:
 
     console = new_console(highlight=False, soft_wrap=True)
     for text, markup in lines:
-        console.print(Text(text, style=" ".join(markup)))
+        console.print(Text(wording.clean(text), style=" ".join(markup)))
 
 
 Argument = tuple[tuple[str, ...], dict[str, Any]]

@@ -14,6 +14,15 @@ from pytest_gpufleet.hardware import bmc, disks, memory, network_ports, optics, 
 from pytest_gpufleet.hardware.software import relevant
 from pytest_gpufleet.hardware.tools import Untold, output
 from pytest_gpufleet.model.gpu import Unavailable
+from pytest_gpufleet.redaction import one_line, throughout
+
+# Names of processes, hosts, drives and memory modules are what somebody chose: all facts are made one clean line each.
+
+
+def own_name() -> str:
+    """Of this host, as it calls itself."""
+    return one_line(socket.gethostname())
+
 
 CAP_IPC_LOCK = 14  # linux/capability.h
 
@@ -135,7 +144,7 @@ def firmware(root: Path = Path("/")) -> dict[str, str | None]:
 
 
 FACTS: dict[str, Callable[[], Any]] = {
-    "name": socket.gethostname,
+    "name": own_name,
     "boot_id": lambda: _text("/proc/sys/kernel/random/boot_id"),  # random(4): of this kernel since it started
     "kernel": platform.release,
     "system": lambda: platform.freedesktop_os_release()["PRETTY_NAME"],
@@ -179,7 +188,7 @@ ON_REQUEST: dict[str, Callable[[], Any]] = {
 def serial() -> str | None:
     """The serial number of this machine by its firmware (DMI), which only root may read; None if it does not tell."""
     try:
-        return _text("/sys/class/dmi/id/product_serial") or None
+        return one_line(_text("/sys/class/dmi/id/product_serial")) or None
     except OSError:
         return None
 
@@ -193,10 +202,11 @@ def read(names: Sequence[str] | None = None) -> dict[str, Any]:
 
 def _fact(ask: Callable[[], Any]) -> Any:
     try:
-        return ask()
+        return throughout(ask(), one_line)
     except Untold as why:
-        return Unavailable(str(why), applicable=False)
+        return Unavailable(one_line(str(why)), applicable=False)
     except (OSError, ValueError, KeyError):
         return None
     except Exception as error:  # no run ends for what firmware or a program has told in a form that nobody knows
-        return Unavailable(f"what the system tells of it cannot be read ({type(error).__name__}: {error})", True)
+        said = one_line(f"{type(error).__name__}: {error}")
+        return Unavailable(f"what the system tells of it cannot be read ({said})", applicable=True)

@@ -15,6 +15,7 @@ from pytest_gpufleet.hardware.fact_tables import CALLS, NOT_HERE, named, text
 from pytest_gpufleet.hardware.software import driver_problems, software
 from pytest_gpufleet.model.gpu import CONSTANTS, Gpu, GpuTopology, Unavailable
 from pytest_gpufleet.model.language import some
+from pytest_gpufleet.redaction import one_line, throughout
 
 NVIDIA = "0x10de"
 # linux/pci_ids.h: VGA, 3D controllers (most GPUs of data centres) and other display, and the bridges NVSwitches are.
@@ -119,7 +120,8 @@ class Nvml:
     def ask(self, index: int, fact: str) -> Any:
         """One fact of one GPU as plain JSON values. Raises FactError."""
         try:
-            return text((self._p2p if fact == "p2p" else CALLS[fact])(self._nvml, self._handles[index]))
+            told = (self._p2p if fact == "p2p" else CALLS[fact])(self._nvml, self._handles[index])
+            return throughout(text(told), one_line)
         except self._nvml.NVMLError as error:
             raise FactError(f"NVML: {error}", applicable=not named(error, *NOT_HERE)) from None
         except AttributeError as error:

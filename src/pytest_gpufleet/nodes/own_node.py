@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -57,7 +56,7 @@ class OwnNode:
 
     def hello(self, settings: AgentSettings, reached: Interface, pid: int) -> say.Hello:
         return say.Hello(
-            host=settings.name or socket.gethostname(),
+            host=settings.name or host.own_name(),
             serial=host.serial(),
             pid=pid,
             version=__version__,

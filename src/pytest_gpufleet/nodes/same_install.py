@@ -4,13 +4,13 @@ something else under the same name. What is measured (torch, CUDA, NCCL, driver)
 import hashlib
 import os
 import platform
-import socket
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest_gpufleet
 from pytest_gpufleet import __version__
+from pytest_gpufleet.hardware.host import own_name
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.suite import digest
 from pytest_gpufleet.nodes.agent_process import AgentSettings
@@ -77,7 +77,7 @@ NO_FOLDER = "the folder in which this run was started is not there, or closed"
 def own(settings: AgentSettings, transport: str) -> Greeting:
     """Of this process, which the nodes are held against."""
     return Greeting(
-        host=socket.gethostname(),
+        host=own_name(),
         version=__version__,
         package=package(),
         suite=suite(Path(settings.run_folder), settings.suite),

@@ -39,11 +39,26 @@ def terminal(config: pytest.Config) -> TextIO | None:
     return stream
 
 
+class _Clean:
+    """A stream for what pytest writes: of it nothing but its own colours steers the terminal."""
+
+    def __init__(self, stream: Any, colours: bool) -> None:
+        from pytest_gpufleet.redaction import clean, clean_screen
+
+        self._stream, self._clean = stream, clean_screen if colours else clean
+
+    def write(self, text: str) -> int:
+        return int(self._stream.write(self._clean(text)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 @contextmanager
 def terminal_replaced(config: pytest.Config, stream: object) -> Iterator[None]:
-    """Let pytest show its progress there instead."""
+    """Let pytest show its progress there instead, and nothing by which warnings, names or reasons steer a terminal."""
     writer = config.pluginmanager.getplugin("terminalreporter")._tw
-    before, writer._file = writer._file, stream
+    before, writer._file = writer._file, _Clean(stream, writer.hasmarkup)
     try:
         yield
     finally:

@@ -415,6 +415,6 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        from pytest_gpufleet.report.wording import clean
+        from pytest_gpufleet.redaction import clean
 
         raise pytest.UsageError(clean(str(error))) from None

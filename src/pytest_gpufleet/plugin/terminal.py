@@ -15,6 +15,7 @@ import pytest
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.keys import RUN
+from pytest_gpufleet.redaction import clean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +37,10 @@ class Screen:
 
     def open(self, config: pytest.Config, stack: ExitStack) -> None:
         """pytest's terminal by a file descriptor of its own, until `stack` is closed; nowhere if it has none."""
-        self._stream = terminal = compat.terminal(config) or io.StringIO()
+        terminal = compat.terminal(config)
+        if terminal is not None:
+            stack.enter_context(compat.terminal_replaced(config, terminal))
+        self._stream = terminal = terminal or io.StringIO()
         try:
             descriptor = os.dup(terminal.fileno())
         except (OSError, ValueError):
@@ -46,6 +50,7 @@ class Screen:
 
     def tell(self, text: str) -> None:
         """A line at once; may be called in a handler of a signal."""
+        text = clean(text)
         if self._below is not None:
             self._below.tell(text)
             return

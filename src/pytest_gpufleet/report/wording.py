@@ -2,7 +2,6 @@
 
 import gettext
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -15,6 +14,8 @@ from pytest_gpufleet.model.language import Language, Said, Say, english, some
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS, Metric
 from pytest_gpufleet.model.place import CALLED, WORLD, Place, Where
+from pytest_gpufleet.redaction import clean as clean
+from pytest_gpufleet.redaction import one_line as one_line
 
 # What the report says, in the language of its reader: gettext, with one catalogue a language beside this file.
 #
@@ -58,18 +59,6 @@ LEADING = {name for name, condition in CONDITIONS.items() if condition.leads}
 # What changes along a curve: small messages are launched in CUDA graphs, large ones one by one.
 ALONG = {"bytes": ("bytes", "method"), "nodes": ("nodes", "ranks")}
 SIGNS = {"min": "≥", "max": "≤"}
-
-# Colour codes first, as whole sequences; then every control character that is not white space, those that turn the
-# direction of writing, so that a line reads otherwise than it stands there, and the halves of surrogate pairs, which no
-# UTF-8 file can hold.
-_UNPRINTABLE = re.compile(
-    r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]|[\ud800-\udfff]"
-)
-
-
-def clean(text: str) -> str:
-    """`text` without what could upset a terminal or a file: broken machines write anything."""
-    return _UNPRINTABLE.sub("", text.replace("\r\n", "\n"))
 
 
 def capitalised(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -108,7 +107,7 @@ class OwnMachine(Ground):
     def standing(self) -> list[NodeStanding]:
         machine = self.machine
         topology = replace(self.topology, gpus=machine.gpus)
-        return [NodeStanding(0, socket.gethostname(), host.serial(), topology, machine.host, machine.taken)]
+        return [NodeStanding(0, host.own_name(), host.serial(), topology, machine.host, machine.taken)]
 
     def read_now(self, fact: str) -> list[Any]:
         """A fact of every GPU at this moment."""

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import platform
-import socket
 import stat
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet import __version__
+from pytest_gpufleet.hardware.host import own_name
 from pytest_gpufleet.hardware.software import of_this_process, relevant
 from pytest_gpufleet.hardware.tools import RunTool, Untold, output
 from pytest_gpufleet.model import codec
@@ -228,7 +228,7 @@ def _header(run: Run, arguments: Sequence[str]) -> dict[str, Any]:
     started_by = command_line(arguments)
     return {
         "schema": SCHEMA,
-        "host": socket.gethostname(),
+        "host": own_name(),
         "nodes": codec.plain([node.found for node in ground.standing]),
         "utc": run.started.isoformat(timespec="seconds"),
         "command": started_by.typed,
