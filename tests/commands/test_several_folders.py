@@ -150,11 +150,11 @@ def test_what_got_worse_as_csv(told, tmp_path):
 def test_no_word_of_evidence_is_a_formula_and_no_figure_is_nan(told, tmp_path):
     folders = [
         runs.record(tmp_path / name, host, {"busbw world": float("nan")})
-        for name, host in (("a", '=HYPERLINK("http://x")'), ("b", "@b"))
+        for name, host in (("a", '=HYPERLINK("http://x")'), ("b", "@b; -1;=1+1\t+1"))
     ]
     file = tmp_path / "figures.csv"
     told("compare", *folders, "--csv", file)
-    assert {row["host"] for row in rows(file)} == {'\'=HYPERLINK("http://x")', "'@b"}
+    assert {row["host"] for row in rows(file)} == {'\'=HYPERLINK("http://x")', "'@b;' -1;'=1+1\t'+1"}
     assert all(row["value"] not in ("nan", "inf") for row in rows(file))
 
 

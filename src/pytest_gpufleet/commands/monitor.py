@@ -1,7 +1,6 @@
 """`gpufleet monitor`: what all GPUs do, now."""
 
 import argparse
-import csv
 import json
 import queue
 import signal
@@ -104,17 +103,20 @@ def _json(topology: GpuTopology, running: Callable[[], str]) -> Show:
 @contextmanager
 def _csv(path: Path, topology: GpuTopology) -> Iterator[Show]:
     """A row for each GPU and sample; the first line of a new file has the names. What cannot be had is empty."""
+    from pytest_gpufleet.report.exports import csv_text
+
     try:
         file = safe_files.append_to(path)
     except OSError as error:
         raise Refused(f"{path} cannot be written: {error.strerror}") from None
     with file:
-        writer = csv.DictWriter(file, ["time", "gpu", "uuid", *READINGS])
+        columns = ("time", "gpu", "uuid", *READINGS)
         if file.tell() == 0:
-            writer.writeheader()
+            file.write(csv_text([columns]))
 
         def show(sample: Sample) -> None:
-            writer.writerows({"time": sample.time, **row} for row in _rows(topology, sample))
+            rows = ({"time": sample.time, **row} for row in _rows(topology, sample))
+            file.write(csv_text([row.get(column) for column in columns] for row in rows))
             file.flush()
 
         yield show

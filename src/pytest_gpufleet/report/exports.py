@@ -4,6 +4,7 @@ a row a point, to experiment trackers and spreadsheets."""
 import csv
 import io
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,22 +17,21 @@ from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.wording import ALONG, clean
+from pytest_gpufleet.report.wording import ALONG, clean, one_line
 from pytest_gpufleet.verdict.across_runs.drift import Drift, Worsened
 from pytest_gpufleet.verdict.across_runs.run_comparison import Figure, Outlier, RunComparison, figures
 from pytest_gpufleet.verdict.fleet.equality import Difference
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that spreadsheets compute (OWASP, "CSV Injection")
+# How a cell begins that spreadsheets compute (OWASP, "CSV Injection"); in many countries they split at ";".
+FORMULA = re.compile(r"(^|[;\t])(?=\s*[=+@-])")
 
 Cell = str | float | Mapping[str, Condition] | None
 Row = Sequence[Cell]
 
 
-def csv_text(columns: Row, rows: Iterable[Row]) -> str:
+def csv_text(rows: Iterable[Row]) -> str:
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(map(_cell, row) for row in rows)
+    csv.writer(file, lineterminator="\n").writerows(map(_cell, row) for row in rows)
     return file.getvalue()
 
 
@@ -40,8 +40,7 @@ def _cell(value: Cell) -> str | float:
     if isinstance(value, Mapping):
         value = "; ".join(f"{name}={each}" for name, each in value.items())
     if isinstance(value, str):
-        line = " ".join(clean(value).splitlines())
-        return f"'{line}" if line.startswith(FORMULA) else line
+        return FORMULA.sub(r"\1'", one_line(value))
     return value if value is not None and math.isfinite(value) else ""
 
 
@@ -139,7 +138,7 @@ def values_over_time(drift: Drift) -> str:
 
 
 def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    return csv_text(COLUMNS, ([row.get(column) for column in COLUMNS] for row in rows))
+    return csv_text((COLUMNS, *([row.get(column) for column in COLUMNS] for row in rows)))
 
 
 def _run(name: str, record: Record) -> dict[str, str]:
@@ -290,8 +289,8 @@ def _words(conditions: Mapping[str, Condition]) -> str:
 def to_csv(about: About, points: Sequence[Point], folder: Path) -> None:
     """A file for each kind."""
     for kind, of_kind in grouped((point.kind, point[1:]) for point in points).items():
-        safe_files.write_text(folder / f"{kind}.csv", csv_text(Point._fields[1:], of_kind))
-    safe_files.write_text(folder / "run.csv", csv_text(("name", "value"), about.items()))
+        safe_files.write_text(folder / f"{kind}.csv", csv_text((Point._fields[1:], *of_kind)))
+    safe_files.write_text(folder / "run.csv", csv_text((("name", "value"), *about.items())))
 
 
 def to_tensorboard(about: About, points: Sequence[Point], folder: Path) -> None:
