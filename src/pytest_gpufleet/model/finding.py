@@ -1,7 +1,8 @@
 """Limits, and measurements held against them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from pytest_gpufleet.model import codec
@@ -40,6 +41,12 @@ class Finding:
             slower = {where(at): fraction for at, fraction in self.slower_than_peers.items()}
             object.__setattr__(self, "slower_than_peers", slower)
 
+    @cached_property
+    def shown(self) -> tuple[Hashable, ...]:
+        """By what a reader tells it from others."""
+        of = self.measurement
+        return of.metric, self.state, frozenset(of.conditions.items()), frozenset(of.values.items())
+
     def properties(self) -> list[tuple[str, str]]:
         """The figures as names and values, for junit.xml."""
         metric, unit = self.measurement.metric, self.measurement.unit
@@ -61,9 +68,7 @@ def distinct(findings: Iterable[Finding]) -> list[Finding]:
     """The findings without those whose figures another check has shown already: they were measured once."""
     first: dict[object, Finding] = {}
     for finding in findings:
-        measurement = finding.measurement
-        figures = frozenset(measurement.conditions.items()), frozenset(measurement.values.items())
-        first.setdefault((measurement.metric, finding.state, figures), finding)
+        first.setdefault(finding.shown, finding)
     return list(first.values())
 
 

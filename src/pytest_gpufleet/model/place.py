@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 CALLED = {
@@ -23,23 +24,22 @@ class Where:
     No dataclass, which msgspec would take apart: in JSON it is a text, also as a key (see `codec`).
     """
 
-    __slots__ = ()
+    __slots__ = ("_key",)
+
+    _key: tuple[tuple[int, str, int], ...]  # made once: places are keys of every figure
 
     @property
     def parts(self) -> tuple[Place, ...]:
         raise NotImplementedError
 
-    def _key(self) -> tuple[tuple[int, str, int], ...]:
-        return tuple((part.node, part.kind, part.index) for part in self.parts)
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Where) and self._key() == other._key()
+        return isinstance(other, Where) and self._key == other._key
 
     def __lt__(self, other: Where) -> bool:
-        return self._key() < other._key()
+        return self._key < other._key
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self._key)
 
     def __repr__(self) -> str:
         return write(self)
@@ -57,6 +57,7 @@ class Place(Where):
         self.node: Final = node
         self.kind: Final = kind
         self.index: Final = index
+        self._key = ((node, kind, index),)
 
     @property
     def parts(self) -> tuple[Place, ...]:
@@ -80,6 +81,7 @@ class Pair(Where):
     def __init__(self, first: Place, second: Place) -> None:
         self.first: Final = first
         self.second: Final = second
+        self._key = first._key + second._key
 
     @property
     def parts(self) -> tuple[Place, ...]:
@@ -116,6 +118,7 @@ def write(where: Where) -> str:
     return f"{node}/{where.kind}{where.index}" if node else f"{where.kind}{where.index}"
 
 
+@lru_cache(maxsize=1 << 16)
 def read(text: str) -> Where:
     """The place that `write` wrote. ValueError if it is none."""
     first, dash, second = text.partition("-")

@@ -5,11 +5,12 @@ curve was measured; else one figure a row.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.metric import METRICS
@@ -87,20 +88,20 @@ def figure_tables(
 ) -> list[FigureTable]:
     """A table for each metric, in the order in which the metrics are defined; what has no value is left out."""
     known = list(METRICS)
-    measured = [finding for finding in findings if finding.measurement.values]
-    names = dict.fromkeys(finding.measurement.metric for finding in measured)
-    ordered = sorted(names, key=lambda name: known.index(name) if name in known else len(known))
+    of_names = grouped((finding.measurement.metric, finding) for finding in findings if finding.measurement.values)
     result = []
-    for name in ordered:
-        of_name = [finding for finding in measured if finding.measurement.metric == name]
-        alone = [finding for finding in of_name if per_gpu(finding)]
-        others = [finding for finding in of_name if not per_gpu(finding)]
-        sizes = {finding.measurement.conditions.get("bytes") for finding in others if _is_curve(finding)}
-        curve = [finding for finding in others if _is_curve(finding)] if len(sizes) >= FEWEST_SIZES else []
-        single = [finding for finding in others if finding not in curve]
-        forms = ((_by_gpu, alone), (_by_size, curve), (_singly, single))
-        result += [table for form, some in forms for table in form(some, sources, hosts, say)]
+    for name in sorted(of_names, key=lambda name: known.index(name) if name in known else len(known)):
+        sizes = {_nbytes(finding) for finding in of_names[name] if _is_curve(finding)}
+        curved = len(sizes) >= FEWEST_SIZES
+        forms = grouped((_form(finding, curved), finding) for finding in of_names[name])
+        result += [table for form in FORMS if form in forms for table in form(forms[form], sources, hosts, say)]
     return result
+
+
+def _form(finding: Finding, curved: bool) -> Form:
+    if per_gpu(finding):
+        return _by_gpu
+    return _by_size if curved and _is_curve(finding) else _singly
 
 
 def per_gpu(finding: Finding) -> bool:
@@ -173,8 +174,6 @@ def _pages(columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
 
 
 def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts, say: Say) -> list[FigureTable]:
-    if not findings:
-        return []
     shared, names = wording.shared_and_own(findings, say=say)
     places = any(finding.measurement.values.keys() != {WORLD} for finding in findings)
     rows = []
@@ -186,6 +185,10 @@ def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts,
         cells = [_figure(finding, worst[0], say, in_row=True), *([FigureCell(where)] if places else [])]
         rows.append(_row(finding, name, cells, sources, hosts, say))
     return [_table(findings, shared, ("Measured", *(["Where"] if places else []), "Limit", "Spread", "State"), rows)]
+
+
+Form = Callable[[Sequence[Finding], Sources, wording.Hosts, Say], list[FigureTable]]
+FORMS: tuple[Form, ...] = (_by_gpu, _by_size, _singly)
 
 
 def _table(

@@ -1,7 +1,7 @@
 """The page that somebody signs: verdict, the GPUs at a glance, what failed, every figure beside its limit."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,8 @@ STATES = ("met", LIKE_PEERS, "missed", "not judged", "for information")
 SHORTEST_DRAWN = 20.0
 MAY_DIFFER = {"steady": wording.percent(STEADY), "by_nccl": wording.percent(AS_NCCL_IS)}  # samples of a figure
 MOST_DRAWN = 24  # groups of checks with plots; the suite has ten, and evidence may come from anybody
+# More than these nobody reads, and pages of tens of thousands take minutes. Level burnin on 4 GPUs has 402 figures.
+MOST_FIGURES, MOST_FAILURES, MOST_ROWS = 4000, 200, 400
 
 LEAVES_NOTHING_OPEN = {
     "Not applicable: what this machine does not have, which leaves nothing open": inapplicable,
@@ -64,6 +66,7 @@ class Section:
     plots: Plots
     heats: list[HeatTable]
     tables: list[FigureTable]
+    left_out: int = 0  # figures
 
     @property
     def settled(self) -> bool:
@@ -114,12 +117,11 @@ def summary(record: Record, sha256: str = "", nodes: HostsPart | None = None, la
             hosts=nodes,
             standings=rows,
             legend=legend(rows),
-            failures=failed,
-            anchors=_anchors(failed),
-            sections=[
-                _section(part, said, sources, record.hosts, say, number < MOST_DRAWN)
-                for number, part in enumerate(part for part in parts if part.checks or part.findings)
-            ],
+            failures=failed[:MOST_FAILURES],
+            failures_left_out=len(failed[MOST_FAILURES:]),
+            most_rows=MOST_ROWS,
+            anchors=_anchors(failed[:MOST_FAILURES]),
+            sections=list(_sections(parts, said, sources, record.hosts, say)),
             sources=sources,
             telemetry=_telemetry(record, say),
             facts=machine_section.facts(record, say),
@@ -144,7 +146,7 @@ def _open(record: Record, say: Say) -> dict[str, Any]:
     """What the templates show of what is left open. `opened`: by group and reason the anchor of its row."""
     found = gaps(record, say)
     opened: dict[str, dict[str, str]] = {}
-    for number, gap in enumerate(found, 1):
+    for number, gap in enumerate(found[:MOST_ROWS], 1):
         opened.setdefault(gap.group, {}).setdefault(gap.reason, f"fleet-gap-{number}")
     settled = {caption: told for caption, gaps_of in LEAVES_NOTHING_OPEN.items() if (told := gaps_of(record, say))}
     return {
@@ -174,25 +176,29 @@ def _machine(topology: GpuTopology) -> dict[str, Any]:
     }
 
 
-def _section(
-    group: gpu_grid.Group,
+def _sections(
+    groups: Sequence[gpu_grid.Group],
     accused: Mapping[str, Accused],
     sources: Sources,
     hosts: wording.Hosts,
     say: Say,
-    drawn: bool,
-) -> Section:
-    # The sweep has one table, of all of its figures.
-    findings = [
-        each for each in group.findings if not (is_swept(each.measurement.conditions) and for_information(each))
-    ]
-    return Section(
-        group,
-        gpu_grid.check_lines(group, accused, say),
-        _drawn(group.findings, hosts, say) if drawn else [],
-        heat_tables(findings, hosts, say),
-        [*training_tables(group.findings, say), *figure_tables(findings, sources, hosts, say)],
-    )
+) -> Iterator[Section]:
+    room = MOST_FIGURES
+    for number, group in enumerate(group for group in groups if group.checks or group.findings):
+        every = group.findings
+        if len(every) > room:  # first what somebody has to look at
+            every = tuple(sorted(every, key=lambda finding: finding.state in SETTLED)[:room])
+        room -= len(every)
+        # The sweep has one table, of all of its figures.
+        findings = [each for each in every if not (is_swept(each.measurement.conditions) and for_information(each))]
+        yield Section(
+            group,
+            gpu_grid.check_lines(group, accused, say),
+            _drawn(every, hosts, say) if number < MOST_DRAWN else [],
+            heat_tables(findings, hosts, say),
+            [*training_tables(every, say), *figure_tables(findings, sources, hosts, say)],
+            len(group.findings) - len(every),
+        )
 
 
 def _counts(record: Record, say: Say) -> list[str]:

@@ -152,6 +152,7 @@ def _short(text: str) -> str:
     return textwrap.shorten(wording.clean(text), TWO_LINES, placeholder=" ...")
 
 
+MOST_FAILURES = 100
 MOST_MISSES = 3  # of one check
 MOST_LINES = 8  # of what it said: a line a GPU
 MOST_REASONS = 2  # for which checks do not apply
@@ -171,7 +172,8 @@ def summary_lines(record: Record, folder: str = "FOLDER") -> list[Line]:
         result += wrapped(reason, "  - ")
     if failed := failures(record, accused(record)):
         result.append((f"Failed checks: {sum(len(failure.names) for failure in failed)}", HEADING))
-        result += [line for failure in failed for line in _failure(failure)]
+        result += [line for failure in failed[:MOST_FAILURES] for line in _failure(failure)]
+        result += and_more(len(failed) - MOST_FAILURES, "  ", "failed check")
     for step in next_steps(record, folder):
         result += [*wrapped(f"Next, {step.why}:", ""), (f"  {step.command}", {})]
     carried = Counter(check.run for check in record.checks.values() if check.run)
