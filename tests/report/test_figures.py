@@ -1,5 +1,7 @@
 """The tables of figures, the matrices of pairs, and training by the number of GPUs with where efficiency is lost."""
 
+import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,8 +16,10 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.gpu_grid import groups
 from pytest_gpufleet.report.page.figure_tables import Sources, figure_tables
 from pytest_gpufleet.report.page.heat_tables import heat_tables
+from pytest_gpufleet.report.page.report_page import MOST_FAILURES, MOST_FIGURES, MOST_ROWS, summary
 from pytest_gpufleet.report.page.training_tables import EPOCH_IMAGES, efficiency_losses, training_tables
 from pytest_gpufleet.report.plots.curves import curves
+from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.report.wording import says
 from pytest_gpufleet.verdict import basis
 from tests.report.page import Page
@@ -302,3 +306,33 @@ def test_what_nothing_explains_is_said_to_be_so():
 )  # fmt: skip
 def test_nothing_is_derived_of_figures_that_lack_or_cannot_be(figures):
     assert efficiency_losses(figures) == []
+
+
+def many(count: int) -> Record:
+    """A record of so many findings of each kind: of a curve, of GPUs, missed by checks and by cases, not judged."""
+    made = {
+        "size": lambda at: figures({"world": 1.0 + at}, "busbw", bytes=8 * at + 8),
+        "gpus": lambda at: figures({"gpu0": 1.0, "gpu1": 2.0}, n=at),
+        "missed": lambda at: replace(figures({"gpu0": 1.0, "gpu1": at}), check=f"a.py::{at}", state="missed"),
+        "case": lambda at: replace(figures({"gpu0": 1.5, "gpu1": at}), check=f"a.py::c[{at}]", state="missed"),
+        "open": lambda at: replace(figures({"gpu0": 1.0, "gpu1": at}), state="not judged", reason=f"why {at}"),
+    }
+    return Record(findings=[make(at) for make in made.values() for at in range(count)], verdict="REJECTED")
+
+
+def test_what_nobody_could_read_is_counted_and_takes_no_longer_than_its_length() -> None:
+    def seconds(record: Record) -> float:
+        began = time.process_time()
+        summary(record)
+        return time.process_time() - began
+
+    few, lots = many(400), many(4000)
+    page = summary(lots)
+    assert page.count("<tr") < MOST_FIGURES + 4 * MOST_ROWS + MOST_FAILURES * 2
+    left_out = {int(told) for told in re.findall(r"<p>([\d,]+) more are in evidence.jsonl alone", page)}
+    assert left_out > {len(lots.findings) - MOST_FIGURES, 4001 - MOST_FAILURES}
+    assert "more are in" not in summary(many(20))
+    assert seconds(lots) < 30 * seconds(few)  # 100 times as long where it grows with the square
+    lines = [text for text, _ in summary_lines(lots)]
+    assert len(lines) < 1000
+    assert any("failed checks more" in line for line in lines)

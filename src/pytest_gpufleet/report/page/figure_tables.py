@@ -83,6 +83,9 @@ class FigureTable:
         return tuple(row for row in self.rows if row.for_information)
 
 
+Form = Callable[[Sequence[Finding], Sources, wording.Hosts, Say], list[FigureTable]]
+
+
 def figure_tables(
     findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts = wording.ALONE, say: Say = english
 ) -> list[FigureTable]:
@@ -187,7 +190,6 @@ def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts,
     return [_table(findings, shared, ("Measured", *(["Where"] if places else []), "Limit", "Spread", "State"), rows)]
 
 
-Form = Callable[[Sequence[Finding], Sources, wording.Hosts, Say], list[FigureTable]]
 FORMS: tuple[Form, ...] = (_by_gpu, _by_size, _singly)
 
 

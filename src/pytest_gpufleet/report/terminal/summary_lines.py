@@ -173,7 +173,7 @@ def summary_lines(record: Record, folder: str = "FOLDER") -> list[Line]:
     if failed := failures(record, accused(record)):
         result.append((f"Failed checks: {sum(len(failure.names) for failure in failed)}", HEADING))
         result += [line for failure in failed[:MOST_FAILURES] for line in _failure(failure)]
-        result += and_more(len(failed) - MOST_FAILURES, "  ", "failed check")
+        result += and_more(len(failed) - MOST_FAILURES, "  ", "failed check", "which are in evidence.jsonl")
     for step in next_steps(record, folder):
         result += [*wrapped(f"Next, {step.why}:", ""), (f"  {step.command}", {})]
     carried = Counter(check.run for check in record.checks.values() if check.run)
