@@ -88,9 +88,9 @@ def stylesheet() -> Path:
 
 def _shown(value: Any) -> Any:
     """What the template prints for a value: a dash where nothing is known, no control characters."""
-    if value is None or value == "":
-        return ABSENT
-    return value if isinstance(value, Markup | int | float) else wording.clean(str(value))
+    if isinstance(value, Markup | int | float):
+        return value
+    return ABSENT if value is None or value == "" else wording.clean(str(value))
 
 
 def _prose(text: str) -> Markup:
