@@ -81,6 +81,14 @@ def stop_report_writers(config: pytest.Config) -> Any:
     return junit
 
 
+def junit_property(config: pytest.Config, name: str, value: str) -> None:
+    """A property of all of junit.xml, as record_testsuite_property makes them, which is a fixture only."""
+    from _pytest.junitxml import xml_key
+
+    if (junit := config.stash.get(xml_key, None)) is not None:
+        junit.add_global_property(name, value)
+
+
 def takes_no_argument_alone(parser: pytest.Parser, option: str, value: str) -> None:
     """Read `option` without "=" as `option=value`: argparse would take the path behind it for its argument."""
 

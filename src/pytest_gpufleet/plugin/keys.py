@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 # Of the configuration.
 RUN = pytest.StashKey[Run]()
-# What is wrong, by the node id of the test that found it, or that ran meanwhile.
-FAULTS: pytest.StashKey[dict[str, list[Fault]]] = pytest.StashKey()
 SUPERVISED: pytest.StashKey[Supervised] = pytest.StashKey()
 KEPT_FROM_TURNS = pytest.StashKey[bool]()  # somebody has the host for himself, and does not end: see host_turns
 

@@ -262,7 +262,6 @@ def pytest_runtest_makereport(
         phases = item.stash.setdefault(PHASES, [])
         phases.append((report, error))
         if report.when == "teardown":
-            report.user_properties += listeners.fault_properties(item)
             activity = {"telemetry": run.sampling.end_of_check()} if run.sampling is not None else {}
             run.record_event("check_finished", check=check_outcome.finished(item, phases), **activity)
     return report
