@@ -1,5 +1,6 @@
 # make accept   the acceptance suite on all GPUs of this machine, or a rehearsal on CPU ranks; ARGS="--gpus 4" adds options
 # make quick    for daily work, under a minute: lint, and tests that hardly start anything, those of recorded runs first
+# make oldest   a quick rehearsal with the oldest releases that pyproject.toml allows (not of torch and matplotlib: large)
 # make test     the project's own tests
 # make release  what a release needs beside: translations, generated pages, and packages that hold what they should
 # make hosts    faults of nodes, on hosts made of namespaces with Ray on them: as root, and with nothing else at work
@@ -17,10 +18,16 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # pip does not know which builds of torch there are; uv does.
 INSTALL := $(if $(TORCH),$(PIP) uv && $(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH),$(PIP))
 
-.PHONY: accept quick test release hosts lint
+OLDEST := $(shell sed -n 's/^ *"\([a-z0-9-]*\)>=\([0-9.]*\)",$$/\1==\2/p' pyproject.toml | grep -v -e torch -e matplotlib)
+
+.PHONY: accept oldest quick test release hosts lint
 
 accept: $(READY)
 	GPUFLEET_STARTED_BY="make accept" $(BIN)/pytest acceptance/ $(ARGS)
+
+oldest: $(READY)
+	$(PIP) --upgrade --target build/oldest $(OLDEST)
+	PYTHONPATH=$(CURDIR)/build/oldest $(BIN)/python -m pytest acceptance/ --rehearse --fleet-level quick -q $(ARGS)
 
 quick: lint
 	$(BIN)/pytest -q $(QUICK) $(SIDE_BY_SIDE) $(ARGS)
