@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from pytest_gpufleet import (
     expect_none,
     not_applicable,
 )
+from pytest_gpufleet.model.events import NO_NETWORK
 from pytest_gpufleet.model.machine import Order
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes.links.host_copies import pcie_generation_under_load
@@ -411,28 +411,20 @@ def test_processors_near_each_gpu_may_be_used(machine: Machine) -> None:
 
 
 @needs_gpus
-def test_network_ports_are_active(machine: Machine, fleet_order: Order | None) -> None:
+def test_network_ports_are_active(machine: Machine, fleet_order: Order | None, fleet_network: str) -> None:
     """All InfiniBand and RoCE ports are up, at one speed
 
     A port that is down or slower than the others takes its share of every transfer between machines. Look at cable,
     transceiver and switch port: `ibstat`. A port is held against those of its kind: the same adapter model, link layer
-    and place on the adapter. Where all of a kind are down, nobody has plugged them in, and they are left out, unless
-    the order (--fleet-order) says that they are in use.
+    and place on the adapter. A kind that is down as a whole is left out where GPUs have other ports that are up, unless
+    the order (--fleet-order) says that it is in use. Where no port of the GPUs is up, all are named: if that is meant,
+    say `--fleet-network none`.
     """
-    expect_none(orders.ports_down(fleet_order, machine.host["network_ports"] or ()))
-    kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for port in assertions.ports_in_use(machine):
-        kinds.setdefault(tuple(port.get(key) for key in ("adapter", "link_layer", "function")), []).append(port)
-    used = [ports for ports in kinds.values() if any("ACTIVE" in port["state"] for port in ports)]
-    wrong = []
-    for ports in used:
-        rates = [port["rate"] for port in ports if "ACTIVE" in port["state"]]
-        usual = max(rates, key=rates.count)
-        wrong += [port for port in ports if "ACTIVE" not in port["state"] or port["rate"] != usual]
-    expect_none(
-        Fault("network_port_unlike_others", (THIS_NODE,), f"{port['port']} is {port['state']} at {port['rate']}")
-        for port in wrong
-    )
+    there = machine.host["network_ports"] or ()
+    expect_none(orders.ports_down(fleet_order, there))
+    if fleet_network != NO_NETWORK:
+        expect_none(port_rules.kinds_down(there, machine.gpus))
+    expect_none(port_rules.unlike_others(assertions.ports_in_use(machine)))
 
 
 @needs_gpus

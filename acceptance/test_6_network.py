@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Judge, Machine, World, expect_none, not_applicable
-from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.model.machine import fastest_ports
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes import adapter_loopback
 from pytest_gpufleet.verdict import port_rules
@@ -87,7 +87,7 @@ def test_gpus_reach_each_other_through_each_adapter(machine: Machine, world: Wor
     burnin. A rehearsal sends through the loopback interface.
     """
     every = machine.host["network_ports"] or () if world.gpus else [adapter_loopback.LOOPBACK_INTERFACE]
-    ports = network_ports.fastest_ports(every) if world.gpus else every
+    ports = fastest_ports(every) if world.gpus else every
     if not ports:
         not_applicable("no InfiniBand or RoCE port is active")
     found = adapter_loopback.adapters_in_loopback(world, ports)

@@ -72,6 +72,7 @@ def outcomes(here: Recorded, asked: int = 4, **more: Any) -> dict[str, Outcome]:
         "gpu_topology": here.topology,
         "gpu_profile": profile.choose(None, (gpu.name for gpu in here.topology.gpus)),
         "fleet_order": None,
+        "fleet_network": "",
         "host_now": here.machine.host.get,
         "host_before": {}.get,
         "asked_once": here.machine.host.get,

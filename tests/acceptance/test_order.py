@@ -74,13 +74,16 @@ ports = host['network_ports'] = [
 """
 
 
-def test_ports_that_are_down_everywhere_are_left_out_unless_they_were_ordered(tmp_path):
+def test_ports_that_are_down_everywhere_are_named_unless_nothing_is_asked_of_the_network(tmp_path):
     here, check = recorded(PORTS), "test_network_ports_are_active"
     order = given(RIGHT + "[[ports]]\nadapter = 'MT4129'\ncount = 4\n", tmp_path)
 
-    assert outcomes(here)[check].what == "not applicable"
-    faults = outcomes(here, fleet_order=order)[check].faults
-    assert {fault.what.partition(" ")[0] for fault in faults} == {f"mlx5_{index}/1" for index in range(4)}
+    assert outcomes(here, fleet_network="none")[check].what == "not applicable"
+    for faults in (
+        outcomes(here)[check].faults,
+        outcomes(here, fleet_order=order, fleet_network="none")[check].faults,
+    ):
+        assert {fault.what.partition(" ")[0] for fault in faults} == {f"mlx5_{index}/1" for index in range(4)}
 
 
 def test_a_run_keeps_the_order_and_others_can_be_written_from_it(run_pytest, tmp_path, capsys):

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from pytest_gpufleet.hardware import network_ports
+from pytest_gpufleet.model.machine import active
 
 COUNTERS = {
     "link_downed": "1\n", "link_error_recovery": "0\n", "symbol_error": "17\n", "port_rcv_errors": "14\n",
@@ -76,7 +77,7 @@ def test_a_port_whose_state_cannot_be_read_is_not_active(adapter):
     os.mkdir(adapter / "state")
     (port,) = network_ports.read()
     assert port["state"] == "unknown"
-    assert network_ports.active([port]) == []
+    assert active([port]) == []
 
 
 SWITCH = "pci0000:15/0000:15:01.0/0000:16:00.0"  # a root port, and the switch behind it

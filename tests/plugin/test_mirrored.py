@@ -63,7 +63,7 @@ def test_a_node_is_lost_at_the_check_at_which_it_was_whether_it_had_done_it_or_d
     [
         (["acceptance/", "--nodes", "16", "--gpus", "8"], []),
         (["--nodes=16", "--gpus=8", "--rehearse", "--rehearse=2", "--fleet-insecure"], []),
-        (["--fleet-level", "quick", "--fleet-basis=published"], ["--fleet-level", "quick", "--fleet-basis=published"]),
+        (["--fleet-level", "quick", "--fleet-network=none"], ["--fleet-level", "quick", "--fleet-network=none"]),
         (["-x", "-v", "--maxfail", "3", "--mine", "yes"], ["-v", "--mine", "yes"]),
         (["-k", "links", "-kslow", "-m", "not slow", "--deselect", "a.py::b"], []),
         (["-p", "ours", "-W", "error", "-o", "a=b"], ["-p", "ours", "-W", "error", "-o", "a=b"]),

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpufleet import MiB, Rank, Reading, World, measure, measure_all
-from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.model.place import WORLD, Pair, Place
 from pytest_gpufleet.probes import between_nodes
 from pytest_gpufleet.probes.between_nodes import affordable, collective_curve, doubling
@@ -138,31 +137,6 @@ def test_known_gradients_are_exact_however_they_are_added_up(n: int) -> None:
         assert float(parts.cumsum(0)[-1]) == float(parts.flip(0).cumsum(0)[-1]) == known_average(n)
     if n > 1:
         assert float((inputs / n)[1:].sum()) != known_average(n)
-
-
-# ---------------------------------------------------------------- what a network is
-
-
-@pytest.mark.parametrize(
-    ("ports", "gpus", "gigabits"),
-    [
-        (["400 Gb/sec (4X NDR)"] * 8, 8, 400),
-        (["200 Gb/sec (4X HDR)"] * 16, 8, 400),
-        (["100 Gb/sec (4X EDR)"] * 32, 8, 400),
-        (["400 Gb/sec (4X NDR)"] * 10, 8, 400),  # two of them for storage
-        (["400 Gb/sec (4X NDR)"] * 7, 8, 200),  # one is down
-        (["100 Gb/sec (2X HDR)"] * 16, 8, 200),
-        ([], 8, 0),
-        (["10 Gb/sec"], 8, 0),
-    ],
-)
-def test_a_network_is_told_by_its_rate_for_each_gpu(
-    ports: list[str], gpus: int, gigabits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = [{"state": "4: ACTIVE", "rate": rate} for rate in ports] + [{"state": "1: DOWN", "rate": "400 Gb/sec"}]
-    monkeypatch.setattr(network_ports, "read", lambda: told)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert between_nodes.gigabits_for_each_gpu() == gigabits
 
 
 def test_cpu_ranks_have_no_network_to_tell_of(three_nodes: World) -> None:

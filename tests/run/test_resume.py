@@ -97,6 +97,7 @@ def test_a_resumed_run_can_be_resumed(resumed, died):
     [
         (["--fleet-level=quick"], {}, "level was standard, is quick\n"),
         (["--fleet-basis=project"], {}, "what --fleet-basis asks for was physical, is project\n"),
+        (["--fleet-network=none"], {}, "what --fleet-network says was nothing, is none\n"),
         ([], {"NCCL_ALGO": "Ring"}, "variables of the environment that differ: NCCL_ALGO\n"),
     ],
 )

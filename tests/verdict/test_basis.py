@@ -154,11 +154,24 @@ def test_the_grade_stands_beside_every_limit_of_the_report(record: Record) -> No
     assert f"It stands on {TOLD}." in html
 
 
-def test_a_grade_that_there_is_not_is_refused(fleet: Callable[..., Any]) -> None:
-    run = fleet("def test_it(): pass", files={"pytest.ini": "[pytest]\nfleet_basis = best\n"})
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("fleet_basis = best", "'best' is no grade of limits"),
+        *(
+            (f"fleet_network = {wrong}", f"{wrong!r} is not the Gbit/s")
+            for wrong in ("fast", "0", "-400", "nan", "1e9")
+        ),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(fleet: Callable[..., Any], asked: str, words: str) -> None:
+    run = fleet("def test_it(): pass", files={"pytest.ini": f"[pytest]\n{asked}\n"})
     assert (run.status, run.folders) == (4, [])
-    assert "'best' is no grade of limits" in run.text
+    assert words in run.text
 
 
 def test_what_was_asked_for_is_on_record(fleet: Callable[..., Any]) -> None:
-    assert fleet("def test_it(): pass", "--fleet-basis=calibrated").record.run.basis == "calibrated"
+    run = fleet("def test_it(): pass", "--fleet-basis=calibrated", "--fleet-network=400.0")
+    assert (run.record.run.basis, run.record.run.network) == ("calibrated", "400")
+    assert json.loads((run.folders[0] / "summary.json").read_text())["run"]["network"] == "400"
+    assert "by --fleet-network" in (run.folders[0] / "report.html").read_text()

@@ -1,17 +1,26 @@
 """Figures between nodes, held against those of their peers and against limits that were made for such nodes."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import GpuTopology, joined
+from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Unavailable, joined
+from pytest_gpufleet.model.machine import gigabits_for_each_gpu
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import Pair, Place, Where, read
+from pytest_gpufleet.model.record import read as record_of
+from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.port_rules import kinds_down, unlike_others
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests import runs
+from tests.recorded.test_recorded import AS_TWO_NODES
 
 H100 = "NVIDIA H100 80GB HBM3"
 PAIRS = {"collective": "all_reduce", "bytes": 8 * GiB, "dtype": "float32", "ranks": 16, "nodes": 2, "network": 400}
@@ -24,7 +33,8 @@ def cluster(count: int, model: str = H100) -> GpuTopology:
 
 
 def judged(measurement: Measurement, nodes: int, model: str = H100) -> Finding:
-    return judge(measurement, for_gpu(model), cluster(nodes, model), "a", rehearsal=False, required=False)
+    topology = cluster(nodes, model)
+    return judge(measurement, for_gpu(model), topology, "a", rehearsal=False, required=False, network=400)
 
 
 def rails(nodes: int, **slow: float) -> Measurement:
@@ -50,9 +60,10 @@ def pairs(nodes: int, reached: float = 449.0, **slow: float) -> Measurement:
     ],
 )
 def test_a_rail_is_held_against_all_rails_of_all_nodes(slow: dict[str, float], told: list[str]) -> None:
+    """And against its limit: one direction that is slow makes both of them so."""
     finding = judged(rails(3, **slow), 3)
-    assert [str(where) for where in finding.slower_than_peers or ()] == told
-    assert finding.state == ("missed" if told else "for information")
+    assert [str(where) for where in finding.slower_than_peers or ()] == [*map(str, finding.missed)] == told
+    assert finding.state == ("missed" if told else "met")
 
 
 def test_the_rails_of_two_nodes_are_told_as_pairs() -> None:
@@ -110,4 +121,180 @@ def test_what_nodes_do_together_is_not_held_against_a_limit_of_one_machine() -> 
     del alone["nodes"]
     slow = Measurement("busbw", {"world": 50.0}, alone)
     assert judged(slow, 2).state == "missed"
-    assert judged(Measurement("busbw", {"world": 50.0}, {**alone, "nodes": 4}), 4).state == "for information"
+    of_nodes = judged(Measurement("busbw", {"world": 150.0}, {**alone, "nodes": 4}), 4)
+    assert (of_nodes.state, of_nodes.limit and of_nodes.limit.grade) == ("met", "physical")
+
+
+# ---------------------------------------------------------------- what a network can do
+
+
+def port(number: int, gigabits: float = 400, name: str = "mlx5", **other: Any) -> dict[str, Any]:
+    usual = {"state": "4: ACTIVE", "link_layer": "InfiniBand", "adapter": "MT4129", "function": "0"}
+    return {"port": f"{name}_{number}/1", "rate": f"{gigabits:g} Gb/sec (4X)", **usual, **other}
+
+
+def ports(count: int, gigabits: float = 400, first: int = 0, **other: Any) -> list[dict[str, Any]]:
+    return [port(first + number, gigabits, **other) for number in range(count)]
+
+
+def slot(lanes: int, speed: float) -> dict[str, float]:
+    return {"lanes": lanes, "speed": speed, "lanes_able": lanes, "lanes_of_port": lanes, "speed_able": speed}
+
+
+DOWN = {"state": "1: DOWN", "rate": "10 Gb/sec (4X SDR)"}
+ETHERNET = {"link_layer": "Ethernet", "adapter": "MT4119"}
+ADAPTERS = [{"network_adapters": [f"mlx5_{number}"]} for number in range(8)]
+EIGHT: list[dict[str, Any]] = [{}] * 8
+NETWORKS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], float]] = {
+    "one port a GPU": (ports(8), EIGHT, 400),
+    "two ports a GPU": (ports(16, 200), EIGHT, 400),
+    "B300": (ports(16), EIGHT, 800),
+    "one of them is down": (ports(15) + ports(1, first=15, **DOWN), EIGHT, 400),
+    "EFA": (ports(32, 100, name="rdmap", link_layer="Unknown", adapter=""), EIGHT, 400),
+    "fewer than GPUs": (ports(4, 100), EIGHT, 50),
+    "one for all": (ports(1, 100), EIGHT, 12.5),
+    "a port is down": (ports(7) + ports(1, first=7, **DOWN), EIGHT, 350),
+    "a port came up with less": (ports(7) + ports(1, 200, 7), EIGHT, 350),
+    "bonded ports": (ports(8, 200, name="mlx5_bond", **ETHERNET), EIGHT, 200),
+    "management": (ports(8) + ports(1, 25, 8, **ETHERNET), EIGHT, 400),
+    "management alone": (ports(1, 25, **ETHERNET), EIGHT, 3.125),
+    "storage, of other adapters": (ports(8) + ports(2, first=8, **ETHERNET), EIGHT, 400),
+    "storage, faster": (ports(8, 200) + ports(1, first=8, **ETHERNET), EIGHT, 200),
+    "second ports are down": (ports(8) + ports(8, first=8, function="1", **DOWN), EIGHT, 400),
+    "storage, of the same adapters": (ports(4), ADAPTERS[:2], 400),
+    "GPUs beside two adapters each": (ports(4), [{"network_adapters": ["mlx5_0", "mlx5_1"]}], 800),
+    "half of the GPUs take part": (ports(8), ADAPTERS[:4], 400),
+    "slots of PCIe 4": (ports(8, pcie=slot(16, 16.0)), EIGHT, 221.8),
+    "slots of PCIe 5": (ports(8, pcie=slot(16, 32.0)), EIGHT, 400),
+    "one wrong slot": ([*ports(7, pcie=slot(16, 32.0)), port(7, pcie=slot(8, 32.0))], EIGHT, 400),
+    "two ports of a slot": (
+        [port(number, 200, function=str(number % 2), pcie=slot(16, 16.0)) for number in range(16)], EIGHT, 221.8,
+    ),
+    "GPUs of PCIe 4": (ports(8), [{"pcie_generation_max": 4, "pcie_width_max": 16}] * 8, 221.8),
+    "all are down": (ports(8, **DOWN), EIGHT, 0),
+    "no port": ([], EIGHT, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_a_network_is_what_each_gpu_has_of_its_ports(case: str) -> None:
+    there, facts, gigabits = NETWORKS[case]
+    gpus = [Gpu(index, each) for index, each in enumerate(facts)]
+    assert gigabits_for_each_gpu(gpus, {"network_ports": there}) == gigabits
+
+
+def test_ports_of_gpus_that_take_no_part_are_not_those_of_the_others() -> None:
+    devices = {f"0000:{number}:00.0": {"kind": "gpu"} for number in range(8)}
+    gpus = [Gpu(index, {}) for index in range(4)]
+    assert gigabits_for_each_gpu(gpus, {"network_ports": ports(8), "pci_devices": devices}) == 400
+    untold = {"network_ports": Unavailable("no /sys", False), "pci_devices": Unavailable("no /sys", False)}
+    assert gigabits_for_each_gpu(gpus, untold) == 0
+
+
+@pytest.mark.parametrize("case", ["a port is down", "all are down", "B300"])
+def test_ports_that_are_down_are_named(case: str) -> None:
+    there, facts, _ = NETWORKS[case]
+    gpus = [Gpu(index, each) for index, each in enumerate(facts)]
+    found = [*kinds_down(there, gpus), *unlike_others(there)]
+    assert {fault.code for fault in found} <= {"network_port_unlike_others"}
+    assert [fault.what.partition(" ")[0] for fault in found] == [
+        each["port"] for each in there if each["state"] == DOWN["state"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "kept", "named"),
+    [
+        (EIGHT, ports(1, 25, 8, **ETHERNET), 8),  # for management
+        (EIGHT, ports(8, 200, 8, adapter="MT41692"), 0),  # the network of the GPUs is another
+        (ADAPTERS, ports(8, 25, 8, **ETHERNET), 8),  # none of which is next to a GPU
+        (EIGHT[:1], ports(1, 25, 8, **ETHERNET), 0),
+    ],
+)
+def test_a_kind_that_is_down_is_named_where_gpus_have_no_other(
+    gpus: list[dict[str, Any]], kept: list[dict[str, Any]], named: int
+) -> None:
+    down = ports(max(len(gpus), 1), **DOWN)
+    assert len(kinds_down([*down, *kept], [Gpu(index, each) for index, each in enumerate(gpus)])) == named
+
+
+# ---------------------------------------------------------------- what is required between nodes
+
+
+def all_reduce(reached: float, nbytes: int = 8 * GiB, nodes: int = 2) -> Measurement:
+    under = {"collective": "all_reduce", "bytes": nbytes, "ranks": 4 * nodes, "nodes": nodes}
+    return Measurement("busbw", {"world": reached}, under)
+
+
+def states(measured: Sequence[Measurement], network: float | None, fabric: str = "nvswitch") -> list[str]:
+    topology = replace(cluster(2, runs.UNKNOWN), fabric=fabric)
+    how = {"rehearsal": False, "required": False, "measured": measured, "network": network}
+    return [judge(each, None, topology, "a", **how).state for each in measured]
+
+
+@pytest.mark.parametrize("gigabits", [12.5, 50, 400, 800])
+@pytest.mark.parametrize(("part", "state"), [(1.0, "met"), (0.8, "missed"), (0.5, "missed"), (0.01, "missed")])
+def test_rails_and_all_reduce_are_held_against_the_network(gigabits: float, part: float, state: str) -> None:
+    """A rail at 97 %, as healthy ones, and all_reduce at 86 % (two nodes of H20)."""
+    rail = gigabits / 8 * part
+    slow = Measurement("rail_bandwidth", rails(2).values, {"at_once": "all", "bytes": GiB})
+    slow = replace(slow, values=dict.fromkeys(slow.values, 0.97 * rail))
+    assert states([slow, all_reduce(4 * 0.86 * rail)], gigabits) == [state, state]
+    assert states([slow, all_reduce(4 * 0.86 * rail)], 0) == ["not judged", "not judged"]
+    assert states([slow, all_reduce(4 * 0.86 * rail)], None) == ["for information", "for information"]
+
+
+def test_of_collectives_the_largest_all_reduce_of_all_nodes_is_required() -> None:
+    few, fewer = all_reduce(1.0, 64 * MiB), all_reduce(1.0, nodes=1)
+    gathered = replace(all_reduce(1.0), conditions={**all_reduce(1.0).conditions, "collective": "all_gather"})
+    told = ["for information", "for information", "for information", "missed"]
+    assert states([few, fewer, gathered, all_reduce(130.0)], 400) == told
+    assert states([few], 400) == ["not judged"]  # with so few bytes the rate says nothing
+    assert states([few], 1) == ["met"]  # which takes 128 ms
+
+
+def test_gpus_without_a_switch_carry_between_nodes_what_they_do_in_one() -> None:
+    """Eight L40S with 400 Gb/s each: PCIe is slower."""
+    one = replace(all_reduce(20.0), conditions={"collective": "all_reduce", "bytes": 8 * GiB, "ranks": 4})
+    assert states([one, all_reduce(15.0)], 400, "pcie") == ["for information", "met"]
+    assert states([one, all_reduce(13.0)], 400, "pcie") == ["for information", "missed"]
+    assert states([one, all_reduce(15.0)], 400)[1] == "missed"
+
+
+HOST = [port(0)]
+BOUND = ["rail0-node1/rail0"]
+
+
+@pytest.mark.parametrize(
+    ("there", "said", "part", "verdict"),
+    [
+        (HOST, "", 1.0, "ACCEPTED"),
+        (HOST, "", 0.5, "REJECTED"),
+        (HOST, "", 0.1, "REJECTED"),
+        (HOST, "", 0.01, "REJECTED"),
+        ([], "", 1.0, "INCOMPLETE"),
+        ([], "none", 0.01, "ACCEPTED"),
+        (HOST, "none", 0.01, "ACCEPTED"),
+        ([], "200", 0.5, "ACCEPTED"),
+        ([], "400", 0.5, "REJECTED"),
+    ],
+)
+def test_what_two_recorded_nodes_come_to_with_a_network(
+    there: list[dict[str, Any]], said: str, part: float, verdict: str
+) -> None:
+    """Of a single H200 each, with what a network of 400 Gb/s carries, or a part of it, in place of their loopback."""
+    record = record_of(AS_TWO_NODES / "evidence.jsonl")
+    record.run = msgspec.structs.replace(record.run, network=said)
+    for number, found in record.machines.items():
+        record.machines[number] = msgspec.structs.replace(found, host={**found.host, "network_ports": there})
+    reached = {"rail_bandwidth": 48.0 * part, "busbw": 43.0 * part}
+    for number, finding in enumerate(record.findings):
+        if value := reached.get(finding.measurement.metric):
+            figures = replace(finding.measurement, values=dict.fromkeys(finding.measurement.values, value))
+            record.findings[number] = replace(finding, measurement=figures)
+    again = judge_again(record, for_gpu("NVIDIA H200"))
+    assert again.verdict == verdict
+    missed = [str(at) for each in again.findings if each.state == "missed" for at in each.missed]
+    assert missed == ([*BOUND, *BOUND, "world"] if verdict == "REJECTED" else [])
+    told = {"none": "nothing was asked of the network", "": "--fleet-network"}.get(said, f"{said} Gbit/s of each GPU")
+    assert any(told in reason for reason in again.reasons) == (bool(said) or verdict == "INCOMPLETE") or missed

@@ -26,6 +26,8 @@ from pytest_gpufleet.verdict.physical_limits import (
     PAIR,
     POWER,
     PRODUCTS,
+    RAIL,
+    RAILS_TOGETHER,
     TOGETHER,
     physical_limit,
 )
@@ -338,7 +340,7 @@ def test_the_documentation_has_every_part() -> None:
     _, _, section = text.partition("### Physical limits")
     section, _, _ = section.partition("### Conditions")
     parts = [MEMORY, HOST, HOST_PCIE_3, PAIR, PRODUCTS, POWER, TOGETHER, *COLLECTIVES.values(), *LOOPBACK.values()]
-    parts += [fraction for fraction, *_ in TRAINED.values()]
+    parts += [RAIL, RAILS_TOGETHER, *(fraction for fraction, *_ in TRAINED.values())]
     assert [part for part in parts if f"{part:.0%}".replace("%", " %") not in section] == []
     assert [name for name in COLLECTIVES if f"`{name}`" not in section] == []
 

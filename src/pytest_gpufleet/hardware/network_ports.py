@@ -2,8 +2,6 @@
 
 import errno
 import os
-import re
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -61,24 +59,6 @@ def carried(port: str) -> tuple[int, int] | None:
         sent, received = (size * int((counters / name).read_text()) for name in names)
         return sent, received
     return None
-
-
-def fastest_ports(ports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The active InfiniBand and RoCE ports at the highest rate, as `read` gives them: those that GPUs use. Slower ones
-    are for storage and management."""
-    rdma = [port for port in active(ports) if port.get("link_layer") in ("InfiniBand", "Ethernet") and gigabits(port)]
-    most = max(map(gigabits, rdma), default=0)
-    return [port for port in rdma if gigabits(port) == most]
-
-
-def active(ports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [port for port in ports if "ACTIVE" in (port["state"] or "")]
-
-
-def gigabits(port: Mapping[str, Any]) -> int:
-    """Gb/s of "400 Gb/sec (4X NDR)"; 0 if the system does not tell."""
-    found = re.match(r"\d+", port["rate"] or "")
-    return int(found[0]) if found else 0
 
 
 def nearest(device: Path) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from pytest_gpufleet.hardware import network_ports, tools
 from pytest_gpufleet.hardware.tools import Untold
+from pytest_gpufleet.model.machine import fastest_ports
 
 # Modules by which an adapter's driver asks NVIDIA's for memory: the driver's own, the one before it, and that of EFA.
 MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
@@ -46,7 +47,7 @@ def read() -> list[dict[str, Any]]:
     """Of each active InfiniBand or RoCE port at the highest rate of this host its `port` ("mlx5_0/1") and what it wrote
     to itself, `gigabits` a second in writes of so many `bytes`; of one that could not `why`. Untold where there is no
     such port, or perftest is not installed or too old, or no port could."""
-    ports = network_ports.fastest_ports(network_ports.read())
+    ports = fastest_ports(network_ports.read())
     if not ports:
         raise Untold("no InfiniBand or RoCE port is active")
     told = tools.output(PROGRAM, "--help", statuses=(0, 1))

@@ -143,7 +143,7 @@ CONDITIONS: dict[str, ConditionType] = {
     "optimizer": ConditionType(("sgd", "adam", "adamw")),
     "nvls": ConditionType(bool, "NVLS {}", {True: "NVLS on", False: "NVLS off"}),
     "algorithm": ConditionType(ALGORITHMS, "algorithm {}"),  # that NCCL_ALGO asks for
-    "network": ConditionType(int, "{} Gb/s of network a node"),
+    "network": ConditionType(int, "{} Gb/s of network a GPU"),
     "port_rate": ConditionType(int, "ports of {} Gb/s"),
     "queue_depth": ConditionType(int, "queue depth {}"),
     "nccl": ConditionType(int, "NCCL {}"),  # as NCCL writes its version: 22809 is 2.28.9

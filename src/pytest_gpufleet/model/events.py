@@ -120,6 +120,8 @@ T = TypeVar("T")
 OfNodes = Annotated[list[T], Meta(min_length=1)]
 VerdictWord = Literal["ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL"]
 Secured = Literal["token", "loopback", "insecure"]
+NO_NETWORK = "none"  # what --fleet-network says where nothing is asked of it
+Network = Annotated[str, Meta(pattern=rf"^({NO_NETWORK}|[0-9.]+)?$")]
 Sum = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]  # SHA-256; "" of what is not there
 
 
@@ -280,6 +282,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     """What evidence says of its run first. `gpus`: what --gpus asked for. `deadline_seconds`: 0 if there was none.
     `basis`: the lowest grade of a limit that a figure may be held against which needs one. `notes`: what --fleet-note
     gave. `commit`: of the checkout that the suite ran from, with "-dirty" where files differed from it; "" without one.
+    `network`: what --fleet-network said, if anything.
 
     Of a run on many nodes: `nodes_wanted` is what --nodes asked for (0: whatever is there), `transport` what carries
     messages ("local", or "ray" with its version), `secured` how the cluster keeps strangers out, and `interfaces` those
@@ -295,6 +298,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     burn_in_seconds: Amount = 0
     deadline_seconds: Amount = 0
     basis: Grade = "physical"
+    network: Network = ""
     gpus: str = ""
     gpus_present: Count = 0
     rehearsal: bool = False

@@ -224,7 +224,7 @@ FACTS = {
 # What several nodes do together is under `nodes`: limits of one node with as many ranks do not hold for it.
 EXTRAORDINARY = ("optimizer", "workload", "method", "nodes")
 
-# Of figures between nodes: Gb/s of all network ports of a node, and what NCCL makes of them.
+# Of figures between nodes: Gb/s of the network that each GPU has, and what NCCL makes of it.
 BETWEEN_NODES = ("nodes", "network", "nccl", "algorithm")
 _TRANSFER = ("collective", "bytes", "dtype", "ranks", "in_place", "nvls", "fabric", "method", *BETWEEN_NODES)
 _TRAINING = ("model", "recipe", "ranks", "batch", *EXTRAORDINARY)
@@ -257,3 +257,8 @@ _MEASURED_UNDER: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("method",), ("step_power", "power_swing", "step_skew", "step_retention")),
 )  # fmt: skip
 MEASURED_UNDER = {name: under for under, names in _MEASURED_UNDER for name in names}
+
+
+def over_network(metric: str, conditions: Mapping[str, Condition]) -> bool:
+    """Whether it is what the network between nodes carries. A rail is nothing else."""
+    return "network" in MEASURED_UNDER.get(metric, ()) and ("nodes" in conditions or metric == "rail_bandwidth")

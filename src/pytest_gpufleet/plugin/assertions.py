@@ -13,7 +13,7 @@ from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.gpu import COUNTERS, Gpu, GpuTopology, Unavailable, check_name
-from pytest_gpufleet.model.machine import Machine, Order
+from pytest_gpufleet.model.machine import Machine, Order, active
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.plugin import listeners
 from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
@@ -22,7 +22,6 @@ from pytest_gpufleet.verdict.health_rules import sxids, untold, xids_of, xids_of
 from pytest_gpufleet.verdict.host_rules import log_rules
 from pytest_gpufleet.verdict.judgement import LimitMissed, set_aside, to_measure_again
 from pytest_gpufleet.verdict.orders import asks, held_against
-from pytest_gpufleet.verdict.port_rules import active
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,12 @@ def fleet_level(pytestconfig: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
+def fleet_network(pytestconfig: pytest.Config) -> str:
+    """What --fleet-network says of the network between nodes: Gbit/s of each GPU, or none; "" if nothing."""
+    return pytestconfig.stash[RUN].options.network
+
+
+@pytest.fixture(scope="session")
 def disk_folder(pytestconfig: pytest.Config) -> Path | None:
     """The folder of --fleet-disk-folder, in which a drive may be tested; None if there is none."""
     return pytestconfig.stash[RUN].options.disk_folder

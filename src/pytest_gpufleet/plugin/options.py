@@ -30,6 +30,7 @@ from pytest_gpufleet.run.settings import (
     gpu_count,
     interval,
     lacking,
+    network,
     node_count,
     note,
     path,
@@ -220,6 +221,12 @@ OPTIONS = (
         "--fleet-basis", "basis", _grade, "GRADE",
         "what limits have to be at least: contract, calibrated, published, project or physical (the default); where a "
         "figure that needs a limit has a lower one, the verdict is INCOMPLETE",
+        site=True,
+    ),
+    Option(
+        "--fleet-network", "network", network, "none|GBIT",
+        "Gbit/s, one way, that each GPU has of the network between nodes (default: by the ports that are up); none: "
+        "nothing is asked of it, and no port has to be up",
         site=True,
     ),
     Option(

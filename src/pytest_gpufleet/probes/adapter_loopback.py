@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.machine import Port, gigabits, slot_gigabits
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import Place, Where
@@ -25,11 +25,8 @@ from pytest_gpufleet.world.failure import RankFailure
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
-Port = Mapping[str, Any]
-
 LOOPBACK_BYTES = Size(256 * MiB, rehearsal=1 * MiB)  # at 25 GB/s 256 MiB take 10 ms
 SECONDS = 60.0  # for one turn, with the start of NCCL
-PAYLOAD = 128 / 130  # of the bits on a PCIe link, from generation 3 on
 # What leaves the network alone to NCCL (its manual, "Environment Variables"). Ranks that seem to be on different hosts
 # need no more to take the network, also where a machine's settings forbid it within one (NCCL_NET_DISABLE_INTRA).
 THROUGH_THE_NETWORK = {
@@ -102,18 +99,12 @@ def adapter_bandwidth(
     values: dict[Where, float] = {place: median(figures[name]) for place, name in by_place.items()}
     samples: dict[Where, tuple[float, ...]] = {place: tuple(figures[name]) for place, name in by_place.items()}
     used = [port for port in every if port["port"] in figures]
-    slots = max((_slot(port) for port in used), default=0)
-    rate = max(map(network_ports.gigabits, used), default=0)
+    slots = max((int(slot_gigabits(port)) for port in used), default=0)
+    rate = max((int(gigabits(port)) for port in used), default=0)
     rate = min(rate, slots) if slots else rate
     conditions: dict[str, Condition] = {"method": method, "bytes": nbytes, "port_rate": rate}
     names = {str(place): name for place, name in by_place.items()}
     return Measurement("nic_bandwidth", values, conditions, samples, names)
-
-
-def _slot(port: Port) -> int:
-    """Gb/s that the PCIe link of an adapter carries in one direction; 0 if nobody tells."""
-    link = port.get("pcie") or {}
-    return int(link.get("lanes", 0) * link.get("speed", 0) * PAYLOAD)
 
 
 def _ranks(pair: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ import torch
 from pytest_gpufleet.hardware import network_ports
 from pytest_gpufleet.hardware.software import steering
 from pytest_gpufleet.model.conditions import ALGORITHMS, Condition
+from pytest_gpufleet.model.machine import active
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.place import Pair, Place, Where
@@ -31,34 +32,21 @@ from pytest_gpufleet.probes.timing import RUN_SECONDS, agree, everyones
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
-# Gb/s of a GPU's part of the network, as nodes are sold: 8x 400, 16x 200 and 32x 100 for 8 GPUs are all 400 for each.
-# Ports for storage come on top, and by themselves make no other kind of node.
-RATES = (25, 50, 100, 200, 400, 800, 1600)
-
 
 def conditions(rank: Rank) -> dict[str, Condition]:
-    """Network, version and algorithm of NCCL, the same on all ranks of the group, which all call it: of the network the
-    most that any node has, since one that has lost a port is held against what it should reach; of the others what all
-    have in common. None of CPU ranks."""
+    """Version and algorithm of NCCL where all ranks of the group, which all call it, have the same. None of CPU ranks.
+    What the network can do is known to the run."""
     if rank.device.type != "cuda":
         return {}
     asked = steering().get("NCCL_ALGO", "").lower()
-    mine = [gigabits_for_each_gpu(), nccl_version(), ALGORITHMS.index(asked) if asked in ALGORITHMS else -1]
-    networks, versions, algorithms = zip(*everyones(rank, mine), strict=True)
+    mine = [nccl_version(), ALGORITHMS.index(asked) if asked in ALGORITHMS else -1]
+    versions, algorithms = zip(*everyones(rank, mine), strict=True)
     found: dict[str, Condition] = {}
-    if max(networks):
-        found["network"] = int(max(networks))
     if len({*versions}) == 1:
         found["nccl"] = int(versions[0])
     if len({*algorithms}) == 1 and algorithms[0] >= 0:
         found["algorithm"] = ALGORITHMS[int(algorithms[0])]
     return found
-
-
-def gigabits_for_each_gpu() -> int:
-    """Of all active InfiniBand, RoCE and EFA ports of this node, one of RATES; 0 without any."""
-    total = sum(map(network_ports.gigabits, network_ports.active(network_ports.read())))
-    return max((rate for rate in RATES if rate * torch.cuda.device_count() <= total), default=0)
 
 
 def nccl_version() -> int:
@@ -256,7 +244,8 @@ def affordable(world: World, sizes: Sequence[int]) -> list[int]:
 
 
 def _affordable(rank: Rank, most: int) -> int:
-    if most <= TRIAL or "network" in conditions(rank):
+    fast = rank.device.type == "cuda" and bool(active(network_ports.read()))
+    if most <= TRIAL or any(told for (told,) in everyones(rank, [fast])):
         return most
     reading = bus_bandwidth(rank, COLLECTIVE, TRIAL)
     rate = reading.value * 1e9 / COLLECTIVES[COLLECTIVE].factor(rank.size)  # bytes a second

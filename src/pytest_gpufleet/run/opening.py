@@ -237,6 +237,7 @@ def _header(run: Run, arguments: Sequence[str]) -> dict[str, Any]:
         "burn_in_seconds": run.burn_in_seconds if options.level == "burnin" else 0,
         "deadline_seconds": options.deadline or 0,
         "basis": options.basis,
+        "network": options.network,
         "gpus": str(options.gpus),
         "gpus_present": ground.gpus_present,
         "rehearsal": bool(ground.rehearsal_ranks),

@@ -31,6 +31,7 @@ RUN_FACTS = {
     "level": "level",
     "burn_in_seconds": "the length of the burn-in in seconds",
     "basis": "what --fleet-basis asks for",
+    "network": "what --fleet-network says",
     "gpus": "what --gpus asks for",
     "nodes_wanted": "what --nodes asks for",
     "gpus_present": "the number of GPUs in the machine",
@@ -128,6 +129,8 @@ def _told(value: object) -> str:
     match value:
         case None:
             return "unknown"
+        case "":
+            return "nothing"
         case bool():
             return "yes" if value else "no"
         case float():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,16 +154,15 @@ class Run:
 
     def judged(self, check: str, measurements: Iterable[Measurement], required: bool) -> list[Finding]:
         """Measurements of a check, held against this run's limits, and what is unsteady among them."""
+        from pytest_gpufleet.model.record import Record
         from pytest_gpufleet.verdict.judgement import judge, unsteady
 
         profile, topology, rehearsal = self.profile, self.ground.topology, bool(self.ground.rehearsal_ranks)
         now = tuple(measurements)
-        before = self.evidence.record.findings if self.evidence else ()
-        measured = [*(finding.measurement for finding in before), *now]
-        findings = [
-            judge(each, profile, topology, check, rehearsal=rehearsal, required=required, measured=measured)
-            for each in now
-        ]
+        record = self.evidence.record if self.evidence else Record()
+        measured = [*(finding.measurement for finding in record.findings), *now]
+        judged_by = partial(judge, profile=profile, topology=topology, check=check, measured=measured)
+        findings = [judged_by(each, rehearsal=rehearsal, required=required, network=record.network) for each in now]
         return findings + [finding for each in findings if (finding := unsteady(each))]
 
     def lock(self) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class Options:
     burn_in: float | None = None
     deadline: float | None = None
     basis: str = "physical"
+    network: str = ""  # between nodes: Gbit/s that each GPU has of it, or none
     disk_folder: Path | None = None  # where drives are written to and read
     notes: tuple[tuple[str, str], ...] = ()  # key and value; of one key the last counts
     language: Language = "en"  # of the report
@@ -113,6 +115,17 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
+
+
+def network(text: str) -> str:
+    """ "none", or the Gbit/s of a GPU as a number that is written in one way."""
+    if text == "none":
+        return text
+    if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,3})?", text) or not float(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the Gbit/s of the network that each GPU has, such as 400, nor none"
+        )
+    return f"{float(text):g}"
 
 
 def interval(text: str) -> float:

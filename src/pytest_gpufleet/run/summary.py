@@ -68,6 +68,7 @@ class OfRun(Part, frozen=True):
     transport: Annotated[str, Meta(description="Of a run on many nodes: what carries its messages.")] = ""
     secured: Annotated[Secured | None, Meta(description="How strangers are kept out of that.")] = None
     interfaces: Annotated[tuple[str, ...], Meta(description="That the ranks of each node use, in their order.")] = ()
+    network: Annotated[str, Meta(description="What --fleet-network said: Gbit/s of each GPU, or none.")] = ""
 
 
 class OfNode(Part, frozen=True):

@@ -87,11 +87,11 @@ def own_limits(record: Record, say: Say = english) -> str:
 def spared(record: Record) -> list[Finding]:
     """What figures would be without the given profile that would miss their limits then, and do not by it."""
     without = choose(None, (gpu.name for gpu in record.topology.gpus))
-    measured = [finding.measurement for finding in record.findings]
+    measured, network = [finding.measurement for finding in record.findings], record.network
     judged = (
         judge(
             finding.measurement, without, record.topology, finding.check,
-            rehearsal=False, required=finding.required, measured=measured,
+            rehearsal=False, required=finding.required, measured=measured, network=network,
         )
         for finding in distinct(record.findings)
         if finding.state != "missed" and not finding.again and finding.measurement.metric != "spread"

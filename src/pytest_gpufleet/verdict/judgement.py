@@ -9,11 +9,11 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.limit import Limit, Tolerance
 from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.metric import GiB, over_network
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.peers import slower_than_peers
-from pytest_gpufleet.verdict.physical_limits import physical_limit
+from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, is_required, physical_limit
 from pytest_gpufleet.verdict.profile import Profile
 
 STEADY = 0.05
@@ -60,22 +60,33 @@ def judge(
     rehearsal: bool,
     required: bool = True,
     measured: Sequence[Measurement] = (),
+    network: float | None = 0.0,
 ) -> Finding:
     """Hold a measurement against the limit of the profile that fits it, and each GPU against its peers.
 
     `required`: where the profile has no limit, what the hardware can do makes one, by its facts and by all figures that
     were `measured` in the run; where that says nothing either, the finding is "not judged", which makes a verdict
     incomplete. Any other figure without a limit is "for information".
+
+    `network`: of a run on many nodes the Gbit/s that each GPU has of what is between them; 0 if nobody tells, None if
+    nothing is asked of it.
     """
+    between = not rehearsal and over_network(measurement.metric, measurement.conditions)
+    if between and network:
+        measurement = replace(measurement, conditions={"network": network, **measurement.conditions})
     # First, so that a metric that contradicts the profile fails in a rehearsal too.
     limit = profile.limit_for(measurement, topology.fabric) if profile else None
     if rehearsal:
         reason = "rehearsal: figures of CPU ranks are not judged"
         return Finding(check, measurement, "not judged", reason=reason, required=required)
     tolerances = tolerances_of(measurement, profile.tolerances_for(measurement) if profile else ())
+    if between:
+        required = network is not None and (required or is_required(measurement, measured))
+        tolerances = tolerances if network is not None else ()
     finding = Finding(check, measurement, "not judged", limit, required=required, tolerances=tolerances)
     limit, why = deciding(finding, topology, measured)
     no_limit = f"{_no_limit(profile, topology)}{why and f'; nor do the facts of the hardware make one: {why}'}"
+    no_limit = why if why == UNKNOWN_NETWORK else no_limit
     return held(replace(finding, limit=limit), topology, no_limit)
 
 
@@ -149,9 +160,11 @@ def allowed_spread(measurement: Measurement) -> float:
 
 
 def unsteady(finding: Finding) -> Finding | None:
-    """A finding of its own for a judged figure whose samples differ by more than they may; else None."""
-    measurement = finding.measurement
-    judged, allowed = measurement.definition.steady and finding.state in ("met", "missed"), allowed_spread(measurement)
+    """A finding of its own for a judged figure whose samples differ by more than they may; else None. Others may use
+    the network between nodes too."""
+    measurement, allowed = finding.measurement, allowed_spread(finding.measurement)
+    judged = measurement.definition.steady and finding.state in ("met", "missed")
+    judged = judged and not over_network(measurement.metric, measurement.conditions)
     if not judged or all(spread <= allowed for spread in measurement.spread.values()):
         return None
     limit = Limit("spread", "max", allowed, "ratio", "project", STEADINESS, {}, "")

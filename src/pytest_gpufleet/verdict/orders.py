@@ -13,11 +13,10 @@ from msgspec import Meta
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Unavailable
-from pytest_gpufleet.model.machine import Machine, Order
+from pytest_gpufleet.model.machine import Machine, Order, active, gigabits
 from pytest_gpufleet.model.place import THIS_NODE, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import toml_table
-from pytest_gpufleet.verdict.port_rules import active, gigabits
 from pytest_gpufleet.verdict.toml_table import FileError, Text, table_type
 
 # What may stand in an order, and how it is read.

@@ -3,8 +3,8 @@
 A limit is a part of what the hardware can do at best (peaks.py); training is held against what this machine's memory
 and matrix products were measured at. Each part lies below the lowest that a healthy machine was seen at, and above what
 is left of the highest of the recorded ones after a fault of 30 %. So these limits find what is broken, and not what is
-a tenth slow. Where no part would be fair to every healthy machine there is no limit: collectives below 1 GiB, and all
-that does not go over NVLink.
+a tenth slow. Where no part would be fair to every healthy machine there is no limit: collectives of few bytes, and
+those of one machine that do not go over NVLink.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import ClusterTopology, Gpu, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import EXTRAORDINARY, METRICS, GiB
+from pytest_gpufleet.model.metric import EXTRAORDINARY, METRICS, GiB, over_network
 from pytest_gpufleet.verdict import peaks
 from pytest_gpufleet.verdict.peaks import NoPeak, Peak
 
@@ -54,6 +54,20 @@ TOGETHER = 0.75
 # Of the rate of a port that sends to itself. Published: gates of ib_write_bw 0.90 (A100 and H200, Azure) and 0.96
 # (oci-hpc); of NCCL in loopback 0.72 (A100, Azure). A port at its full rate that lost 30 % is left with 0.70.
 LOOPBACK: Mapping[Condition | None, float] = {"ib_write_bw": 0.71, "nccl": 0.70, "nccl at once": 0.70}
+# Between nodes: of what each GPU has of the network, with both directions busy, by a pair of GPUs. Published: gates of
+# 0.90 both ways (Imbue) and 0.96 one way (oci-hpc); a RoCE bond with one connection 0.92 (DeepEP, pull request 671).
+RAIL = 0.85
+UNKNOWN_NETWORK = (
+    "no active InfiniBand or RoCE port tells what the network between the nodes can do: say it with --fleet-network "
+    "GBIT, or none if nothing is asked of it"
+)
+# Of the rails of a node together, by an all_reduce on all nodes: a ring carries on them what it is worth as bus
+# bandwidth, whatever the number of nodes; trees and switches that reduce (NVLSTree, SHARP) may make it more. Published,
+# of 8x 400 Gb/s: 0.80 (4 nodes, RoCE, NVIDIA/nccl#1221), 0.86 (2x H20, #1244), 0.89 to 0.97 (8x H100,
+# coreweave/nccl-tests), 0.95 (4x B200, EFA, stas00/ml-engineering); 0.92 of 8x 200 (A100, oci-hpc, a gate).
+RAILS_TOGETHER = 0.70
+# At 400 GB/s from 1 GiB on it is at the speed of the network: from 2.7 ms on.
+AT_FULL_SPEED = GiB / 400e9
 # What tells that figure: each GPU at once but on its own, or, in evidence of before, one GPU with all others idle.
 ALONE = ("solo_train_throughput", "train_throughput")
 
@@ -61,11 +75,13 @@ ALONE = ("solo_train_throughput", "train_throughput")
 def physical_limit(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Limit:
     """The least that a machine with these GPUs must reach. `measured`: all figures of the run so far. NoPeak, with the
     reason, where nothing can be said."""
-    if measurement.metric not in _OF:
+    between = over_network(measurement.metric, measurement.conditions)
+    known = _BETWEEN_NODES if between else _OF
+    if measurement.metric not in known:
         raise NoPeak(f"nothing is known of what limits {measurement.definition.title}")
-    if "nodes" in measurement.conditions or isinstance(topology, ClusterTopology):
+    if not between and ("nodes" in measurement.conditions or isinstance(topology, ClusterTopology)):
         raise NoPeak("what lies between nodes is not known")
-    fraction, peak = _OF[measurement.metric](measurement, topology, measured)
+    fraction, peak = known[measurement.metric](measurement, topology, measured)
     value = Context(prec=DIGITS, rounding=ROUND_FLOOR).create_decimal(repr(fraction * peak.value))
     source = f"{100 * fraction:.0f} % of what the hardware can do at best, {peak}"
     conditions, unit = measurement.conditions, measurement.unit
@@ -147,6 +163,43 @@ def _loopback(measurement: Measurement, topology: GpuTopology, measured: Sequenc
     return fraction, Peak(rate / 8, "GB/s", f"{rate} Gb/s / 8 bits of its ports")
 
 
+def _rail(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
+    rate = measurement.conditions.get("network")
+    if not isinstance(rate, int | float):
+        raise NoPeak(UNKNOWN_NETWORK)
+    return RAIL, Peak(rate / 8, "GB/s", f"{rate:,g} Gbit/s / 8 bits that each GPU has of the network")
+
+
+def _of_all_nodes(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
+    under = measurement.conditions
+    _, rail = _rail(measurement, topology, measured)
+    if under.get("collective") != "all_reduce" or not isinstance(topology, ClusterTopology):
+        raise NoPeak("of collectives between nodes only all_reduce is looked up")
+    gpus = min((len(node.gpus) for node in topology.nodes.values() if node.gpus), default=1)
+    peak = Peak(gpus * rail.value, "GB/s", f"{gpus} x {rail.formula}")
+    if int(under.get("bytes", 0)) < min(GiB, AT_FULL_SPEED * peak.value * 1e9):
+        raise NoPeak("with so few bytes a collective is not at the speed of the network")
+    if gpus > 1 and topology.fabric != "nvswitch":  # then what lies within a node may be slower than its rails
+        of_one_node = [each for each in measured if "nodes" not in each.conditions]
+        alone = _lowest_of(of_one_node, ("busbw",), {"collective": "all_reduce", "bytes": under["bytes"]})
+        peak = _lowest([peak, Peak(alone, "GB/s", "as measured on one node")])
+    return RAILS_TOGETHER, peak
+
+
+def is_required(measurement: Measurement, measured: Iterable[Measurement]) -> bool:
+    """Whether a verdict needs this figure between nodes, whoever measured it: of each rail, and what an all_reduce
+    makes of them on the most nodes with the most bytes."""
+    own = _scale(measurement)
+    return measurement.metric == "rail_bandwidth" or bool(own and own >= max(map(_scale, measured), default=()))
+
+
+def _scale(measurement: Measurement) -> tuple[Condition, ...]:
+    under = measurement.conditions
+    of_all = measurement.metric == "busbw" and under.get("collective") == "all_reduce" and "nodes" in under
+    return (under["nodes"], under["bytes"]) if of_all else ()
+
+
+_BETWEEN_NODES = {"rail_bandwidth": _rail, "busbw": _of_all_nodes}
 _OF: dict[str, Callable[[Measurement, GpuTopology, Sequence[Measurement]], Part]] = {
     "memory_bandwidth": _memory,
     "host_bandwidth": _host,

@@ -1,14 +1,13 @@
 """What counts as healthy of network ports: their PCIe links, the errors that they count, cables and transceivers."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.machine import Port, active, adapters_near, gigabits, slot_gigabits
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import THIS_NODE
-
-Port = Mapping[str, Any]
 
 # How many errors of a port a day are still healthy: the thresholds of ibcheckerrs (infiniband-diags), which are for all
 # since the counters were cleared. A link that goes down while a run lasts is one too many.
@@ -16,12 +15,50 @@ ERRORS_A_DAY = {
     "link_downed": 0, "link_error_recovery": 10, "symbol_error": 10, "port_rcv_errors": 10,
     "local_link_integrity_errors": 10, "excessive_buffer_overrun_errors": 10,
 }  # fmt: skip
-# Of the bits on a PCIe link those that are payload, from generation 3 on.
-PAYLOAD = 128 / 130
 
 
-def active(ports: Iterable[Port]) -> list[Port]:
-    return [port for port in ports if "ACTIVE" in (port["state"] or "")]
+def unlike_others(ports: Iterable[Port]) -> list[Fault]:
+    """Ports that are down, or slower than usual, where others of their kind are up: the same adapter model, link layer
+    and place on the adapter."""
+    wrong = []
+    for kind in _kinds(ports):
+        rates = [port["rate"] for port in active(kind)]
+        usual = max(rates, key=rates.count, default=None)
+        wrong += [port for port in kind if rates and (port["rate"] != usual or not active([port]))]
+    return [_not_up(port) for port in wrong]
+
+
+def kinds_down(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
+    """Ports of a kind of which none is up and which GPUs need: no other is up, or none next to the GPUs; where nobody
+    knows which these are, there is one for each GPU, and fewer others are up. Whatever else is down, nobody may have
+    plugged in."""
+    up, near = active(ports), adapters_near(gpus) if len(gpus) > 1 else set()
+    cut_off = not any(_adapter(port) in near for port in up)
+    needed = [
+        kind
+        for kind in _kinds(ports)
+        if not active(kind)
+        and (
+            not up
+            or (cut_off and any(_adapter(port) in near for port in kind) if near else len(kind) >= len(gpus) > len(up))
+        )
+    ]
+    return [_not_up(port) for kind in needed for port in kind]
+
+
+def _kinds(ports: Iterable[Port]) -> Iterable[list[Port]]:
+    kinds: dict[Any, list[Port]] = {}
+    for port in ports:
+        kinds.setdefault(tuple(port.get(key) for key in ("adapter", "link_layer", "function")), []).append(port)
+    return kinds.values()
+
+
+def _adapter(port: Port) -> str:
+    return str(port["port"]).partition("/")[0]
+
+
+def _not_up(port: Port) -> Fault:
+    return Fault("network_port_unlike_others", (THIS_NODE,), f"{port['port']} is {port['state']} at {port['rate']}")
 
 
 def ports_behind_slow_pcie(ports: Iterable[Port]) -> list[Fault]:
@@ -29,7 +66,7 @@ def ports_behind_slow_pcie(ports: Iterable[Port]) -> list[Fault]:
     slot that is the wrong one: with fewer lanes than the adapter has, or slower than that of another port. Where all
     slots are of a generation that is too slow for these ports, the machine was built so."""
     used = active(ports)
-    fastest = max((_of_slot(port) for port in used), default=0.0)
+    fastest = max((slot_gigabits(port) for port in used), default=0.0)
     return [_fault("network_port_pcie", port, what) for port in used for what in _slow(port, fastest)]
 
 
@@ -43,20 +80,8 @@ def _slow(port: Port, fastest: float) -> list[str]:
     told = f"its PCIe link runs at {speed:g} GT/s on {lanes:g} lanes"
     if lanes < can or speed < fast:
         return [f"{told}, adapter and slot can {fast:g} GT/s on {can:g}"]
-    rate, wrong_slot = gigabits(port), lanes < link["lanes_able"] or _of_slot(port) < fastest
-    return [f"{told}, too little for its {rate:g} Gbit/s"] if _of_slot(port) < rate and wrong_slot else []
-
-
-def gigabits(port: Port) -> float:
-    """What it carries in a second: of "400 Gb/sec (4X NDR)"; 0 if it does not tell."""
-    found = re.match(r"[0-9.]+", port.get("rate") or "")
-    return float(found[0]) if found else 0.0
-
-
-def _of_slot(port: Port) -> float:
-    """What its PCIe link carries in a second, in one direction; 0 if nobody tells."""
-    link = port.get("pcie") or {}
-    return float(link.get("lanes", 0) * link.get("speed", 0) * PAYLOAD)
+    rate, wrong_slot = gigabits(port), lanes < link["lanes_able"] or slot_gigabits(port) < fastest
+    return [f"{told}, too little for its {rate:g} Gbit/s"] if slot_gigabits(port) < rate and wrong_slot else []
 
 
 def port_errors(before: Iterable[Port], now: Iterable[Port], seconds: float) -> list[Fault]:

@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import combinations
 
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.events import Check
+from pytest_gpufleet.model.events import NO_NETWORK, Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import NVLS_SINCE
 from pytest_gpufleet.model.language import Say, english, some
@@ -92,6 +92,11 @@ def remarks(record: Record, say: Say = english) -> list[str]:
         told.append(say(text, bound=bound, present=present))
     if _nvls_is_off(record):
         told.append(say("NCCL_NVLS_ENABLE=0: reductions in the NVSwitches (NVLS) were switched off and not tested"))
+    if record.run.network == NO_NETWORK:
+        told.append(say("nothing was asked of the network, as --fleet-network none says"))
+    elif record.run.network and record.of_cluster:
+        text = "the network between nodes is held against {rate} Gbit/s of each GPU, as --fleet-network says"
+        told.append(say(text, rate=record.run.network))
     told += _of_several_boards(record)
     told += remarks_on(record)
     told += log_rules.remarks(record.noticed)

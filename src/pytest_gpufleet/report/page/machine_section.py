@@ -272,6 +272,7 @@ def facts(record: Record, say: Say = english) -> dict[str, list[tuple[str, Any]]
             ),
             ("GPUs asked for", say("{gpus} of each node", gpus=run.gpus) if record.of_cluster else run.gpus),
             ("Limits asked for", say("at least {grade}", grade=say(run.basis))),
+            *([("Network between nodes, by --fleet-network", run.network)] if run.network else []),
             *([("Deadline", wording.duration(run.deadline_seconds))] if run.deadline_seconds else []),
             ("Profile", run.profile),
             ("SHA-256 of the profile", run.profile_sha256),

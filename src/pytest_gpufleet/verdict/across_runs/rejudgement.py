@@ -1,8 +1,9 @@
 """Recorded figures held against other limits, without the machine they come from."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -11,7 +12,6 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, by_check
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Grade
-from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.accusations import searched
@@ -34,8 +34,11 @@ def judge_again(
 
     `own`: of a run on many nodes the records of their own runs, by their numbers, judged again before.
     """
-    measured = [each.measurement for each in record.findings]
-    findings = [new for finding in record.findings for new in _findings(finding, record, profile, measured)]
+    anew = partial(
+        judge, profile=profile, topology=record.topology, rehearsal=record.run.rehearsal, network=record.network,
+        measured=[each.measurement for each in record.findings],
+    )  # fmt: skip
+    findings = [new for finding in record.findings for new in _findings(finding, anew)]
     now = by_check(each for each in findings if each.state == "missed")
     checks = {
         name: _check(check, now.get(name, []), searched(record, name), record.topology)
@@ -101,17 +104,12 @@ def _on_nodes(check: Check, found: Mapping[int, Check], record: Record) -> Check
     return replace(check, outcome=outcome, message=message, failed_by="other" if outcome == "failed" else "")
 
 
-def _findings(
-    finding: Finding, record: Record, profile: Profile | None, measured: Sequence[Measurement]
-) -> list[Finding]:
+def _findings(finding: Finding, anew: Callable[..., Finding]) -> list[Finding]:
     if finding.measurement.metric == "spread":  # it follows from another figure
         return []
     if finding.again:  # only the one after it counts
         return [finding]
-    new = judge(
-        finding.measurement, profile, record.topology, finding.check,
-        rehearsal=record.run.rehearsal, required=finding.required, measured=measured,
-    )  # fmt: skip
+    new = anew(finding.measurement, check=finding.check, required=finding.required)
     return [new, *filter(None, [unsteady(new)])]
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.machine import Port, active
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.verdict.host_rules.pcie_rules import Devices, below, gpus_by_address, shared_port
-from pytest_gpufleet.verdict.port_rules import Port, active
 
 # The first kernel in which RDMA adapters take memory as a DMA-BUF: drivers/infiniband/core/umem_dmabuf.c is as old.
 DMA_BUF_KERNEL = (5, 12)
