@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from types import SimpleNamespace
 
 import pynvml
@@ -11,6 +12,7 @@ import torch
 from pytest_gpufleet.hardware import host, local_node, nvml
 from pytest_gpufleet.hardware.nvml import NoGpus
 from pytest_gpufleet.model import place
+from tests.conftest import SECONDS
 from tests.hardware.fake_nvml import ANSWERS, FakeNvml, linked, plain, switched
 
 
@@ -246,6 +248,23 @@ def test_without_gpus_there_is_one_sentence_why(read, machine, words):
     text = str(caught.value)
     assert [word for word in words if word not in text] == []
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetTopologyCommonAncestor"])
+def test_a_driver_that_does_not_answer_is_told_and_may_answer_later(read, monkeypatch, call):
+    lines, told, machine = [], threading.Event(), plain(2)
+    monkeypatch.setattr(nvml, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=lines.append, flush=told.set))
+    usual = machine.nvmlInit if call == "nvmlInit" else ANSWERS[call]
+
+    def late(*args):
+        assert told.wait(SECONDS)
+        return usual(*args)
+
+    monkeypatch.setattr(machine, call, late) if call == "nvmlInit" else monkeypatch.setitem(ANSWERS, call, late)
+    assert len(read(machine).gpus) == 2
+    (line,) = set("".join(lines).splitlines())
+    assert all(word in line for word in ("driver has not answered", "dmesg", f"kill -9 {os.getpid()}"))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The GPUs as NVML, the driver's management library, describes them. Creates no GPU context."""
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -85,13 +86,37 @@ class FactError(Exception):
         self.unavailable = Unavailable(reason, applicable)
 
 
+SILENT = (
+    "the NVIDIA driver has not answered for {seconds:g} s, and nothing goes on without it: look into the kernel log "
+    "(`dmesg`) for XIDs; if `nvidia-smi` hangs too, restart the machine. `kill -9 {pid}` ends this process"
+)
+
+
+@contextmanager
+def told_if_silent() -> Iterator[None]:
+    """A line on the terminal if the driver keeps this thread waiting. What it has begun in C nobody can take back."""
+
+    def tell() -> None:
+        with suppress(Exception):  # there may be no terminal
+            print(SILENT.format(seconds=ANSWER_SECONDS, pid=os.getpid()), file=sys.stderr, flush=True)
+
+    timer = threading.Timer(ANSWER_SECONDS, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 @contextmanager
 def session() -> Iterator[Any]:
     """The initialised pynvml module. Raises NoGpus if there is no working NVML."""
     import pynvml
 
     try:
-        pynvml.nvmlInit()
+        with told_if_silent():
+            pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         reason = type(error).__name__.removeprefix("NVMLError_")
         why = NO_NVML.get(reason, f"NVML could not be initialised: {error}")
@@ -132,7 +157,8 @@ class Nvml:
     def xids(self) -> list[tuple[int, int]]:
         """The XIDs that the driver has told of since the last call (the first one arms it): (GPU, number)."""
         if self._events is None:
-            self._events = [self._armed(handle) for handle in self._handles]
+            with told_if_silent():
+                self._events = [self._armed(handle) for handle in self._handles]
         return [(index, number) for index, events in enumerate(self._events) for number in self._arrived(events)]
 
     def _armed(self, handle: Any) -> Any:
@@ -152,7 +178,8 @@ class Nvml:
 
     def present(self) -> tuple[str, ...]:
         """As LocalNode.present."""
-        return tuple(map(self._address, range(_ask(self._nvml, "nvmlDeviceGetCount") or 0)))
+        with told_if_silent():
+            return tuple(map(self._address, range(_ask(self._nvml, "nvmlDeviceGetCount") or 0)))
 
     def _address(self, index: int) -> str:
         with suppress(Exception):
@@ -214,7 +241,8 @@ def opened(
     and their topology. Raises NoGpus if NVML does not work or no GPU is visible."""
     with session() as nvml:
         try:
-            visible, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
+            with told_if_silent():
+                visible, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
         except Exception as error:  # a version of nvidia-ml-py that does not fit the driver raises anything
             raise _no_gpus(f"NVML could not list the GPUs: {error}") from None
         if not visible:
@@ -262,7 +290,8 @@ def _topology(nvml: Any, driver: Nvml, visible: Sequence[tuple[int, Any]], lost:
     versions = software()  # for which torch is imported: the driver answers meanwhile
     facts = answers.result()
     gpus = tuple(Gpu(index, known) for (index, _), known in zip(visible, facts, strict=True))
-    links = _links(nvml, [handle for _, handle in visible], gpus)
+    with told_if_silent():
+        links = _links(nvml, [handle for _, handle in visible], gpus)
     fabric = (
         "nvswitch" if any("switch" in (gpu.get("nvlink_remotes") or ()) for gpu in gpus)
         else "nvlink" if any(link.startswith("NV") for row in links for link in row)
