@@ -13,6 +13,7 @@ from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.given_limits import as_given
+from pytest_gpufleet.verdict.health_rules import TELEMETRY
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge, unsteady
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 from tests.edited_evidence import seal
@@ -108,10 +109,11 @@ def record(
     utc: str = "2026-11-21T01:40:06+00:00",
     without: str = "no file",
     suite: Suite = SUITE,
+    told: Iterable[str] = TELEMETRY,
 ) -> Path:
     """The folder of a run of level standard on 4 GPUs in which every check ran; it can be ACCEPTED if `limits` has one
     for each figure. `values`: other values, by "metric place". `failed`: checks that failed, and by what. `without`:
-    the file whose checks did not run."""
+    the file whose checks did not run. `told`: the readings of telemetry."""
     machine, values, failed = machine or topology(host), values or {}, failed or {}
     folder.mkdir(parents=True)
     evidence = Evidence(folder / "evidence.jsonl")
@@ -123,6 +125,7 @@ def record(
     )  # fmt: skip
     evidence.add("suite", manifest=suite.to_json())
     evidence.add("topology", nodes=[codec.plain(machine)])
+    evidence.add("telemetry", sample={"time": 0.0, "gpus": [dict.fromkeys(told, 30.0) for _ in machine.gpus]})
     if limits and limit:
         evidence.add("profile", profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus))))
     for check in (each for each in _checks() if without not in each.id):

@@ -20,6 +20,7 @@ from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page.report_page import summary
 from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.verdict.health_rules import TELEMETRY
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.report import standard_run
 from tests.report.page import Page
@@ -141,7 +142,7 @@ def written(
     deselected: list[str] | tuple[str, ...] = (),
     verdict: str | None = None,
     reasons: list[str] | tuple[str, ...] = (),
-    telemetry: Iterable[dict[str, Any]] = (),
+    telemetry: Iterable[dict[str, Any]] = ({"time": 1.0, "gpus": [dict.fromkeys(TELEMETRY, 1.0)] * 8},),
 ) -> Record:
     (folder / "evidence.jsonl").unlink(missing_ok=True)
     evidence = Evidence(folder / "evidence.jsonl")

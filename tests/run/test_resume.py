@@ -346,10 +346,8 @@ def test_a_run_that_only_died_spoils_nothing(first, gone_on_with):
 def test_telemetry_that_saw_nothing_spoils_the_checks_that_do_not_run_again(tmp_path):
     gpus = [replace(gpu, facts={**gpu.facts, "compute_capability": [9, 0]}) for gpu in runs.topology("node7").gpus]
     machine = replace(runs.topology("node7"), gpus=tuple(gpus))
-    first = runs.record(tmp_path / "first", machine=machine, ends=False)
-    sample = {"time": 1.0, "gpus": [{"temperature_c": 30, "power_watts": 75.0}] * 4}
-    with (first / "evidence.jsonl").open("a") as file:
-        file.write(json.dumps({"event": "telemetry", "sample": sample}) + "\n")
+    told = ("temperature_c", "power_watts")
+    first = runs.record(tmp_path / "first", machine=machine, ends=False, told=told)
     spoiled = taken(first, "spoiled")
     assert [each["in_run"] for each in spoiled] == ["first"] * 4
     assert spoiled[0]["why"].endswith("telemetry never had clock_event_reasons: no slowdown would have been seen")

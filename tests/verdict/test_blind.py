@@ -76,7 +76,11 @@ def test_telemetry_without_one_value_is_told(recorded: Record, name: str) -> Non
     assert "1 GPU without telemetry" in counted(gaps(recorded))
 
 
-def test_a_gpu_that_hung_in_every_sample_has_no_telemetry(recorded: Record) -> None:
-    for sample in recorded.telemetry:
-        sample["gpus"] = []
+@pytest.mark.parametrize("kept", ["samples of nothing", "no sample"])
+@pytest.mark.parametrize("model", ["NVIDIA H200", "NVIDIA X9000"])
+def test_telemetry_that_is_not_there_at_all_is_a_gap(recorded: Record, kept: str, model: str) -> None:
+    (gpu,) = recorded.topology.gpus
+    recorded.topology = replace(recorded.topology, gpus=(replace(gpu, facts={**gpu.facts, "name": model}),))
+    recorded.telemetry = [{**sample, "gpus": []} for sample in recorded.telemetry if kept == "samples of nothing"]
     assert len(without_telemetry(recorded)) == 1
+    assert conclude(recorded)[0] == "INCOMPLETE"

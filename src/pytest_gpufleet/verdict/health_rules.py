@@ -284,14 +284,15 @@ def untold(gpus: Iterable[Gpu], facts: Iterable[str]) -> list[str]:
 
 
 def without_telemetry(record: Record) -> list[tuple[str, str]]:
-    """The GPUs of which a reading of TELEMETRY was never had while the run lasted, with what is missing."""
-    if record.run.rehearsal or not record.telemetry:
+    """The GPUs of which a reading of TELEMETRY was never had while the run lasted, with what is missing. Every
+    GPU is in a sample, whatever it tells; that of many nodes is in their own runs."""
+    if record.run.rehearsal or record.of_cluster:
         return []
     found = []
     for position, gpu in enumerate(record.topology.gpus):
         readings = [taken for sample in record.telemetry for taken in sample["gpus"][position : position + 1]]
         never = [name for name in TELEMETRY if all(taken.get(name) is None for taken in readings)]
-        if never and _known(gpu):
+        if never and (_known(gpu) or not readings):
             found.append((gpu.identity, f"telemetry never had {_listed(never)}: no slowdown would have been seen"))
     return found
 
