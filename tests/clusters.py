@@ -125,6 +125,14 @@ def topology(*hosts: str) -> GpuTopology:
     return joined(dict(enumerate(map(runs.topology, hosts))), dict(enumerate(hosts)))
 
 
+def begun(hosts: Sequence[str], wanted: int, profile_name: str | None, machines: Sequence[str] = ()) -> Record:
+    """A run on nodes with 4 GPUs each that has just begun. `machines`: which they are, if not those of these names."""
+    record = Record()
+    record.add({"event": "run", **header(nodes(hosts), wanted, profile_name)})
+    record.add({"event": "topology", "nodes": [codec.plain(runs.topology(name)) for name in machines or hosts]})
+    return record
+
+
 def nodes(hosts: Sequence[str]) -> tuple[NodeFound, ...]:
     gpus = {host: tuple(gpu.uuid for gpu in runs.topology(host).gpus) for host in hosts}
     return tuple(NodeFound(number, host, f"SN-{host}", gpus[host]) for number, host in enumerate(hosts))

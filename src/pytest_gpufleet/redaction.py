@@ -41,6 +41,7 @@ def clean_screen(text: str) -> str:
 
 
 HIDDEN = "(hidden)"
+aliased: Callable[[str], str] = str  # puts in aliases, while a run is to have them (aliases.py)
 
 # Names of variables that promise a secret. Rather one value too many is hidden than one too few, so most count anywhere
 # in a name: APIKEY, PASSPHRASE, AUTHORIZATION. PATH, SIGNAL and AUTHOR are no secrets.
@@ -97,12 +98,12 @@ SHORTEST = 12  # of a value that is looked for everywhere: a shorter one may be 
 
 
 def redacted(text: str) -> str:
-    """`text` as it may be shown: clean, and without the secrets in it."""
+    """`text` as it may be shown: clean, without the secrets in it, and with aliases if these are wanted."""
     text = clean(text)
     for secret in _secrets():
         if secret[:SHORTEST] in text or secret[-SHORTEST:] in text:
             text = _by_value(secret).sub(HIDDEN, text)
-    return "\n".join(map(_line, text.split("\n")))
+    return aliased("\n".join(map(_line, text.split("\n"))))
 
 
 def _line(line: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.nodes import same_install
+from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.nodes.agent import Aside
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.messages import (
@@ -94,7 +94,7 @@ def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):
     (tmp_path / "test_own.py").write_text("changed")
     with controlled(settings(tmp_path, suite=("test_own.py",))) as agent:
         hello = agent.hear(Hello)
-        assert (hello.suite != first, hello.package) == (True, same_install.package())
+        assert (hello.suite != first, hello.package) == (True, code())
 
 
 def test_where_the_folder_of_the_run_is_not_there_it_says_so(tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.messages import Greeting
@@ -47,7 +48,7 @@ def test_a_node_whose_hello_cannot_be_read_is_named_by_its_greeting():
 
 def test_what_this_process_has_is_of_its_package_and_of_the_suite(folder):
     own = same_install.own(AgentSettings(str(folder), suite=("checks",)), "local")
-    assert (own.package, own.suite) == (same_install.package(), same_install.suite(folder, ["checks"]))
+    assert (own.package, own.suite) == (code(), same_install.suite(folder, ["checks"]))
     assert len(own.package) == 64
 
 

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from pytest_gpufleet.model.codec import Moment
-from pytest_gpufleet.model.events import Earlier
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.model.events import Earlier, HostFound
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.gpu import GpuTopology, Unavailable
 from pytest_gpufleet.model.record import Record, read
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.plugin import options
@@ -98,7 +99,7 @@ def test_a_resumed_run_can_be_resumed(resumed, died):
         (["--fleet-level=quick"], {}, "level was standard, is quick\n"),
         (["--fleet-basis=project"], {}, "what --fleet-basis asks for was physical, is project\n"),
         (["--fleet-network=none"], {}, "what --fleet-network says was nothing, is none\n"),
-        ([], {"NCCL_ALGO": "Ring"}, "variables of the environment that differ: NCCL_ALGO\n"),
+        ([], {"NCCL_ALGO": "Ring"}, "variable NCCL_ALGO is another\n"),
     ],
 )
 def test_another_ground_is_refused(resumed, died, arguments, environment, words):
@@ -383,12 +384,56 @@ OTHER_GPU = """
 for gpu in gpus[2:]:
     gpu["serial"] = "4711"
 """
+PORT = {"port": "mlx5_0/1", "guid": "0c42:a103:0065:a1b2", "adapter": "MT4129"}
+DIMM = {"locator": "DIMM_A1", "serial": "1F3A9C1D", "part": "M321R8GA0BB0", "bytes": 64 << 30}
+DMI = {"serial": "SN-A", "board_serial": "B-A", "chassis_serial": "C-A", "bios_version": "2.1"}
+CHASSIS = {
+    "name": "node7", "kernel": "6.8.0-45", "system": "Ubuntu 24.04", "processors": 224, "memory_bytes": 2 << 40,
+    "dmi": DMI, "processor": {"model": "Xeon 8480C", "cores": 112}, "network_ports": [PORT], "memory_modules": [DIMM],
+    "nvme": [{"name": "nvme0", "address": "0000:01:00.0", "serial": "S-1", "model": "PM9A3"}],
+    "pci_devices": {"0000:18:00.0": {"kind": "gpu", "lanes": 16, "errors": None}}, "boot_id": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ({"boot_id": "2", "memory_bytes": (2 << 40) - 4096}, []),  # a reboot
+        ({"pci_devices": {"0000:18:00.0": {"kind": "gpu", "lanes": 8, "errors": {"corrected": {}}}}}, []),
+        ({"name": "node8"}, ["machine: host name was node7, is node8"]),
+        ({"kernel": "6.8.0-50"}, ["machine: kernel was 6.8.0-45, is 6.8.0-50"]),
+        ({"memory_bytes": 1 << 40}, ["machine: memory in GiB was 2048, is 1024"]),
+        ({"processor": {"model": "Xeon 8592"}}, ["machine: model of the processors was Xeon 8480C, is Xeon 8592"]),
+        ({"dmi": {**DMI, "serial": "SN-B"}}, ["machine: serial number of the machine was SN-A, is SN-B"]),
+        ({"dmi": {**DMI, "board_serial": "B-B"}}, ["machine: serial number of the mainboard was B-A, is B-B"]),
+        ({"dmi": {**DMI, "bios_version": "2.2"}}, ["machine: version of the BIOS was 2.1, is 2.2"]),
+        ({"dmi": Unavailable("as no root", False)}, ["machine: serial number of the machine was SN-A, is unknown"]),
+        ({"network_ports": [{**PORT, "guid": "1"}]}, ["network port mlx5_0/1: guid was 0c42:a103:0065:a1b2, is 1"]),
+        ({"network_ports": []}, ["network port mlx5_0/1 is not there any more"]),
+        ({"memory_modules": [{**DIMM, "serial": "2"}]}, ["memory module DIMM_A1: serial was 1F3A9C1D, is 2"]),
+        ({"nvme": []}, ["drive 0000:01:00.0 is not there any more"]),
+        ({"pci_devices": {"0000:2a:00.0": {"kind": "gpu"}}}, [
+            "PCI device 0000:18:00.0 is not there any more", "PCI device 0000:2a:00.0 was not there"]),
+    ],
+)  # fmt: skip
+def test_another_chassis_is_refused_and_a_reboot_is_not(now, told):
+    then, here = (Record(machines={0: HostFound("", {**CHASSIS, **facts})}) for facts in ({}, now))
+    try:
+        resume.check_same(RunFolder(Path("there")), then, here)
+        lines = []
+    except Refused as refused:
+        lines = str(refused).splitlines()[1:]
+    assert [line.strip() for line in lines] == told
 
 
 @pytest.mark.parametrize(
     ("gpus", "change", "told"),
     [
-        (4, OTHER_GPU, ["GPU 2: serial number was 0000000000002, is 4711 (1 more GPU differs)"]),
+        (
+            4,
+            OTHER_GPU,
+            [f"GPU {index}: serial number was 000000000000{index}, is 4711" for index in (2, 3)],
+        ),
         (
             2,
             "machine.count = 2",
@@ -396,8 +441,8 @@ for gpu in gpus[2:]:
                 "what --gpus asks for was 4, is 2",
                 "the number of GPUs in the machine was 4, is 2",
                 "the number of ranks was 4, is 2",
-                "the GPUs were 4, the first with serial number 0000000000000, "
-                "are 2, the first with serial number 0000000000000",
+                "GPU 2 is not there any more",
+                "GPU 3 is not there any more",
             ],
         ),
     ],
@@ -417,5 +462,5 @@ def test_another_machine_is_told_in_a_sentence_for_each_thing(run_pytest, gpus, 
 def test_another_driver_is_refused_in_words_that_steer_no_terminal():
     then = replace(Record(), topology=GpuTopology(driver="\x1b[2J570"))
     with pytest.raises(pytest.UsageError, match=r"driver was .*570, is unknown") as refused, options.refusals():
-        resume.check_same(RunFolder(Path("there")), then, {"environment": {}}, GpuTopology())
+        resume.check_same(RunFolder(Path("there")), then, Record())
     assert "\x1b" not in str(refused.value)

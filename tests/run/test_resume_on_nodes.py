@@ -89,10 +89,8 @@ def test_another_set_of_nodes_is_refused(
     hosts: tuple[str, ...], wanted: int, words: str, interrupted: Callable[..., tuple[RunFolder, Record]]
 ) -> None:
     folder, then = interrupted()
-    now = clusters.header(clusters.nodes(hosts), wanted, then.run.profile)
-    now["gpus_present"] = then.run.gpus_present
     try:
-        resume.check_same(folder, then, now, clusters.topology(*hosts))
+        resume.check_same(folder, then, clusters.begun(hosts, wanted, then.run.profile))
         told = ""
     except Refused as refused:
         told = str(refused)
@@ -104,6 +102,6 @@ def test_a_gpu_that_was_exchanged_is_named_with_its_node(
     interrupted: Callable[..., tuple[RunFolder, Record]],
 ) -> None:
     folder, then = interrupted()
-    now = clusters.header(then.run.nodes, 3, then.run.profile)
+    now = clusters.begun(("gf1", "gf2", "gf10"), 3, then.run.profile, machines=("gf1", "gf2", "other"))
     with pytest.raises(Refused, match=r"gf10 GPU 0: serial number was gf10-S0, is other-S0"):
-        resume.check_same(folder, then, now, clusters.topology("gf1", "gf2", "other"))
+        resume.check_same(folder, then, now)

@@ -7,6 +7,7 @@ from pytest_gpufleet.commands import signatures
 from pytest_gpufleet.commands.command import Command, argument, examined, file, folder, printing, tell
 from pytest_gpufleet.commands.signatures import Signers
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY
 from pytest_gpufleet.verdict.verdict import DIED, ended
 
@@ -59,14 +60,22 @@ def _verify(given: argparse.Namespace) -> int:
     signers = Signers(given.allowed_signers, given.revoked_keys) if given.allowed_signers else None
     found, said = examined(folder, signers)
     record = ended(found.record)
+    if SUMMARY in found.missing and REPORT not in found.missing:
+        raise Refused(
+            f"{folder}: {SUMMARY}, which has the SHA-256 of {REPORT}, is missing, so nobody knows whether the page was "
+            f"changed; `gpufleet report {folder}` makes both again from the evidence"
+        )
     with printing():
         verdict = record.verdict if found.record.verdict else f"{record.verdict}; {DIED}"
         whose = f" of the run and of {len(record.finished)} nodes" if record.of_cluster else ""
         files = [name for name in (EVIDENCE, SUMMARY, REPORT) if name not in found.missing]
         held = f"{' and '.join(files)}{whose} belong together" if len(files) > 1 else f"{EVIDENCE}{whose} stands alone"
         tell(f"{folder}: {held}, SHA-256 {found.digest}: {verdict}")
-        if (made_by := record.run.plugin) != __version__:
-            said.append(f"made by pytest-gpufleet {made_by}, so its verdict and its summary were not derived again")
+        if not integrity.of_this_code(record):
+            said.append(
+                f"made by {record.run.made_by}, and not by this state of {__version__}: verified by what it recorded, "
+                "its verdict and its summary were not derived again"
+            )
         for line in said:
             tell(f"{folder}: {line}")
     return 0

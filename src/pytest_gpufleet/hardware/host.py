@@ -126,16 +126,18 @@ def _by_the_loader(name: str) -> str | None:
     return next((path.strip() for about, path in lines if about.split()[0] == name), None)
 
 
-# Anybody may read these (drivers/firmware/dmi-id.c). Serial numbers are for root alone, and `serial` reads the one
-# that tells machines apart.
+# Anybody may read these (drivers/firmware/dmi-id.c), but for serial numbers, which only root may.
 IDS = {
     "vendor": "sys_vendor", "product": "product_name", "board_vendor": "board_vendor", "board": "board_name",
     "bios_vendor": "bios_vendor", "bios_version": "bios_version", "bios_date": "bios_date",
+    "serial": "product_serial", "board_serial": "board_serial", "chassis_serial": "chassis_serial",
 }  # fmt: skip
 
 
 def firmware(root: Path = Path("/")) -> dict[str, str | None]:
-    """`vendor` and `product` of the machine, `board_vendor` and `board`, `bios_vendor`, `bios_version` and `bios_date`.
+    """`vendor` and `product` of the machine, `board_vendor` and `board`, `bios_vendor`, `bios_version` and `bios_date`,
+    and the serial numbers `serial` (of the machine), `board_serial` and `chassis_serial`, None where nobody but root
+    may read them.
     Untold where the system has no such firmware, as in many containers."""
     told = {key: tools.text(root / "sys/class/dmi/id" / name) for key, name in IDS.items()}
     if not any(told.values()):

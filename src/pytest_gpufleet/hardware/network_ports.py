@@ -29,8 +29,8 @@ def read() -> list[dict[str, Any]]:
     """Of each port its `port` ("mlx5_0/1"), `state` ("unknown" where the adapter does not answer) and `rate`; of what
     kind it is: `link_layer`, `adapter`, and by which `function` of the PCI device the ports of one adapter differ;
     `pcie`: lanes and GT/s of its link, 0 for what the system does not tell; `errors`: counts by name, None for one that
-    cannot be read; `traffic`: likewise, of what is no error by itself; `firmware` of the adapter; `carrier_changes` of
-    its network interface."""
+    cannot be read; `traffic`: likewise, of what is no error by itself; `firmware` and `guid` of the adapter;
+    `carrier_changes` of its network interface."""
     return [
         {
             "port": f"{port.parts[-3]}/{port.name}",
@@ -39,6 +39,7 @@ def read() -> list[dict[str, Any]]:
             "link_layer": tools.text(port / "link_layer"),
             "adapter": tools.text(port.parents[1] / "hca_type"),
             "firmware": tools.text(port.parents[1] / "fw_ver"),
+            "guid": tools.text(port.parents[1] / "node_guid"),
             "function": (device := (port.parents[1] / "device").resolve()).name.rpartition(".")[2],
             "pcie": _pcie(device),
             "errors": _counts(port / "counters", ERRORS),

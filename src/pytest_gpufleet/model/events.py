@@ -283,6 +283,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     `basis`: the lowest grade of a limit that a figure may be held against which needs one. `notes`: what --fleet-note
     gave. `commit`: of the checkout that the suite ran from, with "-dirty" where files differed from it; "" without one.
     `network`: what --fleet-network said, if anything.
+    `code`: SHA-256 over the files of pytest-gpufleet.
 
     Of a run on many nodes: `nodes_wanted` is what --nodes asked for (0: whatever is there), `transport` what carries
     messages ("local", or "ray" with its version), `secured` how the cluster keeps strangers out, and `interfaces` those
@@ -313,6 +314,7 @@ class RunHeader(Event, frozen=True, tag="run"):
     pytest: str = ""
     plugin: str = ""  # the version of pytest-gpufleet
     commit: str = ""
+    code: Sum = ""
     notes: Mapping[str, str] = {}
     language: Language = "en"  # of its report
     resumed: tuple[Earlier, ...] = ()
@@ -325,6 +327,12 @@ class RunHeader(Event, frozen=True, tag="run"):
     def began(self) -> float:
         """Seconds since the epoch; 0 if nobody says."""
         return datetime.fromisoformat(self.utc).timestamp() if self.utc else 0.0
+
+    @property
+    def made_by(self) -> str:
+        """ "pytest-gpufleet 0.4.0.dev0, commit 1f0e..., with the commit or the files by which its state is known."""
+        state = f"commit {self.commit[:12]}" if self.commit else f"files {self.code[:12]}" if self.code else ""
+        return ", ".join(filter(None, (f"pytest-gpufleet {self.plugin}", state)))
 
 
 class TopologyFound(Event, frozen=True, tag="topology"):

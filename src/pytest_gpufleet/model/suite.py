@@ -101,6 +101,22 @@ def digest(path: Path) -> str:
 
 
 @cache
+def code() -> str:
+    """SHA-256 over all files of this package: versions in development change without another number."""
+    folder = Path(str(pytest_gpufleet.__file__)).parent
+    return sum_of(folder, (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts))
+
+
+def sum_of(folder: Path, files: Iterable[Path]) -> str:
+    """Over files, by their names as seen from a folder."""
+    total = hashlib.sha256()
+    for path in sorted(set(files)):
+        name = path.relative_to(folder) if path.is_relative_to(folder) else path
+        total.update(f"{name} {digest(path)}\n".encode())
+    return total.hexdigest()
+
+
+@cache
 def belongs(path: Path) -> bool:
     """Whether a test file is one of the suite, as it was shipped."""
     return path.name in shipped().files and not altered([path])

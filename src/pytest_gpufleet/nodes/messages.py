@@ -87,10 +87,11 @@ class CheckHealth(Question, frozen=True, tag="health"):
 class RunSuite(Question, frozen=True, tag="run suite"):
     """Start a run of this node alone, as `python -m pytest` with these arguments in this folder, from which paths among
     them count. Its reports go where the agent keeps them: --fleet-dir is added. Answered when its process is there;
-    what it does comes as SuiteNews, its end as SuiteEnded."""
+    what it does comes as SuiteNews, its end as SuiteEnded. `variables`: that are to be set for it."""
 
     arguments: tuple[str, ...]
     folder: str
+    variables: Mapping[str, str] = {}
 
 
 class ReadFile(Question, frozen=True, tag="read file"):

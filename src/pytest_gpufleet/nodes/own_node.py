@@ -17,6 +17,7 @@ from pytest_gpufleet.hardware.locks import GpuTaken
 from pytest_gpufleet.hardware.nvml import NoGpus
 from pytest_gpufleet.hardware.telemetry import Sampler
 from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.nodes import messages as say
 from pytest_gpufleet.nodes import same_install
 from pytest_gpufleet.nodes.agent_process import AgentSettings
@@ -60,7 +61,7 @@ class OwnNode:
             serial=host.serial(),
             pid=pid,
             version=__version__,
-            package=same_install.package(),
+            package=code(),
             suite=same_install.suite(Path(settings.run_folder), settings.suite),
             python=platform.python_version(),
             transport=same_install.transport(settings.transport),

@@ -1,28 +1,18 @@
 """Whether all nodes of a run have the same software that carries it: else they do not understand each other, or measure
 something else under the same name. What is measured (torch, CUDA, NCCL, driver) is compared by a check."""
 
-import hashlib
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-import pytest_gpufleet
 from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware.host import own_name
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.suite import digest
+from pytest_gpufleet.model.suite import code, sum_of
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.messages import Greeting, Hello
-
-NOT_OURS = "__pycache__"  # of the interpreter
-
-
-def package() -> str:
-    """Of all files of this package."""
-    folder = Path(str(pytest_gpufleet.__file__)).parent
-    return _sum_of(folder, (path for path in folder.rglob("*") if path.is_file() and NOT_OURS not in path.parts))
 
 
 def suite(folder: Path, sources: Iterable[str]) -> str:
@@ -33,7 +23,7 @@ def suite(folder: Path, sources: Iterable[str]) -> str:
         return ""
     found = {folder / source.partition("::")[0] for source in sources}
     files = [path for place in found for path in ([*_python_files(place)] or [place])]
-    return _sum_of(folder, [*files, *(path for place in found for path in _conftest_files(folder, place))])
+    return sum_of(folder, [*files, *(path for place in found for path in _conftest_files(folder, place))])
 
 
 def _conftest_files(folder: Path, place: Path) -> Iterator[Path]:
@@ -55,14 +45,6 @@ def _python_files(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in names if name.endswith(".py"))
 
 
-def _sum_of(folder: Path, files: Iterable[Path]) -> str:
-    total = hashlib.sha256()
-    for path in sorted(set(files)):
-        name = path.relative_to(folder) if path.is_relative_to(folder) else path
-        total.update(f"{name} {digest(path)}\n".encode())
-    return total.hexdigest()
-
-
 # What has to be the same, and how it is told where it is not.
 PARTS = {
     "python": "Python {}",
@@ -79,7 +61,7 @@ def own(settings: AgentSettings, transport: str) -> Greeting:
     return Greeting(
         host=own_name(),
         version=__version__,
-        package=package(),
+        package=code(),
         suite=suite(Path(settings.run_folder), settings.suite),
         python=platform.python_version(),
         transport=transport,

@@ -80,7 +80,7 @@ class SuiteProcess:
                     [sys.executable, "-m", "pytest", *asked.arguments, f"--fleet-dir={self._reports}"],
                     cwd=asked.folder,
                     env={name: value for name, value in environment.items() if name not in NOT_PASSED_ON}
-                    | {ONE_OF_MANY: "1"},
+                    | {**asked.variables, ONE_OF_MANY: "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet import safe_files
+from pytest_gpufleet import redaction, safe_files
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.plugin import compat, listeners
 from pytest_gpufleet.report import wording
@@ -246,6 +246,8 @@ class ReportFiles:
         finally:
             if self._junit is not None:
                 self._run.write(Path(self._junit.logfile), self._write_junit)
+            if self._run.options.alias and self._run.folder.junit.exists():  # pytest puts the name of the host into it
+                self._run.write(self._run.folder.junit, _with_aliases)
             for written, copy in self._copies.items():
                 if written.exists():
                     self._run.write(copy, partial(_copy, written))
@@ -267,6 +269,10 @@ class ReportFiles:
             with suppress(OSError):
                 path.unlink()  # half of it
             raise
+
+
+def _with_aliases(path: Path) -> None:
+    safe_files.write_text(path, redaction.aliased(path.read_text(encoding="utf-8")))
 
 
 def _copy(written: Path, path: Path) -> None:

@@ -268,6 +268,11 @@ OPTIONS = (
         site=True, many=True,
     ),
     Option(
+        "--fleet-alias", "alias", bool, None,
+        "put aliases for serial numbers, UUIDs, names of hosts and users and addresses into all files of the run, the "
+        "same for the same thing, so that they can be published and still be verified, resumed and compared",
+    ),
+    Option(
         "--fleet-language", "language", _one_of("language of the report", LANGUAGES), f"{{{','.join(LANGUAGES)}}}",
         "what the report is written in (default: en); the terminal, the evidence and summary.json stay English",
         site=True,

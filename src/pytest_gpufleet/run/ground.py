@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from pytest_gpufleet import aliases
 from pytest_gpufleet.hardware import host, local_node
 from pytest_gpufleet.hardware.local_node import LocalNode, take
 from pytest_gpufleet.hardware.nvml import NoGpus
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.gpu import GpuTopology, check_name
@@ -32,7 +34,9 @@ class NodeStanding:
 
     @property
     def found(self) -> NodeFound:
-        return NodeFound(self.index, self.host, self.serial, tuple(gpu.uuid for gpu in self.topology.gpus))
+        """As all files name it."""
+        found = NodeFound(self.index, self.host, self.serial, tuple(gpu.uuid for gpu in self.topology.gpus))
+        return codec.typed(aliases.throughout(codec.plain(found)), NodeFound)
 
 
 class Ground:

@@ -10,6 +10,7 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.run.summary import Stated
@@ -46,10 +47,25 @@ def check(folder: RunFolder, nodes: bool = True) -> Checked:
     return Checked(record, digest, missing)
 
 
+def of_this_code(record: Record) -> bool:
+    """Whether this state of this version has made it, so that the same must follow from it today. A version in
+    development changes and keeps its number; what other code has made is held against what it recorded."""
+    return record.run.plugin == __version__ and record.run.code == code()
+
+
+def _against(record: Record) -> str:
+    """What no version accepts."""
+    failed = [check.id for check in record.checks.values() if check.outcome == "failed"]
+    missed = [finding.check for finding in record.findings if finding.state == "missed"]
+    return f"{failed[0]} failed" if failed else f"{missed[0]} missed a limit" if missed else ""
+
+
 def _differences(record: Record, digest: str, document: bytes | None, page: bytes | None) -> Iterator[str]:
-    verdict, same_version = ended(record).verdict or "", record.run.plugin == __version__
-    if same_version and verdict != (amounts := settled(record, record.broken).verdict) and record.verdict:
+    verdict, same_code = ended(record).verdict or "", of_this_code(record)
+    if same_code and verdict != (amounts := settled(record, record.broken).verdict) and record.verdict:
         yield f"its verdict is {verdict}, but what stands before it amounts to {amounts}"
+    if verdict == "ACCEPTED" and (bad := _against(record)):  # by any version
+        yield f"its verdict is ACCEPTED, but {bad}"
     if page is not None:
         if digest.encode() not in _SUM.findall(page):
             yield f"{REPORT} was not made of this {EVIDENCE}"
@@ -69,6 +85,6 @@ def _differences(record: Record, digest: str, document: bytes | None, page: byte
             yield f"{SUMMARY} states another verdict than {verdict}"
         if page is not None and stated.report_sha256 != page_sum:
             yield f"{REPORT} is not the one of which {SUMMARY} has the SHA-256"
-        expected = json.loads(summary.text(ended(record), digest, stated.report_sha256)) if same_version else given
+        expected = json.loads(summary.text(ended(record), digest, stated.report_sha256)) if same_code else given
         if other := [name for name in {**expected, **given} if given.get(name) != expected.get(name)]:
             yield f"{SUMMARY} does not say what {EVIDENCE} says: {', '.join(other)}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from pytest_gpufleet import aliases
 from pytest_gpufleet.model import events
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.record import Record
@@ -110,7 +111,8 @@ class NodeRuns:
                 own.path.mkdir(parents=True)
                 self.all[node.index] = NodeRun(node.index, node.host, own)
         started = [node for node, run in self.all.items() if not run.taken_over]
-        questions = {node: RunSuite(arguments[node], os.getcwd()) for node in started}
+        key = {aliases.KEY: os.environ[aliases.KEY]} if aliases.KEY in os.environ else {}
+        questions = {node: RunSuite(arguments[node], os.getcwd(), key) for node in started}
         answers = self._cluster.ask_each(questions, START_SECONDS)
         lost = self._cluster.lost
         troubles = {

@@ -11,14 +11,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet import __version__
+from pytest_gpufleet import __version__, aliases
 from pytest_gpufleet.hardware.host import own_name
 from pytest_gpufleet.hardware.software import of_this_process, relevant
 from pytest_gpufleet.hardware.tools import RunTool, Untold, output
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import SCHEMA, STARTED_BY, CommandLine
-from pytest_gpufleet.model.suite import CONFTEST, PACKAGED, shipped
+from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import CONFTEST, PACKAGED, code, shipped
 from pytest_gpufleet.redaction import command
 from pytest_gpufleet.run import conclusion, resume
 from pytest_gpufleet.run.evidence import Evidence
@@ -186,25 +187,27 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     burning = run.burn_in_seconds if run.options.level == "burnin" else 0.0
     check_evidence(run.options.folder, needed(len(ground.topology.gpus), ground.nodes, burning, run.options.interval))
     run.ranks.environment = of_this_process()
-    header = _header(run, arguments)
-    header["resumed"], carried = _resumed(run, header)
     if run.options.nodes is None:  # else each node's own run does it
         run.lock()
     standing = ground.standing
+    found = [{"taken": node.taken, "host": codec.plain(dict(node.facts))} for node in standing]
+    header, topology, machine = aliases.throughout(
+        [_header(run, arguments), {"nodes": [codec.plain(node.topology) for node in standing]}, {"nodes": found}]
+    )
+    header["resumed"], carried = _resumed(run, header, topology, machine)
     folder = RunFolder.make(run.options.folder, f"{header['host']}-{run.started:%Y%m%dT%H%M%SZ}")
     run.folder, run.evidence = folder, Evidence(folder.evidence)
     run.record_event("run", **header)
-    run.record_event("topology", nodes=[codec.plain(node.topology) for node in standing])
+    run.record_event("topology", **topology)
     if profile and run.options.profile:
         given = as_given(profile, (gpu.name for gpu in ground.topology.gpus))
         run.record_event("profile", profile=asdict(given))
     if order:
         run.record_event("order", order=codec.plain(order))
-    found = [{"taken": node.taken, "host": codec.plain(dict(node.facts))} for node in standing]
-    run.record_event("machine", nodes=found)
+    run.record_event("machine", **machine)
     if run.options.nodes is None:
-        machine = run.own_machine.machine  # what its kernel log has from before the run is shown
-        run.notice(log_rules.judged(machine.logged.host, machine.gpus, "before")[1])
+        own = run.own_machine.machine  # what its kernel log has from before the run is shown
+        run.notice(log_rules.judged(own.logged.host, own.gpus, "before")[1])
     run.record_event("suite", manifest=shipped().to_json())
     for name, content in carried:
         run.record_event(name, **content)
@@ -252,18 +255,24 @@ def _header(run: Run, arguments: Sequence[str]) -> dict[str, Any]:
         "pytest": version("pytest"),
         "plugin": __version__,
         "commit": of_checkout(),
+        "code": code(),
         "notes": dict(options.notes),
         "language": options.language,
         **run.cluster_header(),
     }
 
 
-def _resumed(run: Run, header: dict[str, Any]) -> tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]:
-    """The runs that this one goes on with, and the events that it takes over from them."""
+def _resumed(
+    run: Run, header: dict[str, Any], topology: dict[str, Any], machine: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]:
+    """The runs that this one goes on with, and the events that it takes over from them. It begins with these events."""
     if run.options.resume is None:
         return [], []
     folder = RunFolder(run.options.resume)
     then = resume.load(folder)
-    resume.check_same(folder, then, header, run.ground.topology)
+    now = Record()
+    for event in ({"event": "run", **header}, {"event": "topology", **topology}, {"event": "machine", **machine}):
+        now.add(event)
+    resume.check_same(folder, then, now)
     run.take_up(folder, then)
     return resume.history(folder, then), resume.events(folder, then)

@@ -8,16 +8,17 @@ A run on many nodes takes over the checks between nodes, if all nodes took part 
 came to their end, as they are. All other nodes run their own checks again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import read_events
+from pytest_gpufleet.model.events import HostFound, read_events
 from pytest_gpufleet.model.fault import CODES
-from pytest_gpufleet.model.gpu import SOFTWARE, Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.levels import check_name
-from pytest_gpufleet.model.record import NO_RUN, Record
+from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
@@ -42,6 +43,7 @@ RUN_FACTS = {
     "order": "the order",
     "order_sha256": "the content of the order",
     "plugin": "pytest-gpufleet",
+    "code": "the state of pytest-gpufleet",
     "python": "Python",
     "pytest": "pytest",
 }
@@ -49,10 +51,32 @@ GPU_FACTS = {
     "serial": "serial number",
     "uuid": "UUID",
     "name": "model",
+    "board_part_number": "part number of the board",
     "vbios": "VBIOS",
     "memory_bytes": "memory in bytes",
     "pci_bus_id": "PCI bus id",
 }
+# By the fact of the host where it stands. A reboot changes none of these.
+HOST_FACTS = {"name": "host name", "kernel": "kernel", "system": "system", "processors": "number of processors"}
+DMI = {
+    "serial": "serial number of the machine",
+    "board_serial": "serial number of the mainboard",
+    "chassis_serial": "serial number of the chassis",
+    "vendor": "maker",
+    "product": "product",
+    "board": "mainboard",
+    "bios_version": "version of the BIOS",
+    "bios_date": "date of the BIOS",
+}
+# Of parts of which there are several: by the fact that lists them, what they are called, by what each is known, and
+# what of it stays.
+PARTS = {
+    "memory_modules": ("memory module", ("locator", "bank"), ("serial", "part", "bytes")),
+    "network_ports": ("network port", ("port",), ("guid", "adapter")),
+    "nvme": ("drive", ("address",), ("serial", "model")),
+}
+UNREADABLE = (RUN_FACTS["profile_sha256"], RUN_FACTS["order_sha256"], RUN_FACTS["code"])
+MOST_LINES = 12
 
 # Events of which the new run has its own, or which belong to a check that runs again or passed.
 MADE_AGAIN = (
@@ -94,35 +118,69 @@ def whole_nodes(folder: RunFolder, then: Record) -> dict[int, RunFolder]:
     return whole
 
 
-def check_same(folder: RunFolder, then: Record, run: dict[str, Any], topology: GpuTopology) -> None:
-    """Refused that names what differs between the run to resume and this one, a line each."""
-    differences = [
-        _differs(what, before, now)
-        for what, before, now in (
-            *(
-                (what, getattr(then.run, name), run.get(name, getattr(NO_RUN, name)))
-                for name, what in RUN_FACTS.items()
-            ),
-            *((what, getattr(then.topology, name), getattr(topology, name)) for name, what in SOFTWARE.items()),
-        )
-        if before != now
-    ]
-    differences += _variables(then.run.environment, run["environment"])
-    hosts, hosts_now = (
-        ", ".join(names) for names in (then.hosts.values(), (node["host"] for node in run.get("nodes", ())))
-    )
-    if then.of_cluster and hosts != hosts_now:
-        differences.append(_differs("nodes", hosts, hosts_now))
-    differences += _gpus(then.topology.gpus, topology.gpus, then.hosts if then.of_cluster else {})
-    if differences:
-        told = "\n".join(f"  {difference}" for difference in differences)
+def check_same(folder: RunFolder, then: Record, now: Record) -> None:
+    """Refused that names what differs between the run to resume and this one, a line each. What only one of them could
+    read is a difference."""
+    lines = list(_differences(_things(then), _things(now)))
+    if lines:
+        more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+        told = "\n".join(f"  {line}" for line in lines[:MOST_LINES] + more)
         raise Refused(f"--fleet-resume {folder}: this is not the same machine and setup:\n{told}")
 
 
-def _differs(what: str, before: object, now: object) -> str:
-    if what in (RUN_FACTS["profile_sha256"], RUN_FACTS["order_sha256"]):
-        return f"{what} is another"
-    return f"{what} was {_told(before)}, is {_told(now)}"
+Things = dict[str, dict[str, object]]
+
+
+def _things(record: Record) -> Things:
+    """What must be the same, by the thing that has it: "" is the run as a whole."""
+    run, topology = record.run, record.topology
+    things: Things = {"": {what: getattr(run, name) for name, what in RUN_FACTS.items()}}
+    things[""] |= {what: getattr(topology, name) for name, what in SOFTWARE.items()}
+    things[""] |= {f"variable {name}": value for name, value in run.environment.items()}
+    if record.of_cluster:
+        things[""]["nodes"] = ", ".join(record.hosts.values())
+    for gpu in topology.gpus:
+        whose = f"{record.hosts[gpu.node]} " if record.of_cluster else ""
+        things[f"{whose}GPU {gpu.index}"] = {what: gpu.get(name) for name, what in GPU_FACTS.items()}
+    for node, found in record.machines.items():
+        things |= _of_machine(found, f"{record.hosts[node]} " if record.of_cluster else "")
+    return things
+
+
+def _of_machine(found: HostFound, whose: str) -> Things:
+    if not found.host:  # a node that was never heard
+        return {}
+    dmi, processor = found.get("dmi") or {}, found.get("processor") or {}
+    memory = found.get("memory_bytes")
+    things: Things = {
+        f"{whose}machine": {
+            **{what: found.get(name) for name, what in HOST_FACTS.items()},
+            **{what: dmi.get(name) for name, what in DMI.items()},
+            "model of the processors": processor.get("model"),
+            "memory in GiB": memory and round(memory / GiB),
+        }
+    }
+    for fact, (kind, known_by, stays) in PARTS.items():
+        for number, part in enumerate(found.get(fact) or ()):
+            name = " ".join(str(part[key]) for key in known_by if part.get(key)) or str(number)
+            things[f"{whose}{kind} {name}"] = {key: part.get(key) for key in stays}
+    for address, device in (found.get("pci_devices") or {}).items():
+        things[f"{whose}PCI device {address}"] = {"kind": device.get("kind")}
+    return things
+
+
+def _differences(before: Things, now: Things) -> Iterator[str]:
+    """A line for each difference of the run as a whole, and for the first one of each thing in it."""
+    for thing in {**before, **now}:
+        if thing not in before or thing not in now:
+            yield f"{thing} {'was not there' if thing in now else 'is not there any more'}"
+            continue
+        old, new = before[thing], now[thing]
+        differing = [what for what in {**old, **new} if old.get(what) != new.get(what)]
+        for what in differing[: 1 if thing else None]:
+            hidden = what in UNREADABLE or what.startswith("variable ")  # whose values may be long
+            change = "is another" if hidden else f"was {_told(old.get(what))}, is {_told(new.get(what))}"
+            yield f"{thing}{thing and ': '}{what} {change}"
 
 
 def _told(value: object) -> str:
@@ -136,31 +194,6 @@ def _told(value: object) -> str:
         case float():
             return f"{value:.10g}"
     return str(value)
-
-
-def _variables(before: Mapping[str, str], now: dict[str, str]) -> list[str]:
-    """Names only: values may be long, and stand in both reports."""
-    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    return [f"variables of the environment that differ: {', '.join(names)}"] if names else []
-
-
-def _gpus(before: tuple[Gpu, ...], now: tuple[Gpu, ...], hosts: Mapping[int, str]) -> list[str]:
-    """What differs in the first GPU of which anything does; that of a whole machine is told by its number of GPUs.
-    `hosts`: the names of many nodes."""
-    if len(before) != len(now):
-        return [f"the GPUs were {_count(before)}, are {_count(now)}"]
-    found = [
-        next((new, _differs(what, old.get(name), new.get(name))) for name, what in GPU_FACTS.items()
-             if old.get(name) != new.get(name))
-        for old, new in zip(before, now, strict=True)
-        if any(old.get(name) != new.get(name) for name in GPU_FACTS)
-    ]  # fmt: skip
-    more = f" ({len(found) - 1} more GPUs differ)" if len(found) > 2 else " (1 more GPU differs)" if found[1:] else ""
-    return [f"{hosts[gpu.node] + ' ' if hosts else ''}GPU {gpu.index}: {what}{more}" for gpu, what in found[:1]]
-
-
-def _count(gpus: tuple[Gpu, ...]) -> str:
-    return f"{len(gpus)}, the first with serial number {_told(gpus[0].serial)}" if gpus else "none"
 
 
 def history(folder: RunFolder, then: Record) -> list[dict[str, Any]]:

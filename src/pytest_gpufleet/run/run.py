@@ -64,6 +64,10 @@ class Run:
     ) -> None:
         self.began, self.started = time.monotonic(), datetime.now(timezone.utc)
         self.options = options
+        if options.alias:
+            from pytest_gpufleet import aliases
+
+            aliases.activate(True)
         self.tell = tell
         self.prepare_rank = prepare_rank
         self.ranks = Ranks(self)
@@ -260,6 +264,10 @@ class Run:
                 self.evidence.close()
                 if self.never_began:
                     self.folder.remove()
+            if self.options.alias:
+                from pytest_gpufleet import aliases
+
+                aliases.activate(False)
 
     def _tell_interruption(self, what: str) -> None:
         where = self.options.folder if self.evidence is None else self.folder

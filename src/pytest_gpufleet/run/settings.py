@@ -66,6 +66,7 @@ class Options:
     notes: tuple[tuple[str, str], ...] = ()  # key and value; of one key the last counts
     language: Language = "en"  # of the report
     dcgm: int = 2  # the level of DCGM's diagnostic
+    alias: bool = False  # serial numbers, UUIDs and names are replaced in all that is written
     asked: bool = False
     listing: bool = False
 
