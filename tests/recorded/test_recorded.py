@@ -41,11 +41,7 @@ from tests.acceptance.checks import outcomes
 from tests.machines import Recorded
 
 HERE = Path(__file__).parent
-AS_TWO_NODES = HERE.parents[1] / "docs" / "results" / "2026-11-23-2x-h200-as-two-nodes"
-RUNS = {
-    **{path.parent.name: path.parent for path in sorted(HERE.glob("*/evidence.jsonl"))},
-    "h200x2-as-two-nodes": AS_TWO_NODES,
-}
+RUNS = {path.parent.name: path.parent for path in sorted(HERE.glob("*/evidence.jsonl"))}
 MOST_LINES = 60  # of a difference
 
 

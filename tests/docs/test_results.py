@@ -1,0 +1,66 @@
+"""The published runs are verified as they stand, and every command that docs/commands.md prints runs on them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_gpufleet import cli
+
+DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = sorted(path.parent for path in (DOCS / "results").glob("*/evidence.jsonl"))
+KINDS = {"h200": "ACCEPTED", "nodes": "ACCEPTED", "rejected": "REJECTED", "incomplete": "INCOMPLETE"}  # by the names
+MOST_BYTES = 5 << 20  # of all of them
+ON_GPUS = ("gpufleet accept", "gpufleet monitor", "gpufleet snapshot", "pytest ")  # which this is not about
+PROGRAMS = ("gpufleet", "cp", "cd", "echo", "ssh-keygen", "grep")
+# A verdict may change with the limits of the day; whether a command can do what it is asked may not.
+STATUSES = {"judge": (0, 1, 10), "fleet": (0, 1, 10), "compare": (0, 1)}
+COMMANDS = ("verify", "sign", "report", "judge", "compare", "fleet", "calibrate", "order", "export")
+
+
+def test_there_is_a_run_of_each_kind_and_they_are_small() -> None:
+    assert {folder.name.rpartition("-")[2] for folder in RESULTS} == KINDS.keys()
+    assert sum(path.stat().st_size for path in (DOCS / "results").rglob("*") if path.is_file()) < MOST_BYTES
+
+
+@pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
+def test_a_published_run_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "evidence.jsonl and summary.json and report.html" in said
+    assert f": {KINDS[folder.name.rpartition('-')[2]]}\n" in said
+
+
+def printed() -> list[str]:
+    """The lines of the page that are to be typed, but for what is in its first block, which says what there is."""
+    page = (DOCS / "commands.md").read_text(encoding="utf-8").partition("--help` of each")[2]
+    lines = re.findall(r"^ {4,7}(\S.*)$", page, re.MULTILINE)
+    return [line for line in lines if line.startswith(PROGRAMS) and not line.startswith(ON_GPUS)]
+
+
+def test_every_command_of_the_page_runs_on_them(tmp_path: Path) -> None:
+    """In one shell, one after the other, as somebody types them."""
+    (tmp_path / "docs").symlink_to(DOCS)
+    lines = printed()
+    assert [name for name in COMMANDS if not any(line.startswith(f"gpufleet {name} ") for line in lines)] == []
+    script = f'gpufleet() {{ {shlex.quote(sys.executable)} -m pytest_gpufleet "$@"; }}\n'
+    script += "".join(f'{line}\necho "=== $?"\n' for line in lines)
+    done = subprocess.run(
+        ["bash"], input=script, cwd=tmp_path, env={**os.environ, "COLUMNS": "120"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
+    )  # fmt: skip
+    told = re.split(r"^=== (\d+)\n", done.stdout, flags=re.MULTILINE)
+    assert len(told) == 2 * len(lines) + 1
+    wrong = {
+        line: text
+        for line, text, status in zip(lines, told[::2], told[1::2], strict=False)
+        if int(status) not in STATUSES.get(line.split()[1], (0,))
+        or re.search(r"^(gpufleet: |Traceback)", text, re.MULTILINE)
+    }
+    assert wrong == {}
