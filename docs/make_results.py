@@ -6,8 +6,6 @@ stay, and of these is left out what no command reads, or what only makes pages l
 docs/results/<its name>.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Aliases hide what tells one machine from others, are the same for the same thing, and leave all else as it is."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

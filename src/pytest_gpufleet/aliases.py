@@ -5,8 +5,6 @@ hash of the thing. So peers, resumed runs and fleets still see what is the same 
 which it is known, and is left as it is: the own runs of nodes have put in theirs before.
 """
 
-from __future__ import annotations
-
 import hmac
 import os
 import re

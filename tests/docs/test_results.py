@@ -1,7 +1,5 @@
 """The published runs are verified as they stand, and every command that docs/commands.md prints runs on them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
