@@ -1,7 +1,7 @@
 """Writes the table of XIDs from NVIDIA's catalogue: `python docs/make_xid_table.py Xid-Catalog.xlsx`.
 
 The spreadsheet is linked on the page that ORIGIN names. Only numbers, sub-codes and actions are taken over: what an XID
-means is said in model/log_catalogue.py in our own words.
+means is said in model/xid_meanings.json in our own words.
 """
 
 from __future__ import annotations

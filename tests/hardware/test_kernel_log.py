@@ -8,7 +8,7 @@ import pytest
 from pytest_gpufleet.hardware.kernel_log import KernelLog, behind, of_the_host, parse
 from pytest_gpufleet.hardware.local_node import LocalNode
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.log_catalogue import ACTIONS, MEANINGS, MOST_DEVICES, TABLE, UNUSED, Logged, Xid, table
+from pytest_gpufleet.model.log_catalogue import ACTIONS, MOST_DEVICES, TABLE, UNUSED, Logged, Xid, meanings, table
 from pytest_gpufleet.model.place import gpu as gpu_place
 from pytest_gpufleet.verdict.health_rules import xids_of
 
@@ -338,7 +338,7 @@ def test_every_xid_of_the_catalogue_is_known():
         "WORKFLOW_NVLINK5_ERR"
     } == set()
     needs_words = [number for number, action in actions.items() if action not in ("CONTACT_SUPPORT", "IGNORE")]
-    assert [number for number in needs_words if number not in MEANINGS] == []
+    assert [number for number in needs_words if number not in meanings()] == []
     assert UNUSED in str(Xid("0000:1b:00", 47, ""))
     assert "NVIDIA's XID catalogue" in str(Xid("0000:1b:00", 9999, ""))
 

@@ -258,9 +258,9 @@ class Gathered:
 # mean and what to do.
 #
 # Actions are those of NVIDIA's XID catalogue, in xid_table.json with its origin and date; `python
-# docs/make_xid_table.py` writes it. Meanings are ours. An SXid says itself whether it is fatal.
+# docs/make_xid_table.py` writes it. Meanings are ours, in xid_meanings.json. An SXid says itself whether it is fatal.
 
-XID_TABLE = Path(__file__).with_name("xid_table.json")
+XID_TABLE, XID_MEANINGS = (Path(__file__).with_name(f"xid_{what}.json") for what in ("table", "meanings"))
 
 # What NVIDIA's catalogue calls for at once, in words.
 ACTIONS = {
@@ -297,86 +297,6 @@ _NUMBERS = re.compile(r"\((0x[0-9a-fA-F]{1,8}) (0x[0-9a-fA-F]{1,8})\b")
 # "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 _RECOVERY = re.compile(r"changed from 0x[0-9a-fA-F]+ \([^)]*\) to (0x[0-9a-fA-F]+)")
 
-MEANINGS = {
-    8: "GPU stopped processing",
-    11: "invalid or corrupted push buffer stream",
-    13: "graphics engine exception",
-    25: "invalid or illegal push buffer stream",
-    31: "memory page fault of the GPU",
-    32: "invalid or corrupted push buffer stream",
-    37: "driver firmware error",
-    38: "driver firmware error",
-    **dict.fromkeys((39, 40, 41, *range(70, 73), 75, 76, 77, 85, *range(126, 136)), "copy engine error"),
-    43: "GPU stopped processing",
-    44: "graphics engine fault during a context switch",
-    45: "preemptive clean-up after an earlier error",
-    46: "GPU stopped answering",
-    48: "double-bit ECC error",
-    54: "auxiliary power is not connected",
-    60: "video processor exception",
-    61: "internal micro-controller breakpoint",
-    62: "internal micro-controller halt",
-    63: "row remapping or page retirement recorded",
-    64: "row remapping or page retirement failed",
-    66: "illegal access by the driver",
-    67: "illegal access by the driver",
-    **dict.fromkeys((68, 83, 84, 88, 89, 96, 97, 98), "video decoder error"),
-    69: "graphics engine class error",
-    74: "NVLink error",
-    78: "vGPU start error",
-    79: "GPU has fallen off the bus",
-    80: "corrupted data sent to the GPU",
-    **dict.fromkeys((82, *range(99, 106)), "JPEG engine error"),
-    86: "optical flow engine error",
-    92: "high rate of single-bit ECC errors",
-    93: "wear limit of the InfoROM reached",
-    94: "contained ECC error",
-    95: "uncontained ECC error",
-    106: "test message of the management bus",
-    107: "test message of the management bus",
-    108: "address of another GPU could not be translated",
-    109: "context switch timeout",
-    110: "security fault",
-    119: "no answer from the GPU system processor (GSP)",
-    120: "error of the GPU system processor (GSP)",
-    121: "corrected error of the link between chips",
-    136: "link training failed",
-    137: "illegal access over NVLink",
-    139: "optical flow engine error",
-    140: "unrecovered ECC error",
-    141: "error on CUDA's fast path",
-    142: "video encoder error",
-    143: "GPU initialisation failed",
-    144: "NVLink error (SAW)",
-    145: "NVLink error (RLW)",
-    146: "NVLink error (TLW)",
-    147: "NVLink error (TREX)",
-    148: "NVLink error (NVLPW_CTRL)",
-    149: "NVLink error (NETIR)",
-    150: "NVLink error (MSE)",
-    151: "key rotation failed",
-    152: "deep learning accelerator, memory management error",
-    153: "deep learning accelerator, timeout",
-    154: "the driver calls for another recovery than before",
-    155: "NVLink error that the driver noticed, such as a link taken down",
-    156: "a defective part of the GPU was retired",
-    157: "a defective part of the GPU could not be retired",
-    158: "fatal timeout of the GPU",
-    159: "error on the coherent link to the processor",
-    160: "a channel was retired",
-    161: "a channel could not be retired",
-    162: "power smoothing is on again",
-    163: "power smoothing was switched off",
-    164: "the circuits of power smoothing are nearly worn out",
-    165: "the circuits of power smoothing are worn out",
-    166: "unencrypted traffic on an NVLink in confidential mode",
-    167: "PCIe did not answer",
-    168: "a part of the GPU's memory cannot be used",
-    169: "security micro-controller halt",
-    170: "NVLink error in confidential mode",
-    171: "uncorrectable error in DRAM",
-    172: "uncorrectable error in SRAM",
-}
 # Those that NVIDIA's catalogue calls unused: no driver for Ampere and newer GPUs gives them.
 UNUSED = "unused on Ampere and newer GPUs"
 
@@ -395,6 +315,12 @@ def table() -> dict[str, Any]:
     """What docs/make_xid_table.py has made of NVIDIA's catalogue."""
     told: dict[str, Any] = json.loads(XID_TABLE.read_text(encoding="utf-8"))
     return told
+
+
+@cache
+def meanings() -> dict[int, str]:
+    """What an XID means, by its number, as far as we know it."""
+    return {int(number): meaning for number, meaning in json.loads(XID_MEANINGS.read_text(encoding="utf-8")).items()}
 
 
 @dataclass(frozen=True)
@@ -440,7 +366,7 @@ class Xid:
 
     def __str__(self) -> str:
         known = str(self.number) in table()["actions"]
-        meaning = MEANINGS.get(self.number, UNUSED if known else "see NVIDIA's XID catalogue")
+        meaning = meanings().get(self.number, UNUSED if known else "see NVIDIA's XID catalogue")
         details = f": {self.text.partition(' (')[0]}" if self.text and self.number in NVLINK_5 else ""
         action = ACTIONS.get(self.action, UNKNOWN)
         return f"XID {self.number} ({meaning}{details}) on PCI {self.pci}; what to do: {action}"
