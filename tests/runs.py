@@ -81,8 +81,11 @@ def written(path: Path, text: str = contract()) -> Path:
     return path
 
 
-def topology(host: str, model: str = UNKNOWN, driver: str = "580.159.04") -> GpuTopology:
-    gpus = tuple(
+def topology(
+    host: str = "node7", model: str = UNKNOWN, driver: str = "580.159.04", gpus: int = 4, **facts: object
+) -> GpuTopology:
+    """GPUs behind an NVSwitch; `facts` are more of each."""
+    cards = tuple(
         Gpu(
             index,
             {
@@ -90,12 +93,13 @@ def topology(host: str, model: str = UNKNOWN, driver: str = "580.159.04") -> Gpu
                 "uuid": f"GPU-{host}-{index}",
                 "pci_bus_id": f"00000000:{0x5D + 8 * index:02X}:00.0",
                 "serial": f"{host}-S{index}",
+                **facts,
             },
         )
-        for index in range(4)
+        for index in range(gpus)
     )
-    links = tuple(tuple("X" if i == j else "NV18" for j in range(4)) for i in range(4))
-    return GpuTopology(gpus, links, "nvswitch", driver, "13.0", "13.0", "9.13.0", "2.28.9", "2.11.0+cu130")
+    links = tuple(tuple("X" if i == j else "NV18" for j in range(gpus)) for i in range(gpus))
+    return GpuTopology(cards, links, "nvswitch", driver, "13.0", "13.0", "9.13.0", "2.28.9", "2.11.0+cu130")
 
 
 def record(

@@ -2,13 +2,14 @@
 
 import math
 import re
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import metric_under
 from pytest_gpufleet.model.place import gpu, read
@@ -16,6 +17,7 @@ from pytest_gpufleet.probes.links.copying import StartingLine
 from pytest_gpufleet.probes.links.pairs import rounds
 from pytest_gpufleet.probes.search.collective import who_slows_pairs
 from pytest_gpufleet.verdict.judgement import judge
+from tests.runs import topology
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
@@ -133,22 +135,12 @@ def test_wrong_data_fails_the_links_that_it_crossed_and_no_others(planted, fault
         assert not re.search("^CPU rank [01]:" if host else "^CPU rank [01] and", check.message, re.MULTILINE)
 
 
-def machine(gpus=8, link="NV18", processors=lambda index: [1]):
-    cards = [
-        Gpu(
-            i,
-            {
-                "name": "Card",
-                "uuid": f"GPU-{i}",
-                "pci_bus_id": f"00000000:{i:02X}:00.0",
-                "serial": f"S{i}",
-                "cpu_affinity": processors(i),
-            },
-        )
-        for i in range(gpus)
-    ]
-    links = tuple(tuple("X" if i == j else link for j in range(gpus)) for i in range(gpus))
-    return GpuTopology(gpus=tuple(cards), links=links, fabric="nvswitch")
+def machine(processors=lambda index: [1]):
+    """8 GPUs, each with the NUMA node that these processors are of."""
+    alike = topology(gpus=8)
+    return replace(
+        alike, gpus=tuple(Gpu(i, {**gpu.facts, "cpu_affinity": processors(i)}) for i, gpu in enumerate(alike.gpus))
+    )
 
 
 def figures(slow, gpus=8):
@@ -199,7 +191,7 @@ SOCKETS = machine(processors=lambda index: [1 << index // 4])
 
 
 @pytest.mark.parametrize(
-    ("values", "topology", "named"),
+    ("values", "of_machine", "named"),
     [
         ([45.0] * 4 + [45.0] * 3 + [36.0], SOCKETS, ["gpu7"]),
         ([45.0, 44.9, 45.2, 38.0] + [30.0] * 4, SOCKETS, ["gpu3"]),
@@ -209,12 +201,12 @@ SOCKETS = machine(processors=lambda index: [1 << index // 4])
     ],
     ids=["a slow link", "of the faster half", "a slow half", "healthy", "NUMA nodes not shown"],
 )
-def test_host_links_all_at_once_are_held_against_those_at_the_same_numa_node(values, topology, named):
+def test_host_links_all_at_once_are_held_against_those_at_the_same_numa_node(values, of_machine, named):
     conditions = {"direction": "host to device", "at_once": "all", "method": "lined up"}
     metric = metric_under("host_bandwidth", conditions)
     by_place = {gpu(index): value for index, value in enumerate(values)}
     measurement = Measurement("host_bandwidth", by_place, conditions, definition=metric)
-    finding = judge(measurement, None, topology, "check", rehearsal=False, required=False)
+    finding = judge(measurement, None, of_machine, "check", rehearsal=False, required=False)
     assert [*map(str, finding.slower_than_peers or ())] == named
     assert finding.state == ("missed" if named else "for information")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,21 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.limit import Limit
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page.report_page import summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict.health_rules import TELEMETRY
 from pytest_gpufleet.verdict.verdict import conclude
+from tests import runs
 from tests.report import standard_run
 from tests.report.page import Page
 from tests.report.standard_run import SUITE
 
 BANDWIDTH = "acceptance/test_6_collectives.py::test_bus_bandwidth"
 TRAINING = "acceptance/test_8_resnet50.py::test_each_gpu_alone"
-RING = {"dtype": "float32", "ranks": 8, "nvls": False}
 RUN = {
     "host": "node17.example",
     "utc": "2026-11-20T09:14:03Z",
@@ -43,74 +42,21 @@ RUN = {
     "pytest": "9.2.0",
     "plugin": SUITE.version,
 }
-# nccl-tests' figures for a healthy machine with NVLS off, GB/s at 64 MiB, 1 GiB, 8 GiB.
-HEALTHY = {
-    "all_reduce": (317.2, 359.5, 366.9),
-    "all_gather": (280.5, 343.5, 359.7),
-    "reduce_scatter": (283.9, 345.2, 360.5),
-    "broadcast": (292.4, 357.2, 362.5),
-    "all_to_all": (269.3, 330.2, 344.2),
-}
-FLOORS = {"all_reduce": 329.4, "all_gather": 325.0, "reduce_scatter": 325.0}
-
-
-def gpu(index: int) -> Gpu:
-    return Gpu(
-        index,
-        {
-            "name": "NVIDIA H200",
-            "uuid": f"GPU-8f2c41d{index}-77aa-4c1e-9b1d-5a0c33e9f10{index}",
-            "pci_bus_id": f"00000000:{0x5D + 8 * index:02X}:00.0",
-            "memory_bytes": 150754820096,
-            "serial": f"165432400{index:04d}",
-            "board_part_number": "692-2G520-0282-000",
-            "vbios": "96.00.A5.00.1A",
-            "compute_capability": [9, 0],
-            "pcie_generation": 5,
-            "pcie_generation_max": 5,
-            "pcie_width": 16,
-            "pcie_width_max": 16,
-            "nvlink_states": [1] * 18,
-            "power_limit_watts": 700.0,
-        },
-    )
-
-
-H200X8 = GpuTopology(
-    gpus=tuple(gpu(index) for index in range(8)),
-    links=tuple(tuple("X" if i == j else "NV18" for j in range(8)) for i in range(8)),
-    fabric="nvswitch",
-    driver="580.159.04",
-    cuda_driver="13.0",
-    cuda="13.0",
-    cudnn="9.13.0",
-    nccl="2.28.9",
-    torch="2.11.0+cu130",
+H200X8 = runs.topology(
+    "node17",
+    runs.H200,
+    gpus=8,
+    memory_bytes=150754820096,
+    board_part_number="692-2G520-0282-000",
+    vbios="96.00.A5.00.1A",
+    compute_capability=[9, 0],
+    pcie_generation=5,
+    pcie_generation_max=5,
+    pcie_width=16,
+    pcie_width_max=16,
+    nvlink_states=[1] * 18,
+    power_limit_watts=700.0,
 )
-
-
-def minimum(metric: str, value: float, unit: str, conditions: dict[str, Any]) -> Limit:
-    source = "MLE: stas00/ml-engineering, network/benchmarks"
-    return Limit(metric, "min", value, unit, "published", source, conditions, "h200.toml", measured=value / 0.9)
-
-
-def curves() -> list[Finding]:
-    """The bandwidth curves of a healthy machine: the largest size is judged where a limit is known."""
-    findings = []
-    for collective, values in HEALTHY.items():
-        for nbytes, value in zip((64 * MiB, GiB, 8 * GiB), values, strict=True):
-            conditions = {"collective": collective, "bytes": nbytes, **RING}
-            samples = {"world": (value - 0.4, value, value + 0.3)}
-            measurement = Measurement("busbw", {"world": value}, conditions, samples, {"algorithm": "ring"})
-            if floor := FLOORS.get(collective) if nbytes == 8 * GiB else None:
-                finding = Finding(BANDWIDTH, measurement, "met", minimum("busbw", floor, "GB/s", conditions))
-            elif nbytes == 8 * GiB:
-                reason = "profile H200 has no limit for these conditions: calibrate on a known-good machine"
-                finding = Finding(BANDWIDTH, measurement, "not judged", reason=reason)
-            else:
-                finding = Finding(BANDWIDTH, measurement, "for information")
-            findings.append(finding)
-    return findings
 
 
 def passed(*ids: str) -> list[Check]:
@@ -196,9 +142,22 @@ def rehearsal_record(folder: Path) -> Record:
 
 
 def incomplete_record(folder: Path) -> Record:
+    """Bus bandwidth alone, of two collectives without a limit."""
+    reason = "profile H200 has no limit for these conditions: calibrate on a known-good machine"
+    unjudged = {"state": "not judged", "limit": None, "reason": reason}
+    largest = {"metric": "busbw", "bytes": standard_run.SIZES[-1]}
+    found = [
+        replace(
+            each,
+            check=BANDWIDTH,
+            **(unjudged if each.measurement.conditions["collective"] in ("gather", "scatter") else {}),
+        )
+        for each in standard_run.measured(H200X8, {}).findings
+        if {"metric": each.measurement.metric, "bytes": each.measurement.conditions.get("bytes")} == largest
+    ]
     return written(
         folder,
-        findings=curves(),
+        findings=found,
         checks=[*INVENTORY, *passed(BANDWIDTH)],
         unfinished=["acceptance/test_9_endurance.py::test_nvlinks_stayed_clean"],
         deselected=[TRAINING],

@@ -78,7 +78,7 @@ def test_a_fault_of_no_check_is_told_with_what_to_do(tmp_path: Path) -> None:
     ("name", "parts"),
     [
         ("STANDARD", ["Every check that level standard requires ran on 8 GPUs", "all 87 judged figures met their"]),
-        ("BAD GPU", ["41 of", "checks failed. GPU 5 (serial 1654324000005) is named in 41 of them."]),
+        ("BAD GPU", ["41 of", "checks failed. GPU 5 (serial node17-S5) is named in 41 of them."]),
         ("REHEARSAL", ["2 checks passed, none failed, 1 not applicable."]),
         ("INCOMPLETE", ["not everything that is required was judged: this is no acceptance. Open: 1"]),
     ],
@@ -394,23 +394,29 @@ def left_out(incomplete: Record) -> Record:
     return incomplete
 
 
-def test_what_was_left_out_runs_without_what_left_it_out(left_out: Record) -> None:
-    left_out.run = msgspec.structs.replace(left_out.run, command="pytest acceptance/ --gpus 8 -k bandwidth")
-    assert commands(left_out) == ["pytest acceptance/ --gpus 8 --fleet-level standard"]
+ACCEPT = CommandLine("gpufleet accept", "--gpus 8 -k bandwidth")
 
 
-def test_a_long_burn_in_is_as_long_again(left_out: Record) -> None:
-    left_out.run = msgspec.structs.replace(left_out.run, level="burnin", burn_in_seconds=7200.0)
-    assert commands(left_out) == ["pytest acceptance/ --gpus 8 --fleet-burn-in 7200s"]
-    left_out.run = msgspec.structs.replace(left_out.run, burn_in_seconds=30.0)  # which was too short
-    assert commands(left_out) == ["pytest acceptance/ --gpus 8 --fleet-level burnin"]
+@pytest.mark.parametrize(
+    ("header", "command"),
+    [
+        ({"command": "pytest acceptance/ --gpus 8 -k bandwidth"}, "pytest acceptance/ --gpus 8 --fleet-level standard"),
+        ({"level": "burnin", "burn_in_seconds": 7200.0}, "pytest acceptance/ --gpus 8 --fleet-burn-in 7200s"),
+        ({"level": "burnin", "burn_in_seconds": 30.0}, "pytest acceptance/ --gpus 8 --fleet-level burnin"),  # too short
+        ({"command_line": ACCEPT}, "gpufleet accept --gpus 8 --fleet-level standard"),
+    ],
+)
+def test_what_was_left_out_runs_without_what_left_it_out(left_out: Record, header: Any, command: str) -> None:
+    left_out.run = msgspec.structs.replace(left_out.run, **header)
+    assert commands(left_out) == [command]
 
 
-def test_it_is_started_as_it_was(left_out: Record) -> None:
-    line = CommandLine("gpufleet accept", "--gpus 8 -k bandwidth")
-    left_out.run = msgspec.structs.replace(left_out.run, command=line.typed, command_line=line)
-    assert commands(left_out) == ["gpufleet accept --gpus 8 --fleet-level standard"]
-    died = replace(left_out, verdict=None)
+def test_a_run_that_was_cut_short_goes_on_as_it_was_started(standard: Record) -> None:
+    died = replace(standard, verdict=None)
+    assert commands(died) == [f"{standard.run.command} --fleet-resume FOLDER"]
+    told = [line for line, _ in summary_lines(died, "reports/node 7")]  # where the folder is known
+    assert f"  {standard.run.command} --fleet-resume 'reports/node 7'" in told
+    died.run = msgspec.structs.replace(died.run, command=ACCEPT.typed, command_line=ACCEPT)
     assert commands(died) == ["gpufleet accept --gpus 8 -k bandwidth --fleet-resume FOLDER"]
 
 
@@ -421,17 +427,6 @@ def test_figures_without_limits_need_a_calibration_first(incomplete: Record) -> 
         "gpufleet calibrate DIR -o my.toml",
         "pytest acceptance/ --gpus 8 --fleet-level standard --fleet-profile my.toml",
     ]
-
-
-def test_a_run_that_was_cut_short_goes_on(standard: Record) -> None:
-    died = replace(standard, verdict=None)
-    assert commands(died) == [f"{standard.run.command} --fleet-resume FOLDER"]
-
-
-def test_where_the_folder_is_known_it_is_named(standard: Record) -> None:
-    died = replace(standard, verdict=None)
-    told = [line for line, _ in summary_lines(died, "reports/node 7")]
-    assert f"  {standard.run.command} --fleet-resume 'reports/node 7'" in told
 
 
 def test_nothing_is_to_be_typed_where_nothing_is_open(standard: Record, bad_gpu: Record, rehearsal: Record) -> None:
