@@ -60,6 +60,19 @@ def test_manifests_are_yaml(path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="comes with Ray")
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert (document["apiVersion"], document["kind"]) == ("batch/v1", "Job" if path.name == "job.yaml" else "CronJob")
+    job = document["spec"].get("jobTemplate", document)["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    assert container["securityContext"] == {
+        "privileged": True,
+        "runAsUser": 0,
+    }  # no other has the kernel log
+
+
+@pytest.mark.parametrize("page", ["running.md", "recipes/README.md"])
+def test_containers_have_all_that_a_verdict_takes(page: str) -> None:
+    (command,) = re.findall(r"docker run (?:.*\\\n)*.*", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    for option in ("--ipc=host", "--ulimit memlock=-1", "--ulimit nofile=", "--device /dev/kmsg --cap-add SYSLOG"):
+        assert option in command
 
 
 def test_units_are_those_of_systemd(tmp_path: Path) -> None:
