@@ -1,6 +1,6 @@
 # make accept   the acceptance suite on all GPUs of this machine, or a rehearsal on CPU ranks; ARGS="--gpus 4" adds options
 # make quick    for daily work, under a minute: lint, and tests that hardly start anything, those of recorded runs first
-# make oldest   a quick rehearsal with the oldest releases that pyproject.toml allows (not of torch and matplotlib: large)
+# make oldest   quick rehearsals with the oldest releases that pyproject.toml allows (not of torch and matplotlib: large)
 # make test     the project's own tests
 # make release  what a release needs beside: translations, generated pages, and packages that hold what they should
 # make hosts    faults of nodes, on hosts made of namespaces with Ray on them: as root, and with nothing else at work
@@ -27,7 +27,9 @@ accept: $(READY)
 
 oldest: $(READY)
 	$(PIP) --upgrade --target build/oldest $(OLDEST)
-	PYTHONPATH=$(CURDIR)/build/oldest $(BIN)/python -m pytest acceptance/ --rehearse --fleet-level quick -q $(ARGS)
+	for what in "acceptance/ --rehearse" "acceptance/test_4_each_gpu.py --rehearse=1 --nodes=2"; do \
+	  PYTHONPATH=$(CURDIR)/build/oldest $(BIN)/python -m pytest $$what --fleet-level quick -q $(ARGS) || exit; \
+	done
 
 quick: lint
 	$(BIN)/pytest -q $(QUICK) $(SIDE_BY_SIDE) $(ARGS)
