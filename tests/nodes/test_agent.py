@@ -16,30 +16,9 @@ import pytest
 
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import code
+from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.agent import Aside
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.messages import (
-    Beat,
-    CheckHealth,
-    End,
-    Ending,
-    Examine,
-    Health,
-    Hello,
-    KillRanks,
-    Lock,
-    Pulse,
-    RankAnswered,
-    RankDied,
-    ReadFile,
-    ReadHost,
-    Rendezvous,
-    RunSuite,
-    StartRanks,
-    Submit,
-    SuiteEnded,
-    SuiteNews,
-)  # fmt: skip
 from pytest_gpufleet.world import shipping
 from pytest_gpufleet.world.call import Call
 from pytest_gpufleet.world.engines import processes, rank_files
@@ -64,18 +43,18 @@ def agent(tmp_path):
 
 
 def start_ranks(agent):
-    agent.tell(StartRanks(pickle.dumps(specs(2, 2)[2:])))
-    assert {agent.hear(RankAnswered).rank for _ in HERE} == set(HERE)
+    agent.tell(messages.StartRanks(pickle.dumps(specs(2, 2)[2:])))
+    assert {agent.hear(messages.RankAnswered).rank for _ in HERE} == set(HERE)
 
 
 def submit(agent, function, *args):
     call = Call("it", (HERE,), {1: 2}, False, shipping.pack_work(function, args, {}), number=7)
-    agent.tell(Submit(HERE, shipping.pack(call)))
+    agent.tell(messages.Submit(HERE, shipping.pack(call)))
 
 
 def results(agent):
     """What each rank returns."""
-    answers = [agent.hear(RankAnswered) for _ in HERE]
+    answers = [agent.hear(messages.RankAnswered) for _ in HERE]
     return {answer.rank: shipping.unpack(pickle.loads(answer.parcel).result) for answer in answers}
 
 
@@ -86,20 +65,20 @@ def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):
         while not agent.heard:
             agent.take_in(1.0)
         hello = agent.heard[0]
-        assert isinstance(hello, Hello)
+        assert isinstance(hello, messages.Hello)
         assert (hello.host, hello.pid, hello.interface) == ("gf7", agent.pid, "lo")
         assert hello.topology.absent == "--rehearse was given"
-        assert agent.hear(Pulse).clock <= agent.hear(Pulse).clock
+        assert agent.hear(messages.Pulse).clock <= agent.hear(messages.Pulse).clock
         first = hello.suite
     (tmp_path / "test_own.py").write_text("changed")
     with controlled(settings(tmp_path, suite=("test_own.py",))) as agent:
-        hello = agent.hear(Hello)
+        hello = agent.hear(messages.Hello)
         assert (hello.suite != first, hello.package) == (True, code())
 
 
 def test_where_the_folder_of_the_run_is_not_there_it_says_so(tmp_path):
     with controlled(settings(tmp_path, run_folder=str(tmp_path / "none"))) as agent:
-        assert agent.hear(Hello).suite == ""
+        assert agent.hear(messages.Hello).suite == ""
 
 
 def where(rank, value):
@@ -116,17 +95,17 @@ def test_its_ranks_work_and_a_large_parcel_comes_and_goes(agent, tmp_path):
     }
     submit(agent, lambda rank: value)
     assert results(agent) == {2: value, 3: value}
-    assert agent.ask(KillRanks(60.0)) == {}
+    assert agent.ask(messages.KillRanks(60.0)) == {}
     start_ranks(agent)  # and once more
 
 
 def test_a_rank_that_dies_is_told_by_its_number_among_all(agent):
     start_ranks(agent)
     submit(agent, lambda rank: rank.index == 0 or os.kill(os.getpid(), signal.SIGSEGV))
-    died = agent.hear(RankDied)
+    died = agent.hear(messages.RankDied)
     assert died.rank == 3
     assert died.reason.startswith("by SIGSEGV")
-    assert agent.hear(RankAnswered).rank == 2
+    assert agent.hear(messages.RankAnswered).rank == 2
 
 
 def falls_silent(rank):
@@ -142,27 +121,27 @@ def test_hung_ranks_are_examined_and_killed(agent):
     submit(agent, falls_silent)
     seen = {}
     while "stopped" not in seen.get(3, Trace()).state or "falls_silent" not in seen[2].stack:
-        seen = agent.ask(Examine((0, 1, 2, 3)))
+        seen = agent.ask(messages.Examine((0, 1, 2, 3)))
         assert set(seen) == set(HERE)
     assert seen[2].phase == seen[3].phase == "deep in thought"
     ranks = started_by(agent)
-    assert agent.ask(KillRanks(60.0)) == {}
+    assert agent.ask(messages.KillRanks(60.0)) == {}
     assert len(started_by(agent) & ranks) <= 2  # the process that ranks are forked from, and its resource tracker
     submit(agent, where, b"")  # to ranks that are gone
-    assert agent.ask(Examine(HERE)) == {}
+    assert agent.ask(messages.Examine(HERE)) == {}
 
 
 def test_what_it_is_asked_about_its_node_is_answered(agent):
-    assert agent.ask(ReadHost(("processors",)))["processors"] == os.cpu_count()
-    assert agent.ask(Lock()) == ""
-    assert agent.ask(CheckHealth()) == Health()
-    assert agent.ask(Rendezvous()).startswith("tcp://127.0.0.1:")
+    assert agent.ask(messages.ReadHost(("processors",)))["processors"] == os.cpu_count()
+    assert agent.ask(messages.Lock()) == ""
+    assert agent.ask(messages.CheckHealth()) == messages.Health()
+    assert agent.ask(messages.Rendezvous()).startswith("tcp://127.0.0.1:")
 
 
 def test_a_question_without_an_answer_is_told_so_and_the_agent_lives_on(agent):
-    for question in (ReadFile("evidence.jsonl", 0, 10), RunSuite((), "/no/such/folder")):
+    for question in (messages.ReadFile("evidence.jsonl", 0, 10), messages.RunSuite((), "/no/such/folder")):
         assert agent.ask(question).trouble
-    assert agent.ask(Lock()) == ""
+    assert agent.ask(messages.Lock()) == ""
 
 
 # ---------------------------------------------------------------- its own run
@@ -189,13 +168,13 @@ def run_suite(agent, folder, *arguments):
     """The number of the process of a run on two CPU ranks."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_own.py").write_text(OWN)
-    return agent.ask(RunSuite(("--rehearse=2", "-p", "no:cacheprovider", *arguments), str(folder)))
+    return agent.ask(messages.RunSuite(("--rehearse=2", "-p", "no:cacheprovider", *arguments), str(folder)))
 
 
 def lines_of(agent):
     """Those of its evidence, until its run is over, and how it ended."""
     lines = []
-    while not isinstance(news := agent.hear(SuiteNews | SuiteEnded), SuiteEnded):
+    while not isinstance(news := agent.hear(messages.SuiteNews | messages.SuiteEnded), messages.SuiteEnded):
         lines += news.lines
     return lines, news
 
@@ -206,7 +185,7 @@ def test_its_own_run_is_told_while_it_goes_on_and_its_files_are_read_in_parts(ag
     assert (ended.exit_status, "3 passed" in ended.output) == (0, True), ended.output
     assert {"evidence.jsonl", "summary.json", "report.html", "junit.xml"} <= set(ended.files)
     kept = b""
-    while part := agent.ask(ReadFile("evidence.jsonl", len(kept), 1000)):
+    while part := agent.ask(messages.ReadFile("evidence.jsonl", len(kept), 1000)):
         kept += part
     assert len(kept) == ended.files["evidence.jsonl"]
     assert kept.splitlines() == lines  # without GPUs there is no telemetry
@@ -215,8 +194,8 @@ def test_its_own_run_is_told_while_it_goes_on_and_its_files_are_read_in_parts(ag
         record.add(json.loads(line))
     assert (record.verdict, [check.outcome for check in record.checks.values()]) == ("REHEARSAL", ["passed"] * 3)
     (folder,) = tmp_path.glob("gpufleet-node-*")
-    agent.tell(End("the run is over"))
-    assert agent.hear(Ending).why
+    agent.tell(messages.End("the run is over"))
+    assert agent.hear(messages.Ending).why
     agent.agent.process.wait()
     assert folder.exists()  # not all was read
 
@@ -232,8 +211,8 @@ def test_its_folder_is_removed_when_all_was_read(tmp_path):
         _, ended = lines_of(agent)
         assert ended.exit_status == 0, ended.output
         for name, size in ended.files.items():
-            assert len(agent.ask(ReadFile(name, 0, size))) == size
-        agent.tell(End("the run is over"))
+            assert len(agent.ask(messages.ReadFile(name, 0, size))) == size
+        agent.tell(messages.End("the run is over"))
         agent.listen_until_its_end()
     assert list(tmp_path.glob("gpufleet-node-*")) == []
 
@@ -241,7 +220,7 @@ def test_its_folder_is_removed_when_all_was_read(tmp_path):
 def test_one_run_at_a_time(agent, tmp_path):
     (tmp_path / "wait").touch()
     run_suite(agent, tmp_path)
-    assert "goes on" in agent.ask(RunSuite((), str(tmp_path))).trouble
+    assert "goes on" in agent.ask(messages.RunSuite((), str(tmp_path))).trouble
 
 
 # ---------------------------------------------------------------- however it ends, nothing is left
@@ -253,10 +232,10 @@ def everything(agent, tmp_path):
     start_ranks(agent)
     run_suite(agent, tmp_path)
     submit(agent, falls_silent)
-    while agent.hear(Pulse).check != "test_own.py::test_stays":
+    while agent.hear(messages.Pulse).check != "test_own.py::test_stays":
         pass
     while not (stray := [pid for pid in started_by(agent) if _is_sleep(pid)]):
-        agent.hear(Pulse)
+        agent.hear(messages.Pulse)
     found = started_by(agent)
     assert len(found) >= 10  # a fork server and its tracker, two ranks: here and in its run, which has a child
     return found, stray[0]
@@ -271,7 +250,7 @@ def _is_sleep(pid):
 @pytest.mark.parametrize(
     ("ends", "why"),
     [
-        (lambda agent: agent.tell(End("the run is over")), "the run is over"),
+        (lambda agent: agent.tell(messages.End("the run is over")), "the run is over"),
         (lambda agent: agent.agent.connection.close(), "its controller is gone"),
     ],
     ids=["it is told to end", "its controller is gone"],
@@ -297,7 +276,7 @@ def test_without_a_beat_it_ends_itself_and_writes_why(tmp_path):
         start_ranks(agent)  # beats are sent while it is waited for
         found = started_by(agent)
         agent.listen_until_its_end()  # the connection is open, and nothing is said
-        assert [message for message in agent.heard if isinstance(message, Ending)]
+        assert [message for message in agent.heard if isinstance(message, messages.Ending)]
         assert not [pid for pid in found if processes.look(pid)]
         (log,) = tmp_path.glob("gpufleet-node-*/agent.log")
         assert f"nothing was heard of its controller for {ALONE:g} s" in log.read_text()
@@ -305,21 +284,21 @@ def test_without_a_beat_it_ends_itself_and_writes_why(tmp_path):
 
 def test_what_came_while_it_was_stopped_counts(tmp_path):
     with controlled(settings(tmp_path, alone_seconds=ALONE)) as agent:
-        agent.hear(Hello)
+        agent.hear(messages.Hello)
         os.kill(agent.pid, signal.SIGSTOP)
         began = time.monotonic()
         while time.monotonic() < began + 1.2 * ALONE:
             agent.take_in(0.5)
-        agent.tell(Beat())
+        agent.tell(messages.Beat())
         os.kill(agent.pid, signal.SIGCONT)
-        assert agent.ask(Lock()) == ""
+        assert agent.ask(messages.Lock()) == ""
 
 
 def test_garbage_ends_it_with_what_it_was(tmp_path):
     with controlled(settings(tmp_path)) as agent:
-        agent.hear(Hello)
+        agent.hear(messages.Hello)
         agent.agent.connection.send(b"no message at all")
-        assert "ValidationError" in agent.hear(Ending).why or "DecodeError" in agent.hear(Ending).why
+        assert "ValidationError" in agent.hear(messages.Ending).why or "DecodeError" in agent.hear(messages.Ending).why
         assert agent.agent.process.wait() == 1
 
 
@@ -331,7 +310,7 @@ def test_ranks_have_an_interface_each_and_as_many_open_files_as_there_can_be(tmp
         with started as agent:
             start_ranks(agent)
             # Its own is the one that is judged.
-            assert agent.ask(ReadHost(("open_files_limit",)))["open_files_limit"] == hard - 1
+            assert agent.ask(messages.ReadHost(("open_files_limit",)))["open_files_limit"] == hard - 1
             submit(agent, of_the_system)
             assert results(agent) == {2: ("lo", "=lo", hard), 3: ("eth9", "=lo", hard)}
     finally:

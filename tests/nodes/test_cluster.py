@@ -6,27 +6,12 @@ from contextlib import contextmanager
 import pytest
 
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
-from pytest_gpufleet.nodes.messages import (
-    Ask,
-    Beat,
-    End,
-    Ending,
-    KillRanks,
-    Pulse,
-    RankAnswered,
-    RankDied,
-    ReadFile,
-    Rendezvous,
-    Reply,
-    Submit,
-    SuiteEnded,
-    SuiteNews,
-)  # fmt: skip
 from pytest_gpufleet.nodes.transport import Arrived, Gone
 from tests.nodes.fake_transport import LONG, FakeTransport, hello
 
-PULSE = Pulse(clock=0.0)
+PULSE = messages.Pulse(clock=0.0)
 
 
 @contextmanager
@@ -69,7 +54,7 @@ def in_the_background(function, *arguments):
 
 def asked(fake: FakeTransport, node: int) -> int:
     """The number of the last question that a node was asked, once it was."""
-    while not (found := fake.told(node, Ask)):
+    while not (found := fake.told(node, messages.Ask)):
         threading.Event().wait(0.001)
     return found[-1].number
 
@@ -96,7 +81,7 @@ def test_a_node_that_ends_while_it_starts_is_not_waited_for():
 @pytest.mark.usefixtures("cluster")
 def test_every_node_is_told_each_second_that_the_controller_is_there(fake):
     silence(fake, of=-1, seconds=5)
-    assert [len(fake.told(node, Beat)) for node in fake.names] == [6, 6, 6]
+    assert [len(fake.told(node, messages.Beat)) for node in fake.names] == [6, 6, 6]
 
 
 def test_a_silent_node_is_lost_and_named_to_whoever_waits_for_news(fake, cluster):
@@ -113,7 +98,7 @@ def test_a_silent_node_is_lost_and_named_to_whoever_waits_for_news(fake, cluster
 def test_a_cable_that_is_put_back_in_time_costs_nothing(fake, cluster):
     for _ in range(3):
         silence(fake, of=1, seconds=8)
-        fake.happens((1, PULSE), (1, RankAnswered(0, b"late")))
+        fake.happens((1, PULSE), (1, messages.RankAnswered(0, b"late")))
     assert cluster.alive == (0, 1, 2)
     assert [news.parcel for _, news in cluster.rank_news(0)] == [b"late"] * 3
 
@@ -130,19 +115,19 @@ def test_a_controller_that_was_frozen_loses_nobody(fake, cluster):
 def test_a_lost_node_hears_no_beat_until_it_comes_back_to_be_fenced(fake, cluster):
     silence(fake, of=1, seconds=11)
     cluster.rank_news(0)
-    before = len(fake.told(1, Beat))
+    before = len(fake.told(1, messages.Beat))
     silence(fake, of=1, seconds=3)
-    assert len(fake.told(1, Beat)) == before
-    cluster.send(1, Submit((0,), b"nothing"))
-    own = [SuiteNews((b"{}",)), SuiteEnded(0, "", "run", {})]
-    fake.happens((1, RankAnswered(0, b"too late")), *((1, each) for each in own))
+    assert len(fake.told(1, messages.Beat)) == before
+    cluster.send(1, messages.Submit((0,), b"nothing"))
+    own = [messages.SuiteNews((b"{}",)), messages.SuiteEnded(0, "", "run", {})]
+    fake.happens((1, messages.RankAnswered(0, b"too late")), *((1, each) for each in own))
     silence(fake, of=-1, seconds=3)
     assert cluster.alive == (0, 2)
     assert cluster.rank_news(0) == []
     assert cluster.suite_news(0) == [(1, cluster.lost[1]), *((1, each) for each in own)]  # which goes on
-    assert [type(told.question) for told in fake.told(1, Ask)] == [KillRanks]
-    assert len(fake.told(1, Beat)) > before  # or its agent would end before its files are read
-    assert fake.told(1, Submit) == []
+    assert [type(told.question) for told in fake.told(1, messages.Ask)] == [messages.KillRanks]
+    assert len(fake.told(1, messages.Beat)) > before  # or its agent would end before its files are read
+    assert fake.told(1, messages.Submit) == []
     assert len(cluster.lost) == 1
 
 
@@ -150,81 +135,87 @@ def test_files_of_a_node_that_is_back_can_be_read(fake, cluster):
     silence(fake, of=1, seconds=11)
     fake.happens((1, PULSE))
     fence = asked(fake, 1)
-    with in_the_background(cluster.ask_one, 1, ReadFile("evidence.jsonl", 0, 10)) as answers:
+    with in_the_background(cluster.ask_one, 1, messages.ReadFile("evidence.jsonl", 0, 10)) as answers:
         while (number := asked(fake, 1)) == fence:
             pass
-        fake.happens((1, Reply(fence, codec.packed({}))), (1, Reply(number, codec.packed(b"{}"))))
+        fake.happens((1, messages.Reply(fence, codec.packed({}))), (1, messages.Reply(number, codec.packed(b"{}"))))
     assert answers == [b"{}"]
 
 
 def test_a_node_that_is_left_out_is_fenced_and_not_lost(fake, cluster):
     cluster.leave_out(2, "its own run is REJECTED")
     silence(fake, of=2, seconds=15)
-    fake.happens((2, RankDied(0, "by SIGKILL")))
+    fake.happens((2, messages.RankDied(0, "by SIGKILL")))
     assert (cluster.alive, cluster.lost, cluster.left_out) == ((0, 1), {}, {2: "its own run is REJECTED"})
     assert cluster.rank_news(0) == []
-    assert [type(told.question) for told in fake.told(2, Ask)] == [KillRanks]
+    assert [type(told.question) for told in fake.told(2, messages.Ask)] == [messages.KillRanks]
 
 
 @pytest.mark.parametrize(
     ("event", "why"),
     [
         (Gone(1, "its agent died by SIGKILL"), "its agent died by SIGKILL"),
-        ((1, Ending("no controller for 30 s")), "its agent ended: no controller for 30 s"),
+        ((1, messages.Ending("no controller for 30 s")), "its agent ended: no controller for 30 s"),
         (Arrived(1, b"\xc1"), "its agent sent what this version cannot read"),
     ],
 )
 def test_a_node_whose_agent_is_gone_is_lost_at_once(event, why, fake, cluster):
-    fake.happens((1, RankAnswered(0, b"before")), event)
+    fake.happens((1, messages.RankAnswered(0, b"before")), event)
     assert cluster.lost[1].why.startswith(why)
-    assert cluster.rank_news(0) == [(1, RankAnswered(0, b"before")), (1, cluster.lost[1])]
+    assert cluster.rank_news(0) == [(1, messages.RankAnswered(0, b"before")), (1, cluster.lost[1])]
 
 
 def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
     fake = FakeTransport()
-    ended = SuiteEnded(0, "", "run", {})
+    ended = messages.SuiteEnded(0, "", "run", {})
     with running(fake) as cluster:
         fake.happens(
-            (0, SuiteNews((b"1",))), (2, RankAnswered(1, b"a")), (0, SuiteNews((b"2",))), (2, RankDied(0, "x"))
+            (0, messages.SuiteNews((b"1",))),
+            (2, messages.RankAnswered(1, b"a")),
+            (0, messages.SuiteNews((b"2",))),
+            (2, messages.RankDied(0, "x")),
         )
         fake.happens((0, ended), (1, PULSE))
-        assert cluster.suite_news(0) == [(0, SuiteNews((b"1",))), (0, SuiteNews((b"2",))), (0, ended)]
-        assert cluster.rank_news(0) == [(2, RankAnswered(1, b"a")), (2, RankDied(0, "x"))]
+        assert cluster.suite_news(0) == [(0, messages.SuiteNews((b"1",))), (0, messages.SuiteNews((b"2",))), (0, ended)]
+        assert cluster.rank_news(0) == [(2, messages.RankAnswered(1, b"a")), (2, messages.RankDied(0, "x"))]
         assert cluster.pulses == {1: PULSE}
 
 
 def test_whoever_waits_is_woken_by_news(fake, cluster):
     with in_the_background(cluster.rank_news, LONG) as news:
-        fake.happens((0, RankAnswered(3, b"x")))
-    assert news == [[(0, RankAnswered(3, b"x"))]]
+        fake.happens((0, messages.RankAnswered(3, b"x")))
+    assert news == [[(0, messages.RankAnswered(3, b"x"))]]
 
 
 def test_questions_are_answered_by_those_that_can():
     fake = FakeTransport(5)
     with running(fake) as cluster:
-        with in_the_background(cluster.ask_each, dict.fromkeys(range(5), Rendezvous()), 1.0) as answers:
+        with in_the_background(cluster.ask_each, dict.fromkeys(range(5), messages.Rendezvous()), 1.0) as answers:
             number = [asked(fake, node) for node in fake.names]
-            fake.happens((0, Reply(number[0], codec.packed("tcp://10.0.0.10:1"))))
-            fake.happens((1, Reply(number[1], trouble="no port is free")), (2, Reply(number[2], codec.packed([7]))))
+            fake.happens((0, messages.Reply(number[0], codec.packed("tcp://10.0.0.10:1"))))
+            fake.happens(
+                (1, messages.Reply(number[1], trouble="no port is free")),
+                (2, messages.Reply(number[2], codec.packed([7]))),
+            )
             fake.happens(Gone(3, "its agent died by SIGKILL"))
         assert answers[0][0] == "tcp://10.0.0.10:1"
         assert [str(answers[0][node]).partition(":")[0] for node in (1, 2, 3, 4)] == [
             "no port is free", "it answered what is no answer", "it is lost", "no answer within 1 s",
         ]  # fmt: skip
         assert all(isinstance(answers[0][node], Trouble) for node in (1, 2, 3, 4))
-        fake.happens((4, Reply(number[4], codec.packed("late"))))  # for nobody
+        fake.happens((4, messages.Reply(number[4], codec.packed("late"))))  # for nobody
         assert cluster.alive == (0, 1, 2, 4)
 
 
 def test_a_question_is_not_waited_for_once_its_node_is_gone():
     fake = FakeTransport(1)
     with running(fake) as cluster:
-        with in_the_background(cluster.ask_each, {0: Rendezvous()}, LONG) as answers:
+        with in_the_background(cluster.ask_each, {0: messages.Rendezvous()}, LONG) as answers:
             asked(fake, 0)
             fake.happens(Gone(0, "its agent died by SIGKILL"))
         assert isinstance(answers[0][0], Trouble)
         with pytest.raises(Trouble, match="SIGKILL"):
-            cluster.ask_one(0, Rendezvous())
+            cluster.ask_one(0, messages.Rendezvous())
 
 
 def test_a_node_of_another_version_is_told_from_one_that_talks_nonsense():
@@ -242,7 +233,7 @@ def test_how_far_clocks_differ_is_seen_by_the_pulse_that_came_fastest(monkeypatc
     fake = FakeTransport(1)
     with running(fake) as cluster:
         for clock in (1000.1, 1000.25, 999.0):
-            fake.happens((0, Pulse(clock=clock)))
+            fake.happens((0, messages.Pulse(clock=clock)))
         assert cluster.clocks_ahead == {0: pytest.approx(0.25)}
 
 
@@ -251,13 +242,13 @@ def test_all_are_told_to_end_and_those_that_do_not_are_named():
     cluster = Cluster(fake, clock=fake.clock)
     cluster.start(LONG)
     assert cluster.close(0.5) == {1: "it does not end"}
-    assert [len(fake.told(node, End)) for node in fake.names] == [1, 1, 1]
+    assert [len(fake.told(node, messages.End)) for node in fake.names] == [1, 1, 1]
     assert cluster.lost == {}
     assert not cluster._thread.is_alive()
 
 
 def test_a_transport_that_breaks_loses_all_nodes_and_lets_nobody_wait(fake, cluster):
-    with in_the_background(cluster.ask_each, dict.fromkeys(range(3), Rendezvous()), LONG) as answers:
+    with in_the_background(cluster.ask_each, dict.fromkeys(range(3), messages.Rendezvous()), LONG) as answers:
         asked(fake, 2)
         fake._steps.put((0.0, None))
     assert [isinstance(answer, Trouble) for answer in answers[0].values()] == [True] * 3

@@ -11,18 +11,9 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import READINGS, Gpu
 from pytest_gpufleet.model.log_catalogue import Logged, Xid
 from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.nodes import own_node
+from pytest_gpufleet.nodes import messages, own_node
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.interfaces import Interface
-from pytest_gpufleet.nodes.messages import (
-    CheckHealth,
-    FromAgent,
-    Health,
-    Lock,
-    ReadHost,
-    Reply,
-    answer_of,
-)
 from pytest_gpufleet.nodes.own_node import OwnNode
 from tests import machines
 
@@ -78,26 +69,26 @@ def own(node):
 
 def asked(own, question):
     """The answer after its way to the controller."""
-    return answer_of(question, Reply(0, codec.packed(own.answer(question))))
+    return messages.answer_of(question, messages.Reply(0, codec.packed(own.answer(question))))
 
 
 def test_a_machine_with_gpus_arrives_as_it_is(node, own):
     said = own.hello(AgentSettings("."), Interface("10.0.0.7", "eth0"), 4711)
-    hello = codec.unpacked(codec.packed(said), FromAgent)
+    hello = codec.unpacked(codec.packed(said), messages.FromAgent)
     assert (hello.topology, hello.machine, hello.present) == (node.topology, node.host(), node.present())
-    assert asked(own, ReadHost(("kernel",))) == {"kernel": node.host()["kernel"]}
+    assert asked(own, messages.ReadHost(("kernel",))) == {"kernel": node.host()["kernel"]}
 
 
 def test_what_got_worse_is_told_once_and_what_was_before_is_not(node, own):
-    assert asked(own, CheckHealth()) == Health()
+    assert asked(own, messages.CheckHealth()) == messages.Health()
     node.now = {"ecc_uncorrected_volatile": 1}
-    faults = asked(own, CheckHealth()).faults
+    faults = asked(own, messages.CheckHealth()).faults
     assert sorted({str(place) for fault in faults for place in fault.subjects}) == ["gpu0", "gpu1", "gpu2", "gpu3"]
-    assert asked(own, CheckHealth()) == Health()
+    assert asked(own, messages.CheckHealth()) == messages.Health()
 
 
 def test_what_happens_between_two_questions_is_seen_while_ranks_work(node, own):
-    assert asked(own, CheckHealth()) == Health()
+    assert asked(own, messages.CheckHealth()) == messages.Health()
     node.reasons = THERMAL_SLOWDOWN
     own.watch()
     while not own.readings:
@@ -106,25 +97,25 @@ def test_what_happens_between_two_questions_is_seen_while_ranks_work(node, own):
     own.stop_watching()
     assert own.readings == ()
     node.reasons = 0
-    assert len(asked(own, CheckHealth()).faults) == 4
+    assert len(asked(own, messages.CheckHealth()).faults) == 4
 
 
 def test_what_nobody_could_see_is_told(node, own):
     node.sample = lambda slow: 1 / 0
     own.watch()
-    while "ZeroDivisionError" not in (health := asked(own, CheckHealth())).unseen:
+    while "ZeroDivisionError" not in (health := asked(own, messages.CheckHealth())).unseen:
         assert health.faults == ()
     node.logged = [Logged(unread="the kernel log was overwritten")]
-    assert "the kernel log was overwritten" in asked(own, CheckHealth()).unseen
+    assert "the kernel log was overwritten" in asked(own, messages.CheckHealth()).unseen
 
 
 def test_a_gpu_that_somebody_has_is_told(node, own):
     node.taken = "GPU 0 is in use by another run"
-    assert asked(own, Lock()) == node.taken
+    assert asked(own, messages.Lock()) == node.taken
     node.taken = ""
-    assert asked(own, Lock()) == ""
+    assert asked(own, messages.Lock()) == ""
     node.taken = "this one has it"
-    assert asked(own, Lock()) == ""
+    assert asked(own, messages.Lock()) == ""
 
 
 def test_without_gpus_it_is_a_node_that_says_why(monkeypatch):

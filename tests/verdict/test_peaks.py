@@ -6,17 +6,6 @@ from pytest_gpufleet.model.gpu import Unavailable
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.verdict import peaks
-from pytest_gpufleet.verdict.peaks import (
-    NoPeak,
-    Peak,
-    above_peak,
-    host_link,
-    memory_bandwidth,
-    model_flops_utilization,
-    nvlinks,
-    power_bound,
-    product_rate,
-)
 from tests.boards import BOARDS, H200, Board
 
 WITHIN = 0.03
@@ -26,16 +15,16 @@ DATA_SHEETS = [board for board in BOARDS.values() if board.name != "NVIDIA GB200
 @pytest.mark.parametrize("board", DATA_SHEETS, ids=lambda board: board.name)
 def test_peaks_are_those_of_the_data_sheet(board: Board) -> None:
     at_boost = board.gpu(sm_clock_max_mhz=board.boost)
-    assert memory_bandwidth(at_boost).value == pytest.approx(board.memory, rel=WITHIN)
-    assert host_link(at_boost).value == pytest.approx(board.host, rel=WITHIN)
-    assert product_rate(at_boost).value == pytest.approx(board.tflops, rel=WITHIN)
+    assert peaks.memory_bandwidth(at_boost).value == pytest.approx(board.memory, rel=WITHIN)
+    assert peaks.host_link(at_boost).value == pytest.approx(board.host, rel=WITHIN)
+    assert peaks.product_rate(at_boost).value == pytest.approx(board.tflops, rel=WITHIN)
     if board.links:
-        assert nvlinks(at_boost, board.links).value == pytest.approx(board.nvlink, rel=WITHIN)
+        assert peaks.nvlinks(at_boost, board.links).value == pytest.approx(board.nvlink, rel=WITHIN)
 
 
 def test_board_classes_of_one_architecture_compute_at_their_own_rate() -> None:
     rates = {
-        name: round(product_rate(board.gpu(sm_clock_max_mhz=1000)).value / (board.cores / 1000), 1)
+        name: round(peaks.product_rate(board.gpu(sm_clock_max_mhz=1000)).value / (board.cores / 1000), 1)
         for name, board in BOARDS.items()
         if board.capability in ((8, 6), (9, 0))
     }
@@ -45,35 +34,35 @@ def test_board_classes_of_one_architecture_compute_at_their_own_rate() -> None:
 
 def test_a_peak_says_how_it_comes_about() -> None:
     gpu = H200.gpu()
-    assert str(memory_bandwidth(gpu)) == "3,201 MHz x 2 x 6,016 bits: 4,814 GB/s"
-    assert str(product_rate(gpu)) == "132 SMs x 1,980 MHz x 4,096 operations (H100 white paper): 1,071 TFLOP/s"
-    assert str(nvlinks(gpu, 18)) == "18 NVLinks x 25 GB/s: 450 GB/s"
+    assert str(peaks.memory_bandwidth(gpu)) == "3,201 MHz x 2 x 6,016 bits: 4,814 GB/s"
+    assert str(peaks.product_rate(gpu)) == "132 SMs x 1,980 MHz x 4,096 operations (H100 white paper): 1,071 TFLOP/s"
+    assert str(peaks.nvlinks(gpu, 18)) == "18 NVLinks x 25 GB/s: 450 GB/s"
 
 
 @pytest.mark.parametrize(
     ("peak", "fact"),
     [
-        (memory_bandwidth, "memory_bus_bits"),
-        (memory_bandwidth, "memory_clock_max_mhz"),
-        (host_link, "pcie_generation_max"),
-        (host_link, "pcie_width_max"),
-        (product_rate, "compute_capability"),
-        (product_rate, "cuda_cores"),
-        (product_rate, "sm_clock_max_mhz"),
-        (power_bound, "power_limit_watts"),
+        (peaks.memory_bandwidth, "memory_bus_bits"),
+        (peaks.memory_bandwidth, "memory_clock_max_mhz"),
+        (peaks.host_link, "pcie_generation_max"),
+        (peaks.host_link, "pcie_width_max"),
+        (peaks.product_rate, "compute_capability"),
+        (peaks.product_rate, "cuda_cores"),
+        (peaks.product_rate, "sm_clock_max_mhz"),
+        (peaks.power_bound, "power_limit_watts"),
     ],
 )
 def test_a_fact_that_the_driver_does_not_tell_is_not_guessed(peak, fact: str) -> None:  # type: ignore[no-untyped-def]
     for untold in (Unavailable("NVML: Not Supported", applicable=False), 0):
-        with pytest.raises(NoPeak, match=f"does not tell {fact} of GPU 0"):
+        with pytest.raises(peaks.NoPeak, match=f"does not tell {fact} of GPU 0"):
             peak(H200.gpu(**{fact: untold}))
 
 
 def test_the_brand_is_asked_for_where_it_decides() -> None:
     ada, hopper = BOARDS["NVIDIA L40S"], BOARDS["NVIDIA H200"]
-    with pytest.raises(NoPeak, match="brand"):
-        product_rate(ada.gpu(brand=Unavailable("NVML: Not Supported", applicable=False)))
-    assert product_rate(hopper.gpu(brand=0))
+    with pytest.raises(peaks.NoPeak, match="brand"):
+        peaks.product_rate(ada.gpu(brand=Unavailable("NVML: Not Supported", applicable=False)))
+    assert peaks.product_rate(hopper.gpu(brand=0))
 
 
 @pytest.mark.parametrize(
@@ -85,26 +74,26 @@ def test_the_brand_is_asked_for_where_it_decides() -> None:
     ],
 )
 def test_parts_of_gpus_and_what_nobody_has_looked_up_have_no_peak(facts: dict[str, object], why: str) -> None:
-    with pytest.raises(NoPeak, match=why):
-        product_rate(H200.gpu(**facts))
+    with pytest.raises(peaks.NoPeak, match=why):
+        peaks.product_rate(H200.gpu(**facts))
 
 
 def test_a_gpu_that_is_passed_through_to_a_virtual_machine_is_whole() -> None:
-    assert product_rate(H200.gpu(virtualization=1)) == product_rate(H200.gpu())
+    assert peaks.product_rate(H200.gpu(virtualization=1)) == peaks.product_rate(H200.gpu())
 
 
 def test_a_virtual_machine_that_does_not_see_the_slot_asks_for_what_the_link_runs_at() -> None:
     """A GPU that could do PCIe 5 in a host that cannot is healthy."""
     in_slow_host = H200.gpu(virtualization=1, pcie_generation=4, pcie_width=16)
-    assert host_link(in_slow_host).formula == "PCIe 4 x 16 lanes"
+    assert peaks.host_link(in_slow_host).formula == "PCIe 4 x 16 lanes"
     saves_power = H200.gpu(virtualization=1, pcie_generation=1, pcie_width=16)
-    assert host_link(saves_power).formula == "PCIe 3 x 16 lanes"
-    with pytest.raises(NoPeak, match="PCIe of generation 1"):
-        host_link(H200.gpu(pcie_generation_max=1))
+    assert peaks.host_link(saves_power).formula == "PCIe 3 x 16 lanes"
+    with pytest.raises(peaks.NoPeak, match="PCIe of generation 1"):
+        peaks.host_link(H200.gpu(pcie_generation_max=1))
 
 
 def test_a_large_peak_is_written_out() -> None:
-    assert str(Peak(12_938.4, "images/s", "2 x 6,469 images/s")) == "2 x 6,469 images/s: 12,940 images/s"
+    assert str(peaks.Peak(12_938.4, "images/s", "2 x 6,469 images/s")) == "2 x 6,469 images/s: 12,940 images/s"
 
 
 # ----------------------------------------------------------------
@@ -128,19 +117,19 @@ def at(board, share):
 
 def test_it_is_the_share_of_the_peak_of_the_gpus_that_train(board):
     places = [gpu.place for gpu in board.gpus]
-    (alone,) = model_flops_utilization(tokens({place: at(board, 0.5) for place in places}), FLOP, board)
+    (alone,) = peaks.model_flops_utilization(tokens({place: at(board, 0.5) for place in places}), FLOP, board)
     assert [*alone.values] == places
     assert [*alone.values.values()] == pytest.approx([0.5] * 4)
-    (together,) = model_flops_utilization(tokens({WORLD: 4 * at(board, 0.4)}), FLOP, board)
+    (together,) = peaks.model_flops_utilization(tokens({WORLD: 4 * at(board, 0.4)}), FLOP, board)
     assert together.values[WORLD] == pytest.approx(0.4)
 
 
 def test_where_no_peak_is_known_there_is_none(board):
-    assert model_flops_utilization(tokens({"cpu0": 1000.0}), FLOP, board) == []
+    assert peaks.model_flops_utilization(tokens({"cpu0": 1000.0}), FLOP, board) == []
 
 
 def test_what_no_gpu_can_reach_is_a_fault_of_that_place(board):
     places = [gpu.place for gpu in board.gpus]
     rates = dict.fromkeys(places, at(board, 0.99)) | {places[2]: at(board, 1.01)}
-    (fault,) = above_peak(tokens(rates), FLOP, board)
+    (fault,) = peaks.above_peak(tokens(rates), FLOP, board)
     assert (fault.code, fault.subjects) == ("above_peak", (places[2],))

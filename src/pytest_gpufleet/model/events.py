@@ -121,7 +121,7 @@ OfNodes = Annotated[list[T], Meta(min_length=1)]
 VerdictWord = Literal["ACCEPTED", "REJECTED", "INCOMPLETE", "REHEARSAL"]
 Secured = Literal["token", "loopback", "insecure"]
 NO_NETWORK = "none"  # what --fleet-network says where nothing is asked of it
-Network = Annotated[str, Meta(pattern=rf"^({NO_NETWORK}|[0-9.]+)?$")]
+Network = Annotated[str, Meta(pattern=rf"^({NO_NETWORK}|[0-9]+([.][0-9]+)?)?$")]
 Sum = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]  # SHA-256; "" of what is not there
 
 

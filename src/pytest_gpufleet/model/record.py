@@ -8,39 +8,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_gpufleet.model import events
-from pytest_gpufleet.model.events import (
-    NO_NETWORK,
-    Check,
-    CheckFinished,
-    CheckStarted,
-    Deselected,
-    FaultFound,
-    Fingerprint,
-    FingerprintsTaken,
-    HostFact,
-    HostFound,
-    Judged,
-    LossesTold,
-    MachineRead,
-    NodeFinished,
-    NodeFound,
-    NodeLeftOut,
-    NodeLost,
-    Noticed,
-    OrderGiven,
-    ProfileGiven,
-    Progress,
-    RunHeader,
-    Sample,
-    Session,
-    Spoiled,
-    SuiteSeen,
-    Telemetry,
-    TopologyFound,
-    Verdict,
-    WorldStarted,
-    typed,
-)
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology, joined
@@ -49,37 +16,38 @@ from pytest_gpufleet.model.machine import Order, gigabits_for_each_gpu
 from pytest_gpufleet.model.suite import Suite, shipped
 
 T = TypeVar("T")
-NO_RUN = RunHeader()
+NO_RUN = events.RunHeader()
 MOST_SAMPLES = 4096
-ONCE = (RunHeader, ProfileGiven, OrderGiven, TopologyFound, MachineRead)  # events of which a run has one
+# Events of which a run has one.
+ONCE = (events.RunHeader, events.ProfileGiven, events.OrderGiven, events.TopologyFound, events.MachineRead)
 
 
 @dataclass
 class Record:
     """What happened in a run, folded from its events in their order."""
 
-    run: RunHeader = NO_RUN
+    run: events.RunHeader = NO_RUN
     topology: GpuTopology = field(default_factory=GpuTopology)  # of all nodes
     topologies: dict[int, GpuTopology] = field(default_factory=dict)  # of each node, by its number
-    machines: dict[int, HostFound] = field(default_factory=dict)
-    lost: dict[int, NodeLost] = field(default_factory=dict)  # by the number of the node, as the next two
-    left_out: dict[int, NodeLeftOut] = field(default_factory=dict)
-    finished: dict[int, NodeFinished] = field(default_factory=dict)
+    machines: dict[int, events.HostFound] = field(default_factory=dict)
+    lost: dict[int, events.NodeLost] = field(default_factory=dict)  # by the number of the node, as the next two
+    left_out: dict[int, events.NodeLeftOut] = field(default_factory=dict)
+    finished: dict[int, events.NodeFinished] = field(default_factory=dict)
     profile: GivenLimits | None = None  # the one that was given, if any was
     order: Order | None = None  # likewise
-    worlds: list[WorldStarted] = field(default_factory=list)
+    worlds: list[events.WorldStarted] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    fingerprints: dict[str, tuple[Fingerprint, ...]] = field(default_factory=dict)  # by the checks that took them
-    losses: list[LossesTold] = field(default_factory=list)
-    checks: dict[str, Check] = field(default_factory=dict)
+    fingerprints: dict[str, tuple[events.Fingerprint, ...]] = field(default_factory=dict)  # by check
+    losses: list[events.LossesTold] = field(default_factory=list)
+    checks: dict[str, events.Check] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     deselected: list[str] = field(default_factory=list)
     manifest: Suite | None = None  # of the suite that ran
     altered: list[str] = field(default_factory=list)  # files of the suite that are not as they were shipped
-    sessions: list[Session] = field(default_factory=list)  # also of the runs that this one goes on with
+    sessions: list[events.Session] = field(default_factory=list)  # also of the runs that this one goes on with
     spoiled: list[str] = field(default_factory=list)  # what keeps the run from being complete, whatever its checks say
     progress: dict[str, tuple[float, float]] = field(default_factory=dict)  # check: seconds done, and of how many
-    telemetry: list[Sample] = field(default_factory=list)
+    telemetry: list[events.Sample] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     noticed: list[Fault] = field(default_factory=list)  # shown, and against nothing
     spans: list[tuple[str, float, float]] = field(default_factory=list)  # check, begin, end: seconds since the epoch
@@ -100,14 +68,14 @@ class Record:
         """The names of the nodes, by their numbers."""
         return {node.index: node.host for node in self.run.nodes} or {0: self.run.host}
 
-    def node(self, number: int) -> NodeFound:
+    def node(self, number: int) -> events.NodeFound:
         """KeyError for one that the run does not have."""
         return {node.index: node for node in self.run.nodes}[number]
 
     @property
-    def machine(self) -> HostFound:
+    def machine(self) -> events.HostFound:
         """The only one, or the first."""
-        return next(iter(self.machines.values()), HostFound())
+        return next(iter(self.machines.values()), events.HostFound())
 
     @property
     def of_cluster(self) -> bool:
@@ -120,7 +88,7 @@ class Record:
         the node that has most, since one that lost some is held against what it should reach. 0: nobody tells; None:
         nothing is asked of it."""
         if self.run.network:
-            return None if self.run.network == NO_NETWORK else float(self.run.network)
+            return None if self.run.network == events.NO_NETWORK else float(self.run.network)
         here = self.machines.keys() - self.lost.keys() - self.left_out.keys() if self.of_cluster else ()
         each = (gigabits_for_each_gpu(self.topologies[node].gpus, self.machines[node].host) for node in here)
         return max(each, default=0.0)
@@ -143,59 +111,59 @@ class Record:
         """Take in one event. ValueError that says what is wrong with it."""
         if self.verdict is not None:
             raise ValueError("it stands after the verdict, which is the last event of a run")
-        event = typed(line)
+        event = events.typed(line)
         if isinstance(event, ONCE):
             if type(event) in self._once:  # as where two files were joined
                 raise ValueError(f"it is the second event {line['event']} of one run")
             self._once.add(type(event))
         match event:
-            case RunHeader():
+            case events.RunHeader():
                 self.run = event
-            case TopologyFound():
+            case events.TopologyFound():
                 self._place(event.nodes)
-            case ProfileGiven():
+            case events.ProfileGiven():
                 self.profile = event.profile
-            case OrderGiven():
+            case events.OrderGiven():
                 self.order = event.order
-            case MachineRead() | HostFact():
+            case events.MachineRead() | events.HostFact():
                 self._learn(event)
-            case NodeLost() | NodeLeftOut() | NodeFinished():
+            case events.NodeLost() | events.NodeLeftOut() | events.NodeFinished():
                 self._note(event)
-            case WorldStarted():
+            case events.WorldStarted():
                 self.worlds.append(event)
-            case CheckStarted(check=started):
+            case events.CheckStarted(check=started):
                 self.started.append(started)
                 self._begun[started] = event.seconds
-            case Progress():
+            case events.Progress():
                 self.progress[event.check] = (event.done, event.of)
-            case Telemetry(sample=sample):
+            case events.Telemetry(sample=sample):
                 self._keep(sample)
-            case Judged(finding=finding):
+            case events.Judged(finding=finding):
                 self.findings.append(finding)
-            case FingerprintsTaken():
+            case events.FingerprintsTaken():
                 self.fingerprints[event.check] = event.fingerprints
-            case LossesTold():
+            case events.LossesTold():
                 self.losses.append(event)
-            case FaultFound() | Noticed():
-                heard = self.noticed if isinstance(event, Noticed) else self.faults
+            case events.FaultFound() | events.Noticed():
+                heard = self.noticed if isinstance(event, events.Noticed) else self.faults
                 found = event.fault.of_this_version()
                 heard.append(replace(found, what=f"{found.what}{event.where}"))
-            case CheckFinished(check=check):
+            case events.CheckFinished(check=check):
                 self.checks[check.id] = check
                 if check.id in self._begun:
                     self.spans.append((check.id, self._begun[check.id], event.seconds))
-            case SuiteSeen():
+            case events.SuiteSeen():
                 self._see(event)
-            case Session():
+            case events.Session():
                 self.sessions.append(event)
-            case Spoiled():
+            case events.Spoiled():
                 self.spoiled.append(f"{event.why}{event.where}")
-            case Deselected():
+            case events.Deselected():
                 self.deselected += event.checks
-            case Verdict():
+            case events.Verdict():
                 self._end(event)
 
-    def _end(self, verdict: Verdict) -> None:
+    def _end(self, verdict: events.Verdict) -> None:
         self.verdict, self.reasons = verdict.verdict, list(verdict.reasons)
         self.broken, self.exit_status = verdict.broken, verdict.exit_status
         self.ended, self.lasted = verdict.t, verdict.lasted
@@ -210,8 +178,8 @@ class Record:
             raise ValueError(f"it tells of {len(told)} nodes, and the run has {len(self.hosts)}")
         return dict(zip(self.hosts, told, strict=True))
 
-    def _learn(self, event: MachineRead | HostFact) -> None:
-        if isinstance(event, MachineRead):
+    def _learn(self, event: events.MachineRead | events.HostFact) -> None:
+        if isinstance(event, events.MachineRead):
             self.machines = self._by_node(event.nodes)
             return
         if len(self.machines) != 1:
@@ -219,20 +187,20 @@ class Record:
         ((node, found),) = self.machines.items()
         self.machines[node] = msgspec.structs.replace(found, host={**found.host, event.fact: event.value})
 
-    def _note(self, event: NodeLost | NodeLeftOut | NodeFinished) -> None:
+    def _note(self, event: events.NodeLost | events.NodeLeftOut | events.NodeFinished) -> None:
         if event.node not in self.hosts:
             raise ValueError(f"the run has no node {event.node}")
         kept: dict[type, dict[int, Any]] = {
-            NodeLost: self.lost, NodeLeftOut: self.left_out, NodeFinished: self.finished,
+            events.NodeLost: self.lost, events.NodeLeftOut: self.left_out, events.NodeFinished: self.finished,
         }  # fmt: skip
         kept[type(event)][event.node] = event
 
-    def _see(self, suite: SuiteSeen) -> None:
+    def _see(self, suite: events.SuiteSeen) -> None:
         self.altered += [f"{name}{suite.where}" for name in suite.altered]
         if suite.manifest and not suite.in_run:
             self.manifest = suite.manifest
 
-    def _keep(self, sample: Sample) -> None:
+    def _keep(self, sample: events.Sample) -> None:
         """Telemetry for the plots: of a run of days every second sample, every fourth, and so on. The file has all."""
         if self._samples % self._stride == 0:
             self.telemetry.append(sample)

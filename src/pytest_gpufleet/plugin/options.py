@@ -18,26 +18,8 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.language import LANGUAGES
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS, LEVELS
 from pytest_gpufleet.plugin import compat
-from pytest_gpufleet.run.settings import (
-    LONGEST_INTERVAL_SECONDS,
-    NEEDS,
-    PROMETHEUS,
-    REHEARSAL_RANKS,
-    SHORTEST_DEADLINE_SECONDS,
-    Options,
-    dcgm_level,
-    duration,
-    gpu_count,
-    interval,
-    lacking,
-    network,
-    node_count,
-    note,
-    path,
-    rank_count,
-    seconds,
-    whole_number,
-)
+from pytest_gpufleet.run import settings
+from pytest_gpufleet.run.settings import Options
 
 # The launcher, the variable by which it tells how many processes it has started on this node, and of which all.
 # Open MPI: docs.open-mpi.org, "Environment variables that Open MPI sets". MPICH and Intel MPI: Hydra.
@@ -88,7 +70,7 @@ def add_resnet(parser: pytest.Parser) -> None:
     optimizers = CONDITIONS["optimizer"].values
     group.addoption("--resnet-optimizer", choices=optimizers, default="sgd", help="the optimizer (default: sgd)")
     for flag, text in NUMBERS.items():
-        group.addoption(flag, type=whole_number, metavar="N", help=text)
+        group.addoption(flag, type=settings.whole_number, metavar="N", help=text)
 
 
 def check_launcher(options: Options) -> None:
@@ -114,17 +96,17 @@ def check_nodes(given: dict[str, Any]) -> None:
 
 def check_deadline(options: Options, deadline: float) -> None:
     """UsageError if a run could not do by then what it was asked for."""
-    if deadline < SHORTEST_DEADLINE_SECONDS:
+    if deadline < settings.SHORTEST_DEADLINE_SECONDS:
         raise pytest.UsageError(
             f"--fleet-deadline {deadline:g}s is too short to start and to write a report: give "
-            f"{SHORTEST_DEADLINE_SECONDS:g}s or more"
+            f"{settings.SHORTEST_DEADLINE_SECONDS:g}s or more"
         )
     usual = BURN_IN_SECONDS if options.level == "burnin" and not options.rehearse else 0
     burning = options.burn_in or usual
-    if burning + SHORTEST_DEADLINE_SECONDS > deadline:
+    if burning + settings.SHORTEST_DEADLINE_SECONDS > deadline:
         raise pytest.UsageError(
             f"a burn-in of {burning:g} s does not fit into --fleet-deadline {deadline:g}s, of which "
-            f"{SHORTEST_DEADLINE_SECONDS:g} s are for start and report"
+            f"{settings.SHORTEST_DEADLINE_SECONDS:g} s are for start and report"
         )
 
 
@@ -178,16 +160,16 @@ def _grade(text: str) -> str:
 _DEFAULT = {each.name: each.default for each in fields(Options)}
 OPTIONS = (
     Option(
-        "--gpus", "gpus", gpu_count, "N|all|auto",
+        "--gpus", "gpus", settings.gpu_count, "N|all|auto",
         "run on N GPUs, on all, or (auto) on all there are, and as a rehearsal on CPU ranks where nothing speaks for "
         "NVIDIA hardware. Fewer GPUs than N: the run goes on with those present and is rejected.",
     ),
     Option(
-        "--rehearse", "rehearse", rank_count, "N",
-        f"use N CPU ranks with Gloo (default: {REHEARSAL_RANKS}) instead of GPUs; never accepts a machine",
+        "--rehearse", "rehearse", settings.rank_count, "N",
+        f"use N CPU ranks with Gloo (default: {settings.REHEARSAL_RANKS}) instead of GPUs; never accepts a machine",
     ),
     Option(
-        "--nodes", "nodes", node_count, "N|all",
+        "--nodes", "nodes", settings.node_count, "N|all",
         "run on N nodes of a Ray cluster, or on all that it has, with --gpus of each; with --rehearse on N that are "
         "made of this machine. Another number of nodes than N: the run goes on with those present and is rejected.",
     ),
@@ -204,16 +186,16 @@ OPTIONS = (
         "how thorough: quick, standard (the default: the handover) or burnin",
     ),
     Option(
-        "--fleet-burn-in", "burn_in", duration, "DURATION",
+        "--fleet-burn-in", "burn_in", settings.duration, "DURATION",
         "how long the sustained load of level burnin lasts, like 15m (the default), 2h or 72h; implies that level",
     ),
     Option(
-        "--fleet-profile", "profile", path, "PATH",
+        "--fleet-profile", "profile", settings.path, "PATH",
         "limits from this TOML file, which may extend a shipped profile (default: the shipped ones for this GPU model)",
         site=True,
     ),
     Option(
-        "--fleet-order", "order", path, "FILE",
+        "--fleet-order", "order", settings.path, "FILE",
         "what was bought, a TOML file that `gpufleet order` can write: each line of it is a check of its own",
         site=True,
     ),
@@ -224,45 +206,45 @@ OPTIONS = (
         site=True,
     ),
     Option(
-        "--fleet-network", "network", network, "none|GBIT",
+        "--fleet-network", "network", settings.network, "none|GBIT",
         "Gbit/s, one way, that each GPU has of the network between nodes (default: by the ports that are up); none: "
         "nothing is asked of it, and no port has to be up",
         site=True,
     ),
     Option(
-        "--fleet-dir", "folder", path, "DIR",
+        "--fleet-dir", "folder", settings.path, "DIR",
         f"where the folder of each run is made (default: {_DEFAULT['folder']})",
         site=True,
     ),
     Option(
-        "--fleet-keep", "keep", whole_number, "N",
+        "--fleet-keep", "keep", settings.whole_number, "N",
         "when the run is over, remove the folders of earlier runs of this machine in --fleet-dir but for the N latest; "
         "what was signed stays, and the last that was ACCEPTED",
         site=True,
     ),
     Option(
-        "--fleet-disk-folder", "disk_folder", path, "DIR",
+        "--fleet-disk-folder", "disk_folder", settings.path, "DIR",
         "a folder on the drive that level burnin writes 1 GiB to and reads again, compared; nothing stays there",
         site=True,
     ),
     Option(
-        "--fleet-dcgm", "dcgm", dcgm_level, "LEVEL",
+        "--fleet-dcgm", "dcgm", settings.dcgm_level, "LEVEL",
         "how thorough NVIDIA's own diagnostic is at level burnin (`dcgmi diag -r`): 2 (the default), 3 or 4",
         site=True,
     ),
     Option(
-        "--fleet-timeout", "timeout", seconds, "SECONDS",
+        "--fleet-timeout", "timeout", settings.seconds, "SECONDS",
         f"deadline of one call on the ranks (default: {_DEFAULT['timeout']:g})",
         site=True,
     ),
     Option(
-        "--fleet-deadline", "deadline", duration, "DURATION",
+        "--fleet-deadline", "deadline", settings.duration, "DURATION",
         "when the whole run must be over, like 10m, with its report: what has not run by then is left out, and the "
         "verdict is INCOMPLETE",
         site=True,
     ),
     Option(
-        "--fleet-note", "notes", note, "KEY=VALUE",
+        "--fleet-note", "notes", settings.note, "KEY=VALUE",
         "what stands in the report's head and beside the signatures: order, asset, location, technician, remarks or "
         "any other key; may be given several times",
         site=True, many=True,
@@ -278,19 +260,19 @@ OPTIONS = (
         site=True,
     ),
     Option(
-        "--fleet-resume", "resume", path, "DIR",
+        "--fleet-resume", "resume", settings.path, "DIR",
         "go on where the run whose folder this is died or was interrupted: checks that met their limits there are not "
         "run again, but for inventory and health",
     ),
     Option(
-        "--fleet-interval", "interval", interval, "SECONDS",
-        f"time between two samples of telemetry, {LONGEST_INTERVAL_SECONDS:g} at most (default: "
+        "--fleet-interval", "interval", settings.interval, "SECONDS",
+        f"time between two samples of telemetry, {settings.LONGEST_INTERVAL_SECONDS:g} at most (default: "
         f"{_DEFAULT['interval']:g})",
         site=True,
     ),
     Option("--fleet-monitor", "monitor", bool, None, "show what the GPUs, or nodes, do below pytest's own output"),
     Option(
-        "--fleet-prometheus", "prometheus", path, "FILE",
+        "--fleet-prometheus", "prometheus", settings.path, "FILE",
         "write verdict and figures to FILE for the textfile collector of node_exporter, which reads *.prom",
         site=True,
     ),
@@ -346,7 +328,7 @@ def add(parser: pytest.Parser) -> None:
             help = f"{option.flag} where the command line says nothing: {option.help}"
             kind: Literal["linelist", "string"] = "linelist" if option.many else "string"
             parser.addini(option.name, help, kind, default="")
-    compat.takes_no_argument_alone(parser, "--rehearse", str(REHEARSAL_RANKS))
+    compat.takes_no_argument_alone(parser, "--rehearse", str(settings.REHEARSAL_RANKS))
     add_resnet(parser)
 
 
@@ -378,7 +360,7 @@ def from_config(config: pytest.Config) -> Options:
     judged_by = [known[name] for name in ("profile", "order") if name in known]
     options = Options(**known, asked=asked, listing=listing, paths=_paths(config, judged_by))
     if options.makes_a_run:
-        if lacks := lacking({**NEEDS, **(PROMETHEUS if options.prometheus else {})}):
+        if lacks := settings.lacking({**settings.NEEDS, **(settings.PROMETHEUS if options.prometheus else {})}):
             raise pytest.UsageError(lacks)  # known now, and not when all is measured
         check_launcher(options)
         check_disk_folder(options)
@@ -409,8 +391,8 @@ def _from_ini(config: pytest.Config, option: Option) -> Any:
     text = str(config.getini(option.name)).strip()
     if not text:
         return None
-    if option.read is path and config.inipath is not None:
-        return config.inipath.parent / path(text)
+    if option.read is settings.path and config.inipath is not None:
+        return config.inipath.parent / settings.path(text)
     return _read(config, option, text)
 
 
