@@ -3,7 +3,6 @@
 import math
 import re
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.log_catalogue import Logged
 
 
@@ -92,9 +92,7 @@ def gigabits_for_each_gpu(gpus: Sequence[Gpu], host: Mapping[str, Any]) -> float
         used = next_to
     elif isinstance(devices, Mapping):  # of several ports for each, some may be those of GPUs that take no part
         present = max(present, sum(each["kind"] == "gpu" for each in devices.values()))
-    kinds = defaultdict[Any, list[Port]](list)
-    for port in used:
-        kinds[port.get("adapter"), port.get("link_layer"), gigabits(port)].append(port)
+    kinds = grouped(((port.get("adapter"), port.get("link_layer"), gigabits(port)), port) for port in used)
     each = max((_of_kind(ports, len(gpus), present) for ports in kinds.values()), default=0.0) if gpus else 0.0
     rate = float(f"{min([each, *filter(None, map(_of_gpu, gpus))]):.4g}")
     return int(rate) if rate.is_integer() else rate

@@ -3,7 +3,6 @@
 import hashlib
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from msgspec import Meta
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Unavailable
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.machine import Machine, Order, active, gigabits
 from pytest_gpufleet.model.place import THIS_NODE, Where
 from pytest_gpufleet.model.record import Record
@@ -422,20 +422,16 @@ def _kinds(table: str, machine: Machine) -> list[Kind]:
 
 
 def _drive_kinds(machine: Machine) -> Iterator[Kind]:
-    kinds: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for drive in _told(machine, "nvme"):
-        if drive["bytes"]:
-            kinds[max(1, drive["bytes"] // GB), drive["model"] or ""].append(drive)
+    there = (drive for drive in _told(machine, "nvme") if drive["bytes"])
+    kinds = grouped(((max(1, drive["bytes"] // GB), drive["model"] or ""), drive) for drive in there)
     for (size, model), drives in sorted(kinds.items()):
         named = {"model": model} if model else {}
         yield {"gigabytes": size, **named, "count": len(drives), **_common_firmware(drives)}
 
 
 def _ports(machine: Machine) -> Iterator[Kind]:
-    kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for port in _told(machine, "network_ports"):
-        if port.get("adapter"):
-            kinds[port["adapter"], port.get("link_layer") or ""].append(port)
+    there = (port for port in _told(machine, "network_ports") if port.get("adapter"))
+    kinds = grouped(((port["adapter"], port.get("link_layer") or ""), port) for port in there)
     for (adapter, layer), ports in sorted(kinds.items()):
         up, named = active(ports), {"link_layer": layer} if layer else {}
         rates = {gigabits(port) for port in up}

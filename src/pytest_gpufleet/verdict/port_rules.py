@@ -5,6 +5,7 @@ from typing import Any
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.machine import Port, active, adapters_near, gigabits, slot_gigabits
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import THIS_NODE
@@ -47,10 +48,8 @@ def kinds_down(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Fault]:
 
 
 def _kinds(ports: Iterable[Port]) -> Iterable[list[Port]]:
-    kinds: dict[Any, list[Port]] = {}
-    for port in ports:
-        kinds.setdefault(tuple(port.get(key) for key in ("adapter", "link_layer", "function")), []).append(port)
-    return kinds.values()
+    of_kind = ("adapter", "link_layer", "function")
+    return grouped((tuple(map(port.get, of_kind)), port) for port in ports).values()
 
 
 def _adapter(port: Port) -> str:
