@@ -11,63 +11,59 @@ from tests.conftest import ACCEPTANCE, ROOT
 PART = ["--gpus", "8", "-k", "bandwidth or soak"]
 TYPED = "--gpus 8 -k 'bandwidth or soak'"
 QUOTED = """--gpus 8 -k '"'"'bandwidth or soak'"'"'"""  # the same within '...'
+TO_MAKE = f"make accept ARGS='{QUOTED}'"
 
 
 @pytest.mark.parametrize(
-    ("caller", "arguments", "typed", "more", "whole"),
+    ("caller", "arguments", "typed", "whole"),
     [
         (
             "",
             ["acceptance/test_4_each_gpu.py", *PART],
             f"pytest acceptance/test_4_each_gpu.py {TYPED}",
-            f"pytest acceptance/test_4_each_gpu.py {TYPED} --fleet-resume DIR",
             "pytest acceptance/ --gpus 8",
         ),
         (
             "",
             [*PART, f"{ACCEPTANCE}/test_4_each_gpu.py::test_soak", "checks"],
             f"pytest {TYPED} {ACCEPTANCE}/test_4_each_gpu.py::test_soak checks",
-            f"pytest {TYPED} {ACCEPTANCE}/test_4_each_gpu.py::test_soak checks --fleet-resume DIR",
             f"pytest {ACCEPTANCE}/ --gpus 8",
         ),
         (
             "",
             ["--pyargs", "pytest_gpufleet.acceptance.test_4_each_gpu", *PART],
             f"pytest --pyargs pytest_gpufleet.acceptance.test_4_each_gpu {TYPED}",
-            f"pytest --pyargs pytest_gpufleet.acceptance.test_4_each_gpu {TYPED} --fleet-resume DIR",
             "pytest --pyargs pytest_gpufleet.acceptance --gpus 8",
         ),
         (
             "gpufleet accept",
             ["--pyargs", "pytest_gpufleet.acceptance", *PART],
             f"gpufleet accept {TYPED}",
-            f"gpufleet accept {TYPED} --fleet-resume DIR",
             "gpufleet accept --gpus 8",
         ),
         (
             "gpufleet accept",  # in a clone
             [str(ACCEPTANCE), *PART],
             f"gpufleet accept {TYPED}",
-            f"gpufleet accept {TYPED} --fleet-resume DIR",
             "gpufleet accept --gpus 8",
         ),
         (
             "make accept",
             ["acceptance/", *PART],
-            f"make accept ARGS='{QUOTED}'",
-            f"make accept ARGS='{QUOTED} --fleet-resume DIR'",
+            TO_MAKE,
             "make accept ARGS='--gpus 8'",
         ),
-        ("make accept", ["acceptance/"], "make accept", "make accept ARGS='--fleet-resume DIR'", None),
-        ("rm -rf", ["acceptance/"], "pytest acceptance/", None, None),  # whatever somebody has set
+        ("make accept", ["acceptance/"], "make accept", None),
+        ("rm -rf", ["acceptance/"], "pytest acceptance/", None),  # whatever somebody has set
     ],
 )
-def test_what_was_typed_can_be_typed_again(monkeypatch, caller, arguments, typed, more, whole):
+def test_what_was_typed_can_be_typed_again(monkeypatch, caller, arguments, typed, whole):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv(STARTED_BY, caller)
     line = command_line(arguments)
     assert line.typed == typed
-    assert more is None or line.once_more("--fleet-resume DIR") == more
+    made = {"make accept": "make accept ARGS='--fleet-resume DIR'", TO_MAKE: f"{TO_MAKE[:-1]} --fleet-resume DIR'"}
+    assert line.once_more("--fleet-resume DIR") == made.get(typed, f"{typed} --fleet-resume DIR")
     assert whole is None or line.of_all("--gpus 8") == whole
 
 

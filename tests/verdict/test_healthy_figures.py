@@ -9,7 +9,7 @@ import pytest
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.verdict.judgement import held, judge
 from pytest_gpufleet.verdict.peers import slower_than_peers
@@ -31,24 +31,22 @@ def host(direction):
 
 
 # What the sources that the profiles name call healthy, measured as the suite does: model, metric, conditions, figure,
-# source. BabelStream's own copy and runs of a tenth of a second are not here: they are other methods.
+# source. BabelStream's own copy and runs of a tenth of a second are not here: they are other methods; nor are figures
+# that a limit itself names, which the next test takes.
 PUBLISHED = [
     (H200, "host_bandwidth", host("host to device"), 52.0, "Azure/AI-benchmarking-guide, rounded"),
     (H200, "host_bandwidth", host("device to host"), 52.0, "Azure/AI-benchmarking-guide, rounded"),
-    (H200, "host_bandwidth", host("host to device"), 53.1, "8x NVIDIA H200, nvbandwidth 0.8, 2026-11-20, the lowest"),
-    (H200, "host_bandwidth", host("device to host"), 53.3, "8x NVIDIA H200, nvbandwidth 0.8, 2026-11-20, the lowest"),
-    (H200, "pair_bandwidth", {"direction": "read", "link": "NVLink"}, 393.8, "the same, every pair"),
-    (H200, "pair_bandwidth", {"direction": "write", "link": "NVLink"}, 396.3, "the same, every pair"),
+    (
+        H200,
+        "pair_bandwidth",
+        {"direction": "read", "link": "NVLink"},
+        393.8,
+        "8x NVIDIA H200, nvbandwidth 0.8, 2026-11-20, every pair",
+    ),
     (H200, "busbw", busbw(8 * GiB, 4, False), 363.0, "stas00/ml-engineering, 4x H200, ring"),
     (H200, "busbw", busbw(8 * GiB, 8, True), 473.0, "Azure/AI-benchmarking-guide and stas00/ml-engineering"),
-    (H200, "busbw", busbw(GiB, 8, True), 464.0, "Azure/AI-benchmarking-guide and stas00/ml-engineering"),
-    (H200, "busbw", busbw(64 * MiB, 8, True), 347.0, "Azure/AI-benchmarking-guide and stas00/ml-engineering"),
     (H100, "host_bandwidth", host("host to device"), 51.0, "Azure/AI-benchmarking-guide"),
-    (H100, "host_bandwidth", host("device to host"), 52.0, "Azure/AI-benchmarking-guide"),
-    (H100, "memory_bandwidth", {"operation": "copy"}, 2900.0, "Azure/AI-benchmarking-guide"),
-    (H100, "memory_bandwidth", {"operation": "triad"}, 2970.0, "Azure/AI-benchmarking-guide"),
     (H100, "busbw", busbw(8 * GiB, 8, True), 479.0, "Azure/AI-benchmarking-guide"),
-    (H100, "busbw", busbw(8 * GiB, 8, False), 366.0, "stas00/ml-engineering"),
     ("NVIDIA H100 NVL", "host_bandwidth", host("host to device"), 48.0, "azurehpc-health-checks, since 9897fbd"),
 ]
 # Under load that lasts, healthy H200 keep at least this much of what runs of a tenth of a second give (bf16: 676 of

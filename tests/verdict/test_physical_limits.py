@@ -329,12 +329,6 @@ def test_what_no_verdict_needs_gets_no_physical_limit() -> None:
     assert (rehearsed.state, rehearsed.limit) == ("not judged", None)
 
 
-def test_every_collective_has_a_fraction() -> None:
-    assert all(
-        physical_limit(figure("busbw", **{**BANDWIDTH, "collective": name}), H200.machine(), ()) for name in COLLECTIVES
-    )
-
-
 def test_the_documentation_has_every_part() -> None:
     text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
     _, _, section = text.partition("### Physical limits")
