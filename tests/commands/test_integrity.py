@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,20 @@ def judged(folder: Path) -> None:
     (folder / "judged.html").replace(folder / "report.html")
 
 
+def of_another_state(folder: Path, outcome: str = "passed", **header: str) -> Path:
+    """As other code may have judged it: ACCEPTED, which this code does not."""
+
+    def change(events: list[dict[str, Any]]) -> None:
+        events[0].update({"code": "0" * 64, "commit": "1f" * 20, **header})
+        events[-1].update(verdict="ACCEPTED", exit_status=0)
+        for event in events:
+            if event["event"] == "check_finished":
+                event["check"]["outcome"] = outcome
+
+    edit(folder / "evidence.jsonl", change)
+    return seal(folder)
+
+
 def accepted(folder: Path) -> None:
     """A verdict that nothing amounts to, in all three files."""
     edit(folder / "evidence.jsonl", lambda events: events[-1].update(verdict="ACCEPTED", exit_status=0))
@@ -97,6 +112,10 @@ DIFFERENCES: dict[str, tuple[Callable[[Path], object], str]] = {
         replaced("summary.json", '"verdict": "INCOMPLETE"', '"verdict": "ACCEPTED"'), "summary.json states another"),
     "a figure of the summary": (replaced("summary.json", "H200", "H201"), "evidence.jsonl says: run, gpus"),
     "a summary cut short": (replaced("summary.json", "}", ""), "summary.json is no summary"),
+    "a page without its summary": (
+        lambda folder: (folder / "summary.json").unlink(), "nobody knows whether the page was changed"),
+    "a verdict that no version gives": (
+        lambda folder: of_another_state(folder, "failed", plugin="0.3.0"), "its verdict is ACCEPTED, but"),
     "the verdict of all three": (accepted, "its verdict is ACCEPTED, but what stands before it amounts to INCOMPLETE"),
 }  # fmt: skip
 
@@ -143,6 +162,27 @@ def test_of_a_run_that_was_killed_it_is_said_what_is_missing(
     assert ("stands alone" if command == "verify" else DONE[command]) in text
     for name in ("summary.json", "report.html"):
         assert f"{name} is missing, as after a run that was killed" in text
+
+
+def test_evidence_of_another_state_of_the_code_is_held_against_what_it_recorded(
+    whole: Path, tmp_path: Path, gpufleet: Callable[[str, Path], tuple[int, str]]
+) -> None:
+    folder = of_another_state(shutil.copytree(whole, tmp_path / "run"))
+    status, text = gpufleet("verify", folder)
+    assert (status, "commit 1f1f1f1f1f1f, not by this state" in text) == (0, True), text
+    replaced("report.html", "fleet", "fleed")(folder)
+    assert gpufleet("verify", folder)[0] == 1
+
+
+def test_the_page_of_a_version_whose_summary_has_no_sum_of_it_is_not_vouched_for(
+    whole: Path, tmp_path: Path, gpufleet: Callable[[str, Path], tuple[int, str]]
+) -> None:
+    folder = of_another_state(shutil.copytree(whole, tmp_path / "run"), plugin="0.3.0", code="")
+    document = json.loads((folder / "summary.json").read_text())
+    del document["report_sha256"]
+    (folder / "summary.json").write_text(json.dumps(document))
+    status, text = gpufleet("verify", folder)
+    assert (status, "nobody knows whether the page was changed" in text) == (0, True), text
 
 
 def test_a_report_that_is_made_again_belongs_to_its_run(whole: Path, tmp_path: Path) -> None:

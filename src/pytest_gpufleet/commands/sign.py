@@ -72,9 +72,15 @@ def _verify(given: argparse.Namespace) -> int:
         held = f"{' and '.join(files)}{whose} belong together" if len(files) > 1 else f"{EVIDENCE}{whose} stands alone"
         tell(f"{folder}: {held}, SHA-256 {found.digest}: {verdict}")
         if not integrity.of_this_code(record):
+            run = record.run
+            state = f", commit {run.commit[:12]}" if run.commit else ""
             said.append(
-                f"made by {record.run.made_by}, and not by this state of {__version__}: verified by what it recorded, "
-                "its verdict and its summary were not derived again"
+                f"made by pytest-gpufleet {run.plugin}{state}, not by this state of {__version__}: verified by what "
+                "it recorded, its verdict and its summary were not derived again"
+            )
+        if not found.knows_page:
+            said.append(
+                f"{SUMMARY} has no SHA-256 of {REPORT}, as before 0.4: nobody knows whether the page was changed"
             )
         for line in said:
             tell(f"{folder}: {line}")

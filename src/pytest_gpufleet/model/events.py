@@ -328,12 +328,6 @@ class RunHeader(Event, frozen=True, tag="run"):
         """Seconds since the epoch; 0 if nobody says."""
         return datetime.fromisoformat(self.utc).timestamp() if self.utc else 0.0
 
-    @property
-    def made_by(self) -> str:
-        """ "pytest-gpufleet 0.4.0.dev0, commit 1f0e..., with the commit or the files by which its state is known."""
-        state = f"commit {self.commit[:12]}" if self.commit else f"files {self.code[:12]}" if self.code else ""
-        return ", ".join(filter(None, (f"pytest-gpufleet {self.plugin}", state)))
-
 
 class TopologyFound(Event, frozen=True, tag="topology"):
     """Of each node, in the order of the run's, as it describes itself, with all facts of its GPUs as they were when the

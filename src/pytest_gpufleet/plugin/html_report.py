@@ -246,8 +246,8 @@ class ReportFiles:
         finally:
             if self._junit is not None:
                 self._run.write(Path(self._junit.logfile), self._write_junit)
-            if self._run.options.alias and self._run.folder.junit.exists():  # pytest puts the name of the host into it
-                self._run.write(self._run.folder.junit, _with_aliases)
+            if self._run.options.alias and (junit := self._run.folder / JUNIT).exists():  # it has the name of the host
+                self._run.write(junit, _with_aliases)
             for written, copy in self._copies.items():
                 if written.exists():
                     self._run.write(copy, partial(_copy, written))

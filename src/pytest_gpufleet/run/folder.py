@@ -77,10 +77,6 @@ class RunFolder:
     def report(self) -> Path:
         return self.path / REPORT
 
-    @property
-    def junit(self) -> Path:
-        return self.path / JUNIT
-
     def of_node(self, node: NodeFound) -> RunFolder:
         """Where the folder of a node's own run is, in that of a cluster's."""
         return RunFolder(self.path / NODES / f"{node.index}-{_NO_NAME.sub('_', node.host)}")

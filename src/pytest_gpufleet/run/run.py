@@ -64,10 +64,6 @@ class Run:
     ) -> None:
         self.began, self.started = time.monotonic(), datetime.now(timezone.utc)
         self.options = options
-        if options.alias:
-            from pytest_gpufleet import aliases
-
-            aliases.activate(True)
         self.tell = tell
         self.prepare_rank = prepare_rank
         self.ranks = Ranks(self)
@@ -83,6 +79,11 @@ class Run:
         self.unwritten: list[str] = []  # files that could not be written in the end, and why
         self.open_things = ExitStack()  # closed before the evidence
         self.last_things = ExitStack()  # closed after it
+        if options.alias:
+            from pytest_gpufleet import aliases
+
+            aliases.activate(True)
+            self.last_things.callback(aliases.activate, False)
         self.hear_fault: Callable[[Fault], None] = lambda fault: None  # called with each that is put on record
         self.host_before: dict[str, Any] = {}  # facts of the host, as the first session of the run has told them first
         self._locks: ExitStack | None = None
@@ -264,10 +265,6 @@ class Run:
                 self.evidence.close()
                 if self.never_began:
                     self.folder.remove()
-            if self.options.alias:
-                from pytest_gpufleet import aliases
-
-                aliases.activate(False)
 
     def _tell_interruption(self, what: str) -> None:
         where = self.options.folder if self.evidence is None else self.folder

@@ -172,7 +172,8 @@ def _run(record: Record) -> dict[str, str]:
     profile = " ".join(filter(None, (record.run.profile, (record.run.profile_sha256 or "")[:12])))
     order = " ".join(filter(None, (record.run.order, (record.run.order_sha256 or "")[:12])))
     return {
-        "version of pytest-gpufleet": record.run.plugin or UNKNOWN,
+        # A version in development has many states.
+        "version of pytest-gpufleet": " ".join(filter(None, (record.run.plugin, record.run.code[:12]))) or UNKNOWN,
         "suite": f"{record.suite.version} ({sha256(files.encode()).hexdigest()[:12]})",
         "level": record.run.level,
         "limits in use": profile or "none",
