@@ -42,6 +42,7 @@ from tests.machines import Recorded
 
 HERE = Path(__file__).parent
 RUNS = {path.parent.name: path.parent for path in sorted(HERE.glob("*/evidence.jsonl"))}
+RUNS["h200x2-as-two-nodes"] = HERE / "h200x2-as-two-nodes" / "run"  # with its nodes' own: no run of one machine
 MOST_LINES = 60  # of a difference
 
 
