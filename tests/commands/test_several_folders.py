@@ -156,10 +156,3 @@ def test_no_word_of_evidence_is_a_formula_and_no_figure_is_nan(told, tmp_path):
     told("compare", *folders, "--csv", file)
     assert {row["host"] for row in rows(file)} == {'\'=HYPERLINK("http://x")', "'@b;' -1;'=1+1\t'+1"}
     assert all(row["value"] not in ("nan", "inf") for row in rows(file))
-
-
-def test_csv_does_not_replace_what_a_run_left(told, tmp_path):
-    folders = [runs.record(tmp_path / name, name) for name in "ab"]
-    before = (folders[0] / "evidence.jsonl").read_bytes()
-    assert told("compare", *folders, "--csv", folders[0] / "evidence.jsonl")[0] == 1
-    assert (folders[0] / "evidence.jsonl").read_bytes() == before

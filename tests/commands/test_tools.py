@@ -373,10 +373,12 @@ def test_the_profile_is_not_replaced_by_the_judgement(tmp_path: Path, gpufleet: 
     assert path.read_text() == before
 
 
-def test_monitor_adds_no_rows_to_evidence(tmp_path: Path, gpufleet: Command) -> None:
-    folder = runs.record(tmp_path / "run")
-    status, text = gpufleet("monitor", "--once", "--csv", folder / "evidence.jsonl")
-    assert (status, "belongs to the run in" in text) == (1, True)
+@pytest.mark.parametrize("command", ["monitor --once", "compare {} {}"])
+def test_no_rows_are_added_to_evidence(tmp_path: Path, gpufleet: Command, command: str) -> None:
+    folders = [runs.record(tmp_path / host, host) for host in ("node7", "node8")]
+    before = sha256(evidence := folders[0] / "evidence.jsonl")
+    status, text = gpufleet(*command.format(*folders).split(), "--csv", evidence)
+    assert (status, "belongs to the run in" in text, sha256(evidence)) == (1, True, before)
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path, gpufleet: Command) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import Earlier, HostFound
+from pytest_gpufleet.model.events import Earlier, HostFound, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Unavailable
 from pytest_gpufleet.model.record import Record, read
@@ -91,29 +91,6 @@ def test_a_resumed_run_can_be_resumed(resumed, died):
     assert second.status == 0, second.text
     assert second.check("test_before[1]").run == died.folders[0].name
     assert second.check("test_fails").run == first.folders[0].name
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "words"),
-    [
-        (["--fleet-level=quick"], {}, "level was standard, is quick\n"),
-        (["--fleet-basis=project"], {}, "what --fleet-basis asks for was physical, is project\n"),
-        (["--fleet-network=none"], {}, "what --fleet-network says was nothing, is none\n"),
-        ([], {"NCCL_ALGO": "Ring"}, "variable NCCL_ALGO is another\n"),
-    ],
-)
-def test_another_ground_is_refused(resumed, died, arguments, environment, words):
-    run = resumed(died.folders[0], *arguments, **environment)
-    assert run.status == 4
-    assert words in run.text
-    assert not run.folders
-
-
-def test_another_burn_in_is_refused(fleet, resumed):
-    first = fleet("def test_x(): pass", "--fleet-burn-in=1s")
-    run = resumed(interrupted(first.folders[0]), "--fleet-burn-in=3d")
-    assert run.status == 4
-    assert "the length of the burn-in in seconds was 1, is 259200" in run.text
 
 
 @pytest.fixture
@@ -429,11 +406,7 @@ def test_another_chassis_is_refused_and_a_reboot_is_not(now, told):
 @pytest.mark.parametrize(
     ("gpus", "change", "told"),
     [
-        (
-            4,
-            OTHER_GPU,
-            [f"GPU {index}: serial number was 000000000000{index}, is 4711" for index in (2, 3)],
-        ),
+        (4, OTHER_GPU, [f"GPU {index}: serial number was 000000000000{index}, is 4711" for index in (2, 3)]),
         (
             2,
             "machine.count = 2",
@@ -457,6 +430,22 @@ def test_another_machine_is_told_in_a_sentence_for_each_thing(run_pytest, gpus, 
     (error, *lines) = run.text.strip().splitlines()
     assert error.endswith("this is not the same machine and setup:")
     assert [line.strip() for line in lines] == told
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "told"),
+    [
+        ({}, {"level": "quick"}, "level was standard, is quick"),
+        ({}, {"basis": "project"}, "what --fleet-basis asks for was physical, is project"),
+        ({}, {"network": "none"}, "what --fleet-network says was nothing, is none"),
+        ({"burn_in_seconds": 1}, {"burn_in_seconds": 259200}, "the length of the burn-in in seconds was 1, is 259200"),
+        ({}, {"environment": {"NCCL_ALGO": "Ring"}}, "variable NCCL_ALGO is another"),
+    ],
+)
+def test_another_ground_is_refused(then, now, told):
+    with pytest.raises(Refused) as refused:
+        resume.check_same(RunFolder(Path("there")), *(Record(run=RunHeader(**header)) for header in (then, now)))
+    assert str(refused.value).splitlines()[1:] == [f"  {told}"]
 
 
 def test_another_driver_is_refused_in_words_that_steer_no_terminal():

@@ -1,0 +1,197 @@
+"""What gets worse while a test runs, on a recorded 4x H200: the test fails, and the GPUs are named."""
+
+from functools import partial
+
+import pytest
+
+from pytest_gpufleet.model import place
+from tests.acceptance.test_faulty_machines import SERIAL, named
+from tests.conftest import INNER, RECORDED
+
+
+@pytest.fixture(scope="module")
+def on_recorded(run_pytest):
+    """on_recorded(module, *arguments): a test module on the recorded machine."""
+    return partial(of_module, run_pytest)
+
+
+def of_module(run, module, *arguments, **environment):
+    options = ("--gpus=4", "--fleet-dir=runs", *RECORDED, *arguments)
+    return run(*options, files={"test_inner.py": module}, **environment)
+
+
+# The tests of inner/worsening.py, and of those that fail, which GPU is named and the words.
+WORSE = {
+    "test_uncorrectable_error": ({2}, "ecc_uncorrected_volatile was 0, is 1"),
+    "test_nothing_more": None,
+    "test_heat_between_two_samples": ({2}, "hw thermal slowdown for 0.012 s (clock event 0x40)"),
+    "test_power_brake_between_two_samples": ({2}, "hw power brake slowdown for 3.5 s (clock event 0x80)"),
+    "test_nothing_slowed_it_down": None,
+    "test_slowdown[0x4]": None,  # the power cap is normal
+    "test_slowdown[0x8]": ({2}, "hw slowdown (clock event 0x8)"),
+    "test_slowdown[0x20]": ({2}, "sw thermal slowdown (clock event 0x20)"),
+    "test_slowdown[0x40]": ({2}, "hw thermal slowdown"),
+    "test_slowdown[0x60]": ({2}, "sw thermal slowdown"),
+    **dict.fromkeys([f"test_few_replays[{number}]" for number in range(5)]),
+    "test_many_replays": ({2}, "pcie_replays was 150, is 181"),
+    "test_counter_that_is_gone": ({2}, "remapped_rows could be read before and cannot now: NVML: GPU is lost"),
+    "test_counter_that_stays_away": None,
+    "test_xid": ({2}, "XID 13 (graphics engine exception)"),
+    "test_somebody_was_ended": None,
+    "test_fails_by_itself": (set(), "ValueError: an illegal memory access"),
+    "test_what_the_failed_one_left_behind": None,
+    "test_errors_of_nvlink_5_that_call_for_nothing": None,
+    "test_error_of_nvlink_5": ({2}, "XID 149 (NVLink error (NETIR): NETIR_LINK_DOWN Fatal XC0 i0 Link 03)"),
+    "test_xid_that_only_nvml_tells": ({2}, "XID 79 (GPU has fallen off the bus)"),
+    "test_sxid[Fatal]": (set(), "nvidia-nvswitch1 on PCI 0000:86:00.0: SXid 20034 (Fatal: Link 30 LTSSM Fault Up)"),
+    "test_sxid[Non-fatal]": (set(), "nvidia-nvswitch1 on PCI 0000:86:00.0: SXid 20034 (Non-fatal: "),
+    "test_more_about_an_sxid": None,
+    "test_pcie_error_of_a_gpu": ({2}, "nvidia 0000:00:08.0: PCIe Bus Error: severity=Uncorrected (Fatal)"),
+    "test_disk_that_does_not_answer": (set(), "nvme nvme0: controller is down; will reset"),
+    "test_processor_that_stands_still": (set(), "soft lockup - CPU#18 stuck for 27s!"),
+    "test_flood_of_corrected_errors": None,
+    "test_what_a_healthy_host_writes": None,
+    "test_does_not_apply": ({2}, "XID 79"),
+    "test_is_skipped": ({2}, "XID 79"),
+    "test_xfails": ({2}, "XID 79"),
+    "test_fails_anyway": (set(), "ValueError: boom"),
+}
+
+
+@pytest.fixture(scope="module")
+def worsened(on_recorded):
+    # A sample would see the clock events of one test in the next one.
+    return on_recorded(INNER / "worsening.py", "--fleet-interval=10")
+
+
+def test_what_gets_worse_is_watched_in_every_test(worsened):
+    assert worsened.outcomes == {
+        **{name: "failed" if worse else "passed" for name, worse in WORSE.items()},
+        "test_is_expected_to_fail": "skipped",
+    }, worsened.text
+    assert (worsened.status, worsened.record.verdict) == (1, "REJECTED")
+
+
+@pytest.mark.parametrize("name", [name for name, worse in WORSE.items() if worse])
+def test_what_gets_worse_fails_the_test_that_ran(worsened, name):
+    gpus, words = WORSE[name]
+    message = worsened.check(name).message
+    assert words in message
+    assert named(message) == gpus
+
+
+def test_what_gets_worse_adds_to_a_failure_and_does_not_replace_it(worsened):
+    assert "GPU health" in worsened.text
+    (reason,) = [reason for reason in worsened.record.reasons if "test_fails_anyway" in reason]
+    assert "XID 79" not in reason
+
+
+def test_what_a_failed_process_leaves_behind_is_told_with_its_check(worsened):
+    left = [fault for fault in worsened.record.faults if fault.code == "xid_of_process"]
+    assert [fault.check.partition("::")[2] for fault in left] == ["test_xid", "test_fails_by_itself"]
+
+
+def test_what_the_kernel_says_of_the_host_is_told_with_the_check_in_which_it_came(worsened):
+    found = {
+        fault.check.partition("::")[2]: (fault.code, list(map(str, fault.subjects)), fault.watched)
+        for fault in worsened.record.faults
+        if fault.kind.number in range(236, 250)
+    }
+    assert found == {
+        "test_pcie_error_of_a_gpu": ("pcie_error_logged", ["gpu2"], True),
+        "test_disk_that_does_not_answer": ("disk_failing", ["node"], True),
+        "test_processor_that_stands_still": ("host_stalled", ["node"], True),
+    }
+
+
+def test_errors_that_were_corrected_are_counted_and_shown(worsened):
+    (shown,) = worsened.record.noticed
+    assert (shown.code, shown.subjects, shown.check.partition("::")[2]) == (
+        "pcie_corrected_logged", (place.gpu(2),), "test_flood_of_corrected_errors",
+    )  # fmt: skip
+    assert "10,000 times" in shown.what
+
+
+def test_what_gets_worse_rejects_the_machine_whatever_becomes_of_the_check(worsened):
+    """Here pytest itself takes the failure for an expected one."""
+    (reason,) = [reason for reason in worsened.record.reasons if "test_is_expected_to_fail" in reason]
+    assert reason.startswith(f"while test_inner.py::test_is_expected_to_fail ran: GPU 2 NVIDIA H200, {SERIAL}")
+
+
+def test_a_t4_may_slow_down_for_heat_until_its_hardware_does(on_recorded):
+    change = "for gpu in gpus: gpu['name'] = 'Tesla T4'"
+    run = on_recorded(INNER / "worsening.py", "-k", "slowdown", "--fleet-interval=10", CHANGE=change)
+    assert run.outcomes == {
+        "test_slowdown[0x4]": "passed",
+        "test_slowdown[0x8]": "failed",
+        "test_slowdown[0x20]": "passed",
+        "test_slowdown[0x40]": "failed",
+        "test_slowdown[0x60]": "failed",
+    }, run.text
+    assert "software thermal" not in run.check("test_slowdown[0x60]").message
+
+
+def test_lost_telemetry_is_told_and_leaves_the_verdict_incomplete(run_pytest):
+    inner = """
+    from pytest_gpufleet.nodes import health_watch
+    from pytest_gpufleet.plugin.keys import RUN
+
+    def broken(self, sample):
+        raise RuntimeError("no room for it")
+
+    health_watch.Guard.note = broken
+
+    def test_during(pytestconfig):
+        while not pytestconfig.stash[RUN].sampling.sampler.trouble:
+            pass
+    """
+    run = of_module(run_pytest, inner, "--fleet-interval=0.05")
+    assert (run.record.verdict, run.status) == ("INCOMPLETE", 10), run.text
+    assert "telemetry lost samples: RuntimeError: no room for it" in run.record.reasons
+
+
+def test_too_hot_during(on_recorded):
+    """Also where the device does not tell one of its thresholds."""
+    inner = """
+    from pytest_gpufleet.plugin.keys import RUN
+
+    def test_during(pytestconfig):
+        while not any(pytestconfig.stash[RUN].health._reasons):  # until the first sample of telemetry
+            pass
+    """
+    change = """
+for gpu in gpus:
+    gpu.update(temperature_c=60, memory_temperature_c=70)
+gpus[1]["temperature_limits_c"]["memory_max"] = None
+gpus[2]["temperature_limits_c"]["gpu_max"] = None
+gpus[1]["temperature_c"] = gpus[2]["temperature_c"] = 91
+"""
+    run = on_recorded(inner, CHANGE=change)
+    of_1, of_2 = run.check("test_during").message.splitlines()
+    assert (named(of_1), named(of_2)) == ({1}, {2})
+    assert "temperature_c reached 91, the device's own limit is 87" in of_1
+    assert "temperature_c reached 91, the device's own limit is 89" in of_2
+    assert run.record.telemetry[0]["gpus"][2]["temperature_c"] == 91
+
+
+def test_a_gpu_that_does_not_answer_is_told_and_hangs_nothing(run_pytest):
+    inner = """
+    import threading
+    from pytest_gpufleet.hardware import nvml, telemetry
+    from tests.hardware.recorded import Recorded
+
+    def test_during():
+        ask = Recorded.ask
+        def hanging(self, index, fact):
+            if index == 2:
+                threading.Event().wait()
+            return ask(self, index, fact)
+        Recorded.ask = hanging
+        nvml.ANSWER_SECONDS = 0.5
+        telemetry.LONGEST_GAP = 0.01  # at an interval of 10 s
+    """
+    run = of_module(run_pytest, inner, "--fleet-interval=10")
+    message = run.check("test_during").message
+    assert named(message) == {2}
+    assert "no answer from the driver within 0.5 s" in message
+    assert "telemetry lost samples: no answer from the driver for" in "\n".join(run.record.reasons)
