@@ -228,14 +228,24 @@ _GROWN: dict[str, tuple[str, Callable[[Any, Any, Gpu, float], bool]]] = {
 
 # Of the shipped profiles' models, those of which NVIDIA leaves open what NVML tells.
 CONSUMER = ("GeForce", "TITAN")
+# nvml.h, nvmlBrandType_t: QUADRO, GEFORCE, TITAN, NVIDIA_RTX, QUADRO_RTX, GEFORCE_RTX, TITAN_RTX.
+DESKTOP = (1, 5, 6, 12, 13, 15, 16)
 # Telemetry without which no slowdown and no heat would be seen.
 TELEMETRY = ("clock_event_reasons", "temperature_c", "power_watts")
 
 
+def of_consumers(gpu: Gpu) -> bool:
+    return any(word in gpu.name for word in CONSUMER)
+
+
+def of_data_centres(gpu: Gpu) -> bool:
+    """Boards that are made for servers, where the driver is to stay loaded."""
+    return gpu.get("brand") not in DESKTOP and not of_consumers(gpu)
+
+
 def _known(gpu: Gpu) -> bool:
     """Either is enough: a GPU that tells next to nothing still tells its name."""
-    consumer = any(word in gpu.name for word in CONSUMER)
-    return not consumer and (gpu.of_data_centre or for_gpu(gpu.name) is not None)
+    return not of_consumers(gpu) and (gpu.of_data_centre or for_gpu(gpu.name) is not None)
 
 
 def _corrects_errors(gpu: Gpu) -> bool:

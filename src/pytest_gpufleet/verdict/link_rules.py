@@ -33,7 +33,10 @@ REPLAYS = {3: 0.48, 4: 0.96, 5: 1.92, 6: 1.92}
 # Errors of one NVLink that are still healthy, by kind; of any other kind one is too many. DCGM allows CRC errors of
 # flits that rate too. But a flit with a wrong CRC has to be sent again, like all that replays and recoveries count, and
 # where H200 count thousands of the others, they count none of these.
-NVLINK_ERRORS_A_SECOND = {"crc_data": 100}
+# What the forward error correction of NVLink 5 could not mend is sent again. NVIDIA calls a link of its networks faulty
+# above one such error in 1e14 bits (port_rules), which are 4e11 a second here; a few at once are one event.
+NVLINK_ERRORS_A_SECOND = {"crc_data": 100, "effective": 0.004, "symbol": 0.004}
+NVLINK_ERRORS_AT_ONCE = {"effective": 10, "symbol": 10}
 # nvml.h, NVML_GPU_FABRIC_HEALTH_MASK: where a part of the mask begins, how many bits it has, its values that are ill,
 # and in words what they say. DCGM judges the same ones.
 FABRIC_ILLS: tuple[tuple[int, int, dict[int, str]], ...] = (
@@ -61,9 +64,9 @@ FABRIC_COMPLETED = 3  # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED
 def link_errors(before: Gpu, now: Mapping[str, list[int | None]] | Unavailable, seconds: float) -> list[Fault]:
     """NVLinks with errors that must not be, between two readings of nvlink_errors so many seconds apart.
 
-    A replay, a recovery or a flit with a wrong CRC is one too many; of NVLink 5 each error that its forward error
-    correction could not mend. Links correct CRC errors in data themselves, and healthy ones of an H200 do so about once
-    in ten seconds even when idle: only their rate counts (DCGM: 100 a second).
+    A replay, a recovery or a flit with a wrong CRC is one too many. Links correct CRC errors in data themselves, and
+    healthy ones of an H200 do so about once in ten seconds even when idle: only their rate counts (DCGM: 100 a second),
+    and that of the errors which the forward error correction of NVLink 5 could not mend.
     """
     problems = []
     then = before["nvlink_errors"]
@@ -74,7 +77,7 @@ def link_errors(before: Gpu, now: Mapping[str, list[int | None]] | Unavailable, 
         if len(counts) != len(earlier):
             links = f"{len(counts)} NVLinks, at the beginning on {len(earlier)}"
             problems.append(gpu_fault("nvlink_errors", before, f"{kind} errors are counted on {links}"))
-        allowed = NVLINK_ERRORS_A_SECOND.get(kind, 0) * seconds
+        allowed = max(NVLINK_ERRORS_A_SECOND.get(kind, 0) * seconds, NVLINK_ERRORS_AT_ONCE.get(kind, 0))
         for link, (old, new) in enumerate(zip(earlier, counts, strict=False)):
             if old is None or new is None:
                 if old is not new:
