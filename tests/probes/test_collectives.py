@@ -2,13 +2,16 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pytest_gpufleet import GiB
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.probes.collectives import speed
 from pytest_gpufleet.probes.collectives.speed import buffer_bytes
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.collectives.under_load import beside
@@ -105,6 +108,25 @@ def test_figures_say_what_they_were_measured_with(fleet):
     }  # fmt: skip
     assert {conditions["method"] for _, conditions in told} == {"eager"}  # CPU ranks have no graphs
     assert told[-1][1]["in_place"] is True
+
+
+@pytest.mark.parametrize(
+    ("variables", "may"),
+    [
+        ({}, True),
+        ({"NCCL_NVLS_ENABLE": "0"}, False),
+        ({"NCCL_ALGO": "Ring"}, False),
+        ({"NCCL_ALGO": "Ring,NVLSTree"}, True),
+        ({"NCCL_ALGO": "^NVLS,NVLSTree"}, False),
+        ({"NCCL_ALGO": "^Tree"}, True),
+    ],
+)
+def test_nccl_reduces_in_the_switch_unless_a_variable_rules_it_out(monkeypatch, variables, may):
+    driver = SimpleNamespace(cuDeviceGetAttribute=lambda value, *_: setattr(value._obj, "value", 1))
+    monkeypatch.setattr(speed, "steering", lambda: variables)
+    monkeypatch.setattr(speed.ctypes, "CDLL", lambda _: driver)
+    assert speed.nvls(torch.device("cuda", 0)) == may
+    assert not speed.nvls(torch.device("cpu"))
 
 
 # ---------------------------------------------------------------- works that run at once

@@ -86,8 +86,11 @@ def fitting(world: World, name: str, sizes: Iterable[Size[int]]) -> list[int]:
 
 
 def nvls(device: torch.device) -> bool:
-    """Whether NCCL may use NVLink SHARP (in-switch reduction): the device supports multicast and it is not disabled."""
-    if device.type != "cuda" or steering().get("NCCL_NVLS_ENABLE") == "0":
+    """Whether NCCL may use NVLink SHARP (in-switch reduction): the device supports multicast, and no variable rules it
+    out: neither NCCL_NVLS_ENABLE=0 nor NCCL_ALGO, like Ring or ^NVLS,NVLSTree."""
+    asked, algorithms = steering().get("NCCL_NVLS_ENABLE"), steering().get("NCCL_ALGO", "").lower()
+    ruled_out = algorithms and ("nvls" in algorithms) == algorithms.startswith("^")
+    if device.type != "cuda" or asked == "0" or ruled_out:
         return False
     multicast_supported = 132  # cuda.h: CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
     value = ctypes.c_int(0)
