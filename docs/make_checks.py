@@ -27,7 +27,7 @@ from pytest_gpufleet.model.metric import FACTS, MEASURED_UNDER, METRICS, GiB
 from pytest_gpufleet.plugin.selection import level_of
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict import profile
-from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, STEADY, UNSTEADY_FROM, UNSTEADY_IN_NCCL
+from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, OF_EVERY_MACHINE, STEADY, UNSTEADY_FROM, UNSTEADY_IN_NCCL
 
 ROOT = Path(__file__).parents[1]
 ACCEPTANCE = ROOT / "acceptance"
@@ -203,9 +203,10 @@ def _judged(figures: tuple[str, ...], judged: Judged) -> Iterator[str]:
             yield f"- {_link(name)}: not required, judged where a profile has one"
     for name in figures:
         if (tolerance := METRICS[name].peer_tolerance) and judged.peers is not None:
-            worse = wording.percent(tolerance)
+            near = [each for each in OF_EVERY_MACHINE if each.metric == name and each.within in judged.peers.lower()]
+            worse, than = (near[0].worse, near[0].reference) if near else (tolerance, "better half")
             of = judged.peers and f", {judged.peers}"
-            most = f"at most {worse} worse than the better half{of}, or what the profile says"
+            most = f"at most {wording.percent(worse)} worse than the {than}{of}, or what the profile says"
             yield f"- peers: {METRICS[name].title} {most}"
 
 

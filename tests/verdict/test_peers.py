@@ -10,6 +10,7 @@ from pytest_gpufleet.model.limit import Tolerance
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.place import where as at
+from pytest_gpufleet.verdict.judgement import tolerances_of
 from pytest_gpufleet.verdict.peers import MOST_KELVIN, slower_than_peers
 
 NOISE = "three machines"  # whose noise was measured
@@ -124,6 +125,15 @@ def test_peers_at_one_numa_node_are_those_whose_processors_are_the_same():
     assert slower(values, near, topology=machine(1, 1, 2, 2)) == {gpu(3)}
     assert slower(values, near, topology=machine(1, 1, 1, 1)) == set()  # a virtual machine that hides them
     assert slower(values, measured(0.05, "best"), topology=machine(1, 1, 2, 2)) == {gpu(3)}
+
+
+@pytest.mark.parametrize(("last", "named"), [(31.0, set()), (15.0, {gpu(7)})])
+def test_gpus_that_copy_at_once_share_the_way_out_of_their_socket_and_not_alike(last, named):
+    """As a healthy 8x H200 gave, and as with half of the lanes."""
+    topology, conditions = machine(*[1] * 4, *[2] * 4), {"direction": "host to device", "at_once": "all"}
+    values = dict(zip(map(gpu, range(8)), [29.0, 30.0, 43.0, 30.0, 32.0, 34.0, 32.0, last], strict=True))
+    measurement = Measurement("host_bandwidth", values, {**conditions, "method": "lined up"})
+    assert {*slower_than_peers(measurement, tolerances_of(measurement, ()), topology)} == named
 
 
 def test_gpus_that_share_a_pcie_switch_are_not_held_against_those_that_do_not():

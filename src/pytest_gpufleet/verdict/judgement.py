@@ -31,8 +31,9 @@ WEAK = (
 NEVER_ZERO = ("collective_latency", "launch_time", "pair_latency", "train_memory")
 # Without a profile, of metrics whose peers are not simply all places of their kind.
 OF_EVERY_MACHINE = (
-    # GPUs that copy at the same time share the way out of their socket.
-    Tolerance("host_bandwidth", 0.10, within="numa node", conditions={"at_once": "all"}),
+    # GPUs that copy at the same time share the way out of their socket, and not alike: of a healthy 8x H200 those at
+    # one node gave 29, 30, 43 and 30 GB/s. Who has much more is no measure for others; half the lanes give half.
+    Tolerance("host_bandwidth", 0.20, "median", within="numa node", conditions={"at_once": "all"}),
     # Two sockets are enough to tell: nothing makes memory faster than its channels are.
     Tolerance("host_memory_bandwidth", 0.06, source="one memory channel of twelve is 8 %, one of eight 12 %"),
 )
