@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import ARCHITECTURES, Capability, Gpu, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
@@ -22,6 +21,7 @@ from pytest_gpufleet.verdict.physical_limits import (
     HOST,
     HOST_PCIE_3,
     LOOPBACK,
+    MEMCPY,
     MEMORY,
     PAIR,
     POWER,
@@ -86,12 +86,13 @@ def limited(record: Record) -> Iterator[tuple[Measurement, Limit]]:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30_percent(name: str) -> None:
+    """Slow memory shows in the triad: how fast cudaMemcpy is depends on the driver too."""
     found = list(limited(recorded(name)))
     assert found
     for measurement, limit in found:
         assert all(limit.met_by(value) for value in measurement.values.values()), (measurement, limit)
         missed = [not limit.met_by(FAULT * value) for value in measurement.values.values()]
-        assert all(missed), (measurement, limit)
+        assert all(missed) or measurement.conditions.get("operation") == "copy", (measurement, limit)
 
 
 def test_every_kind_of_figure_was_recorded() -> None:
@@ -103,17 +104,11 @@ def test_every_kind_of_figure_was_recorded() -> None:
 
 
 def test_two_h200_have_no_required_figure_without_a_limit() -> None:
-    record = recorded("h200x2-f")
-    today = [replace(each, required=each.required and is_required_today(each)) for each in record.findings]
-    again = judge_again(replace(record, findings=today), for_gpu("NVIDIA H200"))
+    again = judge_again(read(RECORDED / "h200x2-g" / "evidence.jsonl"), for_gpu("NVIDIA H200"))
     assert [each for each in again.findings if each.state == "not judged"] == []
     grades = {each.limit.grade for each in again.findings if each.limit}
     assert grades == {"calibrated", "published", "project", "physical"}
     assert [each for each in again.findings if each.state == "missed"] == []
-
-
-def is_required_today(finding: Finding) -> bool:
-    return finding.measurement.metric != "busbw" or is_required(finding.measurement)
 
 
 # ---------------- published figures
@@ -158,6 +153,9 @@ MORE = [
     ("NVIDIA H20", ("gemm", {"precision": "bf16"}), 115, "78 % of its data sheet, as a B200 reaches"),
     ("NVIDIA A100-SXM4-80GB", ("busbw", {**BANDWIDTH, "bytes": 8 * GiB}), 185, "oracle-quickstart/oci-hpc, a gate"),
     ("NVIDIA H100 80GB HBM3", ("pair_bandwidth", {"direction": "read", "link": "NVLink"}), 316, "crusoe, a gate"),
+    ("NVIDIA H100 80GB HBM3", ("memory_bandwidth", {"operation": "copy"}), 2570, "NVIDIA/nccl issue 1264, cudaMemcpy"),
+    ("NVIDIA A100-SXM4-40GB", ("memory_bandwidth", {"operation": "copy"}), 1330, "FlagOpen/FlagPerf, cudaMemcpy"),
+    ("NVIDIA H200", ("memory_bandwidth", {"operation": "copy"}), 2232, "H20-3e by this memory, nvbandwidth issue 48"),
     ("Tesla V100-SXM2-16GB", ("host_bandwidth", {"direction": "host to device"}), 9, "azurehpc-health-checks, a gate"),
 ]
 
@@ -236,7 +234,7 @@ def test_gpus_of_capability_10_3_are_asked_for_what_their_data_sheets_make_of_th
 
 
 def test_a_limit_says_what_it_follows_from() -> None:
-    limit = physical_limit(figure("memory_bandwidth", operation="copy", at_once="all"), H200.machine(), ())
+    limit = physical_limit(figure("memory_bandwidth", operation="triad", at_once="all"), H200.machine(), ())
     assert (limit.grade, limit.sense, limit.value, limit.unit) == ("physical", "min", 3129.0, "GB/s")
     assert limit.source.endswith("65 % of what the hardware can do at best, 3,201 MHz x 2 x 6,016 bits: 4,814 GB/s")
 
@@ -281,6 +279,7 @@ NONE = {
     "below 1 GiB": ("busbw", {**BANDWIDTH, "bytes": 64 * MiB}, H200.machine()),
     "no NVLink": ("busbw", BANDWIDTH, BOARDS["NVIDIA L40S"].machine()),
     "no switch": ("busbw", BANDWIDTH, H200.machine(4, "nvlink")),
+    "two of them, by no NVLink": ("busbw", BANDWIDTH, BOARDS["NVIDIA H100 NVL"].machine(2, "pcie")),
     "over PCIe": ("pair_bandwidth", PIX, BOARDS["NVIDIA GeForce RTX 4090"].machine()),
     "all at once": ("host_bandwidth", {"direction": "host to device", "at_once": "all"}, H200.machine()),
     "other precisions": ("gemm", {"precision": "fp8", "at_once": "all"}, H200.machine()),
@@ -329,12 +328,19 @@ def test_what_no_verdict_needs_gets_no_physical_limit() -> None:
     assert (rehearsed.state, rehearsed.limit) == ("not judged", None)
 
 
+def test_two_gpus_with_a_bridge_have_limits_of_collectives_too() -> None:
+    """Somebody asks 208 GB/s of an all_reduce of two H100 NVL (Azure)."""
+    under, two = {**BANDWIDTH, "ranks": 2}, BOARDS["NVIDIA H100 NVL"].machine(2, "nvlink")
+    limits = [physical_limit(figure("busbw", **under | {"collective": name}), two, ()).value for name in COLLECTIVES]
+    assert limits[0] == 180.0
+
+
 def test_the_documentation_has_every_part() -> None:
     text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
     _, _, section = text.partition("### Physical limits")
     section, _, _ = section.partition("### Conditions")
-    parts = [MEMORY, HOST, HOST_PCIE_3, PAIR, PRODUCTS, POWER, TOGETHER, *COLLECTIVES.values(), *LOOPBACK.values()]
-    parts += [RAIL, RAILS_TOGETHER, *(fraction for fraction, *_ in TRAINED.values())]
+    parts = [MEMORY, MEMCPY, HOST, HOST_PCIE_3, PAIR, PRODUCTS, POWER, TOGETHER, RAIL, RAILS_TOGETHER]
+    parts += [*COLLECTIVES.values(), *LOOPBACK.values(), *(fraction for fraction, *_ in TRAINED.values())]
     assert [part for part in parts if f"{part:.0%}".replace("%", " %") not in section] == []
     assert [name for name in COLLECTIVES if f"`{name}`" not in section] == []
 

@@ -149,7 +149,7 @@ def who_has_slow_pairs(record: Record) -> Found:
 
 
 def lost_links(record: Record) -> Found:
-    for collective in ("all_reduce", "broadcast", "reduce", "sendrecv", "all_to_all", "gather", "scatter"):
+    for collective in ("all_reduce", "broadcast", "reduce", "sendrecv", "all_to_all"):
         for nbytes in (GiB, 8 * GiB):
             for each in figures(record, "busbw", collective=collective, bytes=nbytes):
                 yield {WORLD}, said(record, [slowed(each, LOST_LINK)])

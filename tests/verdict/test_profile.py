@@ -290,7 +290,7 @@ def test_a_contract_has_everything_of_what_it_extends(tmp_path):
     for one in base.limits:
         measured = Measurement(one.metric, {"world": 1.0}, one.conditions)
         assert profile.limit_for(measured) is base.limit_for(measured) is one
-    assert profile.limit_for(Measurement("burn_peak_power", {"gpu0": 1.0}, {})).profile == "every-gpu.toml"
+    assert profile.limit_for(Measurement("burn_power", {"gpu0": 1.0}, {})).profile == "every-gpu.toml"
 
 
 @pytest.mark.parametrize(
@@ -424,8 +424,7 @@ def test_on_hopper_an_all_reduce_limit_knows_about_nvls():
     ("under", "limit"),
     [
         ({"nodes": 2, "ranks": 16, "network": 400}, 440),
-        ({"nodes": 4, "ranks": 32, "network": 400, "nccl": 22809}, 370),
-        ({"nodes": 8, "ranks": 64, "network": 400}, 347),
+        ({"nodes": 2, "ranks": 16, "network": 400, "nvls": False, "nccl": 22809}, 360),
         ({"nodes": 2, "ranks": 16, "network": 200}, None),  # half as many adapters
         ({"nodes": 2, "ranks": 16}, None),  # sockets
         ({"nodes": 2, "ranks": 8, "network": 400}, None),  # four GPUs a node, and as many as one node with a limit

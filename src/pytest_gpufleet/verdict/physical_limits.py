@@ -22,9 +22,13 @@ DIGITS = 4
 
 # Recorded: machines of 1, 2, 4 and 8 H200 (tests/recorded, docs/results); in brackets the highest of them less 30 %.
 # Published: the sources of the shipped profiles.
-# Recorded 0.86 to 0.88 (0.61). Published from 0.66 (B200, of the 8,192 bits that older drivers tell, by dcgmproftester,
-# which shows an eighth less than BabelStream on an H100) over T4 0.76 to H100 PCIe 0.90.
+# By a triad. Recorded 0.86 to 0.90 (0.63). Published from 0.66 (B200, of the 8,192 bits that older drivers tell, by
+# dcgmproftester, which shows an eighth less than BabelStream on an H100) over T4 0.76 to H100 PCIe 0.90.
 MEMORY = 0.65
+# By cudaMemcpy, which is as fast as the driver makes it on that model: how fast the memory is, the triad tells.
+# Recorded 0.88 to 0.90. Published from 0.46 (H20-3e, all of eight: NVIDIA/nvbandwidth issue 48) over H100 0.77
+# (NVIDIA/nccl issue 1264) to A100 0.85 (FlagOpen/FlagPerf). 78 SMs of an H200, as many as an H20 has, gave 0.80.
+MEMCPY = 0.40
 # In one direction, one GPU at a time. Recorded 0.88 (0.62). Published from 0.67 (a gate for A100, which healthy ones
 # pass) and 0.75 (H100). V100 in virtual machines: a gate at 0.57, so less is asked of PCIe 3.
 HOST, HOST_PCIE_3 = 0.64, 0.55
@@ -34,9 +38,10 @@ PAIR = 0.65
 PRODUCTS = 0.50
 # Of what the power limit allows, by the slowest healthy board: recorded 1.0 to 1.11 (0.77).
 POWER = 0.80
-# Of the NVLinks of a GPU, in a machine with an NVSwitch, from 1 GiB on. Lowest seen and, less 30 %, the highest of the
-# recorded machines: all_reduce 0.72 (GB200), 0.58; all_gather and reduce_scatter 0.60 (2 H200), 0.55; broadcast 0.79,
-# 0.58; reduce 0.80, 0.58; all_to_all 0.73, 0.56; gather 0.80, 0.58; scatter 0.78, 0.57; sendrecv 0.80, 0.57.
+# Of the NVLinks of a GPU, in a machine with an NVSwitch or of two GPUs, from 1 GiB on. Lowest seen and, less 30 %, the
+# highest of the recorded machines: all_reduce 0.72 (GB200), 0.58; all_gather and reduce_scatter 0.60 (2 H200), 0.55;
+# broadcast 0.79, 0.58; reduce 0.80, 0.58; all_to_all 0.73, 0.56; gather 0.80, 0.58; scatter 0.78, 0.57; sendrecv 0.80,
+# 0.57.
 COLLECTIVES = {
     "all_reduce": 0.60, "all_gather": 0.57, "reduce_scatter": 0.57, "broadcast": 0.65, "reduce": 0.65,
     "all_to_all": 0.60, "gather": 0.62, "scatter": 0.62, "sendrecv": 0.62,
@@ -92,7 +97,8 @@ Part = tuple[float, Peak]
 
 
 def _memory(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
-    return MEMORY, _lowest(map(peaks.memory_bandwidth, _gpus(measurement, topology)))
+    part = MEMCPY if measurement.conditions.get("operation") == "copy" else MEMORY
+    return part, _lowest(map(peaks.memory_bandwidth, _gpus(measurement, topology)))
 
 
 def _host(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
@@ -127,8 +133,9 @@ def _pair(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
 
 def _collective(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     under, nbytes = measurement.conditions, measurement.conditions.get("bytes", 0)
-    if topology.fabric != "nvswitch":
-        raise NoPeak("collectives have no way that is known but through an NVSwitch")
+    # Two GPUs with a bridge have one way, like those of a switch: a gate for H100 NVL is 0.69 (Azure).
+    if topology.fabric != "nvswitch" and (topology.fabric, len(topology.gpus)) != ("nvlink", 2):
+        raise NoPeak("collectives have no way that is known but an NVSwitch, or the NVLinks of two GPUs")
     if not isinstance(nbytes, int) or nbytes < GiB:
         raise NoPeak("below 1 GiB a collective is not at the speed of its links")
     if (fraction := COLLECTIVES.get(str(under.get("collective")))) is None:

@@ -1,0 +1,222 @@
+"""What the suite measures on GPUs that are not here: its own checks and probes, on ranks in this process.
+
+Checks are called as they stand in acceptance/, for each level, number of GPUs and of nodes. Probes decide as on GPUs
+what they measure and under which conditions; only the work whose time they take is left out: WORK lists what stands in
+for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import cache
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from pytest_gpufleet.model.endings import NotApplicable
+from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.levels import includes
+from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.probes import between_nodes, burn_in, memory, power_steps
+from pytest_gpufleet.probes.collectives import speed
+from pytest_gpufleet.probes.compute import corruption, rate
+from pytest_gpufleet.probes.links import host_copies, pairs
+from pytest_gpufleet.probes.timing import Timing
+from pytest_gpufleet.probes.training import loop, recipes
+from pytest_gpufleet.world import shipping
+from pytest_gpufleet.world.call import Call, Members, RankSpec
+from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import World
+from tests.boards import Board
+from tests.conftest import ACCEPTANCE
+
+# Of work that no shipped limit may name (test_vocabulary): ways to train beside each other, and transformers.
+FOR_INFORMATION = ("test_training_sweep", "test_training_in_full_memory", "test_speed", "test_ddp_and_fsdp")
+STATE = GpuState(60.0, 1500.0, 700.0)
+SAMPLES = (1.0, 1.0, 1.0)
+LAP = loop.Lap(1.0, (1.0,), 1.0, 1.0)
+
+
+def timed(rank: Rank, launch: object, samples: int, **how: object) -> Timing:
+    return Timing((1.0,) * samples, 1, 1)
+
+
+def crossed(rank: Rank, directions: Iterable[Any], *how: object) -> dict[Any, Any]:
+    return {each: host_copies._Crossed(dict.fromkeys(host_copies.WAYS[each], SAMPLES), "") for each in directions}
+
+
+def stepped(rank: Rank, moment: float, hertz: float, count: int) -> power_steps.Turn:
+    return power_steps.Turn((power_steps.Step(0.0, 0.0, 1.0, 1),) * count, "", 1.0, 0.0)
+
+
+def nothing(*_: object, **__: object) -> None:
+    pass
+
+
+def giving(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+# What stands in for work on GPUs, by the module that calls it.
+WORK: list[tuple[ModuleType, dict[str, Any]]] = [
+    (speed, {"timing": timed, "replayed": timed, "state_of": nothing}),
+    (memory, {"samples": giving(SAMPLES), "warm_up": nothing, "state_of": nothing}),
+    (rate, {"operands": giving((torch.empty(0),) * 2), "seconds_each": nothing, "warm_up": nothing}),
+    (rate, {"parts": giving(SAMPLES)}),
+    (rate, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE)))}),
+    (corruption, {"repeat_product": nothing, "dissenters": giving({})}),
+    (corruption, {"Watch": giving(nullcontext(SimpleNamespace(state=STATE)))}),
+    (host_copies, {"_prepare": giving(""), "_copied": crossed, "_free": nothing}),
+    (pairs, {"_prepare": nothing, "_reach": lambda rank, offers: [True] * rank.size, "_copy": giving(SAMPLES)}),
+    (pairs, {"_difference": giving(""), "_leave": nothing, "_free": nothing}),
+    (loop, {"_laps": giving(loop.Laps(LAP, [LAP] * 3, [LAP] * 3, SAMPLES, [])), "record_losses": nothing}),
+    (loop, {"release": nothing, "_details": giving({}), "everyones": lambda rank, values: [list(values)] * rank.size}),
+    (burn_in, {"_prepare": nothing, "_turn": giving(burn_in.Turn(1.0, "", 0, STATE)), "_put_away": nothing}),
+    (power_steps, {"_prepare": giving(power_steps.Ready(None, 0.0)), "_turn": stepped, "_put_away": nothing}),
+    (between_nodes, {"everyones": lambda rank, values: [list(values)] * rank.size, "nccl_version": giving(22809)}),
+    (between_nodes, {"active": giving(True)}),
+]  # fmt: skip
+
+
+class NotOfRanks(Exception):
+    """A check takes a fixture that tells facts of a machine."""
+
+
+class OnMeta(TorchFunctionMode):
+    """Tensors of GPUs have a shape and no memory."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if getattr(kwargs.get("device"), "type", "") == "cuda":
+            kwargs["device"] = "meta"
+        return function(*args, **kwargs)
+
+
+class DryPool:
+    """Ranks in this process, as World asks a pool for them."""
+
+    def __init__(self, topology: GpuTopology, nodes: int) -> None:
+        each = len(topology.gpus)
+        self.limit = None
+        self.specs = [
+            RankSpec(node * each + index, nodes * each, node, index, each, f"cuda:{index}", gpu, host=f"node{node}")
+            for node in range(nodes)
+            for index, gpu in enumerate(topology.gpus)
+        ]
+        self.everyone = tuple(range(nodes * each))
+
+    def call(self, call: Call, timeout: float | None) -> dict[int, Any]:
+        function, args, kwargs = shipping.unpack(call.work)
+        answers = {members: function(self._rank(members, call), *args, **kwargs) for members in call.groups}
+        return {number: answers[members] for members in call.groups for number in members}
+
+    def _rank(self, members: Members, call: Call) -> Rank:
+        """The first of a group, whose answer is that of all."""
+        spec, board = self.specs[members[0]], SimpleNamespace(phase=nothing)
+        local_size, device = call.local_sizes[spec.node], torch.device(spec.device)
+        return Rank(0, len(members), spec.node, local_size, device, spec.gpu, {}, {members: None}, members, board)
+
+
+@cache
+def checks() -> list[tuple[ModuleType, Callable[..., None], dict[str, Any], list[pytest.Mark]]]:
+    """Every check of figures with each of its cases as arguments, and its marks, those of its module first."""
+    if str(ACCEPTANCE) not in sys.path:
+        sys.path.append(str(ACCEPTANCE))
+    found = []
+    for module in map(importlib.import_module, sorted(path.stem for path in ACCEPTANCE.glob("test_*.py"))):
+        of_module = getattr(module, "pytestmark", [])
+        for name, check in vars(module).items():
+            marks = [*(of_module if isinstance(of_module, list) else [of_module]), *getattr(check, "pytestmark", [])]
+            marks = [getattr(each, "mark", each) for each in marks]
+            if name.startswith("test_") and name not in FOR_INFORMATION and figures(marks):
+                found += [(module, check, *case) for case in _cases(marks)]
+    return found
+
+
+def _cases(marks: list[pytest.Mark]) -> Iterator[tuple[dict[str, Any], list[pytest.Mark]]]:
+    tables = [mark.args[:2] for mark in marks if mark.name == "parametrize"]
+    for values in itertools.product(*(list(table) for _, table in tables)):
+        sets = [value if hasattr(value, "marks") else pytest.param(value) for value in values]
+        case = {name: each.values[0] for (name, _), each in zip(tables, sets, strict=True)}
+        more = [getattr(mark, "mark", mark) for each in sets for mark in each.marks]
+        yield case, [*(mark for mark in marks if mark.name != "parametrize"), *more]
+
+
+def figures(marks: Iterable[pytest.Mark]) -> set[str]:
+    """The metrics that a check says it measures."""
+    told = [mark for mark in marks if mark.name == "figures"]
+    return {name for mark in told for name in (*mark.args, *mark.kwargs.get("of_several", ()))}
+
+
+def measured(
+    board: Board, topology: GpuTopology, nodes: int, nvls: bool, level: str, metrics: Collection[str]
+) -> list[Measurement]:
+    """All that those checks of this level which measure any of these metrics hand to `judge`, on so many nodes. `nvls`:
+    whether NCCL may use it there."""
+    judged: list[Measurement] = []
+    world = World(DryPool(topology, nodes), with_group=True)
+    given = {
+        "world": world,
+        "nccl_group": world,
+        "gpu_topology": topology,
+        "gpu_profile": None,
+        "fleet_level": level,
+        "resnet": recipes.Workload(),
+        "judge": lambda *measurements, shown=(), **_: judged.extend([*measurements, *shown]),
+        "burn_in": lambda world: burn_in.burn_in(world, 0.0, nothing),
+        "power_steps": lambda world: power_steps.power_steps(world, nothing),
+    }
+    with _pretending(board, topology), patch.object(speed, "nvls", giving(nvls)):
+        for module, check, case, marks in checks():
+            lowest = [mark.args[0] for mark in marks if mark.name == "level"]
+            needs = [need for mark in marks if mark.name == "needs" for need in mark.kwargs.items()]
+            between = module.__name__.startswith("test_nodes_")
+            of_level = includes(level, lowest[-1] if lowest else "quick")
+            if between != (nodes > 1) or not of_level or figures(marks).isdisjoint(metrics):
+                continue
+            here = {"ranks": world.size, "nodes": nodes, "capability": board.capability, "gpus": True}
+            if all(here[name] >= wanted for name, wanted in needs):
+                _call(module, check, {**given, **case})
+    return judged
+
+
+def _call(module: ModuleType, check: Callable[..., None], given: dict[str, Any]) -> None:
+    """A check with its fixtures: those given, and its module's own. One that takes others measures without ranks."""
+    with suppress(NotApplicable, NotOfRanks):
+        check(**_arguments(module, check, given))
+
+
+def _arguments(module: ModuleType, function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    for name in inspect.signature(function).parameters:
+        if name not in given:
+            if not hasattr(module, name):
+                raise NotOfRanks(name)
+            fixture = inspect.unwrap(getattr(module, name))
+            given[name] = fixture(**_arguments(module, fixture, given))
+    return {name: given[name] for name in inspect.signature(function).parameters}
+
+
+@contextmanager
+def _pretending(board: Board, topology: GpuTopology) -> Iterator[None]:
+    properties = SimpleNamespace(total_memory=topology.gpus[0].memory_bytes)
+    driver = {
+        "get_device_capability": giving(board.capability),
+        "get_device_properties": giving(properties),
+        "empty_cache": nothing,
+        "reset_peak_memory_stats": nothing,
+    }
+    with ExitStack() as stack:
+        for module, stand_ins in [*WORK, (torch.cuda, driver)]:
+            for name, stand_in in stand_ins.items():
+                stack.enter_context(patch.object(module, name, stand_in))
+        stack.enter_context(OnMeta())
+        yield
