@@ -7,61 +7,41 @@ import pytest
 from tests.conftest import REPORTS, Runs
 
 ENDINGS = """
-    import gc
-    import sys
-    import weakref
-
+    import gc, sys, weakref
     import pytest
     from pytest_gpufleet import Measurement, not_applicable, not_judged
 
     HELD = []
 
-    class Thing:
-        pass
-
-    @pytest.fixture
-    def thing():
-        held = Thing()
+    @pytest.fixture(params=["", "setup", "teardown"])
+    def thing(request):
+        held = {"a model", "its data"}  # of which there are weak references
         HELD.append(weakref.ref(held))
+        if request.param == "setup":
+            raise OSError(held)
         yield held
-        del held
+        if request.param == "teardown":
+            raise OSError(held)
 
-    @pytest.fixture
-    def ends_badly(thing):
-        yield
-        raise OSError(thing)
+    only = pytest.mark.parametrize("thing", [""], indirect=True)
 
-    @pytest.fixture
-    def begins_badly(thing):
-        raise OSError(thing)
-
-    def test_passes(thing):
-        pass
-
-    @pytest.mark.parametrize("ending", [AssertionError, pytest.skip, not_applicable, not_judged, pytest.xfail])
+    @pytest.mark.parametrize("ending", [print, OSError, pytest.skip, not_applicable, not_judged, pytest.xfail])
     def test_ends(thing, ending):
-        raise ending(str(thing))  # all but the first raise by themselves
+        ended = ending(str(thing))
+        if ending is OSError:
+            raise ended
 
+    @only
     @pytest.mark.xfail
     def test_is_expected_to_fail(thing):
         raise OSError(thing)
 
-    def test_setup(begins_badly):
-        pass
+    @only
+    @pytest.mark.parametrize("first", [0])
+    def test_of_the_world(thing, first, world):
+        world.run(lambda rank: rank.index // first)
 
-    def test_teardown(ends_badly):
-        raise OSError("first")
-
-    @pytest.mark.spmd
-    def test_on_ranks(rank):
-        assert rank.index == 0
-
-    def test_of_the_world(thing, world):
-        def fail(rank):
-            raise OSError(rank.index)
-
-        world.run(fail)
-
+    @only
     def test_misses(thing, judge):
         judge(Measurement("busbw", {"cpu0": -1.0}, {"collective": "all_reduce", "bytes": 8}))
         raise OSError(thing)
@@ -69,8 +49,7 @@ ENDINGS = """
     def test_nothing_is_left():
         sys.last_value = sys.last_exc = sys.last_traceback = None  # pytest's own, for its debugger
         gc.collect()
-        assert len(HELD) == 11
-        assert [held for held in HELD if held() is not None] == []
+        assert [held() is None for held in HELD] == [True] * 21
 """
 
 
@@ -79,4 +58,3 @@ def test_nothing_of_an_ended_test_stays_alive(run_pytest: Runs, options: tuple[s
     """Frames of a traceback hold whatever the test had: buffers, models, open files."""
     run = run_pytest("-v", "--tb=no", *options, files={"test_inner.py": ENDINGS})
     assert "test_nothing_is_left PASSED" in run.text, run.text
-    assert "5 failed, 2 passed, 3 skipped, 2 xfailed, 2 errors" in run.text, run.text

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpufleet.plugin import options
 from pytest_gpufleet.run.run import OF_TRAINING
-from tests.conftest import RECORDED, REPORTS, rehearsal
+from tests.conftest import RECORDED, REPORTS
 
 PROFILE = 'name = "Card"\nmatch = ["NVIDIA Card"]\n[[limit]]\n'
 LIMIT = f'{PROFILE}metric = "busbw"\nmin = 1\nunit = "GB/s"\ngrade = "published"\nsource = "somebody"\n'
@@ -199,38 +199,6 @@ def test_ranks_are_got_ready_for_a_run_and_nothing_of_them_is_left(fleet, argume
     run = fleet("", "-p", "servers", *arguments, files={"servers.py": SERVERS})
     servers = json.loads((run.root / "servers.json").read_text())
     assert servers == ([] if likely is None else [[list(likely), -signal.SIGKILL]])
-
-
-def test_matplotlib_is_loaded_while_checks_run_once_there_is_a_figure_to_draw(run_fresh):
-    module = """
-        import os, sys, threading, time, warnings
-        from pytest_gpufleet import Measurement
-
-        changing_filters = set()
-
-        class Watched(warnings.catch_warnings):
-            def __enter__(self):
-                changing_filters.add(threading.current_thread())
-                return super().__enter__()
-
-        def test_without():
-            warnings.catch_warnings = Watched
-
-        def test_figure(judge):
-            assert "matplotlib" not in sys.modules
-            judge(Measurement("memory_bandwidth", {"cpu0": 1.0}, {"operation": "copy"}), required=False)
-
-        def test_after():
-            until = time.monotonic() + 60
-            while "pytest_gpufleet.report.plots" not in sys.modules:
-                assert time.monotonic() < until
-                os.sched_yield()
-            import pytest_gpufleet.report.plots  # waits until it is done
-
-            assert changing_filters == {threading.main_thread()}  # they are those of the whole process
-    """
-    run = rehearsal(run_fresh)(module)
-    assert run.outcomes == {"test_without": "passed", "test_figure": "passed", "test_after": "passed"}, run.text
 
 
 def test_plain_run_imports_nothing_heavy_and_keeps_its_order(run_fresh):

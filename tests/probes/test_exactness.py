@@ -12,7 +12,6 @@ from pytest_gpufleet.probes.collectives.exactness import (
     Refused,
     as_type,
     exchange,
-    gloo_only_adds,
     whole_numbers,
     wrong_elements,
 )
@@ -45,9 +44,9 @@ def test_numbers_and_results_are_exact_in_their_type(dtype, operation, n):
         assert torch.equal(expected * n, numbers.sum(0))
 
 
-def test_what_an_older_gloo_does_wrong_is_not_asked_of_it(monkeypatch):
-    assert [gloo_only_adds(version) for version in ("2.4.0+cpu", "2.8.0", "2.9.1", "2.14.1+cu130")] == [1, 1, 0, 0]
-    monkeypatch.setattr(torch, "__version__", "2.8.0")
+@pytest.mark.parametrize("version", ["2.4.0+cpu", "2.8.0"])
+def test_what_an_older_gloo_does_wrong_is_not_asked_of_it(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
     (reason,) = exchange(SimpleNamespace(device=CPU), "reduce_scatter", "max").refused
     assert reason.startswith("Gloo of torch before 2.9")
 

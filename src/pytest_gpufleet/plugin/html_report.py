@@ -1,12 +1,10 @@
 """What this plugin adds to the page that pytest-html writes. Registered only in runs that make a report."""
 
 import re
-import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from html import escape
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +155,6 @@ class HtmlReport:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_logreport(self, report: Any) -> Generator[None, None, None]:
         report.extras = extras(getattr(report, "extras", []))
-        if getattr(report, "findings", []):
-            _begin_to_load_plots()
         yield
         if self._after_each_test:
             self._protect()
@@ -174,21 +170,6 @@ class HtmlReport:
         except OSError as error:
             problem = f"{self._page} could not be written again: {error.strerror}"
             self._evidence.trouble = self._evidence.trouble or problem
-
-
-@cache
-def _begin_to_load_plots() -> None:
-    """There is a figure to draw. matplotlib takes a second to import: checks run meanwhile, and nobody waits for it.
-
-    Its own package, a fifth of that, changes the filters of warnings for a moment, which are those of the whole
-    process: in another thread they could end as those of a test that is over."""
-    _load("matplotlib")
-    threading.Thread(target=_load, args=["pytest_gpufleet.report.plots"], daemon=True).start()
-
-
-def _load(module: str) -> None:
-    with suppress(Exception):  # the report will fail in the same way, and tell it
-        import_module(module)
 
 
 # By the attribute of pytest's options that says where the file is to be, and the option that sets it.

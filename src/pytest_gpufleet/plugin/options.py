@@ -360,7 +360,7 @@ def from_config(config: pytest.Config) -> Options:
     judged_by = [known[name] for name in ("profile", "order") if name in known]
     options = Options(**known, asked=asked, listing=listing, paths=_paths(config, judged_by))
     if options.makes_a_run:
-        if lacks := settings.lacking({**settings.NEEDS, **(settings.PROMETHEUS if options.prometheus else {})}):
+        if lacks := settings.lacking():
             raise pytest.UsageError(lacks)  # known now, and not when all is measured
         check_launcher(options)
         check_disk_folder(options)

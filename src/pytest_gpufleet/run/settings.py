@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,14 +21,14 @@ DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 NEEDS = {
     "torch": "torch", "torchvision": "torchvision", "pytest_html": "pytest-html", "pynvml": "nvidia-ml-py",
     "cloudpickle": "cloudpickle", "msgspec": "msgspec", "jinja2": "jinja2", "matplotlib": "matplotlib", "rich": "rich",
-    "tomli_w": "tomli-w", **({} if sys.version_info >= (3, 11) else {"tomli": "tomli"}),
+    "prometheus_client": "prometheus-client", "tomli_w": "tomli-w",
+    **({} if sys.version_info >= (3, 11) else {"tomli": "tomli"}),
 }  # fmt: skip
-PROMETHEUS = {"prometheus_client": "prometheus-client"}  # and with --fleet-prometheus
 
 
-def lacking(needs: Mapping[str, str] = NEEDS) -> str:
+def lacking() -> str:
     """What is not installed of this, and how to install it; "" if nothing lacks."""
-    lacks = " ".join(name for module, name in needs.items() if find_spec(module) is None)
+    lacks = " ".join(name for module, name in NEEDS.items() if find_spec(module) is None)
     return lacks and f"pytest-gpufleet needs {lacks.replace(' ', ', ')}: {sys.executable} -m pip install {lacks}"
 
 

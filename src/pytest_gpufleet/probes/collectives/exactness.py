@@ -148,8 +148,8 @@ def exchange(
     backends take tensors without gaps only (and some do not look).
     """
     collective = COLLECTIVES[name]
-    only_adds = rank.device.type == "cpu" and gloo_only_adds(torch.__version__)
-    if only_adds and name == "reduce_scatter" and operation != "sum":
+    old_gloo = rank.device.type == "cpu" and TorchVersion(torch.__version__) < GLOO_ONLY_ADDS_BEFORE
+    if old_gloo and name == "reduce_scatter" and operation != "sum":
         return Delivery(refused=(f"Gloo of torch before {GLOO_ONLY_ADDS_BEFORE} adds up, whatever the operation is",))
     roots = sorted({0, rank.size // 2, rank.size - 1}) if collective.rooted else [None]
     places = {"always": [True], "also": [False] if strided else [False, True], "never": [False]}[collective.in_place]
@@ -258,10 +258,6 @@ def type_name(dtype: torch.dtype) -> str:
 
 def _float8(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize == 1
-
-
-def gloo_only_adds(version: str) -> bool:
-    return bool(TorchVersion(version) < GLOO_ONLY_ADDS_BEFORE)
 
 
 def _adds_float8() -> bool:
