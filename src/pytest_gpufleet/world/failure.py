@@ -265,25 +265,26 @@ ORDER = {"died": 0, "raised": 1, "running": 2, "returned": 3}
 
 def diagnose(engine: Engine, specs: Sequence[RankSpec], call: Call, answers: Answers, timeout: float) -> RankFailure:
     """The failure of a call that had `timeout` seconds. The ranks are still alive afterwards."""
-    ranks = sorted({*call.ranks, *answers.deaths})
+    died = answers.deaths.keys()  # in the order in which it was seen
+    ranks = [*died, *sorted({*call.ranks} - died)]
     missing = sorted({*ranks} - answers.ranks)
     # Who has come to which collective is compared after a hang, also with those that have returned.
-    unseen = [rank for rank in ranks if rank not in answers.outcomes or rank in answers.deaths]
+    unseen = [rank for rank in ranks if rank not in answers.outcomes or rank in died]
     traces = engine.examine(unseen if answers.failed else ranks)
     arrivals = [arrival for members in call.groups for arrival in _arrivals(members, traces, missing)]
     reports = [_report(specs[rank], answers, traces) for rank in ranks]
     late = {rank for _, missed in arrivals for rank in missed}
     waited_for = set() if answers.failed else _waited_for(ranks, missing, late, traces, bool(arrivals))
-    died = [*answers.deaths]  # as they were seen, one after the other
-
-    def order(report: RankReport) -> tuple[Any, ...]:
-        """One that only died comes before those that raised, and what one raised that died of it before what others
-        did; of those that hang, first the ones that others wait for."""
-        place = died.index(report.rank) if report.rank in died else len(died)
-        state = ORDER["died"] if report.rank in died else ORDER[report.state]
-        return state, report.state, report.seconds, report.rank not in waited_for, place, report.rank
-
-    reports.sort(key=order)
+    # One that only died comes before those that raised, and what one raised that died of it before what others did; of
+    # those that hang, first the ones that others wait for.
+    reports.sort(
+        key=lambda report: (
+            ORDER["died" if report.rank in died else report.state],
+            report.state,
+            report.seconds,
+            report.rank not in waited_for,
+        )
+    )
     what, notes = call.name, []
     if not answers.failed:
         what = f"{what}: no answer within {timeout:g} s from {ranks_text(missing)}"
