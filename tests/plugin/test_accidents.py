@@ -129,6 +129,7 @@ SHORTENED = {
     "--sw": Accident((*CACHE, "--sw"), files=cached("stepwise", STEPWISE)),
     "PYTEST_ADDOPTS": Accident(variables={"PYTEST_ADDOPTS": "-k memory_error"}),
     "addopts": Accident(ini="addopts = -k memory_error"),
+    "session_timeout": Accident(ini="session_timeout = 0.01"),
     "a check marked as skipped": Accident(
         files={"conftest.py": "def pytest_collection_modifyitems(items):\n    items[0].add_marker('skip')\n"}
     ),
