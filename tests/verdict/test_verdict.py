@@ -435,6 +435,8 @@ def test_a_board_with_another_part_number_is_told_and_no_fault():
         ({"NCCL_NVLS_ENABLE": "0"}, "nvswitch", (9, 0), True),
         ({"NCCL_NVLS_ENABLE": "0"}, "nvswitch", (8, 0), False),  # whose NVSwitch cannot reduce
         ({"NCCL_NVLS_ENABLE": "0"}, "nvlink", (9, 0), False),
+        ({"NCCL_NVLS_ENABLE": "off"}, "nvswitch", (9, 0), True),  # as NCCL reads it
+        ({"NCCL_NVLS_ENABLE": ""}, "nvswitch", (9, 0), False),
         ({}, "nvswitch", (9, 0), False),
     ],
 )

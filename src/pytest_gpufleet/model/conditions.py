@@ -1,5 +1,6 @@
 """What figures are measured under: every condition that the suite's probes give, its values, and how it is told."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -85,6 +86,18 @@ NO_SYNC = "no_sync"
 
 # How collectives of a few bytes were launched.
 LAUNCHES: dict[Condition, str] = {"replayed": "in a CUDA graph", "eager": "launched one by one"}
+
+
+_NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))")
+
+
+def c_number(text: str) -> int:
+    """What C's strtoll with base 0 makes of a text: of what is no number 0, and nothing of what stands behind one."""
+    told = _NUMBER.match(text)
+    if told is None:
+        return 0
+    sign, hexadecimal, octal, decimal = told.groups()
+    return int(f"{sign}{hexadecimal or octal or decimal}", 16 if hexadecimal else 8 if octal else 10)
 
 
 # Those of NCCL, as NCCL_ALGO names them, in lower case.

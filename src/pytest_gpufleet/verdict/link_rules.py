@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Unavailable
+from pytest_gpufleet.model.gpu import NVLS_SINCE, Gpu, GpuTopology, Unavailable
 from pytest_gpufleet.model.place import THIS_NODE
 
 
@@ -162,13 +163,12 @@ HARMFUL_NUMBERS: dict[str, Callable[[int], bool]] = {
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 NUMBERED_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
 USUAL_LEVEL = "PXB"
-_NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))")
 
 
 def harmful_variables(environment: Mapping[str, str], topology: GpuTopology) -> list[Fault]:
     """What is set so that it harms this machine. What is empty is not set."""
     gpus, linked = topology.gpus, topology.fabric in ("nvswitch", "nvlink")
-    nvls = topology.fabric == "nvswitch" and all((gpu.compute_capability or (0, 0)) >= (9, 0) for gpu in gpus)
+    nvls = topology.fabric == "nvswitch" and all((gpu.compute_capability or (0, 0)) >= NVLS_SINCE for gpu in gpus)
     harms: dict[str, Callable[[str], bool]] = {
         "NCCL_P2P_LEVEL": lambda text: _keeps_apart(text, topology),
         "NCCL_ALGO": lambda text: _lacks(text, {"ring", "tree", *(["nvls"] if nvls else [])}),
@@ -180,15 +180,6 @@ def harmful_variables(environment: Mapping[str, str], topology: GpuTopology) -> 
         if (name in harms and text and harms[name](text))
         or (name in HARMFUL_NUMBERS and text and HARMFUL_NUMBERS[name](c_number(text)))
     ]
-
-
-def c_number(text: str) -> int:
-    """What C's strtoll with base 0 makes of a text: of what is no number 0, and nothing of what stands behind one."""
-    told = _NUMBER.match(text)
-    if told is None:
-        return 0
-    sign, hexadecimal, octal, decimal = told.groups()
-    return int(f"{sign}{hexadecimal or octal or decimal}", 16 if hexadecimal else 8 if octal else 10)
 
 
 def _keeps_apart(text: str, topology: GpuTopology) -> bool:

@@ -6,6 +6,7 @@ from datetime import datetime
 from itertools import combinations
 
 from pytest_gpufleet.model import levels
+from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.events import NO_NETWORK, Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import NVLS_SINCE
@@ -136,7 +137,7 @@ def _of_several_boards(record: Record) -> list[str]:
 def _nvls_is_off(record: Record) -> bool:
     """Whether the environment switches off what such GPUs can do behind an NVSwitch."""
     able = all((gpu.compute_capability or (0, 0)) >= NVLS_SINCE for gpu in record.topology.gpus)
-    off = record.run.environment.get("NCCL_NVLS_ENABLE") == "0"
+    off = c_number(record.run.environment.get("NCCL_NVLS_ENABLE") or "2") == 0
     return off and able and record.topology.fabric == "nvswitch"
 
 
