@@ -8,13 +8,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_gpufleet.report.page.machine_section import facts
+from pytest_gpufleet.report.page.machine_section import FILES_OF_OTHERS, facts
 from pytest_gpufleet.safe_files import sha256
-from tests.conftest import ACCEPTANCE, RECORDED, REPORTS, FleetRun, Runs
+from tests.conftest import ACCEPTANCE, RECORDED, REPORTS, ROOT, FleetRun, Runs
 from tests.inner.small_suite import FILES
 
 SUITE = {f"acceptance/{name}": ACCEPTANCE / name for name in ("conftest.py", *FILES)}
@@ -193,13 +194,18 @@ def test_what_a_python_begins_with(variables: dict[str, str], status: int, told:
     assert (run.status, told in run.text) == (status, True), run.text
 
 
-def test_what_else_ran_is_on_record(run_pytest: Runs) -> None:
-    run = Accident(("-p", "other"), files={"other.py": "", "conftest.py": ""}).run(run_pytest)
+def test_what_else_ran_is_on_record(run_fresh: Runs, tmp_path: Path) -> None:
+    site = tmp_path / "sitecustomize.py"
+    site.write_text("import sys\nsys.ran = sys.modules.pop(__name__)\n")  # as who does not want to be seen
+    other = "import sys\nassert sys.ran\n"
+    around = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    run = Accident(("-p", "other"), files={"other.py": other, "conftest.py": ""}, variables=around).run(run_fresh)
     (session,) = run.record.sessions
     versions = {each.name: each.version for each in session.plugins}
     assert (versions["xdist"], versions["other"]) == (version("pytest-xdist"), "")
     sums = {each.file: each.sha256 for each in session.conftests}
-    assert sums == {str(path): sha256(path) for path in (run.root / "conftest.py", run.root / "acceptance/conftest.py")}
+    conftests = (run.root / "conftest.py", run.root / "acceptance/conftest.py")
+    assert sums == {str(path): sha256(path) for path in (*conftests, site)}
     page = dict(facts(run.record)["What else ran"])
     assert f"xdist {versions['xdist']}" in page["Plugins of pytest"]
-    assert str(run.root / "conftest.py") in page["conftest.py"]
+    assert str(run.root / "conftest.py") in page[FILES_OF_OTHERS]

@@ -1,5 +1,6 @@
 """Which checks a run that was asked for has: those of its level, without those that an earlier run has done."""
 
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -76,17 +77,22 @@ def _refuse_fixtures_of_others(item: pytest.Item) -> None:
 
 
 def _registered(manager: pytest.PytestPluginManager) -> dict[str, list[dict[str, str]]]:
-    """The plugins of others with their versions, if these are known, and each conftest.py with its SHA-256."""
+    """The plugins of others with their versions, if these are known, and with their SHA-256 each conftest.py and what
+    Python imports by itself when it starts, which may have taken itself out of sys.modules since."""
     versions = {plugin: dist.version for plugin, dist in manager.list_plugin_distinfo()}
     named = [(name, plugin) for name, plugin in manager.list_name_plugin() if isinstance(plugin, ModuleType)]
     others = [each for each in named if not each[1].__name__.startswith(("_pytest.", "pytest_gpufleet."))]
     files = {name: Path(str(plugin.__file__)) for name, plugin in others}
     conftests = [name for name, file in files.items() if file.name == suite.CONFTEST]
+    specs = map(PathFinder.find_spec, ("sitecustomize", "usercustomize"))
+    first = [Path(spec.origin) for spec in specs if spec and spec.origin]
     return {
         "plugins": [
             {"name": name, "version": versions.get(plugin, "")} for name, plugin in others if name not in conftests
         ],
-        "conftests": [{"file": str(files[name]), "sha256": suite.digest(files[name])} for name in conftests],
+        "conftests": [
+            {"file": str(file), "sha256": suite.digest(file)} for file in (*map(files.__getitem__, conftests), *first)
+        ],
     }
 
 

@@ -343,10 +343,13 @@ def _all_that_ran(record: Record) -> list[tuple[str, Any]]:
     return now + before
 
 
+FILES_OF_OTHERS = "conftest.py, sitecustomize.py"
+
+
 def _what_else(session: Session) -> list[tuple[str, Any]]:
     return [
         ("Plugins of pytest", ", ".join(f"{each.name} {each.version}".strip() for each in session.plugins)),
-        ("conftest.py", ", ".join(f"{each.file} (SHA-256 {each.sha256[:12]}…)" for each in session.conftests)),
+        (FILES_OF_OTHERS, ", ".join(f"{each.file} (SHA-256 {each.sha256[:12]}…)" for each in session.conftests)),
     ]
 
 
