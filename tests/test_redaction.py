@@ -17,6 +17,18 @@ RECORDED = Path(__file__).parent / "recorded"
 LONG = "s3k'ret/long+value==\\"  # as it stands in the environment
 
 
+BEGIN, END = "-----BEGIN RSA PRIVATE KEY-----", "-----END RSA PRIVATE KEY-----"
+LINE = "MIIEowIBAAKCAQEAs3k" + "s3k/" * 11
+PEM = "\n".join((BEGIN, "Proc-Type: 4,ENCRYPTED", LINE, "s3k=", END, "after it"))
+# As their makers make them, of other letters.
+MADE = (
+    "ASIAQ3EGS3K2XKHZ4TBW", "sk-s3kret2T3BlbkFJ8s3kret9aaaa", "sk-ant-api03-s3k-s3k_s3krets3kret-AA",
+    "sk-proj-s3k_T3BlbkFJs3k-s3krets3k", "AIzaSyDs3krets3krets3krets3krets3krets3", "ya29.a0AfH6SMs3kret-s3k",
+    "sk_live_51Hs3krets3kret", "dckr_pat_s3krets3k-s3krets3kret", "npm_s3krets3krets3krets3krets3krets3kr",
+    "pypi-AgEIcHlwaS5vcmcCs3k-s3k_s3k", "glrt-s3krets3krets3kret12", "xapp-1-A0S3K-123456-s3krets3kret",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -38,6 +50,18 @@ LONG = "s3k'ret/long+value==\\"  # as it stands in the environment
         ("login(password=s3k, retries=3)", "login(password=(hidden), retries=3)"),
         ("Command '['curl', '--token', 's3kret-12']'", "Command '['curl', '--token', '(hidden)']'"),
         ("nvapi-s3krets3kret and hf_s3krets3kret", "(hidden) and (hidden)"),
+        *((f"has {made} of it", "has (hidden) of it") for made in MADE),
+        ("curl -sS -u ada:s3k https://h/x -o y", "curl -sS -u (hidden) https://h/x -o y"),
+        ("['curl', '--user', 'ada:s3k s3k', 'https://h']", "['curl', '--user', '(hidden)', 'https://h']"),
+        ("mysql -h db -u root -ps3k db", "mysql -h db -u root -p(hidden) db"),
+        ("mysqldump -p 's3k s3k' db > x", "mysqldump -p '(hidden)' db > x"),
+        ("sshpass -p 12345 ssh -p 22 host", "sshpass -p (hidden) ssh -p 22 host"),
+        ("docker login -u ada -p s3k ghcr.io", "docker login -u ada -p (hidden) ghcr.io"),
+        ("ipmitool -I lanplus -H b -U a -P 0penBmc sdr", "ipmitool -I lanplus -H b -U a -P (hidden) sdr"),
+        ('["ipmitool", "-p", "623", "-P", "s3k"]', '["ipmitool", "-p", "623", "-P", "(hidden)"]'),
+        (PEM, "\n".join((BEGIN, *["(hidden)"] * 3, END, "after it"))),
+        (repr(PEM), f"'{BEGIN}(hidden){END}\\nafter it'"),
+        (f"E   {BEGIN}\nE   {LINE}\nE   {LINE}\nE   and more", f"E   {BEGIN}\n(hidden)\n(hidden)\nE   and more"),
     ],
 )
 def test_a_secret_is_known_by_where_it_stands(text: str, shown: str) -> None:
@@ -56,6 +80,11 @@ def test_a_secret_is_known_by_where_it_stands(text: str, shown: str) -> None:
         "PASSED tests/test_1_inventory.py::test_count[x@y:z]",
         "GPU 5 (serial 1654324000005, 00000000:5D:00.0, GPU-8f2c41d5-77aa-4c1e-9b1d-5a0c33e9f105): 301.3 GB/s",
         "token: 1654324000005",
+        "sk-learn-contrib-2024 disk-0123456789abcdef task-live npm_config_cache npm_package_version=1 pypi-server-2",
+        "ASIA_PACIFIC ASIANETWORK asia-southeast1-b AIzawa glrt-based xapp-manager dckr_image sk_live_view ya29",
+        "curl -u ada https://host:8080/x; curl -fsSL http://h:1/x; mkdir -p a/b; docker run -p 8080:80 img",
+        "mysql -P 3306 -p -h db, sshpass -p $PASS ssh, mysql -u root -p; ipmitool -p 623 sdr; docker login --help -p",
+        f"assert {BEGIN!r} in text\n  File /usr/lib/python3/a, line 3\n-----BEGIN CERTIFICATE-----\n{LINE}",
         "git@github.com:them/it.git, 12:30:45@node17, rank 1 of 2, GPU 1: hangs",
     ],
 )
@@ -81,7 +110,10 @@ def test_a_secret_of_the_environment_is_known_by_its_value(monkeypatch: pytest.M
     assert redacted(f"x{LONG}") == f"x{LONG}"  # whole words only
 
 
-@pytest.mark.parametrize("part", ["-", "--a ", "--a-", "://?", "://a?b", "eyJ-", "eyJa.", "A_", "token ", "a:b@"])
+@pytest.mark.parametrize(
+    "part",
+    ["-", "--a ", "--a-", "://?", "://a?b", "eyJ-", "eyJa.", "A_", "token ", "a:b@", "curl -u ", "sk-a1", f"{BEGIN}a"],
+)
 def test_a_long_line_is_redacted_in_time_that_grows_with_its_length(part: str) -> None:
     """Of the processor, which a busy machine does not make longer."""
 

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 # Colour codes first, as whole sequences; then every control character that is not white space, those that turn the
@@ -63,6 +64,15 @@ _THEN = r"(?:\\?[\"'])?\]?[ \t]*(?:={1,2}|:)[ \t]*"
 _BARE = r"[^\s\"'`&;,()\[\]{}<>]+"
 _NO_WORD = rf"(?=\S*\d)(?=\S*[A-Za-z])(?=\S{{8}}){_BARE}"
 
+
+def _given(programs: str, option: str, looks: str = "") -> str:
+    """What a program is given first by an option, in a line of a shell or a list of arguments: "-p X", "-pX" and
+    "'-p', 'X'". Names of variables and of what is to be filled in stay. `looks`: what it has to look like."""
+    option, begin = rf"[\s\"']{option}", r"[^\s\"'=,;|&)\]$<{%*(-]"
+    value = rf"(?:(?<=\"){begin}[^\"\n]*|(?<='){begin}[^'\n]*|{begin}[^\s\"']*)"
+    return rf"\b(?:{programs})\b(?:(?!{option})[^\n|;&]){{0,512}}{option}(?:[\"'],)?[ =]*[\"']?{looks}(?P<sure>{value})"
+
+
 # Not compiled before the first line that is looked at: that takes longer than importing all else here. A line can be
 # long: no part that many places of it could begin with goes on without a bound.
 _PATTERNS = (
@@ -77,6 +87,11 @@ _PATTERNS = (
     r"(?i:\bbearer) +(?P<secret>(?=\S*\d)[\w.~+/=-]{8,})",
     # Tokens that their makers have marked: GitHub, GitLab, Hugging Face, NVIDIA, Slack, Amazon, JSON Web Tokens.
     r"\b(?P<secret>(?:gh[opsur]_|github_pat_|glpat-|hf_|nvapi-|xox[abeprs]-|AKIA)[\w-]{10,})",
+    # The same of Google, Stripe, Docker, GitLab, Slack, Amazon, Anthropic, OpenAI, PyPI and npm: words begin like
+    # these, and have no digit, or a hyphen soon.
+    r"\b(?P<secret>(?:AIza|ya29\.|[sr]k_live_|dckr_[op]at_|glrt-|xapp-|pypi-Ag|sk-(?:ant|proj|svcacct|admin)-)"
+    r"(?=[\w-]*\d)[\w-]{10,})",
+    r"(?<![\w-])(?P<secret>ASIA(?=[A-Z]*\d)[A-Z0-9]{12,}|(?:sk-|pypi-)(?=\w*\d)\w{12,}|npm_(?=[A-Za-z]*\d)[A-Za-z0-9]{12,})",
     r"\b(?P<secret>eyJ[\w-]{1,4096}\.[\w-]+\.[\w-]*)",
     # "token": "X", token = 'X'
     rf"{_NAME}{_THEN}(?P<quote>\\?[\"'])(?P<secret>(?:(?!(?P=quote)).)+)",
@@ -84,16 +99,26 @@ _PATTERNS = (
     rf"{_NAME}=(?P<secret>{_BARE})",
     rf"{_NAME}: ?(?P<secret>{_NO_WORD})",
     rf"(?<![\w-])--[\w-]*?{_NAME}[\"']?,? +[\"']?(?P<secret>{_NO_WORD})",
+    _given(r"mysql(?:dump|admin|import|check|show)?|mariadb|sshpass|(?:docker|podman|nerdctl)[\s\"',]+login", "-p"),
+    _given("ipmitool", "-P"),
+    _given("curl", "(?:-u|--user|-U|--proxy-user)", looks=r"(?=[^\s\"':]+:)"),
 )
 # Without one of these in it a line is not looked at any closer: output can be long.
 _MARKS = (
     "://", "@", "auth", "cookie", "bearer", "token", "secret", "pass", "pwd", "key", "cred", "jwt", "sig", "pat",
-    "login", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_", "glpat-", "hf_", "nvapi-", "xox", "akia", "eyj",
+    "login", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_", "glpat-", "hf_", "nvapi-", "xox", "akia", "eyj", "aiza",
+    "ya29.", "k_live_", "dckr_", "glrt-", "xapp-", "asia", "sk-", "pypi-", "npm_", "mysql", "mariadb", "ipmitool",
+    "curl",
 )  # fmt: skip
 _HARMLESS = re.compile(
     r"[\d.,:+-]*|0x[\da-f]+|[~/.].*|true|false|yes|no|on|off|none|null|default|auto|password|secret|token|\(hidden\)\W*",
     re.IGNORECASE,
 )
+# All lines of a private key (RFC 7468), as far as they are there.
+_KEY = re.compile(
+    r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)((?:(?!-----BEGIN|-----END)[\s\S])*)(-----END)?"
+)
+_OF_A_KEY = re.compile(r"[A-Za-z0-9+/]{20,}={0,2}\W*$")
 SHORTEST = 12  # of a value that is looked for everywhere: a shorter one may be a word that means something else there
 
 
@@ -103,7 +128,17 @@ def redacted(text: str) -> str:
     for secret in _secrets():
         if secret[:SHORTEST] in text or secret[-SHORTEST:] in text:
             text = _by_value(secret).sub(HIDDEN, text)
-    return aliased("\n".join(map(_line, text.split("\n"))))
+    return aliased("\n".join(map(_line, _KEY.sub(_hide_key, text).split("\n"))))
+
+
+def _hide_key(found: re.Match[str]) -> str:
+    begin, body, end = found.groups()
+    first, *lines = body.split("\n")
+    length = len(lines) if end else sum(1 for _ in takewhile(_OF_A_KEY.search, lines))
+    hidden = [HIDDEN if line.strip() else line for line in lines[:length]]
+    if end or _OF_A_KEY.search(first):  # all of it in one line, as Python writes it
+        first = HIDDEN if first.strip() else first
+    return "\n".join([begin + first, *hidden, *lines[length:]]) + (end or "")
 
 
 def _line(line: str) -> str:
@@ -115,9 +150,9 @@ def _line(line: str) -> str:
 
 
 def _hide(found: re.Match[str]) -> str:
-    if _HARMLESS.fullmatch(found["secret"]):
+    if found.lastgroup == "secret" and _HARMLESS.fullmatch(found["secret"]):
         return found[0]
-    start, end = (at - found.start() for at in found.span("secret"))
+    start, end = (at - found.start() for at in found.span(found.lastgroup or 0))
     return found[0][:start] + HIDDEN + found[0][end:]
 
 
@@ -127,6 +162,10 @@ def throughout(value: Any, change: Callable[[str], str] = redacted) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):
+        if value and all(isinstance(each, str) for each in value):  # a secret may go over several lines
+            lines = change("\n".join(value)).split("\n")
+            if len(lines) == len(value):
+                return type(value)(lines)
         return type(value)(throughout(each, change) for each in value)
     if isinstance(value, dict):
         return {throughout(key, change): throughout(each, change) for key, each in value.items()}
