@@ -2,6 +2,8 @@
 
 import pytest
 
+import pytest_gpufleet as pytest_gpufleet  # which refuses to be started by Python alone
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:

@@ -4,6 +4,8 @@ The public names for authors of checks; the fixtures are in `pytest_gpufleet.fix
 Names that need torch or judge are loaded at their first use, since this package is part of every pytest run.
 """
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +70,28 @@ _NAMES = {
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = tuple(_HOME)
+
+
+def _refuse_to_be_no_test() -> None:
+    """`python acceptance/test_x.py`, by torchrun too, would define its checks, run none, and end with status 0."""
+    path = str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
+    folder, file = os.path.split(path)
+    if not (file.startswith("test_") or file in ("conftest.py", "__init__.py")) or not os.path.isfile(path):
+        return
+    with open(path, encoding="utf-8", errors="replace") as opened:
+        text = opened.read()
+    if "__main__" in text or (file.startswith("test_") and "def test_" not in text):  # it does something by itself
+        return
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(
+            f"{path} tests nothing when Python or torchrun starts it: run `pytest "
+            f"{path if file.startswith('test_') else folder} --gpus 8`, which starts a process for each GPU",
+            file=sys.stderr,
+        )
+    raise SystemExit(4)
+
+
+_refuse_to_be_no_test()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -96,3 +97,25 @@ def test_every_file_is_a_start_for_ones_own_checks(run_pytest: Callable[..., Fle
     assert run.status == 0, run.text
     assert {check.partition("::")[0] for check in run.record.checks} == files.keys()
     assert set(run.outcomes.values()) == {"passed", "not applicable"}
+
+
+@pytest.mark.parametrize(
+    "start", [(), ("-m", "torch.distributed.run", "--nproc_per_node=2")], ids=["python", "torchrun"]
+)
+def test_who_starts_a_file_of_the_suite_without_pytest_is_told(start: Sequence[str], tmp_path: Path) -> None:
+    copy = tmp_path / "checks"
+    shutil.copytree(ACCEPTANCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("test_1_order.py", *(() if start else ("conftest.py", "__init__.py"))):
+        command = [sys.executable, *start, str(copy / name)]
+        ended = subprocess.run(command, env=KEPT, capture_output=True, text=True, timeout=SECONDS, check=False)
+        assert ended.returncode == (1 if start else 4)  # torchrun's own, of ranks that failed
+        assert ended.stderr.count("tests nothing when Python or torchrun starts it: run `pytest") == 1
+    for path in copy.glob("*.py"):
+        assert re.search(r"^(import|from) pytest_gpufleet ", path.read_text(), re.MULTILINE), path.name
+
+
+def test_a_file_that_does_something_by_itself_may_be_started(tmp_path: Path) -> None:
+    own = tmp_path / "test_own.py"
+    for text in ("def test_it(): pass\nif __name__ == '__main__': print('ran')", "print('ran')"):
+        own.write_text(f"import pytest_gpufleet\n{text}\n")
+        assert subprocess.run([sys.executable, own], env=KEPT, capture_output=True, check=True).stdout == b"ran\n"

@@ -13,7 +13,7 @@ import pytest
 from pytest_gpufleet import cli
 from pytest_gpufleet.model import suite
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.plugin import options
 from pytest_gpufleet.verdict.profile import for_gpu
 
@@ -115,7 +115,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 EIGHT = {"ranks": 8}
-BUSBW = {"collective": "all_reduce", "bytes": 8 * GiB, "dtype": "float32", **EIGHT}
+BUSBW = {"collective": "all_reduce", "bytes": 64 * MiB, "dtype": "float32", **EIGHT}
 BESIDE = {  # row of docs/earlier-suite.md: GPU model, and what its last columns have limits for
     "A100, NVSwitch": ("NVIDIA A100-SXM4-80GB", [("busbw", BUSBW)]),
     "V100, NVLink": ("Tesla V100-SXM2-32GB", [("busbw", BUSBW)]),
