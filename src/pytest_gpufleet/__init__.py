@@ -76,18 +76,17 @@ def _refuse_to_be_no_test() -> None:
     """`python acceptance/test_x.py`, by torchrun too, would define its checks, run none, and end with status 0."""
     path = str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
     folder, file = os.path.split(path)
-    if not (file.startswith("test_") or file in ("conftest.py", "__init__.py")) or not os.path.isfile(path):
+    if not file.startswith(("test_", "conftest.py", "__init__.py")) or not os.path.isfile(path):
         return
     with open(path, encoding="utf-8", errors="replace") as opened:
         text = opened.read()
-    if "__main__" in text or (file.startswith("test_") and "def test_" not in text):  # it does something by itself
+    if "__main__" in text or ("def test_" not in text and file.startswith("test_")):  # it does something by itself
         return
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(
-            f"{path} tests nothing when Python or torchrun starts it: run `pytest "
-            f"{path if file.startswith('test_') else folder} --gpus 8`, which starts a process for each GPU",
-            file=sys.stderr,
+        run = (
+            f"run `pytest {path if file.startswith('test_') else folder} --gpus 8`, which starts a process for each GPU"
         )
+        print(f"{path} tests nothing when Python or torchrun starts it: {run}", file=sys.stderr)
     raise SystemExit(4)
 
 
