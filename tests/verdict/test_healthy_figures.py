@@ -31,19 +31,21 @@ def host(direction):
     return {"direction": direction, "at_once": "one"}
 
 
+READ, TWO_NODES = {"direction": "read", "link": "NVLink"}, {"nodes": 2, "network": 400}
 # What the sources that the profiles name call healthy, measured as the suite does: model, metric, conditions, figure,
 # source. BabelStream's own copy and runs of a tenth of a second are not here: they are other methods; nor are figures
 # that a limit itself names, which the next test takes.
 PUBLISHED = [
     (H200, "host_bandwidth", host("host to device"), 52.0, "Azure/AI-benchmarking-guide, rounded"),
     (H200, "host_bandwidth", host("device to host"), 52.0, "Azure/AI-benchmarking-guide, rounded"),
-    (
-        H200,
-        "pair_bandwidth",
-        {"direction": "read", "link": "NVLink"},
-        393.8,
-        "8x NVIDIA H200, nvbandwidth 0.8, 2026-11-20, every pair",
-    ),
+    (H200, "host_bandwidth", host("device to host"), 48.0, "azurehpc-health-checks, nd96isr_h200_v5"),
+    (H200, "pair_bandwidth", READ, 393.8, "8x NVIDIA H200, nvbandwidth 0.8, 2026-11-20, every pair"),
+    (H100, "pair_bandwidth", READ, 370.0, "an older nvbandwidth"),
+    ("NVIDIA GB200", "pair_bandwidth", READ, 744.0, "stas00/ml-engineering"),
+    (H100, "memory_bandwidth", {"operation": "copy"}, 2570.0, "NVIDIA/nccl issue 1264, cudaMemcpy"),
+    (H100, "busbw", {**busbw(8 * GiB, 16, True), **TWO_NODES}, 449.0, "NVIDIA/nccl issue 2409"),
+    (H100, "busbw", {**busbw(8 * GiB, 16, False), **TWO_NODES}, 365.8, "NVIDIA/nccl-tests issue 309, on four"),
+    (B200, "busbw", {**busbw(8 * GiB, 16, False), **TWO_NODES}, 376.1, "stas00/ml-engineering, on four"),
     (H200, "busbw", busbw(8 * GiB, 4, False), 363.0, "stas00/ml-engineering, 4x H200, ring"),
     (H200, "busbw", busbw(8 * GiB, 8, True), 473.0, "Azure/AI-benchmarking-guide and stas00/ml-engineering"),
     (H100, "host_bandwidth", host("host to device"), 51.0, "Azure/AI-benchmarking-guide"),
@@ -57,14 +59,9 @@ SHORT_RUNS = [
     (B200, 1745.0), (H100, 792.1), ("NVIDIA H100 PCIe", 499.5), ("NVIDIA H100 NVL", 488.5), ("NVIDIA L40S", 252.0),
     ("NVIDIA GeForce RTX 4090", 178.5), ("NVIDIA GeForce RTX 3090", 78.0), ("NVIDIA RTX A6000", 131.0),
 ]  # fmt: skip
+IN_BF16 = {"precision": "bf16", "method": ONE_WINDOW}
 PUBLISHED += [
-    (
-        model,
-        "gemm",
-        {"precision": "bf16", "method": ONE_WINDOW},
-        SUSTAINED * figure,
-        "stas00/ml-engineering or mag-/gpu_benchmark",
-    )
+    (model, "gemm", IN_BF16, SUSTAINED * figure, "stas00/ml-engineering or mag-/gpu_benchmark")
     for model, figure in SHORT_RUNS
 ]
 

@@ -69,7 +69,9 @@ def is_required(measurement: Measurement) -> bool:
             return int(under["bytes"]) >= GiB and under["collective"] not in ("gather", "scatter")
         case "train_throughput":
             return under["recipe"] in ("tf32", "amp") and not {"method", "workload", "optimizer"} & under.keys()
-    return measurement.metric in ("memory_bandwidth", "pair_bandwidth", "solo_train_throughput")
+        case "pair_bandwidth":
+            return under["direction"] == "read"
+    return measurement.metric in ("memory_bandwidth", "solo_train_throughput")
 
 
 def limited(record: Record) -> Iterator[tuple[Measurement, Limit]]:
@@ -252,16 +254,6 @@ def test_the_least_able_of_several_gpus_decides() -> None:
     measurement = figure("host_bandwidth", places=("gpu0", "gpu1"), direction="host to device", at_once="one")
     limit = physical_limit(measurement, replace(machine, gpus=(machine.gpus[0], slow)), ())
     assert limit.value == pytest.approx(0.64 * 31.5, rel=0.001)
-
-
-def test_both_directions_of_a_pair_are_added_up() -> None:
-    read_, both = (
-        physical_limit(
-            figure("pair_bandwidth", places=("gpu0-gpu1",), direction=direction, link="NVLink"), H200.machine(), ()
-        )
-        for direction in ("read", "both")
-    )
-    assert (read_.value, both.value) == (292.5, 585.0)
 
 
 @pytest.mark.parametrize("metric", ["solo_train_throughput", "train_throughput"])

@@ -125,10 +125,7 @@ def _pair(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
     ends = [[position[part] for part in where.parts if part in position] for where in measurement.values]
     if not all(len(pair) == 2 for pair in ends):
         raise NoPeak("it is not of pairs of this machine's GPUs")
-    peak = _lowest(peaks.nvlinks(topology.gpus[i], _links(topology.links[i][j])) for i, j in ends)
-    if measurement.conditions.get("direction") == "both":
-        peak = Peak(2 * peak.value, peak.unit, f"{peak.formula} x 2 directions")
-    return PAIR, peak
+    return PAIR, _lowest(peaks.nvlinks(topology.gpus[i], _links(topology.links[i][j])) for i, j in ends)
 
 
 def _collective(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
