@@ -184,6 +184,27 @@ def run_pytest(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return runs(Forked, tmp_path_factory)
 
 
+@pytest.fixture
+def in_a_session(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """in_a_session(*arguments): pytest in tmp_path, in a session of its own. What it prints is in the file `log`."""
+    started = []
+
+    def start(*arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+        with (tmp_path / "log").open("w") as log:
+            run = subprocess.Popen(
+                command, cwd=tmp_path, env={**KEPT, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=as_on_a_terminal,
+            )  # fmt: skip
+        started.append(run)
+        return run
+
+    yield start
+    for run in started:
+        run.kill()  # its nodes and ranks end by themselves
+        run.wait()
+
+
 PLANTED = """
 import os
 import pytest

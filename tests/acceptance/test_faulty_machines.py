@@ -447,32 +447,27 @@ AFTER = [
     (REPLAYS, 1, f"{REPLAYED} = 150", "150 PCIe replays in 60 s, a healthy link has at most 31"),
     (REPLAYS, 1, f"{REPLAYED} = {LOST}", "pcie_replays cannot be read (NVML: GPU is lost)"),
 ]
-
-
-@pytest.mark.parametrize(("check", "minutes", "change", "words"), AFTER)
-def test_what_a_run_leaves_behind(check, minutes, change, words):
-    here = recorded()
-    begun = replace(here.machine, _read_at=time.monotonic() - 60 * minutes)
-    outcome = outcomes(replace(here, machine=begun), machine_now=later(recorded(change)))[check]
-    assert (outcome.what, outcome.gpus) == (("failed", {2}) if words else ("passed", set()))
-    assert words in outcome.message
+# The same of the NVLinks of a B200, a minute later.
+OF_BLACKWELL = [
+    ("", ""),
+    ("for gpu in gpus: gpu['nvlink_fec'] = [[10**10, 90000, 170, 2] + [0] * 12] * 18", ""),
+    (f"{ERRORS}['symbol'][5] += 1", ""),  # of 144 links in hours one burst, which was sent again
+    (f"{ERRORS}['symbol'][5] += 40", "NVLink 5 had 40 symbol errors"),
+    (f"{ERRORS}['effective'][0] += 40", "NVLink 0 had 40 effective errors"),
+    (f"{ERRORS}['recovery'][17] = None", "recovery errors of NVLink 17 were 0 and are None"),
+    (f"{ERRORS} = Unavailable('NVML: Not Supported', False)", "cannot be read"),
+]
 
 
 @pytest.mark.parametrize(
-    ("change", "gpus", "words"),
-    [
-        ("", set(), ""),
-        ("for gpu in gpus: gpu['nvlink_fec'] = [[10**10, 90000, 170, 2] + [0] * 12] * 18", set(), ""),
-        (f"{ERRORS}['symbol'][5] += 1", set(), ""),  # of 144 links in hours one burst, which was sent again
-        (f"{ERRORS}['symbol'][5] += 40", {2}, "NVLink 5 had 40 symbol errors"),
-        (f"{ERRORS}['effective'][0] += 40", {2}, "NVLink 0 had 40 effective errors"),
-        (f"{ERRORS}['recovery'][17] = None", {2}, "recovery errors of NVLink 17 were 0 and are None"),
-        (f"{ERRORS} = Unavailable('NVML: Not Supported', False)", {2}, "cannot be read"),
-    ],
+    ("machine", "check", "minutes", "change", "words"),
+    [*(("", *row) for row in AFTER), *((BLACKWELL, LINKS, 1, *row) for row in OF_BLACKWELL)],
 )
-def test_nvlinks_of_blackwell_after_a_run(change, gpus, words):
-    outcome = outcomes(recorded(BLACKWELL), machine_now=later(recorded(BLACKWELL + change)))[LINKS]
-    assert (outcome.what, outcome.gpus) == ("failed" if words else "passed", gpus)
+def test_what_a_run_leaves_behind(machine, check, minutes, change, words):
+    here = recorded(machine)
+    begun = replace(here.machine, _read_at=time.monotonic() - 60 * minutes)
+    outcome = outcomes(replace(here, machine=begun), machine_now=later(recorded(machine + change)))[check]
+    assert (outcome.what, outcome.gpus) == (("failed", {2}) if words else ("passed", set()))
     assert words in outcome.message
 
 

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -11,33 +9,12 @@ from pytest_gpufleet.model.record import read
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.world.engines.processes import descendants
 from pytest_gpufleet.world.engines.processes import look as alive
-from tests.conftest import INNER, KEPT, REPORTS, ROOT, SECONDS, FleetRun, as_on_a_terminal, lay_out
+from tests.conftest import INNER, REPORTS, ROOT, SECONDS, FleetRun, lay_out
 from tests.forked import is_nursery
 from tests.waiting import comes_true
 
 ON_THREE = ("--nodes=3", f"--fleet-dir={REPORTS}")
 WHOLE = {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
-
-
-@pytest.fixture
-def start(tmp_path):
-    """start(*arguments): a run on three nodes in a session of its own, whose folder is tmp_path."""
-    started = []
-
-    def start(*arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rehearse=1", *ON_THREE, *arguments]
-        with (tmp_path / "log").open("w") as log:
-            run = subprocess.Popen(
-                command, cwd=tmp_path, env={**KEPT, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=as_on_a_terminal,
-            )  # fmt: skip
-        started.append(run)
-        return run
-
-    yield start
-    for run in started:
-        run.kill()  # its nodes end by themselves
-        run.wait()
 
 
 @pytest.fixture(scope="module")
@@ -191,9 +168,9 @@ def test_never(): pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_when_the_controller_ends(start, tmp_path, number):
+def test_nothing_is_left_when_the_controller_ends(in_a_session, tmp_path, number):
     lay_out(tmp_path, {"test_inner.py": ENDLESS})
-    run = start()
+    run = in_a_session("--rehearse=1", *ON_THREE)
     assert comes_true(lambda: len([*tmp_path.glob("pid*")]) == 3), (tmp_path / "log").read_text()
     started = {pid for pid in descendants(run.pid) if not is_nursery(pid)}
     assert len(started) >= 9  # agents, their pytest, ranks
@@ -228,9 +205,9 @@ def pytest_unconfigure():
 """
 
 
-def test_nodes_that_came_to_their_end_are_not_run_again(start, tmp_path):
+def test_nodes_that_came_to_their_end_are_not_run_again(in_a_session, tmp_path):
     lay_out(tmp_path, {"test_inner.py": STUCK_ON_ONE, "conftest.py": ENDING})
-    run = start()
+    run = in_a_session("--rehearse=1", *ON_THREE)
     assert comes_true(lambda: len([*tmp_path.glob("ended.*")]) == 2), (tmp_path / "log").read_text()
     ended = [int(path.suffix[1:]) for path in tmp_path.glob("ended.*")]
     assert comes_true(lambda: not any(map(alive, ended)))
@@ -240,7 +217,9 @@ def test_nodes_that_came_to_their_end_are_not_run_again(start, tmp_path):
     whole = {node: end.sha256 for node, end in read(first / "evidence.jsonl").finished.items() if end.sha256}
     assert len(whole) == 2
     ran = {*tmp_path.glob("ran.*")}
-    assert start(f"--fleet-resume={first}").wait(SECONDS) == 0, (tmp_path / "log").read_text()
+    assert in_a_session("--rehearse=1", *ON_THREE, f"--fleet-resume={first}").wait(SECONDS) == 0, (
+        tmp_path / "log"
+    ).read_text()
     assert len({*tmp_path.glob("ran.*")} - ran) == 1
     second = next(path for path in (tmp_path / REPORTS).iterdir() if path != first)
     record = read(second / "evidence.jsonl")

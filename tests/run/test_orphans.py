@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpufleet.model.record import read
 from pytest_gpufleet.world.engines.processes import look as alive
-from tests.conftest import as_on_a_terminal, lead_the_terminal
+from tests.conftest import lay_out, lead_the_terminal
 from tests.waiting import comes_true
 
 HANGING = """
@@ -53,26 +53,14 @@ LEFT = {"evidence.jsonl", "junit.xml", "report.html", "summary.json"}
 
 
 @pytest.fixture
-def controller(tmp_path):
-    """start(module, *arguments) -> Popen of a pytest in a session of its own, which owns tmp_path."""
-    (tmp_path / "pytest.ini").write_text("[pytest]")
-    started = []
+def controller(tmp_path, in_a_session):
+    """controller(module, *arguments): a rehearsal on two ranks in a session of its own, whose folder is tmp_path."""
 
     def start(module, *arguments):
-        (tmp_path / "test_inner.py").write_text(module)
-        command = [sys.executable, "-m", "pytest", f"--rehearse={RANKS}", "--fleet-dir=out", *arguments]
-        with (tmp_path / "log").open("w") as log:
-            process = subprocess.Popen(
-                command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True, preexec_fn=as_on_a_terminal
-            )
-        started.append(process)
-        return process
+        lay_out(tmp_path, {"test_inner.py": module})
+        return in_a_session(f"--rehearse={RANKS}", "--fleet-dir=out", *arguments)
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+    return start
 
 
 def rank_pids(folder):
