@@ -71,6 +71,7 @@ LINES = [
     ("XFS (sdb6): log I/O error -5", "file_system_failed", "sdb6", True, True),
     ("XFS (dm-4): Corruption detected. Unmount and run xfs_repair", "file_system_failed", "dm-4", True, True),
     ("BTRFS info (device nvme1n2: state EA): forced readonly", "file_system_failed", "nvme1n2", True, True),
+    ("oom-kill:constraint=CONSTRAINT_CPUSET,nodemask=0", "host_out_of_memory", "", False, True),
     ("oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/init.scope,"
      "task=python,pid=7899,uid=0", "host_out_of_memory", "", False, True),
     ("mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected insufficient power on the PCIe slot (27W).",
@@ -241,12 +242,6 @@ def test_a_container_without_memory_counts_if_it_is_that_of_the_run(tmp_path, gr
 def test_no_name_makes_the_memory_of_another_container_that_of_the_host(end, own):
     line = f"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0,{end}"
     assert not [message for message in of_the_host(line, own) if message.before or message.during]
-
-
-@pytest.mark.parametrize("constraint", ["NONE", "CPUSET", "MEMORY_POLICY"])
-def test_a_host_without_memory_is_told_by_its_constraint(constraint):
-    (message,) = of_the_host(f"oom-kill:constraint=CONSTRAINT_{constraint},nodemask=0")
-    assert message.during
 
 
 def test_a_flood_costs_as_much_as_one_line(tmp_path):

@@ -114,16 +114,6 @@ def test_after_the_first_failure_the_others_have_a_moment_to_tell_their_story(en
     assert engine.examined == [0, 3]
 
 
-def test_a_death_comes_before_what_it_makes_others_raise(engine):
-    def body(rank):
-        return Takes(0.2, Dies("by SIGKILL")) if rank.index else Takes(0.1, ConnectionError("reset by peer"))
-
-    with pytest.raises(RankFailure) as failure:
-        world_of(engine, 2).run(body)
-    assert (failure.value.kind, told(failure)) == ("crash", [(1, "died"), (0, "raised")])
-    assert failure.value.reports[0].summary == "by SIGKILL"
-
-
 def test_a_rank_that_was_not_in_the_call_dies(engine):
     world = world_of(engine, 3)
     world.run(lambda rank: None)
@@ -188,7 +178,7 @@ def fault_of(engine, *endings):
     [
         ([RETURNS, RAISES, RETURNS, RETURNS], "rank_raised", [1]),
         ([Hangs(), RAISES, RAISES, Hangs()], "rank_raised", [1, 2]),
-        ([RAISES, RAISES, DIES, RAISES], "rank_died", [2]),
+        ([RAISES, RAISES, DIES, RAISES], "rank_died", [2]),  # their connection is gone
         ([RAISES] * 4, "rank_raised", [0, 1, 2, 3]),
         ([Takes(1.2, Dies("by SIGABRT")), DIES, Hangs(), Hangs()], "rank_died", [1]),  # as they were seen
         ([LOST] * 4, "rank_died", []),
