@@ -406,6 +406,7 @@ def test_another_chassis_is_refused_and_a_reboot_is_not(now, told):
 @pytest.mark.parametrize(
     ("gpus", "change", "told"),
     [
+        (4, "host['kernel'] = '7.0'", ["machine: kernel was 6.18.44-fc-v657-gpu, is 7.0"]),
         (4, OTHER_GPU, [f"GPU {index}: serial number was 000000000000{index}, is 4711" for index in (2, 3)]),
         (
             2,
@@ -419,7 +420,7 @@ def test_another_chassis_is_refused_and_a_reboot_is_not(now, told):
             ],
         ),
     ],
-    ids=["GPUs replaced", "GPUs missing"],
+    ids=["another kernel", "GPUs replaced", "GPUs missing"],
 )
 def test_another_machine_is_told_in_a_sentence_for_each_thing(run_pytest, gpus, change, told):
     options, files = ("--fleet-dir=runs", *RECORDED), {"test_inner.py": "def test_it(): pass"}
