@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet import aliases, cli
+from pytest_gpufleet import cli
 from pytest_gpufleet.model.record import read
+from pytest_gpufleet.redaction import ALIAS_KEY, aliased, use_aliases
 from pytest_gpufleet.run.folder import RunFolder
 from tests.conftest import RECORDED, REPORTS, FleetRun
 from tests.run.test_resume import interrupted
@@ -35,41 +36,41 @@ HARMLESS = (
 
 @pytest.fixture
 def active(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv(aliases.KEY, raising=False)
-    aliases.activate(True)
-    aliases.throughout(MACHINE)
+    monkeypatch.delenv(ALIAS_KEY, raising=False)
+    use_aliases(True)
+    aliased(MACHINE)
     yield
-    aliases.activate(False)
+    use_aliases(False)
 
 
 @pytest.mark.usefixtures("active")
 @pytest.mark.parametrize("text", SECRET)
 def test_what_tells_a_machine_from_others_is_replaced_once(text: str) -> None:
-    hidden = aliases.throughout(text)
+    hidden = aliased(text)
     known = re.compile(
         r"dgx|a017|example|1653220812345|9f0e8a1c|444455556666|node7|52\.1|10\.1\.2|db8|fe80|0c.?42|ann|vm\b"
     )
     assert not known.search(hidden)
-    assert aliases.throughout(hidden) == hidden
+    assert aliased(hidden) == hidden
 
 
 @pytest.mark.usefixtures("active")
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_only_looks_like_it_stays(text: str) -> None:
-    assert aliases.throughout(text) == text
+    assert aliased(text) == text
 
 
 @pytest.mark.usefixtures("active")
 def test_a_thing_has_one_alias_everywhere_by_one_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = aliases.throughout(MACHINE)
+    told = aliased(MACHINE)
     modules = [each["serial"] for each in told["memory_modules"]]
     assert (modules[2], told["dmi"]["product"]) == (None, "DGX H200")
     assert not {*modules, told["dmi"]["chassis_serial"]} & {"1F3A9C1D", "7", "CZJ1"}
-    assert aliases.throughout("serial 1653220812345") == f"serial {told['serial']}"
-    assert aliases.throughout({"gpus": [f"GPU-{UUID}"]}) == {"gpus": [told["uuid"]]}
-    monkeypatch.setenv(aliases.KEY, "a word of ours")
-    aliases.activate(True)
-    assert aliases.throughout(MACHINE)["serial"] not in (told["serial"], MACHINE["serial"])
+    assert aliased("serial 1653220812345") == f"serial {told['serial']}"
+    assert aliased({"gpus": [f"GPU-{UUID}"]}) == {"gpus": [told["uuid"]]}
+    monkeypatch.setenv(ALIAS_KEY, "a word of ours")
+    use_aliases(True)
+    assert aliased(MACHINE)["serial"] not in (told["serial"], MACHINE["serial"])
 
 
 CHECK = """

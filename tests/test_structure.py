@@ -14,7 +14,7 @@ PACKAGE = SRC / "pytest_gpufleet"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # What each room may import beside itself and the leaves; plugin and commands stand on top.
-LEAVES = {"safe_files", "redaction", "aliases", "__init__"}
+LEAVES = {"safe_files", "redaction", "__init__"}
 ROOMS = {
     "model": set(),
     "hardware": {"model"},

@@ -4,11 +4,11 @@ import argparse
 import json
 from dataclasses import replace
 
-from pytest_gpufleet import aliases
 from pytest_gpufleet.commands.command import Command, argument
 from pytest_gpufleet.hardware import local_node
 from pytest_gpufleet.hardware.local_node import take
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.redaction import aliased, use_aliases
 
 SCHEMA = 3  # 1 had no topology, 2 the facts of GPUs beside it
 
@@ -19,8 +19,8 @@ def _run(given: argparse.Namespace) -> int:
     # Of the environment it holds what environment.relevant() shows.
     topology = codec.plain(replace(node.topology, gpus=taken.gpus))
     document = {"schema": SCHEMA, "taken": taken.taken, "host": codec.plain(dict(taken.host)), "topology": topology}
-    aliases.activate(given.anonymous)
-    print(json.dumps(aliases.throughout(document), indent=1))
+    use_aliases(given.anonymous)
+    print(json.dumps(aliased(document), indent=1))
     return 0
 
 

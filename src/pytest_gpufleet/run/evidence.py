@@ -11,9 +11,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet import aliases
 from pytest_gpufleet.model.events import LONGEST_LINE
 from pytest_gpufleet.model.record import Record, read
+from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.safe_files import sha256
 
 
@@ -72,7 +72,7 @@ class Evidence:
         if self._kept and event != "spoiled":
             self._spoil(self._tampered())
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = json.dumps({"t": now, "event": event, **aliases.throughout(dict(content))})
+        line = json.dumps({"t": now, "event": event, **aliased(dict(content))})
         if len(line) >= LONGEST_LINE:  # it is ASCII
             raise ValueError(f"an event {event} is longer than {LONGEST_LINE >> 20} MiB, and could not be read again")
         self.record.add(json.loads(line))
@@ -87,7 +87,7 @@ class Evidence:
             self._spoil(f"the evidence could not be written to {self.path}: {error.strerror}")
 
     def _spoil(self, why: str) -> None:
-        why = aliases.throughout(why)
+        why = aliased(why)
         if not why or why in self.record.spoiled:
             return
         if self.record.verdict is None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pytest_gpufleet import aliases
 from pytest_gpufleet.hardware import host, local_node
 from pytest_gpufleet.hardware.local_node import LocalNode, take
 from pytest_gpufleet.hardware.nvml import NoGpus
@@ -17,6 +16,7 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.gpu import GpuTopology, check_name
 from pytest_gpufleet.model.machine import Machine
+from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
 
 
@@ -36,7 +36,7 @@ class NodeStanding:
     def found(self) -> NodeFound:
         """As all files name it."""
         found = NodeFound(self.index, self.host, self.serial, tuple(gpu.uuid for gpu in self.topology.gpus))
-        return codec.typed(aliases.throughout(codec.plain(found)), NodeFound)
+        return codec.typed(aliased(codec.plain(found)), NodeFound)
 
 
 class Ground:

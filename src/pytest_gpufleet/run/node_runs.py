@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from pytest_gpufleet import aliases
 from pytest_gpufleet.model import events
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.nodes.cluster import Cluster, Lost, Trouble
 from pytest_gpufleet.nodes.messages import ReadFile, RunSuite, SuiteEnded, SuiteNews
+from pytest_gpufleet.redaction import ALIAS_KEY
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.safe_files import sha256
@@ -111,7 +111,7 @@ class NodeRuns:
                 own.path.mkdir(parents=True)
                 self.all[node.index] = NodeRun(node.index, node.host, own)
         started = [node for node, run in self.all.items() if not run.taken_over]
-        key = {aliases.KEY: os.environ[aliases.KEY]} if aliases.KEY in os.environ else {}
+        key = {ALIAS_KEY: os.environ[ALIAS_KEY]} if ALIAS_KEY in os.environ else {}
         questions = {node: RunSuite(arguments[node], os.getcwd(), key) for node in started}
         answers = self._cluster.ask_each(questions, START_SECONDS)
         lost = self._cluster.lost

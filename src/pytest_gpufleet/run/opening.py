@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pytest_gpufleet import __version__, aliases
+from pytest_gpufleet import __version__
 from pytest_gpufleet.hardware.host import own_name
 from pytest_gpufleet.hardware.software import of_this_process, relevant
 from pytest_gpufleet.hardware.tools import RunTool, Untold, output
@@ -20,7 +20,7 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import SCHEMA, STARTED_BY, CommandLine
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import CONFTEST, PACKAGED, code, shipped
-from pytest_gpufleet.redaction import command
+from pytest_gpufleet.redaction import aliased, command
 from pytest_gpufleet.run import conclusion, resume
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.run.folder import RunFolder
@@ -191,7 +191,7 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
         run.lock()
     standing = ground.standing
     found = [{"taken": node.taken, "host": codec.plain(dict(node.facts))} for node in standing]
-    header, topology, machine = aliases.throughout(
+    header, topology, machine = aliased(
         [_header(run, arguments), {"nodes": [codec.plain(node.topology) for node in standing]}, {"nodes": found}]
     )
     header["resumed"], carried = _resumed(run, header, topology, machine)

@@ -80,10 +80,10 @@ class Run:
         self.open_things = ExitStack()  # closed before the evidence
         self.last_things = ExitStack()  # closed after it
         if options.alias:
-            from pytest_gpufleet import aliases
+            from pytest_gpufleet.redaction import use_aliases
 
-            aliases.activate(True)
-            self.last_things.callback(aliases.activate, False)
+            use_aliases(True)
+            self.last_things.callback(use_aliases, False)
         self.hear_fault: Callable[[Fault], None] = lambda fault: None  # called with each that is put on record
         self.host_before: dict[str, Any] = {}  # facts of the host, as the first session of the run has told them first
         self._locks: ExitStack | None = None
