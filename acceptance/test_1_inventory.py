@@ -284,7 +284,7 @@ def test_persistence_mode_is_on(machine: Machine) -> None:
     Else every start takes seconds and settings are lost: enable nvidia-persistenced. It is asked of boards for data
     centres; on GeForce and workstation boards drivers leave it off.
     """
-    boards = [gpu for gpu in machine.gpus if health_rules.of_data_centres(gpu)]
+    boards = [gpu for gpu in machine.gpus if health_rules.for_servers(gpu)]
     if not boards:
         not_applicable("no GPU here is a board for data centres")
     expect(boards, "persistence_mode", 1, code="persistence_mode_off")

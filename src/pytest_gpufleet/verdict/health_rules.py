@@ -234,18 +234,15 @@ DESKTOP = (1, 5, 6, 12, 13, 15, 16)
 TELEMETRY = ("clock_event_reasons", "temperature_c", "power_watts")
 
 
-def of_consumers(gpu: Gpu) -> bool:
-    return any(word in gpu.name for word in CONSUMER)
-
-
-def of_data_centres(gpu: Gpu) -> bool:
-    """Boards that are made for servers, where the driver is to stay loaded."""
-    return gpu.get("brand") not in DESKTOP and not of_consumers(gpu)
+def for_servers(gpu: Gpu) -> bool:
+    """Whether its driver is to stay loaded."""
+    return gpu.get("brand") not in DESKTOP and not any(word in gpu.name for word in CONSUMER)
 
 
 def _known(gpu: Gpu) -> bool:
     """Either is enough: a GPU that tells next to nothing still tells its name."""
-    return not of_consumers(gpu) and (gpu.of_data_centre or for_gpu(gpu.name) is not None)
+    consumer = any(word in gpu.name for word in CONSUMER)
+    return not consumer and (gpu.of_data_centre or for_gpu(gpu.name) is not None)
 
 
 def _corrects_errors(gpu: Gpu) -> bool:

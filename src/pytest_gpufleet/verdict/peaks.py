@@ -4,6 +4,7 @@ GB = 10^9 bytes, TFLOP = 10^12 operations, of which a multiplication with its ad
 direction. A peak that cannot be had is NoPeak, with the reason: a fact that the driver does not tell is never guessed.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,13 +137,13 @@ def above_peak(tokens: Measurement, least_flop_a_token: float, topology: GpuTopo
 def _peaks(tokens: Measurement, topology: GpuTopology) -> dict[Where, float]:
     """TFLOP/s of the GPUs behind each figure; none where that of any is not known."""
     try:
-        return {place: sum(product_rate(gpu).value for gpu in _gpus(place, topology)) for place in tokens.values}
+        return {place: sum(product_rate(gpu).value for gpu in gpus_of([place], topology)) for place in tokens.values}
     except NoPeak:
         return {}
 
 
-def _gpus(place: Where, topology: GpuTopology) -> list[Gpu]:
-    gpus = [gpu for gpu in topology.gpus if place == WORLD or gpu.place in place.parts]
+def gpus_of(places: Collection[Where], topology: GpuTopology) -> list[Gpu]:
+    gpus = [gpu for gpu in topology.gpus if any(place == WORLD or gpu.place in place.parts for place in places)]
     if not gpus:
         raise NoPeak("it is not of this machine's GPUs")
     return gpus

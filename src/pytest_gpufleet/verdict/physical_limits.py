@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_FLOOR, Context
 
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.gpu import ClusterTopology, Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import ClusterTopology, GpuTopology
 from pytest_gpufleet.model.limit import Limit
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import EXTRAORDINARY, METRICS, GiB, over_network
@@ -98,14 +98,14 @@ Part = tuple[float, Peak]
 
 def _memory(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     part = MEMCPY if measurement.conditions.get("operation") == "copy" else MEMORY
-    return part, _lowest(map(peaks.memory_bandwidth, _gpus(measurement, topology)))
+    return part, _lowest(map(peaks.memory_bandwidth, peaks.gpus_of(measurement.values, topology)))
 
 
 def _host(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     under = measurement.conditions
     if under.get("at_once") != "one" or "both" in str(under.get("direction")):
         raise NoPeak("GPUs and directions share a way to the host that nobody tells")
-    gpus = _gpus(measurement, topology)
+    gpus = peaks.gpus_of(measurement.values, topology)
     peak = _lowest(map(peaks.host_link, gpus))
     return (HOST if all(peaks.pcie(gpu)[0] > 3 for gpu in gpus) else HOST_PCIE_3), peak
 
@@ -113,7 +113,7 @@ def _host(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
 def _products(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     if measurement.conditions.get("precision") not in ("fp16", "bf16") or "work" in measurement.conditions:
         raise NoPeak("only products in 16 bits are looked up")
-    gpus = _gpus(measurement, topology)
+    gpus = peaks.gpus_of(measurement.values, topology)
     parts = (PRODUCTS, _lowest(map(peaks.product_rate, gpus))), (POWER, _lowest(map(peaks.power_bound, gpus)))
     return min(parts, key=lambda part: part[0] * part[1].value)
 
@@ -216,16 +216,8 @@ _OF: dict[str, Callable[[Measurement, GpuTopology, Sequence[Measurement]], Part]
 }
 
 
-def _gpus(measurement: Measurement, topology: GpuTopology) -> list[Gpu]:
-    """Those that were measured. Of several the least able one decides for all: none must be asked for too much."""
-    parts = {part for where in measurement.values for part in where.parts}
-    found = [gpu for gpu in topology.gpus if gpu.place in parts]
-    if not found:
-        raise NoPeak("it is not of this machine's GPUs")
-    return found
-
-
 def _lowest(each: Iterable[Peak]) -> Peak:
+    """Of several GPUs the least able one decides for all: none must be asked for too much."""
     return min(each, key=lambda peak: peak.value)
 
 
