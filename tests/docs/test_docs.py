@@ -12,6 +12,7 @@ import pytest
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.model import suite
+from pytest_gpufleet.model.log_catalogue import meanings
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.plugin import options
@@ -142,6 +143,7 @@ def test_limits_beside_those_of_the_earlier_suite_are_the_shipped_ones(row: str)
 def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
     known = [parts for path in (*SOURCES.rglob("*.py"), *ACCEPTANCE.glob("*.py")) for parts in _texts(path)]
     known += [[check.title] for check in suite.shipped().checks.values()]
+    known += [[meaning] for meaning in meanings().values()]
     quoted = list(_quoted((DOCS / "troubleshooting.md").read_text(encoding="utf-8")))
     assert len(quoted) > 20
     strange = {line: words for line in quoted if (words := _unknown_words(line, known))}
