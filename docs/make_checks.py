@@ -27,7 +27,14 @@ from pytest_gpufleet.model.metric import FACTS, MEASURED_UNDER, METRICS, GiB
 from pytest_gpufleet.plugin.selection import level_of
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict import profile
-from pytest_gpufleet.verdict.judgement import AS_NCCL_IS, OF_EVERY_MACHINE, STEADY, UNSTEADY_FROM, UNSTEADY_IN_NCCL
+from pytest_gpufleet.verdict.judgement import (
+    AS_NCCL_IS,
+    MOST_LOST,
+    OF_EVERY_MACHINE,
+    STEADY,
+    UNSTEADY_FROM,
+    UNSTEADY_IN_NCCL,
+)
 
 ROOT = Path(__file__).parents[1]
 ACCEPTANCE = ROOT / "acceptance"
@@ -71,7 +78,8 @@ Every check of the suite, in the order in which they run. Report and terminal na
   and is for information where it has none, as with two nodes: no verdict waits for it.
 - A judged figure whose samples differ by more than {wording.percent(STEADY)} ({" and ".join(UNSTEADY_IN_NCCL)} of
   {UNSTEADY_FROM // GiB} GiB and more: {wording.percent(AS_NCCL_IS)}) fails its check too ("spread of ..."):
-  something else uses the GPU, or it throttles. Find out which, and run the check again.
+  something else uses the GPU, or it throttles. What others use too, the host and the network, may scatter until
+  {wording.percent(MOST_LOST)} of the time is lost.
 - The health of all GPUs is read around every check. An error that comes up meanwhile fails the check during which it
   came up, whatever that check was for, and the message names the GPU.
 

@@ -140,7 +140,7 @@ def record(
             for name, measurement, required in FIGURES
             if name == check.id
         ]  # fmt: skip
-        findings += [finding for each in findings if (finding := unsteady(each))]
+        findings += [finding for each in findings if (finding := unsteady(each, machine))]
         for finding in findings:
             evidence.add("finding", finding=finding.to_json())
         if missed := [finding for finding in findings if finding.state == "missed"]:

@@ -146,7 +146,9 @@ def window(*factors: tuple[float, ...]) -> Measurement:
         at: tuple(52.0 * common * own for common, own in zip(COURSE, each, strict=True))
         for at, each in zip(PLACES, factors, strict=False)
     }
-    return Measurement("gemm", dict.fromkeys(samples, 52.0), {"precision": "fp64", "at_once": "all"}, samples)
+    return Measurement(
+        "gemm", dict.fromkeys(samples, 52.0), {"precision": "fp64", "at_once": "all", "method": "one window"}, samples
+    )
 
 
 STEADY = (1.002, 0.998, 1.001, 0.999, 1.0, 1.001, 0.999, 1.0)
@@ -172,7 +174,9 @@ def test_samples_of_before_were_not_simultaneous() -> None:
     before = replace(measured, definition=replace(measured.definition, simultaneous=False))
     assert min(before.spread.values()) > 0.05
     finding = judge(before, PROFILE, TOPOLOGY, "a check", rehearsal=False)
-    assert unsteady(finding)
+    assert unsteady(finding, TOPOLOGY)
+    too_short = replace(before, conditions={"precision": "fp64", "at_once": "all"})  # 0.1 s, before there was a window
+    assert not unsteady(judge(too_short, PROFILE, TOPOLOGY, "a check", rehearsal=False), TOPOLOGY)
 
 
 # ---------------- why products are slow

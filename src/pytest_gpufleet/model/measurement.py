@@ -114,7 +114,8 @@ class Measurement:
         every = {place: samples for place, samples in self.samples.items() if len(samples) > 1 and median(samples)}
         if self.definition.simultaneous:
             every = _without_common_course(every)
-        return {place: (max(samples) - min(samples)) / abs(median(samples)) for place, samples in every.items()}
+        usual = {place: abs(median(samples)) for place, samples in every.items()}
+        return {place: (max(samples) - min(samples)) / usual[place] for place, samples in every.items() if usual[place]}
 
 
 def _without_common_course(samples: Mapping[Where, tuple[float, ...]]) -> dict[Where, tuple[float, ...]]:

@@ -20,7 +20,7 @@ from pytest_gpufleet.plugin.keys import FINDINGS, MISSED, RUN
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.verdict.health_rules import sxids, untold, xids_of, xids_of_none
 from pytest_gpufleet.verdict.host_rules import log_rules
-from pytest_gpufleet.verdict.judgement import LimitMissed, set_aside, to_measure_again
+from pytest_gpufleet.verdict.judgement import LimitMissed, figure, set_aside, to_measure_again
 from pytest_gpufleet.verdict.orders import asks, held_against
 
 
@@ -158,8 +158,9 @@ def ports_in_use(machine: Machine) -> Sequence[Mapping[str, Any]]:
     return ports
 
 
-# Memory and clocks of a GPU recover from full load within seconds; its heat sink needs some more.
-PAUSE_SECONDS = 20.0
+# Before a second measurement. Memory and clocks of a GPU recover from full load within seconds, and what keeps a host
+# busy for some tenths of a second comes in bursts.
+PAUSE_SECONDS = 10.0
 
 # Why figures missed: faults, or a text that names nobody.
 Cause = str | Fault | Sequence[Fault]
@@ -180,8 +181,9 @@ class Judge:
         on_miss: Callable[[], Cause] | None = None,
     ) -> None:
         """Hold each of the measurements against its limit and its peers, and record all. `again` measures them once
-        more where one missed because its GPU was held back by the heavy load before, or met its limit by samples that
-        differ; `on_miss` looks for the cause if one missed. TypeError for what is no Measurement, ValueError for none.
+        more, after a pause, where one missed, or met its limit by samples that differ; what was only `shown` it may
+        give too. `on_miss` looks for the cause if one missed then. TypeError for what is no Measurement, ValueError for
+        none.
         """
         __tracebackhide__ = True
         run, item, shown = self._item.config.stash[RUN], self._item, tuple(shown)
@@ -191,18 +193,19 @@ class Judge:
         if not measurements:
             raise ValueError("judge() was given no measurement: nothing was judged")
         findings = run.judged(item.nodeid, measurements, required) + run.judged(item.nodeid, shown, False)
-        if again and (figures := to_measure_again(findings, run.ground.topology)):
-            if any(finding.missed or finding.slower_than_peers for finding in figures):
-                time.sleep(PAUSE_SECONDS)
-            second = run.judged(item.nodeid, again(), required)
-            findings = [*set_aside(figures, second, run.ground.topology), *second]
+        if again and (figures := to_measure_again(findings)):
+            time.sleep(PAUSE_SECONDS)
+            beside, now = [figure(each) for each in shown], again()
+            second = run.judged(item.nodeid, [each for each in now if figure(each) not in beside], required)
+            second += run.judged(item.nodeid, [each for each in now if figure(each) in beside], False)
+            findings = [*set_aside(figures, second), *second]
         item.stash.setdefault(FINDINGS, []).extend(findings)
         for finding in findings:
             run.record_event("finding", finding=finding.to_json())
             listeners.tell(item.config, "pytest_gpufleet_finding", finding=finding, item=item)
-        if now := [finding for finding in findings if finding.state == "missed"]:
+        if still := [finding for finding in findings if finding.state == "missed"]:
             missed, causes = item.stash.setdefault(MISSED, ([], []))
-            missed += now
+            missed += still
             for fault in _faults(on_miss() if on_miss else "", item.nodeid):
                 run.accuse(fault)
                 causes.append(fault)

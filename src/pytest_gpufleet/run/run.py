@@ -168,7 +168,7 @@ class Run:
         measured = [*(finding.measurement for finding in record.findings), *now]
         judged_by = partial(judge, profile=profile, topology=topology, check=check, measured=measured)
         findings = [judged_by(each, rehearsal=rehearsal, required=required, network=record.network) for each in now]
-        return findings + [finding for each in findings if (finding := unsteady(each))]
+        return findings + [finding for each in findings if (finding := unsteady(each, topology))]
 
     def lock(self) -> None:
         """Make the GPUs of this run its own, until this process is gone. Refused if somebody else has one."""

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean, median
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.limit import Limit, Tolerance
-from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, over_network
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.verdict.peaks import NoPeak
@@ -24,6 +25,20 @@ AS_NCCL_IS = 0.10
 STEADINESS = (
     "a figure that changes from one sample to the next is no figure: something else uses the GPU, or it throttles"
 )
+# Samples of products were 0.1 s long before they were taken from one window, and the power controller of a healthy H200
+# swings by some per cent within a second: what they differ by says nothing.
+TOO_SHORT = "gemm"
+# What goes through the host's memory and PCIe, or over a network, is shared with whoever else is there: other programs,
+# other virtual machines of the host, other jobs. Of two healthy H100 in virtual machines it dipped by up to a third for
+# 0.1 to 0.5 s about once a second, also without this suite: samples of 80 ms differed by up to 39 %, and up to 14 % of
+# the time was lost. That is shown and is no fault; a way that stalls for half of the time loses half of it.
+SHARED = (
+    "host_bandwidth", "host_memory_bandwidth", "loader_throughput",
+    "nic_bandwidth", "rail_bandwidth", "node_group_busbw",
+)  # fmt: skip
+BETWEEN_GPUS = ("busbw", "train_throughput", "token_throughput", "scaling_efficiency")
+MOST_LOST = 0.25
+STALLS = "of the time is lost by samples slower than the usual one: this way stalls, beyond what others take of it"
 WEAK = (
     "its only limit is a weak one, which machines that are far from healthy meet too: calibrate on a known-good machine"
 )
@@ -143,8 +158,7 @@ def _counted(finding: Finding) -> Finding:
 
 def measured_again(finding: Finding, why: str) -> Finding:
     """A judged finding of something that was measured once more: it is told and counts no longer."""
-    missed = f"{finding.reason}, but " if finding.missed or finding.slower_than_peers else ""
-    told = f"{missed}{why}: it was measured once more, and the next finding counts"
+    told = f"{why}: it was measured once more, and the next finding counts"
     return replace(finding, state="for information", again=why, reason=told)
 
 
@@ -155,23 +169,48 @@ def _possible(value: float, measurement: Measurement) -> bool:
 
 def allowed_spread(measurement: Measurement) -> float:
     """By how much the samples of a judged figure may differ."""
+    if measurement.metric == TOO_SHORT and "method" not in measurement.conditions:
+        return math.inf
     collective, nbytes = (measurement.conditions.get(name) for name in ("collective", "bytes"))
     by_nccl = collective in UNSTEADY_IN_NCCL and isinstance(nbytes, int) and nbytes >= UNSTEADY_FROM
     return AS_NCCL_IS if by_nccl else STEADY
 
 
-def unsteady(finding: Finding) -> Finding | None:
-    """A finding of its own for a judged figure whose samples differ by more than they may; else None. Others may use
-    the network between nodes too."""
-    measurement, allowed = finding.measurement, allowed_spread(finding.measurement)
-    judged = measurement.definition.steady and finding.state in ("met", "missed")
-    judged = judged and not over_network(measurement.metric, measurement.conditions)
-    if not judged or all(spread <= allowed for spread in measurement.spread.values()):
+def shares_its_way(measurement: Measurement, topology: GpuTopology) -> bool:
+    """Whether others than the GPUs of this machine may use what was measured."""
+    under, metric = measurement.conditions, measurement.metric
+    between = metric in BETWEEN_GPUS and under.get("ranks") != 1 and topology.fabric not in ("nvswitch", "nvlink")
+    return metric in SHARED or "nodes" in under or under.get("link", "NVLink") != "NVLink" or between
+
+
+def scattered(finding: Finding) -> dict[Where, float]:
+    """The places of a judged figure whose samples differ by more than they may, and by how much."""
+    measurement = finding.measurement
+    judged, allowed = measurement.definition.steady and finding.state in ("met", "missed"), allowed_spread(measurement)
+    return {at: spread for at, spread in measurement.spread.items() if judged and spread > allowed}
+
+
+def unsteady(finding: Finding, topology: GpuTopology) -> Finding | None:
+    """A finding of its own for a judged figure whose samples differ by more than they may, or whose shared way stalls;
+    else None."""
+    measurement, spread, allowed, why = finding.measurement, scattered(finding), allowed_spread(finding.measurement), ""
+    if shares_its_way(measurement, topology):
+        lost = {at: _lost(measurement, at) for at in spread}
+        spread, allowed, why = {at: share for at, share in lost.items() if share > MOST_LOST}, MOST_LOST, STALLS
+    if not spread:
         return None
-    limit = Limit("spread", "max", allowed, "ratio", "project", STEADINESS, {}, "")
-    spread = Measurement("spread", measurement.spread, {"metric": measurement.metric, **measurement.conditions})
-    missed = tuple(place for place, value in spread.values.items() if not limit.met_by(value))
-    return Finding(finding.check, spread, "missed", limit, missed, {}, _missed_reason(len(missed), 0))
+    limit = Limit("spread", "max", allowed, "ratio", "project", why or STEADINESS, {}, "")
+    found = Measurement("spread", spread, {"metric": measurement.metric, **measurement.conditions})
+    return Finding(finding.check, found, "missed", limit, tuple(spread), {}, _missed_reason(len(spread), 0))
+
+
+def _lost(measurement: Measurement, at: Where) -> float:
+    """The share of the time that samples of the same work took longer than each would have at their median."""
+    seconds: Sequence[float] = measurement.samples[at]
+    usual = median(seconds)
+    if measurement.definition.better == "higher":
+        seconds, usual = [1 / sample if sample else math.inf for sample in seconds], 1 / usual
+    return 1 - usual / mean if (mean := fmean(seconds)) > 0 else 1.0  # of figures that cannot be, all
 
 
 def _missed_reason(missed: int, slower: int) -> str:
@@ -213,82 +252,36 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
 
 # Which figures are measured a second time. The second one counts; both stay on record.
 #
-# A figure that missed while its GPU still held itself back, from the heavy load of the checks before, says nothing
-# about what it is for. Nor does one that met its limit by samples that differ: what the host did for a moment is no
-# fault of a GPU, and a fault that makes figures change from one sample to the next does so again. One that misses for
-# no such reason is not measured again: whoever tries until something passes has tested nothing. Nor are figures whose
-# own work is the heavy load, like matrix products: a GPU that is slow, or changes, once it is hot is what they are to
-# find.
-#
-# Of all that is measured again the second figure counts, also of what had met its limit at first and was measured
-# along with another: so nobody can choose between two, and one that misses then is a miss.
-
-# The GPU begins to slow itself down at the temperature that NVML calls its slowdown, and does at its power limit. On a
-# healthy H200 these are 89 C and 700 W; the hottest that was recorded had 67 C, and 480 W while its memory was copied.
-NEAR_KELVIN = 10.0
-AT_LIMIT = 0.95
-OWN_LOAD = (
-    "gemm", "gemm_relative", "soak_temperature", "soak_clock", "soak_power", "burn_power", "burn_retention",
-    "step_power", "power_swing", "step_skew", "step_retention",
-)  # fmt: skip
-
+# A healthy GPU may have been hot from the checks before, or its host busy for a moment, when a figure misses or its
+# samples differ; a fault is there a second time. Of all that is measured again the second figure counts, also of what
+# had met its limit at first and was measured along with another: so nobody can choose between two, and one that misses
+# then is a miss. Checks whose own work is the heavy load, like matrix products, ask for no second measurement: they are
+# to find a GPU that is slow once it is hot.
 ALONG = "a figure that was measured with it had to be measured again"
 
 
-def to_measure_again(findings: Sequence[Finding], topology: GpuTopology) -> list[Finding]:
-    """The figures among them, if there is a reason to measure one again and none missed without; else none."""
+def to_measure_again(findings: Sequence[Finding]) -> list[Finding]:
+    """The figures among them, if there is a reason to measure one again; else none."""
     figures = [finding for finding in findings if finding.measurement.metric != "spread"]
-    why = [why_again(each, topology) for each in figures]
-    missed_without = any(each.state == "missed" and not reason for each, reason in zip(figures, why, strict=True))
-    return figures if any(why) and not missed_without else []
+    return figures if any(map(why_again, figures)) else []
 
 
-def set_aside(first: Sequence[Finding], second: Sequence[Finding], topology: GpuTopology) -> list[Finding]:
+def set_aside(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:
     """The findings of a first measurement when the second is there: those of figures that are in both count no longer,
     and say why."""
-    measured = [_figure(finding) for finding in second]
+    again = [figure(finding.measurement) for finding in second]
     return [
-        measured_again(each, why_again(each, topology) or ALONG) if _figure(each) in measured else each
-        for each in first
+        measured_again(each, why_again(each) or ALONG) if figure(each.measurement) in again else each for each in first
     ]
 
 
-def _figure(finding: Finding) -> tuple[str, Mapping[str, object]]:
-    return finding.measurement.metric, finding.measurement.conditions
+def figure(measurement: Measurement) -> tuple[str, Mapping[str, object]]:
+    """What a measurement is of: its metric, and under which conditions."""
+    return measurement.metric, measurement.conditions
 
 
-def why_again(finding: Finding, topology: GpuTopology) -> str:
+def why_again(finding: Finding) -> str:
     """Why a figure is measured a second time; empty if it is not."""
-    if finding.measurement.metric in OWN_LOAD:
-        return ""
     if finding.state == "missed":
-        return _held_back(finding, topology)
-    if not (spread := unsteady(finding)):
-        return ""
-    return "; ".join(f"the samples of {at} differed by {spread.measurement.values[at]:.1%}" for at in spread.missed)
-
-
-def _held_back(finding: Finding, topology: GpuTopology) -> str:
-    """What held GPUs back, by the temperatures and the power that stand beside a missed figure; empty if nothing did,
-    or if nobody knows."""
-    measurement = finding.measurement
-    found = {at: _reason_of(state, _of(at, topology)) for at, state in measurement.gpu_states.items()}
-    blamed = {*finding.missed, *(finding.slower_than_peers or ())}
-    return "; ".join(f"{at} had {what}" for at, what in found.items() if what and at in blamed)
-
-
-def _of(where: Where, topology: GpuTopology) -> list[Gpu]:
-    """The GPUs behind a place; all of them where they measured one thing together."""
-    return [gpu for gpu in topology.gpus if gpu.place in where.parts] or list(topology.gpus)
-
-
-def _reason_of(state: GpuState, gpus: list[Gpu]) -> str:
-    slowdowns = [(gpu.get("temperature_limits_c") or {}).get("slowdown") for gpu in gpus]
-    celsius, watts = state.temperature_c or 0.0, state.power_watts or 0.0
-    hot = [f"{celsius:g} C, and slows down at {each:g}" for each in slowdowns if each and celsius >= each - NEAR_KELVIN]
-    full = [
-        f"{watts:g} W of {each:g}"
-        for each in (gpu.power_limit_watts for gpu in gpus)
-        if each and watts >= AT_LIMIT * each
-    ]
-    return " and ".join([*hot[:1], *full[:1]])
+        return finding.reason
+    return "; ".join(f"the samples of {at} differed by {by:.1%}" for at, by in scattered(finding).items())

@@ -18,6 +18,7 @@ from pytest_gpufleet.verdict import basis, node_verdicts
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, remarks_on, unused_limits
 from pytest_gpufleet.verdict.health_rules import without_telemetry
 from pytest_gpufleet.verdict.host_rules import log_rules
+from pytest_gpufleet.verdict.judgement import scattered, shares_its_way
 
 DIED = "the run did not come to its end"
 ALTERED = "not as it was shipped with this version, so it may check something else"
@@ -99,6 +100,7 @@ def remarks(record: Record, say: Say = english) -> list[str]:
         text = "the network between nodes is held against {rate} Gbit/s of each GPU, as --fleet-network says"
         told.append(say(text, rate=record.run.network))
     told += _of_several_boards(record)
+    told += _shared_ways(record, say)
     told += remarks_on(record)
     told += log_rules.remarks(record.noticed)
     if since := since_then(record):
@@ -132,6 +134,22 @@ def _of_several_boards(record: Record) -> list[str]:
     usual = max(boards.values(), key=list(boards.values()).count, default="")
     others = [f"GPU {index} has {board}" for index, board in boards.items() if board != usual]
     return [f"not all boards have one part number: {usual}, but {', '.join(others)}"] if others else []
+
+
+def _shared_ways(record: Record, say: Say) -> list[str]:
+    """Figures that count and whose samples differ by more than those of one GPU's own work may."""
+    widest: dict[str, tuple[float, str]] = {}
+    for finding in record.findings:
+        for at, spread in scattered(finding).items() if shares_its_way(finding.measurement, record.topology) else ():
+            title = finding.measurement.definition.title
+            widest[title] = max(widest.get(title, (0.0, "")), (spread, str(at)))
+    text = (
+        "{metric}: samples differ by up to {spread} at {place}, as where others use the host or the network "
+        "too; their median counts"
+    )
+    return [
+        say(text, metric=say(title), spread=f"{spread:.0%}", place=place) for title, (spread, place) in widest.items()
+    ]
 
 
 def _nvls_is_off(record: Record) -> bool:

@@ -463,9 +463,9 @@ def copier(rank: Rank) -> Copier:
 
 
 def bandwidth(
-    copier: Copier, copies: Sequence[Copy], meet: Meet | None = None, lasting: float = 0.0
+    copier: Copier, copies: Sequence[Copy], meet: Meet | None = None, lasting: float = 0.0, samples: int = SAMPLES
 ) -> tuple[float, ...]:
-    """Samples in GB/s of the first of these copies, while the others keep the way busy, each of at least `lasting`
+    """`samples` in GB/s of the first of these copies, while the others keep the way busy, each of at least `lasting`
     seconds. Where other ranks copy at the same time, they `meet` before each sample."""
     copier.seconds(copies, 0, 1)  # the first use of a way makes it
     one = copier.seconds(copies, 0, 1, meet)
@@ -473,7 +473,7 @@ def bandwidth(
     timed = max(1, min(enough, int(SAMPLE_SECONDS / one), MOST_COPIES))
     warm_up = min(WARM_UP, timed)
     nbytes = copies[0].nbytes
-    return tuple(nbytes / copier.seconds(copies, warm_up, timed, meet) / 1e9 for _ in range(SAMPLES))
+    return tuple(nbytes / copier.seconds(copies, warm_up, timed, meet) / 1e9 for _ in range(samples))
 
 
 def fill(words: Tensor, seed: int) -> Tensor:

@@ -27,8 +27,10 @@ SPEED_UP_SECONDS = 2.0
 # to 0.5 s, at its full PCIe generation by NVML. Once for all directions of a GPU.
 LEAD_IN_SECONDS = 1.0
 
-# All together: the three samples last more than a second.
+# All together: the three samples last more than a second. So long are those of a second measurement too, of which there
+# are more: others use the memory and the links of the host for tenths of a second, and the median is not to be theirs.
 LASTING = {"cuda": 0.35, "cpu": 0.002}
+SAMPLES_AGAIN = 9
 
 HostDirection = Literal["host to device", "device to host", "both"]
 ONE_WAY: tuple[HostDirection, ...] = ("host to device", "device to host")
@@ -57,7 +59,7 @@ def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
 
 
 def host_bandwidth(
-    world: World, directions: Sequence[HostDirection], at_once: Literal["one", "all"], nbytes: int
+    world: World, directions: Sequence[HostDirection], at_once: Literal["one", "all"], nbytes: int, again: bool = False
 ) -> dict[HostDirection, Copied]:
     """Bandwidth in GB/s between pinned host memory and each GPU, in buffers of `nbytes`, by the method of nvbandwidth,
     in each of these directions.
@@ -67,12 +69,14 @@ def host_bandwidth(
     and the samples of a direction last more than a second in all. GPUs are held against their peers where they copy
     alone and in one direction, and where all copy against those at the same NUMA node: otherwise some share a path to
     the host, and which ones differs from machine to machine. The directions of a GPU follow each other: between them it
-    rests only while what arrived is compared.
+    rests only while what arrived is compared. Measured `again` there are more samples and longer ones.
     """
     together_they = at_once == "all"
     turns = [list(range(world.size))] if together_they else [[index] for index in range(world.size)]
     lines = world.run(_prepare, nbytes)
-    by_rank = [each for turn in turns for each in world.subset(turn).run(_copied, directions, together_they, lines)]
+    by_rank = [
+        each for turn in turns for each in world.subset(turn).run(_copied, directions, together_they, lines, again)
+    ]
     world.run(_free)
     copied = {}
     for direction in directions:
@@ -131,7 +135,7 @@ def _prepare(rank: Rank, nbytes: int) -> str:
 
 
 def _copied(
-    rank: Rank, directions: Sequence[HostDirection], at_once: bool, lines: list[str]
+    rank: Rank, directions: Sequence[HostDirection], at_once: bool, lines: list[str], again: bool
 ) -> dict[HostDirection, _Crossed]:
     """In each direction, while this rank's others are busy."""
     link: _Link = rank.kept[LINK]
@@ -140,22 +144,21 @@ def _copied(
     if rank.gpu is not None:
         with rank.phase("copies between host and device: the first ones"):
             _lead_in(link)
-    return {direction: _crossed(rank, link, direction, at_once) for direction in directions}
+    return {direction: _crossed(rank, link, direction, at_once, again) for direction in directions}
 
 
-def _crossed(rank: Rank, link: _Link, direction: HostDirection, at_once: bool) -> _Crossed:
+def _crossed(rank: Rank, link: _Link, direction: HostDirection, at_once: bool, again: bool) -> _Crossed:
     sinks = [link.ways[way][1].words for way in WAYS[direction]]
     for words in sinks:
         words.fill_(copying.BLANK)
+    lasting = LASTING[rank.device.type] if at_once or again else 0.0
+    everyone = partial(link.line.meet, [other for other in range(rank.size) if other != rank.index])
+    several = partial(copying.bandwidth, lasting=lasting, samples=SAMPLES_AGAIN if again else copying.SAMPLES)
     samples = {}
     for way in WAYS[direction]:
         with rank.phase(f"copies between host and device: {way}"):
             copies = _copies(link, [way, *(other for other in WAYS[direction] if other != way)])
-            if at_once:
-                everyone = partial(link.line.meet, [other for other in range(rank.size) if other != rank.index])
-                samples[way] = copying.bandwidth(link.copier, copies, everyone, LASTING[rank.device.type])
-            else:
-                samples[way] = copying.bandwidth(link.copier, copies)
+            samples[way] = several(link.copier, copies, everyone if at_once else None)
     expected = [link.ways[BACK[way]][0].words for way in WAYS[direction]]  # what lies on that side was filled alike
     texts = map(copying.difference, sinks, expected)
     return _Crossed(samples, "; ".join(filter(None, texts)))

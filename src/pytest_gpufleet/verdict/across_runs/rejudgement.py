@@ -38,7 +38,7 @@ def judge_again(
         judge, profile=profile, topology=record.topology, rehearsal=record.run.rehearsal, network=record.network,
         measured=[each.measurement for each in record.findings],
     )  # fmt: skip
-    findings = [new for finding in record.findings for new in _findings(finding, anew)]
+    findings = [new for finding in record.findings for new in _findings(finding, anew, record.topology)]
     now = by_check(each for each in findings if each.state == "missed")
     checks = {
         name: _check(check, now.get(name, []), searched(record, name), record.topology)
@@ -104,13 +104,13 @@ def _on_nodes(check: Check, found: Mapping[int, Check], record: Record) -> Check
     return replace(check, outcome=outcome, message=message, failed_by="other" if outcome == "failed" else "")
 
 
-def _findings(finding: Finding, anew: Callable[..., Finding]) -> list[Finding]:
+def _findings(finding: Finding, anew: Callable[..., Finding], topology: GpuTopology) -> list[Finding]:
     if finding.measurement.metric == "spread":  # it follows from another figure
         return []
     if finding.again:  # only the one after it counts
         return [finding]
     new = anew(finding.measurement, check=finding.check, required=finding.required)
-    return [new, *filter(None, [unsteady(new)])]
+    return [new, *filter(None, [unsteady(new, topology)])]
 
 
 def _check(check: Check, now: list[Finding], causes: list[Fault], topology: GpuTopology) -> Check:
