@@ -284,11 +284,15 @@ def test_one_figure_that_is_too_good_speaks_against_nobody():
     assert [each for each in slow_places(dict(enumerate(hosts)))[0] if each.figure.name == best.metric] == []
 
 
-def test_a_host_that_is_held_back_is_told_apart_from_one_that_is_slow():
+@pytest.mark.parametrize(("beside", "verdict"), [({}, "INCOMPLETE"), ({"node_004": slower(0.1)}, "REJECTED")])
+def test_a_host_beside_somebody_elses_process_is_not_tested_and_one_that_is_slow_is_rejected(beside, verdict):
     busy = with_facts(processes=["process 4711 (python3), 2.1 GiB"])
-    held_back = host_run("node-003", machine=busy, change=slower(0.3))
-    found = fleet(node_003=held_back, node_004=host_run("node-004", change=slower(0.1)))
-    assert [("node-003" in each, "node-004" in each) for each in found.reasons[:2]] == [(False, True), (True, False)]
+    shared = host_run("node-003", machine=busy, change=slower(0.3))
+    slow = {name: host_run(name.replace("_", "-"), change=change) for name, change in beside.items()}
+    found = fleet(node_003=shared, **slow)
+    assert found.verdict == verdict
+    told = [each for each in found.reasons if "worse than the fleet's peers" in each]
+    assert ["node-003" in each for each in told] == [False, True][-len(told) :]
 
 
 def test_gpus_of_another_model_are_no_peers():

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check, HostFound, NodeFound, NodeLeftOut, RunHeader
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
@@ -213,6 +214,35 @@ def test_outcomes_of_checks_decide(outcomes, verdict, words):
     found, reasons = conclude(run(*outcomes))
     assert found == verdict
     assert [word for word in words if not any(word in reason for reason in reasons)] == []
+
+
+FOREIGN = "acceptance/test_1_inventory.py::test_no_foreign_process"
+SPEED = f"acceptance/{SEVERAL}[fp16]"
+
+
+@pytest.mark.parametrize(
+    ("effects", "verdict"),
+    [
+        ([], "INCOMPLETE"),
+        ([Fault("limit_missed", (gpu(5),), "slow")], "INCOMPLETE"),
+        ([Fault("limit_missed", (WORLD,), "slow"), Fault("memory_occupied", (gpu(5),), "full")], "INCOMPLETE"),
+        ([Fault("rank_raised", (gpu(5),), "torch.OutOfMemoryError: CUDA out of memory")], "INCOMPLETE"),
+        ([Fault("limit_missed", (gpu(5),), "slow"), Fault("limit_missed", (gpu(4),), "slow")], "REJECTED"),
+        ([Fault("product_wrong", (gpu(5),), "one bit")], "REJECTED"),
+        ([Fault("rank_raised", (gpu(5),), "ValueError: no")], "REJECTED"),
+        ([Fault("check_failed", (), "assert False")], "REJECTED"),
+        (None, "REJECTED"),  # it failed, and nobody knows for what
+    ],
+)
+def test_a_process_of_somebody_else_leaves_untested_what_it_may_have_caused_and_hides_no_fault(effects, verdict):
+    record, miner = run(), "process 4711 (miner), 2.0 GiB"
+    for check in [FOREIGN] if effects == [] else [FOREIGN, SPEED]:
+        record.checks[check] = replace(record.checks[check], outcome="failed")
+    record.faults += [replace(fault, check=SPEED) for fault in effects or ()]
+    record.faults.append(Fault("foreign_process", (gpu(5),), miner, check=FOREIGN))
+    found, reasons = conclude(record)
+    assert found == verdict
+    assert (miner in reasons[0]) == (verdict == "INCOMPLETE")
 
 
 @pytest.mark.parametrize("name", shipped().required(LEVEL))

@@ -50,7 +50,7 @@ STAMPS = {
         Stamp(
             "INCOMPLETE",
             "○",
-            "Nothing failed, but not everything that is required was judged: this is no acceptance.",
+            "No fault of the machine was found, but not all that is required was judged: this is no acceptance.",
             {"yellow": True, "bold": True},
         ),
         Stamp(
@@ -166,7 +166,7 @@ def _why(record: Record, say: Say) -> str:
     if word == "ACCEPTED":
         return wording.sentences(_judged(record, say), *told, _tightest(record, say))
     own = f"{wording.capitalised(text)}{say('.')}" if (text := own_limits(record, say)) else ""
-    return wording.sentences(say(STAMPS[word].meaning), own, _open(record, say), *told)
+    return wording.sentences(say(STAMPS[word].meaning), _first(record, said, {}, say), own, _open(record, say), *told)
 
 
 def _of_nodes(record: Record, word: str, say: Say) -> str:
@@ -281,6 +281,7 @@ OTHERWISE = {
     "not judged": LIMITS,
     "below the basis": LIMITS,
     "calibrated here": LIMITS,
+    "disturbed": "once nobody else uses the GPUs",
     "skipped": "once what the skipped checks name is mended",
     "without telemetry": "once the driver tells what the GPUs do",
     "changed": "with the suite as it was shipped",

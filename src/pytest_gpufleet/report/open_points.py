@@ -11,6 +11,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.gpu_grid import group_title
+from pytest_gpufleet.verdict.accusations import disturbed
 from pytest_gpufleet.verdict.basis import too_low
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, unused_limits
 from pytest_gpufleet.verdict.health_rules import without_telemetry
@@ -34,6 +35,7 @@ NOUNS = {
     "not run": "check",
     "never finished": "check",
     "without figures": "check",
+    "disturbed": "check",
     "not there yet": "check",
     "not applicable": "check",
     "changed": "file",
@@ -125,6 +127,8 @@ def _open(record: Record, say: Say) -> Iterator[Open]:
         if check_id not in record.checks:
             running = say("it was running when the record ends")
             yield "never finished", running, group_title(check_id), titled(check_id, say=say)
+    for check_id in sorted(disturbed(record)):
+        yield "disturbed", say("somebody else's process used the GPU"), group_title(check_id), titled(check_id, say=say)
     for name in record.altered:
         yield "changed", ALTERED, WHOLE_RUN, name
     for gpu, missing in without_telemetry(record):

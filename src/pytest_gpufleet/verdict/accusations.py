@@ -1,13 +1,16 @@
 """What a run says against places, whoever found it, and what of it explains the rest."""
 
+import re
 from collections.abc import Iterable
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import WORLD, Place, Where
 from pytest_gpufleet.model.record import Record
 
 NEIGHBOUR = "foreign_process"
+NO_MEMORY = re.compile("out.?of.?memory", re.IGNORECASE)  # of torch, CUDA and NCCL
 
 
 def accusations(record: Record) -> list[Fault]:
@@ -53,6 +56,19 @@ def causes(record: Record) -> list[Fault]:
     return [*(Fault(NEIGHBOUR, (where,), processes) for where, processes in there if where not in told), *found]
 
 
+def disturbed(record: Record) -> set[str]:
+    """The checks that found nothing but a process of somebody else and what it may have caused: it is no part of the
+    machine, of which they say nothing."""
+    neighbours = [cause for cause in causes(record) if cause.code == NEIGHBOUR]
+    missed = (fault for finding in record.findings if finding.state == "missed" for fault in of_finding(finding))
+    by_check = grouped((fault.check, fault) for fault in (*record.faults, *missed)) if neighbours else {}
+    return {
+        check
+        for check, found in by_check.items()
+        if all(fault.code == NEIGHBOUR or explaining(fault, neighbours) for fault in found)
+    }
+
+
 def _of_rails(fault: Fault) -> bool:
     return any(part.kind == "rail" for subject in fault.subjects for part in subject.parts)
 
@@ -64,7 +80,9 @@ def is_cause(fault: Fault) -> bool:
 
 def explaining(fault: Fault, causes: Iterable[Fault]) -> list[Fault]:
     """The causes of which a fault may be an effect: those that explain its category, and are at the same place."""
-    return [cause for cause in causes if fault.kind.category in cause.kind.explains and _meet(fault, cause)]
+    full = fault.code == "rank_raised" and NO_MEMORY.search(fault.what)
+    category = "occupied memory" if full else fault.kind.category
+    return [cause for cause in causes if category in cause.kind.explains and _meet(fault, cause)]
 
 
 def _meet(fault: Fault, other: Fault) -> bool:

@@ -25,9 +25,6 @@ AS_NCCL_IS = 0.10
 STEADINESS = (
     "a figure that changes from one sample to the next is no figure: something else uses the GPU, or it throttles"
 )
-# Samples of products were 0.1 s long before they were taken from one window, and the power controller of a healthy H200
-# swings by some per cent within a second: what they differ by says nothing.
-TOO_SHORT = "gemm"
 # What goes through the host's memory and PCIe, or over a network, is shared with whoever else is there: other programs,
 # other virtual machines of the host, other jobs. Of two healthy H100 in virtual machines it dipped by up to a third for
 # 0.1 to 0.5 s about once a second, also without this suite: samples of 80 ms differed by up to 39 %, and up to 14 % of
@@ -169,8 +166,6 @@ def _possible(value: float, measurement: Measurement) -> bool:
 
 def allowed_spread(measurement: Measurement) -> float:
     """By how much the samples of a judged figure may differ."""
-    if measurement.metric == TOO_SHORT and "method" not in measurement.conditions:
-        return math.inf
     collective, nbytes = (measurement.conditions.get(name) for name in ("collective", "bytes"))
     by_nccl = collective in UNSTEADY_IN_NCCL and isinstance(nbytes, int) and nbytes >= UNSTEADY_FROM
     return AS_NCCL_IS if by_nccl else STEADY

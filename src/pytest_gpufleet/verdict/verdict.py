@@ -14,7 +14,7 @@ from pytest_gpufleet.model.language import Say, english, some
 from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
-from pytest_gpufleet.verdict import basis, node_verdicts
+from pytest_gpufleet.verdict import accusations, basis, node_verdicts
 from pytest_gpufleet.verdict.given_limits import NOT_APPLIED, own_limits, remarks_on, unused_limits
 from pytest_gpufleet.verdict.health_rules import without_telemetry
 from pytest_gpufleet.verdict.host_rules import log_rules
@@ -46,6 +46,7 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
 
     REHEARSAL without GPUs; else REJECTED if any check failed or the health of a
     GPU got worse; else INCOMPLETE if a check that the level requires was not run, skipped or not judged; else ACCEPTED.
+    What a process of somebody else explains could not be tested, which is INCOMPLETE.
     A run on many nodes is REJECTED too if a node is, was lost or is missing, and no more than INCOMPLETE if a node is.
     """
     level, rehearsal = record.run.level, record.run.rehearsal
@@ -59,14 +60,14 @@ def conclude(record: Record, broken: str = "") -> tuple[str, list[str]]:
     if rehearsal:
         return "REHEARSAL", [REHEARSED, *failures, *against, *cut_short]
     # A check may have swallowed what it found; it is recorded all the same.
-    told = {check.id for check in failed}
-    swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - told
-    left = (fault for fault in record.faults if fault.check not in told | swallowed)
+    told, disturbed = {check.id for check in failed}, accusations.disturbed(record)
+    swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - told - disturbed
+    left = (fault for fault in record.faults if fault.check not in told | swallowed | disturbed)
     standing = [_standing(fault, record) for fault in left if not node_verdicts.tells(record, fault)]
-    if failed or swallowed or standing or against:
+    if told - disturbed or swallowed or standing or against:
         missed = [f"{check} missed a limit" for check in sorted(swallowed)]
         return "REJECTED", failures + against + standing + missed + cut_short
-    gaps = cut_short + _gaps(record, broken)
+    gaps = [*_not_tested(record), *cut_short, *_gaps(record, broken)]
     if gaps:
         return "INCOMPLETE", gaps + remarks(record)
     where = f" on {len(record.hosts)} nodes" if record.of_cluster else ""
@@ -78,6 +79,15 @@ def _standing(fault: Fault, record: Record) -> str:
     """A fault for which no check failed."""
     when = f"while {fault.check} ran" if fault.watched and fault.check else fault.check
     return ": ".join(filter(None, (when, fault.told(record.topology.identity))))
+
+
+def _not_tested(record: Record) -> list[str]:
+    """Who else used GPUs, if checks say nothing for it."""
+    neighbours = [cause for cause in accusations.causes(record) if cause.code == accusations.NEIGHBOUR]
+    who = "; ".join(cause.told(record.topology.identity) for cause in neighbours)
+    count = len(accusations.disturbed(record))
+    checks = f"{count} checks" if count != 1 else "1 check"
+    return [f"{checks} could not be tested, since somebody else's process used a GPU: {who}"] if count else []
 
 
 def remarks(record: Record, say: Say = english) -> list[str]:

@@ -17,6 +17,7 @@ from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 NOBODY_SAID = "nobody said which hosts were expected: that none is missing is not known"
 REHEARSED = "CPU ranks stood in for GPUs on all hosts: this says nothing about any GPU"
+UNTESTED = Said(", beside somebody else's process: that could not be tested")
 HELD_BACK = ", and held back by what is no fault of a GPU and has to be mended first"
 # What a reason says of so many hosts.
 TOLD: dict[GapKind, str] = {
@@ -98,7 +99,9 @@ def judge_fleet(
     notes += [*_of_runs(real), *_beside(without_peers, [hosts[each.node].host for each in odd])]
     notes += [] if expected is not None else [NOBODY_SAID]
     grades = basis.by_grade(*(run.record for run in hosts))
-    verdict, reasons, status = _verdict(hosts, _against(hosts, slow, differences), gaps, notes)
+    untested = [each for each in slow if hosts[each.node].shared(each.worse)]
+    against = _against(hosts, [each for each in slow if each not in untested], differences)
+    verdict, reasons, status = _verdict(hosts, against, gaps, _slower(hosts, untested, UNTESTED), notes)
     return Fleet(
         hosts, None if expected is None else tuple(expected), tuple(unusable), tuple(gaps), tuple(notes),
         tuple(differences), tuple(slow), tuple(odd), tuple(faults), grades,
@@ -134,27 +137,31 @@ def _against(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], differences: 
     rejected = [run.host for run in hosts if run.record.verdict == "REJECTED"]
     reasons: list[str] = [Said("{hosts} REJECTED", hosts=_hosts(rejected))] if rejected else []
     for held_back, told in ((False, ""), (True, Said(HELD_BACK))):
-        found = [each for each in slow if hosts[each.node].held_back == held_back]
-        if found:
-            worst = max(found, key=lambda each: each.worst)
-            names = [hosts[node].host for node in dict.fromkeys(each.node for each in found)]
-            reasons.append(
-                Said(
-                    "{hosts} worse than the fleet's peers{why}; the worst: {metric} on {host}, {fraction}",
-                    hosts=_hosts(names),
-                    why=told,
-                    metric=Said(worst.figure.metric.title),
-                    host=hosts[worst.node].host,
-                    fraction=f"{worst.worst:.1%}",
-                )
-            )
+        reasons += _slower(hosts, [each for each in slow if hosts[each.node].held_back == held_back], told)
     return reasons + [Said("not all hosts are alike: {difference}", difference=each.told) for each in differences]
 
 
+def _slower(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], why: str) -> list[str]:
+    if not slow:
+        return []
+    worst = max(slow, key=lambda each: each.worst)
+    names = [hosts[node].host for node in dict.fromkeys(each.node for each in slow)]
+    return [
+        Said(
+            "{hosts} worse than the fleet's peers{why}; the worst: {metric} on {host}, {fraction}",
+            hosts=_hosts(names),
+            why=why,
+            metric=Said(worst.figure.metric.title),
+            host=hosts[worst.node].host,
+            fraction=f"{worst.worst:.1%}",
+        )
+    ]
+
+
 def _verdict(
-    hosts: Sequence[HostRun], against: list[str], gaps: Sequence[Gap], notes: Sequence[str]
+    hosts: Sequence[HostRun], against: list[str], gaps: Sequence[Gap], untested: list[str], notes: Sequence[str]
 ) -> tuple[str, list[str], int]:
-    open_points = [*_by_kind(gaps), *([] if hosts else ["there is no run that counts"])]
+    open_points = [*_by_kind(gaps), *untested, *([] if hosts else ["there is no run that counts"])]
     if hosts and all(run.record.run.rehearsal for run in hosts):
         failed = any(check.outcome == "failed" for run in hosts for check in run.record.checks.values())
         broken = any(run.record.exit_status for run in hosts)

@@ -9,9 +9,10 @@ import msgspec
 
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
+from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
-from pytest_gpufleet.verdict.accusations import causes
+from pytest_gpufleet.verdict.accusations import NEIGHBOUR, at, causes
 from pytest_gpufleet.verdict.verdict import ended
 
 GapKind = Literal[
@@ -51,6 +52,11 @@ class HostRun:
     def held_back(self) -> bool:
         """Whether something that is no fault of any GPU makes its figures low, and has to be mended first."""
         return any("performance" in cause.kind.explains for cause in causes(self.record))
+
+    def shared(self, places: Iterable[Where]) -> bool:
+        """Whether a process of somebody else used a GPU in each of these places of it, whatever its number."""
+        busy = {part.index for cause in causes(self.record) if cause.code == NEIGHBOUR for part in at(cause.subjects)}
+        return all(busy & {part.index for part in place.parts if part.kind == "gpu"} for place in places)
 
     @property
     def gpus(self) -> frozenset[str]:
