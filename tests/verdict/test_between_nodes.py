@@ -20,7 +20,7 @@ from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.port_rules import kinds_down, unlike_others
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests import runs
-from tests.recorded.test_recorded import AS_TWO_NODES
+from tests.recorded.test_recorded import RUNS
 
 H100 = "NVIDIA H100 80GB HBM3"
 PAIRS = {"collective": "all_reduce", "bytes": 8 * GiB, "dtype": "float32", "ranks": 16, "nodes": 2, "network": 400}
@@ -293,7 +293,7 @@ def test_what_two_recorded_nodes_come_to_with_a_network(
     there: list[dict[str, Any]], said: str, part: float, verdict: str
 ) -> None:
     """Of a single H200 each, with what a network of 400 Gb/s carries, or a part of it, in place of their loopback."""
-    record = record_of(AS_TWO_NODES / "evidence.jsonl")
+    record = record_of(RUNS["h200x2-as-two-nodes"] / "evidence.jsonl")
     record.run = msgspec.structs.replace(record.run, network=said)
     for number, found in record.machines.items():
         record.machines[number] = msgspec.structs.replace(found, host={**found.host, "network_ports": there})
