@@ -14,6 +14,7 @@ from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Code, Fault
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import WORLD, Pair, Place, Where
 from pytest_gpufleet.model.record import Record
@@ -242,12 +243,8 @@ class Failure:
 def failures(record: Record, accused: Mapping[str, Accused], say: Say = english) -> list[Failure]:
     """Every check that failed, or of which a figure missed its limit, the cases of one check together, and checks that
     all said the same."""
-    cases: dict[str, list[str]] = {}
-    for check_id in accused:
-        cases.setdefault(check_id.partition("[")[0], []).append(check_id)
-    missed: dict[str, list[Miss]] = {}
-    for miss in misses(record, say):
-        missed.setdefault(miss.check, []).append(miss)
+    cases = grouped((check_id.partition("[")[0], check_id) for check_id in accused)
+    missed = grouped((miss.check, miss) for miss in misses(record, say))
     told = (
         _failure(
             name,
@@ -263,9 +260,7 @@ def failures(record: Record, accused: Mapping[str, Accused], say: Say = english)
 
 
 def _together(failures: Iterable[Failure], say: Say) -> list[Failure]:
-    groups: dict[tuple[str, str], list[Failure]] = {}
-    for failure in failures:
-        groups.setdefault(("", failure.said) if failure.said else (failure.name, ""), []).append(failure)
+    groups = grouped((("", each.said) if each.said else (each.name, ""), each) for each in failures)
     return [told for group in groups.values() for told in (group if len(group) < ALIKE else [_as_one(group, say)])]
 
 

@@ -1,6 +1,6 @@
 """How every GPU stands: one row a GPU, one cell a group of checks, so that the bad one is seen at a glance."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -9,6 +9,7 @@ from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.finding import Finding, distinct
 from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Say, english
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.record import Record
@@ -47,9 +48,7 @@ GRAVITY = ("failed", "unfinished", "skipped", "passed", "not applicable")
 
 def check_lines(group: Group, blamed: Collection[str], say: Say = english) -> list[CheckLine]:
     """The checks of a group, each with how it ended. `blamed`: ids of those that count as failed."""
-    cases: dict[str, list[str]] = defaultdict(list)
-    for check_id in group.checks:
-        cases[check_id.partition("[")[0]].append(check_id)
+    cases = grouped((check_id.partition("[")[0], check_id) for check_id in group.checks)
     return [_check_line(name, ids, group, blamed, say) for name, ids in cases.items()]
 
 
@@ -81,18 +80,16 @@ def group_title(check_id: str) -> str:
 def groups(record: Record) -> list[Group]:
     """The groups of a run that have checks or should have some: those of the suite in its order, then the others."""
     checks: dict[str, dict[str, Check | None]] = {title: {} for title in shipped().chapters}
-    findings: dict[str, list[Finding]] = defaultdict(list)
-    for finding in distinct(record.findings):
-        findings[group_title(finding.check)].append(finding)
+    findings = grouped((group_title(finding.check), finding) for finding in distinct(record.findings))
     for check_id in dict.fromkeys((*record.started, *record.checks)):
         checks.setdefault(group_title(check_id), {})[check_id] = record.checks.get(check_id)
     level = record.run.level
     real = level in levels.LEVELS and not record.run.rehearsal
     wanted = {group_title(name) for name in record.required} if real else set()
     return [
-        Group(title, checks.get(title, {}), tuple(findings[title]))
+        Group(title, checks.get(title, {}), tuple(findings.get(title, ())))
         for title in dict.fromkeys((*checks, *findings))
-        if checks.get(title) or findings[title] or title in wanted
+        if checks.get(title) or title in findings or title in wanted
     ]
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from pytest_gpufleet.hardware import software
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import THIS_NODE, Pair, Place, Where
@@ -415,10 +416,7 @@ def who_corrupts(world: World, deliveries: Sequence[Delivery], collective: str, 
 
 def _story(world: World, deliveries: Sequence[Delivery]) -> str:
     lines = []
-    faults: dict[tuple[str, ...], list[int]] = {}
-    for index, delivery in enumerate(deliveries):
-        if delivery.wrong:
-            faults.setdefault(delivery.wrong, []).append(index)
+    faults = grouped((delivery.wrong, index) for index, delivery in enumerate(deliveries) if delivery.wrong)
     for wrong, ranks in faults.items():
         names = [world.name_of(index) for index in ranks]
         lines.append("all ranks alike:" if len(names) == world.size > 1 else f"{'; '.join(names)}:")
@@ -430,11 +428,8 @@ def _story(world: World, deliveries: Sequence[Delivery]) -> str:
 
 def _parts(world: World) -> dict[Where, list[int]]:
     """What may corrupt data: each rank, or, where there are several nodes, each with its ranks."""
-    ranks: dict[Where, list[int]] = {}
     several = len({place.node for place in world.places}) > 1
-    for index, place in enumerate(world.places):
-        ranks.setdefault(Place(place.node, "node") if several else place, []).append(index)
-    return ranks
+    return grouped((Place(place.node, "node") if several else place, index) for index, place in enumerate(world.places))
 
 
 def _corrupting_part(
