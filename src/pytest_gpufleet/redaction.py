@@ -262,7 +262,7 @@ class Aliases:
             self._learn(Path.home().name)
 
     def alias(self, thing: str) -> str:
-        if ALIAS.search(thing) or thing == NO_CLUSTER:  # as a single machine has the UUID of its cluster
+        if ALIAS.search(thing) or thing in ("", NO_CLUSTER):  # as a single machine has the UUID of its cluster
             return thing
         return f"alias-{hmac.new(self._key, thing.lower().encode(), 'sha256').hexdigest()[:12]}"
 
@@ -296,7 +296,7 @@ class Aliases:
             return [self._replaced(each, named) for each in value]
         if isinstance(value, Mapping):
             keys = _named(value)
-            return {self.text(key): self._replaced(each, key in keys) for key, each in value.items()}
+            return {key: self._replaced(each, key in keys) for key, each in value.items()}
         return value
 
 
