@@ -14,7 +14,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS, over_network
 from pytest_gpufleet.verdict.profile import Profile, holds, load, of_every_gpu, shipped
 from tests import dry_suite
-from tests.boards import BOARDS
+from tests.boards import BOARDS, Board
 
 GPUS = (1, 2, 4, 8)  # of a machine
 NETWORKS = (25, 50, 100, 200, 400, 800)  # Gb/s for each GPU, as nodes are sold
@@ -26,22 +26,28 @@ Station = tuple[int, str, int, int, bool]
 def stations(profile: Profile, limit: Limit) -> Iterator[Station]:
     """Machines, or clusters of them, that could have what the limit says of hardware: how many GPUs with which fabric,
     on how many nodes with which network, and NVLS. All else that it says must come from the suite."""
-    under = limit.conditions
+    under, nvls = limit.conditions, limit.conditions.get("nvls", False)
     nodes, networks = under.get("nodes", 1), NETWORKS if "nodes" in under else (0,)
     fabrics = ("nvswitch", "nvlink") if profile.facts.get("nvlinks", 1) else ()
     if "nvlinks" not in profile.facts and profile.match:
         fabrics = ("nvlink",)  # by a bridge, where there is one
+    if nvls:  # which came with the NVSwitches of Hopper
+        fabrics = fabrics[:1] if board_of(profile).capability >= (9, 0) and "nvswitch" in fabrics else ()
     for gpus in GPUS:
-        for fabric in (*fabrics, "pcie"):
+        for fabric in fabrics if nvls else (*fabrics, "pcie"):
             for network in networks:
                 wanted = {"ranks": gpus * nodes, "fabric": fabric, "network": network}
                 if all(under.get(name, value) in (value, 1) for name, value in wanted.items()):
-                    yield gpus, fabric, nodes, network, under.get("nvls", False)
+                    yield gpus, fabric, nodes, network, nvls
+
+
+def board_of(profile: Profile) -> Board:
+    return BOARDS[next((name for name in profile.match if name in BOARDS), "NVIDIA H200")]
 
 
 @cache
-def measured(name: str, gigabytes: float, station: Station, level: str) -> tuple[Measurement, ...]:
-    board, (gpus, fabric, nodes, network, nvls) = BOARDS[name], station
+def measured(board: Board, gigabytes: float, station: Station, level: str) -> tuple[Measurement, ...]:
+    gpus, fabric, nodes, network, nvls = station
     topology = board.machine(gpus, fabric, memory_bytes=int(gigabytes * 1e9))
     found = dry_suite.measured(board, topology, nodes, nvls, level, LIMITED)
     for index, each in enumerate(found):
@@ -51,13 +57,12 @@ def measured(name: str, gigabytes: float, station: Station, level: str) -> tuple
 
 
 def applies(profile: Profile, limit: Limit) -> bool:
-    name = next((name for name in profile.match if name in BOARDS), "NVIDIA H200")
     gigabytes = profile.facts.get("memory_gigabytes", 141)
     return any(
         holds(limit, each, station[1])
         for station in stations(profile, limit)
         for level in LEVELS
-        for each in measured(name, gigabytes, station, level)
+        for each in measured(board_of(profile), gigabytes, station, level)
     )
 
 
@@ -81,6 +86,7 @@ OVER_NODES = f"{ALL_REDUCE}, bytes = '8 GiB', ranks = 16"
         ("busbw", f"{ALL_REDUCE}, bytes = '16 GiB', ranks = 8", True),  # in a burn-in
         ("busbw", "collective = 'all_gather', bytes = '8 GiB', ranks = 8, in_place = true", False),
         ("busbw", f"{ALL_REDUCE}, bytes = '8 GiB', ranks = 5", False),
+        ("busbw", f"{ALL_REDUCE}, bytes = '8 GiB', ranks = 8, nvls = true, fabric = 'nvlink'", False),
         ("busbw", f"{ALL_REDUCE}, bytes = '32 KiB', ranks = 8", False),  # from a graph
         ("busbw", f"{OVER_NODES}, nodes = 2, network = 400, nvls = false", True),
         ("busbw", f"{OVER_NODES}, nodes = 2, network = 300", False),
